@@ -1,0 +1,70 @@
+# shellcheck shell=bash
+# What the scripts of this directory need to know about the machine they run on. To be sourced after messages.sh.
+
+# Overridable, so that a test can pretend to be elsewhere.
+os_release=${PIERHEAD_OS_RELEASE:-/etc/os-release}
+
+# os_field NAME: one field of os-release, empty where there is none.
+os_field() {
+  if [ -r "$os_release" ]; then
+    sed -n "s/^$1=//p" "$os_release" | tr -d "\"'" | head -n 1
+  fi
+}
+
+os_name() {
+  local name
+  name=$(os_field PRETTY_NAME)
+  printf '%s' "${name:-$(uname -s)}"
+}
+
+is_root() { [ "$(id -u)" -eq 0 ]; }
+
+can_be_root() { is_root || command -v sudo >/dev/null 2>&1; }
+
+as_root() {
+  if is_root; then "$@"; else sudo "$@"; fi
+}
+
+# at_least FOUND WANTED: compares the first two numbers of two versions ("26.1.5+dfsg1" is at least "26").
+at_least() {
+  local found_major found_minor wanted_major wanted_minor
+  read -r found_major found_minor < <(_first_two "$1")
+  read -r wanted_major wanted_minor < <(_first_two "$2")
+  [ "$found_major" -gt "$wanted_major" ] ||
+    { [ "$found_major" -eq "$wanted_major" ] && [ "$found_minor" -ge "$wanted_minor" ]; }
+}
+
+_first_two() {
+  local version=${1#v} major minor
+  major=${version%%[!0-9]*}
+  case $version in
+    *.*) minor=${version#*.} minor=${minor%%[!0-9]*} ;;
+    *) minor=0 ;;
+  esac
+  printf '%s %s\n' "${major:-0}" "${minor:-0}"
+}
+
+# apt_mirror SUITE FALLBACK: the address this machine's own apt gets SUITE from.
+apt_mirror() {
+  local address=''
+  if command -v apt-get >/dev/null 2>&1; then
+    address=$(apt-get indextargets --format "\$(RELEASE) \$(REPO_URI)" 'Created-By: Packages' 2>/dev/null |
+      awk -v suite="$1" '$1 == suite { print $2; exit }')
+  fi
+  case $address in
+    mirror+file:*) address=$(head -n 1 "${address#mirror+file:}" | cut -f 1) ;;
+  esac
+  printf '%s' "${address:-$2}"
+}
+
+# ca_bundle: the file that holds the certificates this machine trusts; nothing where none is found.
+ca_bundle() {
+  local file
+  for file in "${SSL_CERT_FILE:-}" /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt \
+    /etc/ssl/cert.pem; do
+    if [ -n "$file" ] && [ -r "$file" ]; then
+      printf '%s' "$file"
+      return
+    fi
+  done
+}

@@ -1,0 +1,56 @@
+# shellcheck shell=bash
+# What the scripts of this directory say, and how they show that time passes. To be sourced.
+
+say() { printf '%s\n' "$*"; }
+
+warn() { printf '%s\n' "$*" >&2; }
+
+# refuse TEXT...: the request cannot be carried out as it stands; nothing was changed. Exit status 2.
+refuse() {
+  printf 'pierhead: %s\n' "$@" >&2
+  exit 2
+}
+
+# give_up TEXT...: something that should have worked did not. Exit status 1.
+give_up() {
+  printf 'pierhead: %s\n' "$@" >&2
+  exit 1
+}
+
+# step TEXT COMMAND...: runs COMMAND with its output kept aside, and shows TEXT with the seconds it takes: on a
+# terminal they count up, elsewhere there is one line at the start and one at the end. When COMMAND fails, the end of
+# its output is shown and its status is returned. COMMAND may be a function, which must stop at its own first failure.
+step() {
+  local text=$1 log status=0 began=$SECONDS ticker=''
+  shift
+  log=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
+  if [ -t 1 ]; then
+    _tick "$text" &
+    ticker=$!
+  else
+    say "$text ..."
+  fi
+  "$@" >"$log" 2>&1 </dev/null || status=$?
+  if [ -n "$ticker" ]; then
+    kill "$ticker" 2>/dev/null || true
+    wait "$ticker" 2>/dev/null || true
+    printf '\r\033[K'
+  fi
+  if [ "$status" -eq 0 ]; then
+    say "$text: done ($((SECONDS - began)) s)"
+  else
+    warn "$text: failed after $((SECONDS - began)) s. Its last lines:"
+    tail -n 25 "$log" | sed 's/^/  | /' >&2
+  fi
+  rm -f "$log"
+  return "$status"
+}
+
+# The counter ends by itself when the script that started it is gone.
+_tick() {
+  local began=$SECONDS
+  while kill -0 $$ 2>/dev/null; do
+    printf '\r\033[K%s ... %d s' "$1" "$((SECONDS - began))"
+    sleep 1
+  done
+}
