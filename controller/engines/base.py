@@ -1,0 +1,73 @@
+"""What the controller needs of a container engine. `docker.py` is the real one, tests/fakes/fake_engine.py the fake.
+
+Both pass tests/contract/test_engine_contract.py. An engine decides nothing: `perform` is one API call per action,
+"already exists" and "already gone" are success, everything else is an `EngineError` that names the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from controller.model import (
+    CreateContainer,
+    Gpu,
+    PullImage,
+    RemoveContainer,
+    ReplicaContainer,
+    ServiceSpec,
+    SignalContainer,
+    StartContainer,
+    StrayContainer,
+)
+
+EngineAction = PullImage | CreateContainer | StartContainer | SignalContainer | RemoveContainer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """The engine's part of a snapshot; health and in-flight fields of the containers are left at their defaults."""
+
+    containers: tuple[ReplicaContainer, ...]
+    strays: tuple[StrayContainer, ...]
+    images: Mapping[str, str | None]
+    gpus: tuple[Gpu, ...]
+    foreign_gpu_holders: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """Something changed; it only wakes the loop, which reads the world again."""
+
+    kind: str  # start, die, oom, destroy, ...
+    container_id: str
+    name: str
+
+
+class ClusterEngine(Protocol):
+    """The container engine as the loop sees it."""
+
+    async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
+        """Read containers of `project`, ids of `images` and GPUs. Raises EngineUnreachable, EngineError."""
+        ...
+
+    async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
+        """Make one API call; `spec` is needed by CreateContainer only. Raises EngineError and its kinds."""
+        ...
+
+    async def logs(self, container_id: str, tail: int) -> str:
+        """Last `tail` lines of a container's output; empty when it is gone."""
+        ...
+
+    async def exists(self, project: str, compose_service: str) -> bool:
+        """Whether a running container of that Compose service exists (tells `down` from a restart)."""
+        ...
+
+    def events(self, project: str) -> AsyncIterator[EngineEvent]:
+        """Yield events until cancelled; ends with EngineUnreachable when the stream breaks (the caller reopens it)."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+        ...

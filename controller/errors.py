@@ -1,0 +1,80 @@
+"""The controller's exception tree. Each class carries its HTTP status and the CLI's exit code.
+
+ControllerError                500  1
+|-- InvalidRequest             400  2   a wrong argument of an API or CLI call
+|   |-- SpecError              400  2   the compose files; `problems` lists "path: expected ..., found ..."
+|   `-- UnknownService         404  2
+|-- Forbidden                  403  2   a change asked for from where no change may be asked for
+|-- EngineError                502  1   the Docker Engine refused or does not answer
+|   |-- EngineUnreachable      503  1
+|   `-- ImageNotFound          502  1
+`-- RoutingError               502  1   HAProxy refused a command
+    `-- RoutingUnreachable     503  1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ControllerError(Exception):
+    """Base of every error the controller raises on purpose; the message says what, where, why and what to do."""
+
+    http_status = 500
+    exit_code = 1
+
+
+class InvalidRequest(ControllerError):
+    """An argument of an API or CLI call is wrong; nothing was changed."""
+
+    http_status = 400
+    exit_code = 2
+
+
+class SpecError(InvalidRequest):
+    """The compose files cannot be used; nothing running is touched. `problems` holds one sentence each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class UnknownService(InvalidRequest):
+    """No service of that name carries an x-serve block."""
+
+    http_status = 404
+
+
+class Forbidden(ControllerError):
+    """A change was asked for by somebody who may not ask for it."""
+
+    http_status = 403
+    exit_code = 2
+
+
+class EngineError(ControllerError):
+    """The Docker Engine refused a call."""
+
+    http_status = 502
+
+
+class EngineUnreachable(EngineError):
+    """The Docker Engine does not answer."""
+
+    http_status = 503
+
+
+class ImageNotFound(EngineError):
+    """The image is neither on this machine nor to be pulled."""
+
+
+class RoutingError(ControllerError):
+    """HAProxy refused a runtime command; the message quotes it."""
+
+    http_status = 502
+
+
+class RoutingUnreachable(RoutingError):
+    """HAProxy's socket does not answer."""
+
+    http_status = 503

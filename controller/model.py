@@ -1,0 +1,449 @@
+"""The controller's nouns: immutable values without I/O, shared by the planner, the executor and the boundaries.
+
+Spec (what the user wrote), desired (spec plus overrides) and observed (one snapshot of the world) are separate types.
+Times are seconds of one monotonic-enough wall clock (`time.time()`), handed in by the loop; durations end in `_s`.
+
+States of a replica, derived from the snapshot and never stored:
+
+    PENDING ----> STARTING ----> RUNNING ----> DRAINING ----> STOPPING ----> (gone)
+    no container  container,     ready by      no new calls,  SIGTERM sent,
+    yet: reason   not ready yet  its probe     finishing      until it exits
+                      |             |
+                      +--> FAILED <-+   exited by itself, startup deadline passed, or probe failed too often
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+Protocol = Literal["http", "grpc"]
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
+
+
+# ---------------------------------------------------------------------------------------------------------------- spec
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSpec:
+    """How the controller and HAProxy ask a replica whether it is ready: GET http://<ip>:<port><path>, 2xx = ready."""
+
+    port: int
+    path: str
+    period_s: float = 1.0
+    timeout_s: float = 2.0
+    failures: int = 3
+    """Consecutive failures after which a replica that was ready counts as FAILED."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """What one replica asks for: a number of whole GPUs, or exactly these UUIDs."""
+
+    count: int
+    device_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """One Compose service that carries an `x-serve` block, as the user wrote it (defaults filled in)."""
+
+    name: str
+    image: str
+    protocol: Protocol
+    port: int
+    """Port that takes the service's requests inside the container."""
+    replicas: int
+    probe: ProbeSpec
+    route: str | None = None
+    """HTTP path prefix without a trailing slash ("/" = everything); None = not reachable over HTTP from outside."""
+    strip_prefix: bool = False
+    grpc_services: tuple[str, ...] = ()
+    """Full names of the gRPC services that port 9000 routes to this service."""
+    max_ongoing_requests: int = 100
+    max_queued_requests: int = -1
+    request_timeout_s: float = 60.0
+    graceful_shutdown_timeout_s: float = 20.0
+    """How long a draining replica may finish what it has before it is told to stop regardless."""
+    stop_grace_period_s: float = 30.0
+    """Compose's stop_grace_period: time between SIGTERM and SIGKILL."""
+    startup_timeout_s: float = 1800.0
+    metrics_port: int | None = None
+    """Port of GET <metrics_path>; None = the replica exports no metrics."""
+    metrics_path: str = "/metrics"
+    gpu: GpuRequest | None = None
+    managed: bool = True
+    """True when the image is built on our runtime: its admin port tells in-flight counts and takes environment."""
+    has_build: bool = False
+    """True when Compose can build the image; it is then never pulled."""
+    container: Mapping[str, Any] = EMPTY
+    """Arguments for the engine's create call, without name, GPU and Pierhead labels. Canonical: sorted, JSON types."""
+    definition_hash: str = ""
+    """Hash of everything above that needs a new container when it changes (not of replicas, route or policies)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Everything the user wrote; `project` is the Compose project name, `networks` maps Compose to engine names."""
+
+    project: str
+    services: Mapping[str, ServiceSpec] = EMPTY
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """Spec plus scale overrides: how many replicas each service shall have now."""
+
+    project: str
+    services: Mapping[str, ServiceSpec] = EMPTY
+    targets: Mapping[str, int] = EMPTY
+
+
+# ------------------------------------------------------------------------------------------------------------ observed
+
+
+class ContainerState(enum.StrEnum):
+    """What the engine says of a container."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    REMOVING = "removing"
+    EXITED = "exited"
+    DEAD = "dead"
+
+    @property
+    def is_up(self) -> bool:
+        """True while processes of the container may exist."""
+        return self in (ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.RESTARTING)
+
+
+class Health(enum.StrEnum):
+    """Verdict of the controller's own probe."""
+
+    UNKNOWN = "unknown"  # not asked yet, or not ready yet since it started
+    READY = "ready"
+    FAILED = "failed"  # was ready, then failed `probe.failures` times in a row
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaContainer:
+    """One container that carries our labels, with what the probe knows of it."""
+
+    id: str
+    name: str
+    service: str
+    version: str
+    number: int
+    state: ContainerState
+    ip: str | None = None
+    gpus: tuple[str, ...] = ()
+    created_at: float = 0.0
+    started_at: float | None = None
+    exit_code: int | None = None
+    oom_killed: bool = False
+    health: Health = Health.UNKNOWN
+    health_detail: str = ""
+    """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
+    reported_draining: bool = False
+    ongoing: int | None = None
+    """Calls in flight as the replica itself reports them; None where it does not (a foreign image)."""
+    ongoing_at: float | None = None
+    """When `ongoing` was read."""
+    queued: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StrayContainer:
+    """A container of one of our services that we did not launch (`docker compose up --scale`, an old one-off)."""
+
+    id: str
+    name: str
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU (or MIG device) the engine can hand out."""
+
+    uuid: str
+    driver: Literal["cdi", "nvidia"] = "cdi"
+    name: str = ""
+    memory_bytes: int | None = None
+
+
+class ServerState(enum.StrEnum):
+    """HAProxy's administrative state of a server."""
+
+    READY = "ready"
+    DRAIN = "drain"
+    MAINT = "maint"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One HAProxy server; its name is the replica's name."""
+
+    backend: str
+    name: str
+    address: str
+    """ip:port"""
+    state: ServerState
+    up: bool
+    sessions: int = 0
+    queued: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingState:
+    """What HAProxy is doing now. `pid` and `started_at` tell a restart; `routing_hash` the configuration it runs."""
+
+    pid: int
+    started_at: float
+    version: str
+    routing_hash: str
+    servers: tuple[Server, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """A replica on its way out. Kept in the store: a label cannot be added to a running container."""
+
+    replica: str
+    container_id: str
+    draining_since: float
+    stopping_since: float | None
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """Replicas of a service that failed in a row; gives the next start its backoff."""
+
+    count: int
+    last_at: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One immutable snapshot of the real world, everything the planner may know."""
+
+    containers: tuple[ReplicaContainer, ...] = ()
+    strays: tuple[StrayContainer, ...] = ()
+    images: Mapping[str, str | None] = EMPTY
+    """Image reference of a service -> image id; None = not on this machine."""
+    gpus: tuple[Gpu, ...] = ()
+    foreign_gpu_holders: Mapping[str, str] = EMPTY
+    """GPU UUID -> name of a container that is not ours and holds it."""
+    routing: RoutingState | None = None
+    """None = HAProxy does not answer."""
+    retirements: Mapping[str, Retirement] = EMPTY
+    """By container id."""
+    failures: Mapping[str, FailureRecord] = EMPTY
+    """By service."""
+    in_progress: tuple[Action, ...] = ()
+    """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
+
+
+# ---------------------------------------------------------------------------------------------------- plan and actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One API call. `target` is the replica, service or "routing" it is about; `cause` says why it is needed."""
+
+    target: str
+    service: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullImage(Action):
+    """Bring a foreign image to this machine; target = service."""
+
+    image: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateContainer(Action):
+    """Create (not start) a replica's container; target = replica name."""
+
+    version: str
+    number: int
+    gpus: tuple[Gpu, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartContainer(Action):
+    """Start a created container; target = replica name (known by name: its id may not exist when planned)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginRetirement(Action):
+    """Mark a replica as draining: Discovery stops offering it, the mark survives the controller."""
+
+    container_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalContainer(Action):
+    """Send SIGTERM (recorded as the start of STOPPING) or SIGKILL."""
+
+    container_id: str
+    signal: Literal["SIGTERM", "SIGKILL"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveContainer(Action):
+    """Remove a container (force: one that still runs); the retirement mark goes with it.
+
+    `failed` is true when the replica ended by itself: its last log lines are then kept in the event and the service's
+    failure record grows.
+    """
+
+    container_id: str
+    force: bool = False
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddServer(Action):
+    """Give HAProxy a ready replica: add server, enable health, enable server."""
+
+    backend: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetServerState(Action):
+    """Put a server into ready, drain or maint."""
+
+    backend: str
+    state: ServerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownSessions(Action):
+    """End what a server still has past its deadline."""
+
+    backend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteServer(Action):
+    """Wait until the server is removable and delete it."""
+
+    backend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRouting(Action):
+    """Write the configuration for these services and reload; only for a new or changed route or service."""
+
+    services: tuple[ServiceSpec, ...]
+    routing_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An action with its place in the plan: `after` holds the numbers of the steps that must succeed first."""
+
+    number: int
+    action: Action
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReplica:
+    """A replica that should exist and cannot be started yet; `reason` is one sentence with its numbers."""
+
+    service: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The ordered difference of desired and observed; `str(plan)` is the dry run and what tests compare."""
+
+    steps: tuple[Step, ...] = ()
+    pending: tuple[PendingReplica, ...] = ()
+    next_look_s: float | None = None
+    """When something is waited for (a drain, a backoff): look again in this many seconds at the latest."""
+
+    def __str__(self) -> str:
+        from controller.plan_text import render_plan
+
+        return render_plan(self)
+
+
+# ------------------------------------------------------------------------------------------------------------- outward
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One line of what Discovery tells callers."""
+
+    replica: str
+    address: str
+    draining: bool
+    max_ongoing_requests: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, for `GET /api/v1/events` and `make events`."""
+
+    at: float
+    kind: str
+    """Action class name in snake case, or a state change: replica_ready, replica_failed, spec_error, scale, ..."""
+    service: str
+    target: str
+    message: str
+    outcome: Literal["ok", "failed", "info", "warning"] = "info"
+
+
+def replica_name(project: str, service: str, version: str, number: int) -> str:
+    """`<project>-<service>-<version>-<n>`: deterministic, so creating the same replica twice is "already exists"."""
+    return f"{project}-{service}-{version}-{number}"
+
+
+def version_of(definition_hash: str, image_id: str) -> str:
+    """Eight hex digits over the definition and the image's content: what a replica was made from."""
+    return hashlib.sha256(f"{definition_hash}\n{image_id}".encode()).hexdigest()[:8]
+
+
+def backend_name(service: str) -> str:
+    """HAProxy's backend of a service."""
+    return f"svc_{service}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One row of the status table."""
+
+    name: str
+    wanted: int
+    ready: int
+    message: str
+    replicas: tuple[ReplicaStatus, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica as people see it."""
+
+    name: str
+    state: Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED"]
+    version: str
+    address: str
+    gpus: tuple[str, ...]
+    ongoing: int | None
+    message: str
