@@ -56,15 +56,6 @@ refuse_unreachable_engine() {
   esac
 }
 
-# Two scripts that find no engine at the same time: the second waits, and then finds one. The lock is on a directory
-# that every machine has, so that no file is left behind; the engine does not inherit it (see start_without_init).
-one_at_a_time() {
-  if command -v flock >/dev/null 2>&1; then
-    exec 9</etc
-    flock 9
-  fi
-}
-
 # --- installing ----------------------------------------------------------------------------------------------------
 
 install_engine() {
@@ -100,13 +91,12 @@ install_from_distribution() {
 # Debian 12's own engine is too old; Debian 13's packages run on it, all but runc, whose newer libc Debian 12 lacks.
 # Both releases are read through lists and settings of their own: the machine's apt sources are not touched.
 install_on_bookworm() {
-  local mirror private newer=(docker.io docker-cli docker-compose docker-buildx containerd)
-  mirror=$(apt_mirror bookworm http://deb.debian.org/debian)
+  local private newer=(docker.io docker-cli docker-compose docker-buildx containerd)
   say "No Docker Engine here. Installing from Debian 13's packages (Debian 12's is too old):" \
     "${newer[*]}; and from Debian 12's: runc, iptables."
   private=$(mktemp -d)
   chmod 755 "$private"
-  write_two_release_apt "$private" "$mirror"
+  write_two_release_apt "$private"
   export APT_CONFIG=$private/apt.conf
   local status=0
   step "Reading the package lists of Debian 12 and 13" as_root env "APT_CONFIG=$APT_CONFIG" apt-get update || status=$?
@@ -116,17 +106,14 @@ install_on_bookworm() {
   fi
   unset APT_CONFIG
   as_root rm -rf "$private"
-  [ "$status" -eq 0 ] || give_up "the Docker Engine could not be installed from $mirror; the lines above say why."
+  [ "$status" -eq 0 ] || give_up "the Docker Engine could not be installed; the lines above say why."
 }
 
-# write_two_release_apt DIRECTORY MIRROR: an apt configuration that knows both releases and prefers Debian 12.
+# write_two_release_apt DIRECTORY: an apt configuration that knows both releases and prefers Debian 12.
 write_two_release_apt() {
   mkdir -p "$1/lists/partial" "$1/parts" "$1/preferences"
-  cat >"$1/sources.list" <<END
-deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $2 bookworm main
-deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $2 trixie main
-END
-  printf 'Package: *\nPin: release n=trixie\nPin-Priority: 100\n' >"$1/preferences/newer-only-when-asked"
+  { debian_sources bookworm && debian_sources trixie; } >"$1/sources.list"
+  printf 'Package: *\nPin: release n=trixie*\nPin-Priority: 100\n' >"$1/preferences/newer-only-when-asked"
   cat >"$1/apt.conf" <<END
 Dir::Etc::sourcelist "$1/sources.list";
 Dir::Etc::sourceparts "$1/parts";

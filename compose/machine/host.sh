@@ -44,17 +44,54 @@ _first_two() {
   printf '%s %s\n' "${major:-0}" "${minor:-0}"
 }
 
+readonly DEBIAN_MIRROR=http://deb.debian.org/debian
+readonly DEBIAN_SECURITY_MIRROR=http://deb.debian.org/debian-security
+
+# debian_sources RELEASE: the lines of an apt sources.list for a Debian release, from the mirrors this machine itself
+# uses where it is a Debian machine.
+debian_sources() {
+  local own mirror security options='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
+  own=$(os_field VERSION_CODENAME)
+  mirror=$DEBIAN_MIRROR security=$DEBIAN_SECURITY_MIRROR
+  if [ "$(os_field ID)" = debian ]; then
+    mirror=$(apt_mirror "$own" "$mirror")
+    security=$(apt_mirror "$own-security" "$security")
+  fi
+  printf 'deb %s %s main\n' "$options" "$mirror $1" "$options" "$mirror $1-updates" "$options" "$security $1-security"
+}
+
 # apt_mirror SUITE FALLBACK: the address this machine's own apt gets SUITE from.
 apt_mirror() {
   local address=''
   if command -v apt-get >/dev/null 2>&1; then
-    address=$(apt-get indextargets --format "\$(RELEASE) \$(REPO_URI)" 'Created-By: Packages' 2>/dev/null |
-      awk -v suite="$1" '$1 == suite { print $2; exit }')
+    address=$(apt-get indextargets --no-release-info --format "\$(RELEASE) \$(REPO_URI)" 'Created-By: Packages' \
+      2>/dev/null | awk -v suite="$1" '$1 == suite && !seen++ { sub("/$", "", $2); print $2 }')
   fi
   case $address in
     mirror+file:*) address=$(head -n 1 "${address#mirror+file:}" | cut -f 1) ;;
   esac
   printf '%s' "${address:-$2}"
+}
+
+# wheel_directory: the directory of wheels that pip is told to look into on this machine; nothing where there is none.
+wheel_directory() {
+  local place
+  for place in ${PIP_FIND_LINKS:-} $(python3 -m pip config get global.find-links 2>/dev/null || true); do
+    place=${place#file://}
+    if [ -d "$place" ]; then
+      printf '%s' "$place"
+      return
+    fi
+  done
+}
+
+# one_at_a_time: a second script that gets here waits for the first to end. The lock is on a directory that every
+# machine has, so that no file is left behind. It goes with the script, so nothing that outlives it may inherit it.
+one_at_a_time() {
+  if command -v flock >/dev/null 2>&1; then
+    exec 9</etc
+    flock 9
+  fi
 }
 
 # ca_bundle: the file that holds the certificates this machine trusts; nothing where none is found.
