@@ -102,6 +102,7 @@ build() {
     hooks+=(--customize-hook='chroot "$1" update-ca-certificates')
   fi
   hooks+=(--customize-hook="copy-in $workspace/slim /etc/apt/apt.conf.d")
+  hooks+=(--customize-hook='rm -f "$1"/var/cache/apt/*.bin') # apt will not look there any more
   debian_sources "$release" >"$workspace/$release.list" &&
     as_root mmdebstrap --variant=minbase --include=ca-certificates "${hooks[@]}" \
       --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
