@@ -102,6 +102,8 @@ class Desired:
     project: str
     services: Mapping[str, ServiceSpec] = EMPTY
     targets: Mapping[str, int] = EMPTY
+    routing_hash: str = ""
+    """Of the HAProxy configuration these services need; "" = not to be compared."""
 
 
 # ------------------------------------------------------------------------------------------------------------ observed
@@ -220,6 +222,8 @@ class Retirement:
     draining_since: float
     stopping_since: float | None
     cause: str
+    failed: bool = False
+    """True when it goes because it failed: its end then counts as a failure of the service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +294,7 @@ class BeginRetirement(Action):
     """Mark a replica as draining: Discovery stops offering it, the mark survives the controller."""
 
     container_id: str
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,58 @@
+"""In which phase of its life a replica is: one pure function that planner, status and Discovery share."""
+
+from __future__ import annotations
+
+import enum
+
+from controller.model import ContainerState, Health, ReplicaContainer, Retirement, ServiceSpec
+
+DEFAULT_STARTUP_TIMEOUT_S = 1800.0
+
+
+class Phase(enum.StrEnum):
+    """See the drawing in controller/model.py; CREATED and STOPPED are the two ends people need not see."""
+
+    CREATED = "CREATED"  # a container that was never started
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    DRAINING = "DRAINING"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"  # exited because it was told to
+    FAILED = "FAILED"
+
+    @property
+    def serves_or_will(self) -> bool:
+        """Counts towards the target."""
+        return self in (Phase.CREATED, Phase.STARTING, Phase.RUNNING)
+
+
+def phase_of(
+    container: ReplicaContainer, spec: ServiceSpec | None, retirement: Retirement | None, now: float
+) -> tuple[Phase, str]:
+    """Return the phase and, for FAILED, why in words ("" otherwise). `spec` is None for a service that was removed."""
+    if container.state is ContainerState.CREATED:
+        return (Phase.STOPPED, "") if retirement else (Phase.CREATED, "")
+    if not container.state.is_up:
+        return (Phase.STOPPED, "") if retirement else (Phase.FAILED, _exit_words(container))
+    if retirement:
+        return (Phase.DRAINING if retirement.stopping_since is None else Phase.STOPPING), ""
+    if container.health is Health.READY:
+        return Phase.RUNNING, ""
+    if container.health is Health.FAILED:
+        return Phase.FAILED, f"its readiness probe failed: {container.health_detail}"
+    limit_s = spec.startup_timeout_s if spec else DEFAULT_STARTUP_TIMEOUT_S
+    started_at = container.started_at if container.started_at is not None else container.created_at
+    if now - started_at > limit_s:
+        detail = container.health_detail or "it never answered"
+        return Phase.FAILED, f"not ready {limit_s:g} s after its start (startup_timeout_s): {detail}"
+    return Phase.STARTING, ""
+
+
+def _exit_words(container: ReplicaContainer) -> str:
+    if container.oom_killed:
+        return "out of memory: the kernel killed it (raise deploy.resources.limits.memory)"
+    if container.exit_code is None:
+        return "its container is gone"
+    if container.exit_code > 128:
+        return f"ended by signal {container.exit_code - 128}"
+    return f"exited by itself with code {container.exit_code}"

@@ -1,0 +1,66 @@
+"""The plan as people read it: `make plan` prints this, tests compare it.
+
+One line an action: its number, the steps it waits for, what is done to what, and why.
+"""
+
+from __future__ import annotations
+
+from controller.model import (
+    Action,
+    AddServer,
+    BeginRetirement,
+    CreateContainer,
+    DeleteServer,
+    Plan,
+    PullImage,
+    RemoveContainer,
+    SetServerState,
+    ShutdownSessions,
+    SignalContainer,
+    StartContainer,
+    Step,
+    WriteRouting,
+)
+
+
+def render_plan(plan: Plan) -> str:
+    """Return the dry run; "nothing to do" for a converged world."""
+    lines = [_step_line(step) for step in plan.steps]
+    lines += [f"pending {pending.service}: {pending.reason}" for pending in plan.pending]
+    return "\n".join(lines) if lines else "nothing to do"
+
+
+def describe(action: Action) -> str:
+    """Return what an action does, without its cause: "create pierhead-ranker-1a2b3c4d-2 on GPU-0001"."""
+    match action:
+        case PullImage():
+            return f"pull {action.image} for {action.target}"
+        case CreateContainer():
+            gpus = f" on {', '.join(gpu.uuid for gpu in action.gpus)}" if action.gpus else ""
+            return f"create {action.target}{gpus}"
+        case StartContainer():
+            return f"start {action.target}"
+        case BeginRetirement():
+            return f"drain {action.target}"
+        case SignalContainer():
+            return f"send {action.signal} to {action.target}"
+        case RemoveContainer():
+            return f"remove {action.target}"
+        case AddServer():
+            return f"add server {action.backend}/{action.target} at {action.address}"
+        case SetServerState():
+            return f"set server {action.backend}/{action.target} to {action.state}"
+        case ShutdownSessions():
+            return f"end the sessions of {action.backend}/{action.target}"
+        case DeleteServer():
+            return f"delete server {action.backend}/{action.target}"
+        case WriteRouting():
+            names = ", ".join(service.name for service in action.services) or "no service"
+            return f"write routes of {names} and reload"
+        case _:
+            raise TypeError(f"internal: no words for {type(action).__name__}")
+
+
+def _step_line(step: Step) -> str:
+    after = f" after {', '.join(f'#{number}' for number in step.after)}" if step.after else ""
+    return f"#{step.number}{after} {describe(step.action)}: {step.action.cause}"
