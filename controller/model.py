@@ -211,6 +211,8 @@ class RoutingState:
     version: str
     routing_hash: str
     servers: tuple[Server, ...] = ()
+    backends: frozenset[str] = frozenset()
+    """Names of the backends that the running configuration has."""
 
 
 @dataclass(frozen=True, slots=True)

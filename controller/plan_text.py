@@ -30,7 +30,7 @@ def render_plan(plan: Plan) -> str:
     return "\n".join(lines) if lines else "nothing to do"
 
 
-def describe(action: Action) -> str:
+def describe(action: Action) -> str:  # noqa: C901 - one branch an action, each one line
     """Return what an action does, without its cause: "create pierhead-ranker-1a2b3c4d-2 on GPU-0001"."""
     match action:
         case PullImage():

@@ -1,0 +1,542 @@
+"""plan(desired, observed, now) -> Plan: what has to be done, and why.
+
+Pure: no I/O, no clock, no randomness, no logging.
+
+Per service, in this order (each numbered in the code):
+
+    1. finish   replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed
+    2. retire   failed ones at once; outdated ones when enough others are ready; surplus, not-ready ones first
+    3. start    what is missing, with GPUs; one above the target while a version changes
+    4. register ready ones with HAProxy, and only those
+
+Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
+actions still in progress are left alone, but count: they hold their number, their GPUs and their place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from controller.model import (
+    Action,
+    AddServer,
+    BeginRetirement,
+    ContainerState,
+    CreateContainer,
+    DeleteServer,
+    Desired,
+    FailureRecord,
+    Gpu,
+    Health,
+    Observed,
+    PendingReplica,
+    Plan,
+    PullImage,
+    RemoveContainer,
+    ReplicaContainer,
+    Retirement,
+    Server,
+    ServerState,
+    ServiceSpec,
+    SetServerState,
+    ShutdownSessions,
+    SignalContainer,
+    StartContainer,
+    Step,
+    WriteRouting,
+    backend_name,
+    replica_name,
+    version_of,
+)
+from controller.phases import Phase, phase_of
+from controller.placement import GpuLedger
+
+SURGE = 1
+"""Replicas above the target while a version changes."""
+PROPAGATION_S = 0.25
+"""An in-flight count of zero counts as drained when it was read this long after callers were told."""
+BLIND_DRAIN_S = 2.0
+"""Drain time of a replica that nobody can ask how much it has in flight (Ray Serve: graceful_shutdown_wait_loop_s)."""
+FAILED_GRACE_S = 5.0
+"""SIGTERM to SIGKILL for a replica that has failed: it may not be listening at all."""
+DRAIN_LOOK_S = 0.1
+BACKOFF_MAX_S = 60.0
+
+
+def plan(desired: Desired, observed: Observed, now: float) -> Plan:
+    """Return the ordered difference of desired and observed at time `now` (seconds, same clock as the snapshot).
+
+    A converged world gives an empty plan. Deterministic: the same arguments give the same text.
+    """
+    draft = _Draft(desired=desired, observed=observed, now=now, gpus=GpuLedger.of(observed))
+    draft.write_routing()
+    draft.remove_strays()
+    names = sorted(set(desired.services) | {container.service for container in observed.containers})
+    outlooks = [_Outlook.of(draft, name) for name in names]
+    for outlook in outlooks:
+        _finish(draft, outlook)
+        _retire(draft, outlook)
+    for outlook in outlooks:
+        _start(draft, outlook)
+        _register(draft, outlook)
+    draft.delete_ghost_servers()
+    return Plan(steps=tuple(draft.steps), pending=tuple(draft.pending), next_look_s=draft.next_look_s)
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds between a failure and the next start: none after the first, then 1, 2, 4 ... up to 60."""
+    return 0.0 if failures <= 1 else min(BACKOFF_MAX_S, 2.0 ** (failures - 2))
+
+
+# -------------------------------------------------------------------------------------------------- one plan's material
+
+
+@dataclass(slots=True)
+class _Draft:
+    desired: Desired
+    observed: Observed
+    now: float
+    gpus: GpuLedger
+    steps: list[Step] = field(default_factory=list)
+    pending: list[PendingReplica] = field(default_factory=list)
+    next_look_s: float | None = None
+    routing_step: int | None = None
+
+    @property
+    def busy(self) -> frozenset[str]:
+        return frozenset(action.target for action in self.observed.in_progress)
+
+    @property
+    def routing_usable(self) -> bool:
+        return self.observed.routing is not None and "routing" not in self.busy
+
+    def add(self, action: Action, *after: int | None) -> int:
+        number = len(self.steps) + 1
+        self.steps.append(Step(number, action, tuple(sorted({step for step in after if step is not None}))))
+        return number
+
+    def look_again_in(self, seconds: float) -> None:
+        seconds = max(seconds, 0.01)
+        self.next_look_s = seconds if self.next_look_s is None else min(self.next_look_s, seconds)
+
+    def servers(self) -> tuple[Server, ...]:
+        return self.observed.routing.servers if self.observed.routing and self.routing_usable else ()
+
+    def server_of(self, service: str, name: str) -> Server | None:
+        backend = backend_name(service)
+        return next((s for s in self.servers() if s.backend == backend and s.name == name), None)
+
+    def write_routing(self) -> None:
+        routing = self.observed.routing
+        if not self.routing_usable or routing is None or not self.desired.routing_hash:
+            return
+        if routing.routing_hash == self.desired.routing_hash:
+            return
+        routed = tuple(spec for _, spec in sorted(self.desired.services.items()) if _is_routed(spec))
+        cause = f"HAProxy runs routes {routing.routing_hash or 'none'}, the services need {self.desired.routing_hash}"
+        action = WriteRouting(target="routing", services=routed, routing_hash=self.desired.routing_hash, cause=cause)
+        self.routing_step = self.add(action)
+
+    def remove_strays(self) -> None:
+        for stray in sorted(self.observed.strays, key=lambda stray: stray.name):
+            if stray.name in self.busy or stray.service not in self.desired.services:
+                continue
+            cause = f"started by Compose, which pins no GPU: use `make scale SERVICE={stray.service} N=...` instead"
+            self.add(
+                RemoveContainer(
+                    target=stray.name, service=stray.service, container_id=stray.id, force=True, cause=cause
+                )
+            )
+
+    def delete_server(self, server: Server, service: str, cause: str, *, force: bool = False) -> int:
+        """Take a server out for good: maint, end its sessions, delete. Returns the last step's number."""
+        last: int | None = None
+        names = {"target": server.name, "service": service, "backend": server.backend, "cause": cause}
+        if server.state is not ServerState.MAINT:
+            last = self.add(SetServerState(**names, state=ServerState.MAINT))
+        if force or server.sessions:
+            last = self.add(ShutdownSessions(**names), last)
+        return self.add(DeleteServer(**names), last)
+
+    def delete_ghost_servers(self) -> None:
+        known = {(backend_name(c.service), c.name) for c in self.observed.containers}
+        for server in sorted(self.servers(), key=lambda server: (server.backend, server.name)):
+            if (server.backend, server.name) not in known and server.name not in self.busy:
+                service = server.backend.removeprefix(backend_name(""))
+                self.delete_server(server, service, "no container of that name exists")
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    container: ReplicaContainer
+    phase: Phase
+    detail: str
+    retirement: Retirement | None
+    outdated: bool
+    busy: bool
+
+    @property
+    def name(self) -> str:
+        return self.container.name
+
+
+@dataclass(slots=True)
+class _Outlook:
+    """One service as the plan sees it. `removed` collects container ids that are retired or removed by this plan."""
+
+    name: str
+    spec: ServiceSpec | None
+    target: int
+    version: str | None
+    replicas: tuple[_Replica, ...]
+    creating: tuple[CreateContainer, ...]
+    leaving: set[str] = field(default_factory=set)
+    removal_steps: dict[str, int] = field(default_factory=dict)
+    """Replica name -> the step that removes its container."""
+
+    @classmethod
+    def of(cls, draft: _Draft, name: str) -> _Outlook:
+        spec = draft.desired.services.get(name)
+        image_id = draft.observed.images.get(spec.image) if spec else None
+        version = version_of(spec.definition_hash, image_id) if spec and image_id else None
+        busy = draft.busy
+        replicas = []
+        for container in sorted(draft.observed.containers, key=lambda c: (c.number, c.name)):
+            if container.service != name:
+                continue
+            retirement = draft.observed.retirements.get(container.id)
+            phase, detail = phase_of(container, spec, retirement, draft.now)
+            outdated = version is not None and container.version != version
+            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy))
+        seen = {replica.name for replica in replicas}
+        creating = tuple(
+            action
+            for action in draft.observed.in_progress
+            if isinstance(action, CreateContainer) and action.service == name and action.target not in seen
+        )
+        target = draft.desired.targets.get(name, spec.replicas) if spec else 0
+        return cls(name, spec, target, version, tuple(replicas), creating)
+
+    def alive(self) -> list[_Replica]:
+        """Replicas that count towards the target and stay after what is planned so far."""
+        return [r for r in self.replicas if r.phase.serves_or_will and r.container.id not in self.leaving]
+
+    def ready(self) -> int:
+        return sum(r.phase is Phase.RUNNING for r in self.alive())
+
+
+# ----------------------------------------------------------------------------------------------------------- 1. finish
+
+
+def _finish(draft: _Draft, outlook: _Outlook) -> None:
+    for replica in outlook.replicas:
+        if replica.busy:
+            continue
+        match replica.phase:
+            case Phase.DRAINING:
+                _drain(draft, outlook, replica)
+            case Phase.STOPPING:
+                _await_exit(draft, outlook, replica)
+            case Phase.STOPPED:
+                cause = replica.retirement.cause if replica.retirement else "it was told to stop"
+                failed = bool(replica.retirement and replica.retirement.failed)
+                _remove(draft, outlook, replica, cause, failed=failed)
+            case Phase.FAILED if not replica.container.state.is_up:
+                if replica.container.state is not ContainerState.REMOVING:
+                    _remove(draft, outlook, replica, replica.detail, failed=True)
+            case _:
+                pass
+
+
+def _drain(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
+    retirement = replica.retirement
+    if retirement is None:
+        raise AssertionError("internal: a replica drains without a retirement")
+    server = draft.server_of(outlook.name, replica.name)
+    if server and server.state is ServerState.READY:
+        _set_server(draft, outlook, replica, ServerState.DRAIN, retirement.cause)
+    why = _drained(draft, outlook, replica, retirement, server)
+    if why is None:
+        draft.look_again_in(DRAIN_LOOK_S)
+        return
+    draft.add(
+        SignalContainer(
+            target=replica.name,
+            service=outlook.name,
+            container_id=replica.container.id,
+            signal="SIGTERM",
+            cause=f"{retirement.cause}; {why}",
+        )
+    )
+
+
+def _drained(
+    draft: _Draft, outlook: _Outlook, replica: _Replica, retirement: Retirement, server: Server | None
+) -> str | None:
+    """Return why the replica may be stopped now, or None while it must be waited for."""
+    container = replica.container
+    waited_s = draft.now - retirement.draining_since
+    limit_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else 20.0
+    if waited_s >= limit_s:
+        return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
+    if container.health is not Health.READY:
+        return "it serves nobody: it is not ready"
+    routed = outlook.spec is not None and _is_routed(outlook.spec)
+    if routed and not draft.routing_usable:
+        return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
+    if server and (server.state is ServerState.READY or server.sessions or server.queued):
+        return None
+    if container.ongoing is not None and container.ongoing_at is not None:
+        fresh = container.ongoing_at >= retirement.draining_since + PROPAGATION_S
+        return "nothing in flight" if fresh and container.ongoing == 0 else None
+    return "nothing in flight that HAProxy knows of" if waited_s >= BLIND_DRAIN_S else None
+
+
+def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
+    retirement = replica.retirement
+    if retirement is None or retirement.stopping_since is None:
+        raise AssertionError("internal: a replica stops without a time of its SIGTERM")
+    grace_s = outlook.spec.stop_grace_period_s if outlook.spec else 30.0
+    if retirement.failed:
+        grace_s = min(grace_s, FAILED_GRACE_S)
+    left_s = retirement.stopping_since + grace_s - draft.now
+    if left_s > 0:
+        draft.look_again_in(left_s)
+        return
+    draft.add(
+        SignalContainer(
+            target=replica.name,
+            service=outlook.name,
+            container_id=replica.container.id,
+            signal="SIGKILL",
+            cause=f"{retirement.cause}; still running {grace_s:g} s after SIGTERM",
+        )
+    )
+    draft.look_again_in(1.0)
+
+
+def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, failed: bool) -> None:
+    server = draft.server_of(outlook.name, replica.name)
+    server_step = draft.delete_server(server, outlook.name, cause) if server else None
+    action = RemoveContainer(
+        target=replica.name, service=outlook.name, container_id=replica.container.id, failed=failed, cause=cause
+    )
+    step = draft.add(action, server_step)
+    outlook.leaving.add(replica.container.id)
+    outlook.removal_steps[replica.name] = step
+    draft.gpus.free_after(replica.container.gpus, step)
+
+
+# ----------------------------------------------------------------------------------------------------------- 2. retire
+
+
+def _retire(draft: _Draft, outlook: _Outlook) -> None:
+    for replica in outlook.replicas:
+        if replica.phase is Phase.FAILED and replica.container.state.is_up and not replica.busy:
+            _begin_retirement(draft, outlook, replica, replica.detail, failed=True)
+    for replica, cause in _superfluous(outlook):
+        if replica.busy:
+            continue
+        if replica.phase is Phase.CREATED:
+            _remove(draft, outlook, replica, cause, failed=False)
+        else:
+            _begin_retirement(draft, outlook, replica, cause, failed=False)
+
+
+def _superfluous(outlook: _Outlook) -> list[tuple[_Replica, str]]:
+    """Choose who goes: outdated replicas as far as readiness allows, then those above the target.
+
+    A ready outdated one goes only while at least `target` others are ready, so the last ready one never goes first.
+    """
+    alive = outlook.alive()
+    outdated = [replica for replica in alive if replica.outdated]
+    current = [replica for replica in alive if not replica.outdated]
+    chosen: list[tuple[_Replica, str]] = []
+    old_cause = f"its version is not {outlook.version}" if outlook.target else _scale_cause(outlook)
+    ready = outlook.ready()
+    for replica in _least_useful_first(outdated):
+        if replica.phase is not Phase.RUNNING:
+            chosen.append((replica, old_cause))
+        elif ready - 1 >= outlook.target:
+            chosen.append((replica, old_cause))
+            ready -= 1
+    surplus = len(current) - outlook.target
+    # Creations in progress count towards the target but cannot be taken back: wait until they are there.
+    chosen += [(replica, _scale_cause(outlook)) for replica in _least_useful_first(current)[: max(surplus, 0)]]
+    return chosen
+
+
+def _least_useful_first(replicas: Iterable[_Replica]) -> list[_Replica]:
+    order = {Phase.CREATED: 0, Phase.STARTING: 1, Phase.RUNNING: 2}
+    return sorted(replicas, key=lambda replica: (order[replica.phase], -replica.container.number, replica.name))
+
+
+def _scale_cause(outlook: _Outlook) -> str:
+    if outlook.spec is None:
+        return f"the compose files have no service {outlook.name} any more"
+    return f"{len(outlook.alive())} replicas, {outlook.target} wanted"
+
+
+def _begin_retirement(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, failed: bool) -> None:
+    server = draft.server_of(outlook.name, replica.name)
+    if server:
+        wanted = ServerState.MAINT if failed else ServerState.DRAIN
+        if server.state is not wanted:
+            _set_server(draft, outlook, replica, wanted, cause)
+    draft.add(
+        BeginRetirement(
+            target=replica.name, service=outlook.name, container_id=replica.container.id, failed=failed, cause=cause
+        )
+    )
+    outlook.leaving.add(replica.container.id)
+    draft.look_again_in(DRAIN_LOOK_S)
+
+
+def _set_server(draft: _Draft, outlook: _Outlook, replica: _Replica, state: ServerState, cause: str) -> None:
+    draft.add(
+        SetServerState(
+            target=replica.name, service=outlook.name, backend=backend_name(outlook.name), state=state, cause=cause
+        )
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ 3. start
+
+
+def _start(draft: _Draft, outlook: _Outlook) -> None:
+    spec = outlook.spec
+    if spec is None:
+        return
+    for replica in outlook.alive():
+        if replica.phase is Phase.CREATED and not replica.busy:
+            cause = "created and never started"
+            draft.add(StartContainer(target=replica.name, service=outlook.name, cause=cause))
+    alive = outlook.alive()
+    current = sum(not replica.outdated for replica in alive) + len(outlook.creating)
+    total = len(alive) + len(outlook.creating)
+    ceiling = outlook.target + (SURGE if any(replica.outdated for replica in alive) else 0)
+    missing = min(outlook.target - current, ceiling - total)
+    if missing <= 0:
+        return
+    obstacle = _obstacle(draft, outlook, spec)
+    if obstacle is not None:
+        draft.pending += [PendingReplica(outlook.name, obstacle)] * missing
+        return
+    failure = draft.observed.failures.get(outlook.name)
+    for index in range(missing):
+        shortage = _create(draft, outlook, spec, _start_cause(outlook, failure))
+        if shortage is not None:
+            draft.pending += [PendingReplica(outlook.name, shortage)] * (missing - index)
+            return
+
+
+def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> str | None:
+    """Return why nothing of this service can be started now, or None."""
+    if outlook.version is None:
+        if spec.has_build:
+            return f"image {spec.image} is not on this machine: build it (`make build`)"
+        if outlook.name not in draft.busy:
+            cause = "a replica is to be started and the image is not on this machine"
+            draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, cause=cause))
+        return f"image {spec.image} is not on this machine: it is being pulled"
+    failure = draft.observed.failures.get(outlook.name)
+    if failure is None:
+        return None
+    left_s = failure.last_at + backoff_s(failure.count) - draft.now
+    if left_s <= 0:
+        return None
+    draft.look_again_in(left_s)
+    return f"failed {failure.count} times in a row, next try in {math.ceil(left_s)} s; last: {failure.detail}"
+
+
+def _start_cause(outlook: _Outlook, failure: FailureRecord | None) -> str:
+    present = len(outlook.alive()) + len(outlook.creating)
+    cause = f"{present} of {outlook.target} replicas exist"
+    if any(replica.outdated for replica in outlook.alive()):
+        return f"version {outlook.version} replaces an older one"
+    if failure is not None:
+        return f"{cause}; failure {failure.count}: {failure.detail}"
+    return cause
+
+
+def _create(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, cause: str) -> str | None:
+    """Add the steps for one new replica; return why not when there is no GPU for it."""
+    if outlook.version is None:
+        raise AssertionError("internal: a replica is created without a version")
+    staying = {r.container.number for r in outlook.replicas if r.name not in outlook.removal_steps}
+    taken = staying | {action.number for action in outlook.creating} | _numbers_planned(draft, outlook.name)
+    number = next(n for n in range(1, len(taken) + 2) if n not in taken)
+    predecessors = [r for r in outlook.replicas if r.container.number == number and r.name in outlook.removal_steps]
+    after = [outlook.removal_steps[replica.name] for replica in predecessors]
+    gpus: tuple[Gpu, ...] = ()
+    if spec.gpu is not None and spec.gpu.count:
+        preferred = tuple(uuid for replica in predecessors for uuid in replica.container.gpus)
+        taken_gpus = draft.gpus.take(outlook.name, spec.gpu, preferred)
+        if isinstance(taken_gpus, str):
+            return taken_gpus
+        gpus, freed_by = taken_gpus
+        after += freed_by
+    name = replica_name(draft.desired.project, outlook.name, outlook.version, number)
+    create = CreateContainer(
+        target=name, service=outlook.name, version=outlook.version, number=number, gpus=gpus, cause=cause
+    )
+    created = draft.add(create, *after)
+    draft.add(StartContainer(target=name, service=outlook.name, cause=cause), created)
+    return None
+
+
+def _numbers_planned(draft: _Draft, service: str) -> set[int]:
+    actions = (step.action for step in draft.steps)
+    return {action.number for action in actions if isinstance(action, CreateContainer) and action.service == service}
+
+
+# --------------------------------------------------------------------------------------------------------- 4. register
+
+
+def _register(draft: _Draft, outlook: _Outlook) -> None:
+    spec = outlook.spec
+    if spec is None or not _is_routed(spec) or not draft.routing_usable:
+        return
+    for replica in outlook.alive():
+        if replica.busy:
+            continue
+        server = draft.server_of(outlook.name, replica.name)
+        if replica.phase is not Phase.RUNNING:
+            if server:
+                draft.delete_server(server, outlook.name, "its replica is not ready")
+            continue
+        _register_ready(draft, outlook, spec, replica, server)
+
+
+def _register_ready(
+    draft: _Draft, outlook: _Outlook, spec: ServiceSpec, replica: _Replica, server: Server | None
+) -> None:
+    if replica.container.ip is None:
+        return
+    address = f"{replica.container.ip}:{spec.port}"
+    deleted: int | None = None
+    if server and server.address != address:
+        deleted = draft.delete_server(server, outlook.name, f"the replica moved to {address}", force=True)
+        server = None
+    if server is None:
+        add = AddServer(
+            target=replica.name,
+            service=outlook.name,
+            backend=backend_name(outlook.name),
+            address=address,
+            cause="its replica is ready",
+        )
+        draft.add(add, draft.routing_step if _needs_reload(draft, add.backend) else None, deleted)
+    elif server.state is not ServerState.READY:
+        _set_server(draft, outlook, replica, ServerState.READY, "its replica is ready")
+
+
+def _needs_reload(draft: _Draft, backend: str) -> bool:
+    """Whether the backend comes only with the new routes: a reload that fails must not keep others from scaling."""
+    return draft.observed.routing is None or backend not in draft.observed.routing.backends
+
+
+def _is_routed(spec: ServiceSpec) -> bool:
+    return spec.route is not None or bool(spec.grpc_services)
