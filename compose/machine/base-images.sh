@@ -88,10 +88,6 @@ require_bootstrap() {
     give_up "mmdebstrap could not be installed; the lines above say why."
 }
 
-apt_install() {
-  as_root apt-get update && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
-}
-
 # build RELEASE: a minimal system like the official image's, with the certificates that this machine's administrator
 # has added, and no documentation, package lists or downloaded packages.
 # shellcheck disable=SC2016  # $1 in a hook is for mmdebstrap's own shell

@@ -78,33 +78,30 @@ install_engine() {
 install_from_distribution() {
   local compose_package=docker-compose candidate
   [ "$(os_field ID)" = debian ] || compose_package=docker-compose-v2
-  step "Reading the package lists" as_root apt-get update
+  step "Reading the package lists" as_root apt-get update ||
+    give_up "the package lists of $(os_name) could not be read; the lines above say why."
   candidate=$(apt-cache policy docker.io | sed -n 's/^ *Candidate: //p')
   at_least "${candidate#*:}" "$ENGINE_WANTED" || refuse \
     "the Docker Engine that $(os_name) packages is ${candidate:-missing}: version $ENGINE_WANTED or newer is needed." \
     "Install a newer one (https://docs.docker.com/engine/install/) and repeat. No package was installed."
   say "No Docker Engine here. Installing from $(os_name)'s packages: docker.io, $compose_package, docker-buildx, iptables."
   write_engine_settings
-  step "Installing the Docker Engine" apt_install docker.io "$compose_package" docker-buildx iptables
+  step "Installing the Docker Engine" apt_install docker.io "$compose_package" docker-buildx iptables ||
+    give_up "the Docker Engine could not be installed; the lines above say why."
 }
 
 # Debian 12's own engine is too old; Debian 13's packages run on it, all but runc, whose newer libc Debian 12 lacks.
 # Both releases are read through lists and settings of their own: the machine's apt sources are not touched.
 install_on_bookworm() {
-  local private newer=(docker.io docker-cli docker-compose docker-buildx containerd)
-  say "No Docker Engine here. Installing from Debian 13's packages (Debian 12's is too old):" \
-    "${newer[*]}; and from Debian 12's: runc, iptables."
+  local private status=0 newer=(docker.io docker-cli docker-compose docker-buildx containerd)
+  say "No Docker Engine here. Installing from Debian 13's packages (Debian 12's is too old): ${newer[*]};" \
+    "and from Debian 12's: runc, iptables."
   private=$(mktemp -d)
   chmod 755 "$private"
   write_two_release_apt "$private"
-  export APT_CONFIG=$private/apt.conf
-  local status=0
-  step "Reading the package lists of Debian 12 and 13" as_root env "APT_CONFIG=$APT_CONFIG" apt-get update || status=$?
-  if [ "$status" -eq 0 ]; then
-    write_engine_settings
-    step "Installing the Docker Engine" apt_install "${newer[@]/%//trixie}" runc/bookworm iptables || status=$?
-  fi
-  unset APT_CONFIG
+  write_engine_settings
+  APT_CONFIG=$private/apt.conf step "Installing the Docker Engine" \
+    apt_install "${newer[@]/%//trixie}" runc/bookworm iptables || status=$?
   as_root rm -rf "$private"
   [ "$status" -eq 0 ] || give_up "the Docker Engine could not be installed; the lines above say why."
 }
@@ -122,11 +119,6 @@ Dir::State::lists "$1/lists";
 Dir::Cache::pkgcache "";
 Dir::Cache::srcpkgcache "";
 END
-}
-
-apt_install() {
-  as_root env DEBIAN_FRONTEND=noninteractive "APT_CONFIG=${APT_CONFIG:-}" \
-    apt-get install -y --no-install-recommends "$@"
 }
 
 # Before the packages, so that the engine's first start already reads them. An existing file is the user's, and stays.

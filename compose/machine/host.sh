@@ -25,6 +25,13 @@ as_root() {
   if is_root; then "$@"; else sudo "$@"; fi
 }
 
+# apt_install PACKAGE...: from lists that are read afresh; APT_CONFIG, where set, names a configuration to use instead.
+apt_install() {
+  as_root env DEBIAN_FRONTEND=noninteractive "APT_CONFIG=${APT_CONFIG:-}" apt-get update &&
+    as_root env DEBIAN_FRONTEND=noninteractive "APT_CONFIG=${APT_CONFIG:-}" \
+      apt-get install -y --no-install-recommends "$@"
+}
+
 # at_least FOUND WANTED: compares the first two numbers of two versions ("26.1.5+dfsg1" is at least "26").
 at_least() {
   local found_major found_minor wanted_major wanted_minor

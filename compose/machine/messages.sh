@@ -25,7 +25,7 @@ step() {
   shift
   log=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
   if [ -t 1 ]; then
-    _tick "$text" &
+    _tick "$text" "$log" &
     ticker=$!
   else
     say "$text ..."
@@ -46,11 +46,13 @@ step() {
   return "$status"
 }
 
-# The counter ends by itself when the script that started it is gone.
+# Shows TEXT, the seconds, and the last line of LOG so far. It ends by itself when the script that started it is gone.
 _tick() {
-  local began=$SECONDS
+  local text=$1 log=$2 began=$SECONDS line
   while kill -0 $$ 2>/dev/null; do
-    printf '\r\033[K%s ... %d s' "$1" "$((SECONDS - began))"
+    line=$(tail -n 1 "$log" 2>/dev/null | tr -cd '[:print:]')
+    line="$text ... $((SECONDS - began)) s  $line"
+    printf '\r\033[K%s' "${line:0:$((${COLUMNS:-80} - 1))}"
     sleep 1
   done
 }

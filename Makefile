@@ -1,0 +1,43 @@
+# Each target is one line that calls a script or the controller's CLI.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+.PHONY: help up down scale status plan events logs build machine test lint fmt
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+up: ## start the stack and wait until every app answers: [APPS="echo recsys"] [GPU=1]
+	@compose/machine/up.sh "$(APPS)" "$(GPU)"
+
+down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its volumes (state, metrics) too
+	@compose/machine/down.sh "$(VOLUMES)"
+
+scale: ## set a service's number of replicas: SERVICE=ranker N=4
+	@compose/machine/control.sh scale "$(SERVICE)" "$(N)"
+
+status: ## show services, replicas and GPUs
+	@compose/machine/control.sh status
+
+plan: ## show what the controller would do now, without doing it
+	@compose/machine/control.sh plan
+
+events: ## show what happened, newest last, with causes
+	@compose/machine/control.sh events
+
+logs: ## show a service's last log lines: SERVICE=ranker; without SERVICE, the stack's own
+	@compose/machine/logs.sh "$(SERVICE)"
+
+build: ## build the images: [APPS="echo recsys"] [GPU=1]
+	@compose/machine/build.sh "$(APPS)" "$(GPU)"
+
+machine: ## prepare this machine: Docker Engine, Compose plug-in, base images
+	@compose/machine/engine.sh && compose/machine/base-images.sh
+
+test: ## run every check and every test
+	@compose/machine/test.sh
+
+lint: ## check style and types
+	@compose/machine/lint.sh check
+
+fmt: ## format, and fix what can be fixed
+	@compose/machine/lint.sh fix

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# The last log lines of a service's replicas, or of one of the stack's own services, or of all of the latter:
+# logs.sh [SERVICE].
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=compose/machine/messages.sh
+. "$here/messages.sh"
+# shellcheck source=compose/machine/stack.sh
+. "$here/stack.sh"
+
+readonly TAIL=200
+choose_files '' ''
+case ${1:-} in
+  '') exec docker compose logs --tail "$TAIL" haproxy controller prometheus ;;
+  haproxy | controller | prometheus | grafana) exec docker compose logs --tail "$TAIL" "$1" ;;
+  *) exec "$here/control.sh" logs "$1" ;;
+esac

@@ -1,0 +1,77 @@
+# shellcheck shell=bash
+# Which stack the scripts of this directory mean: its directory, files, project and settings. To be sourced after
+# messages.sh and host.sh; leaves the shell in the clone's root, where `docker compose` reads .env.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$root" || exit 1
+
+# setting NAME DEFAULT: what `docker compose` would take for a variable: the shell's value, else the one in .env.
+setting() {
+  local value=${!1-}
+  if [ -z "${!1+set}" ] && [ -r .env ]; then
+    value=$(sed -n "s/^$1=//p" .env | tail -n 1)
+  fi
+  printf '%s' "${value:-$2}"
+}
+
+project=$(setting COMPOSE_PROJECT_NAME pierhead)
+
+# choose_files APPS GPU: sets COMPOSE_FILE. No APPS: the files that the shell or .env names.
+choose_files() {
+  local app files
+  if [ -n "$1" ]; then
+    files=compose/compose.yaml
+    for app in $1; do
+      [ -f "compose/apps/$app.yaml" ] ||
+        refuse "APPS: there is no app named \"$app\" (no compose/apps/$app.yaml). There are: $(known_apps)." \
+          "Example: make up APPS=\"echo recsys\""
+      files=$files:compose/apps/$app.yaml
+    done
+  else
+    files=$(setting COMPOSE_FILE compose/compose.yaml)
+  fi
+  case $2 in
+    '' | 0) ;;
+    1) case :$files: in *:compose/gpu.yaml:*) ;; *) files=$files:compose/gpu.yaml ;; esac ;;
+    *) refuse "GPU: expected 1 or nothing, found \"$2\"." ;;
+  esac
+  export COMPOSE_FILE=$files
+}
+
+known_apps() {
+  local file names=()
+  for file in compose/apps/*.yaml; do
+    [ -f "$file" ] && names+=("$(basename "$file" .yaml)")
+  done
+  printf '%s' "${names[*]:-none}"
+}
+
+# chosen_apps: the apps among the files of COMPOSE_FILE, one a line.
+chosen_apps() { tr ':' '\n' <<<"$COMPOSE_FILE" | sed -n 's|^compose/apps/\(.*\)\.yaml$|\1|p'; }
+
+# choose_build_inputs: this machine's own certificates and wheels, where neither the shell nor .env names others.
+choose_build_inputs() {
+  local bundle wheels
+  bundle=$(setting PIERHEAD_CA_BUNDLE "$(ca_bundle)")
+  wheels=$(setting PIERHEAD_WHEELS "$(wheel_directory)")
+  export PIERHEAD_CA_BUNDLE=${bundle:-/etc/ssl/certs/ca-certificates.crt} PIERHEAD_WHEELS=${wheels:-./wheels}
+}
+
+# container_of SERVICE: the id of the running container of one of the stack's own services; nothing where there is none.
+container_of() {
+  docker ps -q --filter "label=com.docker.compose.project=$project" --filter "label=com.docker.compose.service=$1" \
+    --filter label=com.docker.compose.oneoff=False 2>/dev/null | head -n 1
+}
+
+# refuse_broken_files: what Compose says about the files, before anything is touched.
+refuse_broken_files() {
+  local complaint
+  complaint=$(docker compose config --quiet 2>&1) ||
+    refuse "Compose cannot read the stack's files (${COMPOSE_FILE//:/, }): $complaint" "Nothing was changed."
+}
+
+build_images() {
+  refuse_broken_files
+  step "Building the images" docker compose --progress plain build ||
+    give_up "an image could not be built; the lines above say which and why. What runs already was not touched."
+}

@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+# From whatever this machine has to a stack that answers: up.sh [APPS] [GPU]. Running it again changes nothing; after
+# Ctrl-C it goes on where it was.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=compose/machine/messages.sh
+. "$here/messages.sh"
+# shellcheck source=compose/machine/host.sh
+. "$here/host.sh"
+# shellcheck source=compose/machine/stack.sh
+. "$here/stack.sh"
+
+readonly READY_S=${PIERHEAD_UP_TIMEOUT_S:-300}
+
+main() {
+  choose_files "${1:-}" "${2:-}"
+  "$here/engine.sh"
+  one_up_at_a_time
+  refuse_another_clones_stack
+  refuse_taken_ports
+  "$here/base-images.sh"
+  choose_grafana
+  warn_about_missing_gpus
+  choose_build_inputs
+  build_images
+  step "Starting the stack" docker compose --progress plain up --detach --no-build ||
+    give_up "the stack did not start; the lines above say why."
+  step "Waiting until every app answers" wait_for_apps || explain_silence
+  print_addresses
+  "$here/control.sh" status || true
+}
+
+# Two `make up` of the same clone: the second waits. The lock is on the clone's own directory and leaves no file.
+one_up_at_a_time() {
+  command -v flock >/dev/null 2>&1 || return 0
+  exec 8<"$root"
+  flock --nonblock 8 && return
+  say "Another \`make up\` of this clone is running: waiting for it."
+  flock 8
+}
+
+refuse_another_clones_stack() {
+  local elsewhere
+  elsewhere=$(docker ps --filter "label=com.docker.compose.project=$project" --filter label=com.docker.compose.oneoff=False \
+    --format '{{.Label "com.docker.compose.project.working_dir"}}' | grep -vxF "$root/compose" | head -n 1 || true)
+  [ -z "$elsewhere" ] || refuse "a stack named \"$project\" runs from another clone: $(dirname "$elsewhere")." \
+    "Stop it there (make down), or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, PIERHEAD_*_PORT)."
+}
+
+# --- ports ---------------------------------------------------------------------------------------------------------
+
+port_settings() {
+  printf '%s\n' 'PIERHEAD_HTTP_PORT 8000' 'PIERHEAD_GRPC_PORT 9000' 'PIERHEAD_API_PORT 8100' \
+    'PIERHEAD_STATS_PORT 8404' 'PIERHEAD_PROMETHEUS_PORT 9090'
+  [ "$(setting COMPOSE_PROFILES '')" != grafana ] || echo 'PIERHEAD_GRAFANA_PORT 3000'
+}
+
+refuse_taken_ports() {
+  local name default port first='' taken=()
+  while read -r name default; do
+    port=$(setting "$name" "$default")
+    if listens "$port" && [ -z "$(docker ps -q --filter "publish=$port" \
+      --filter "label=com.docker.compose.project=$project")" ]; then
+      first=${first:-$name}
+      taken+=("port $port ($name) is taken by $(listener "$port").")
+    fi
+  done < <(port_settings)
+  [ "${#taken[@]}" -eq 0 ] || refuse "${taken[@]}" "Stop that, or choose another port: in .env, or make up $first=... for this time."
+}
+
+listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+listener() {
+  local who
+  who=$(docker ps --filter "publish=$1" --format 'container {{.Names}}' | head -n 1)
+  if [ -z "$who" ] && command -v ss >/dev/null 2>&1; then
+    who=$(ss -Hltnp "sport = :$1" 2>/dev/null | sed -n 's/.*users:(("\([^"]*\)",pid=\([0-9]*\).*/process \1 (\2)/p' | head -n 1)
+  fi
+  printf '%s' "${who:-another program}"
+}
+
+# --- what this machine may lack ------------------------------------------------------------------------------------
+
+choose_grafana() {
+  local image
+  [ "$(setting COMPOSE_PROFILES '')" = grafana ] || return 0
+  image=$(docker compose config --images 2>/dev/null | grep '^grafana/' || true)
+  if [ -n "$image" ] && ! docker image inspect "$image" >/dev/null 2>&1; then
+    say "Going on without Grafana: no registry gives $image (plain Compose: COMPOSE_PROFILES= docker compose up)."
+    export COMPOSE_PROFILES=''
+  fi
+}
+
+warn_about_missing_gpus() {
+  case $COMPOSE_FILE in *gpu.yaml*) ;; *) return 0 ;; esac
+  if ! compgen -G '/etc/cdi/*' >/dev/null && ! compgen -G '/var/run/cdi/*' >/dev/null &&
+    ! docker info --format '{{json .Runtimes}}' | grep -q nvidia; then
+    warn "GPU=1, but Docker knows no GPU here: services that ask for one will stay PENDING." \
+      "The NVIDIA Container Toolkit makes GPUs known to it (nvidia-ctk cdi generate)."
+  fi
+}
+
+# --- waiting -------------------------------------------------------------------------------------------------------
+
+# first_request APP: the request whose success means that the app works; nothing where the app is not known to have one.
+first_request() {
+  case $1 in
+    echo) echo '/echo?message=hi' ;;
+    recsys) echo '/recsys/?user_id=7' ;;
+    llm) echo '/v1/models' ;;
+  esac
+}
+
+# http_status PATH: the status of one GET to the stack; 000 where nothing answers. Needs no curl.
+http_status() {
+  local port line=''
+  port=$(setting PIERHEAD_HTTP_PORT 8000)
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  line=$(timeout 10 bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$1" &&
+    printf "GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" "$2" >&3 && head -n 1 <&3' - "$port" "$1" 2>/dev/null) || true
+  line=${line#HTTP/* }
+  printf '%s' "${line:0:3}"
+}
+
+wait_for_apps() {
+  local app request status began=$SECONDS
+  for app in $(chosen_apps); do
+    request=$(first_request "$app")
+    if [ -z "$request" ]; then
+      echo "$app: no request known to try"
+      continue
+    fi
+    until status=$(http_status "$request") && [ "$status" = 200 ]; do
+      if [ "$((SECONDS - began))" -ge "$READY_S" ]; then
+        echo "GET $request: status ${status:-none}"
+        return 1
+      fi
+      echo "GET $request: status ${status:-none}, asking again"
+      sleep 0.5
+    done
+    echo "GET $request: $status"
+  done
+}
+
+explain_silence() {
+  "$here/control.sh" status || true
+  give_up "an app does not answer after $READY_S s. The stack goes on trying; see why with \`make status\`, \`make events\`, \`make logs\`."
+}
+
+print_addresses() {
+  local app request http
+  http=http://127.0.0.1:$(setting PIERHEAD_HTTP_PORT 8000)
+  say ''
+  for app in $(chosen_apps); do
+    request=$(first_request "$app")
+    [ -z "$request" ] || printf '  %-12s %s\n' "$app" "$http$request"
+  done
+  printf '  %-12s %s\n' gRPC "127.0.0.1:$(setting PIERHEAD_GRPC_PORT 9000)" \
+    API "http://127.0.0.1:$(setting PIERHEAD_API_PORT 8100)" \
+    HAProxy "http://127.0.0.1:$(setting PIERHEAD_STATS_PORT 8404)" \
+    Prometheus "http://127.0.0.1:$(setting PIERHEAD_PROMETHEUS_PORT 9090)"
+  [ "$(setting COMPOSE_PROFILES '')" != grafana ] ||
+    printf '  %-12s %s\n' Grafana "http://127.0.0.1:$(setting PIERHEAD_GRAFANA_PORT 3000)"
+  say ''
+}
+
+trap 'warn "" "Interrupted. \`make up\` goes on from here; \`make down\` removes what was started."; exit 130' INT TERM
+main "$@"

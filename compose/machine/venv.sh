@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Sees to the Python environment that the checks and tests run in: .venv, as uv.lock says. venv.sh [torch]: with the CPU
+# build of torch as well, from this machine's own wheels where they hold one.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=compose/machine/messages.sh
+. "$here/messages.sh"
+# shellcheck source=compose/machine/host.sh
+. "$here/host.sh"
+cd "$here/../.."
+
+readonly PYTHON=.venv/bin/python
+readonly TORCH=torch==2.13.0
+
+main() {
+  one_at_a_time
+  make_environment
+  trust_own_certificates
+  step "Installing Python packages" install_packages || give_up "the packages of uv.lock could not be installed."
+  if [ "${1:-}" = torch ] && ! has_torch; then
+    step "Installing $TORCH" install_torch || give_up "$TORCH could not be installed."
+  fi
+}
+
+make_environment() {
+  if "$PYTHON" -c '' 2>/dev/null; then return; fi
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    refuse "Python 3.11 or newer is needed, and python3 is $(python3 --version 2>/dev/null || echo missing)." \
+      "Install it (Debian, Ubuntu: apt-get install python3 python3-venv) and repeat."
+  python3 -c 'import ensurepip, venv' 2>/dev/null || install_venv_module
+  step "Making .venv" python3 -m venv --clear .venv || give_up "the Python environment .venv could not be made."
+}
+
+install_venv_module() {
+  if ! command -v apt-get >/dev/null 2>&1 || ! can_be_root; then
+    refuse "python3 here cannot make environments." "Install its venv module (Debian, Ubuntu: apt-get install python3-venv) and repeat."
+  fi
+  step "Installing python3-venv" apt_install python3-venv || give_up "python3-venv could not be installed."
+}
+
+# uv brings its own list of certificates; a company's own are in this machine's.
+trust_own_certificates() {
+  if [ -z "${SSL_CERT_FILE:-}" ] && [ -n "$(ca_bundle)" ]; then
+    SSL_CERT_FILE=$(ca_bundle)
+    export SSL_CERT_FILE
+  fi
+}
+
+uv() {
+  if type -P uv >/dev/null; then command uv "$@"; else "$PYTHON" -m uv "$@"; fi
+}
+
+# --inexact: what is in the environment beyond the lock (uv, torch) stays.
+install_packages() {
+  if ! type -P uv >/dev/null && ! "$PYTHON" -m uv --version 2>/dev/null; then
+    "$PYTHON" -m pip install uv || return
+  fi
+  uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys
+}
+
+has_torch() { "$PYTHON" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; }
+
+install_torch() {
+  local wheels
+  wheels=$(wheel_directory)
+  if [ -n "$wheels" ] && compgen -G "$wheels/torch-*" >/dev/null; then
+    uv pip install --python "$PYTHON" --find-links "$wheels" "$TORCH"
+  else
+    uv pip install --python "$PYTHON" --torch-backend auto "$TORCH"
+  fi
+}
+
+main "$@"
