@@ -18,12 +18,9 @@ import enum
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 Protocol = Literal["http", "grpc"]
-
-EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 # ---------------------------------------------------------------------------------------------------------------- spec
@@ -81,7 +78,7 @@ class ServiceSpec:
     """True when the image is built on our runtime: its admin port tells in-flight counts and takes environment."""
     has_build: bool = False
     """True when Compose can build the image; it is then never pulled."""
-    container: Mapping[str, Any] = EMPTY
+    container: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for the engine's create call, without name, GPU and Pierhead labels. Canonical: sorted, JSON types."""
     definition_hash: str = ""
     """Hash of everything above that needs a new container when it changes (not of replicas, route or policies)."""
@@ -92,7 +89,7 @@ class Spec:
     """Everything the user wrote; `project` is the Compose project name, `networks` maps Compose to engine names."""
 
     project: str
-    services: Mapping[str, ServiceSpec] = EMPTY
+    services: Mapping[str, ServiceSpec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +97,8 @@ class Desired:
     """Spec plus scale overrides: how many replicas each service shall have now."""
 
     project: str
-    services: Mapping[str, ServiceSpec] = EMPTY
-    targets: Mapping[str, int] = EMPTY
+    services: Mapping[str, ServiceSpec] = field(default_factory=dict)
+    targets: Mapping[str, int] = field(default_factory=dict)
     routing_hash: str = ""
     """Of the HAProxy configuration these services need; "" = not to be compared."""
 
@@ -243,16 +240,16 @@ class Observed:
 
     containers: tuple[ReplicaContainer, ...] = ()
     strays: tuple[StrayContainer, ...] = ()
-    images: Mapping[str, str | None] = EMPTY
+    images: Mapping[str, str | None] = field(default_factory=dict)
     """Image reference of a service -> image id; None = not on this machine."""
     gpus: tuple[Gpu, ...] = ()
-    foreign_gpu_holders: Mapping[str, str] = EMPTY
+    foreign_gpu_holders: Mapping[str, str] = field(default_factory=dict)
     """GPU UUID -> name of a container that is not ours and holds it."""
     routing: RoutingState | None = None
     """None = HAProxy does not answer."""
-    retirements: Mapping[str, Retirement] = EMPTY
+    retirements: Mapping[str, Retirement] = field(default_factory=dict)
     """By container id."""
-    failures: Mapping[str, FailureRecord] = EMPTY
+    failures: Mapping[str, FailureRecord] = field(default_factory=dict)
     """By service."""
     in_progress: tuple[Action, ...] = ()
     """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
@@ -440,7 +437,7 @@ class ServiceStatus:
     wanted: int
     ready: int
     message: str
-    replicas: tuple[ReplicaStatus, ...] = field(default=())
+    replicas: tuple[ReplicaStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,368 @@
+"""The planner, example by example: a picture of the world, then the plan as `make plan` prints it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from controller.model import (
+    ContainerState,
+    CreateContainer,
+    Desired,
+    FailureRecord,
+    Gpu,
+    GpuRequest,
+    Health,
+    Observed,
+    Plan,
+    ServerState,
+    StrayContainer,
+    WriteRouting,
+)
+from controller.plan import backoff_s, plan
+from tests.unit.controller.worlds import (
+    NOW,
+    desired,
+    gpu_service,
+    gpus,
+    observed,
+    replica,
+    retirement,
+    routing,
+    server,
+    service,
+    version,
+)
+
+WEB = service()
+V = version(WEB)
+RANKER = gpu_service()
+RV = version(RANKER)
+
+
+def made(wanted: Desired, world: Observed) -> Plan:
+    return plan(wanted, world, NOW)
+
+
+def text(wanted: Desired, world: Observed) -> str:
+    return str(made(wanted, world))
+
+
+def lines(*expected: str) -> str:
+    return "\n".join(expected)
+
+
+def test_converged_world_needs_nothing() -> None:
+    assert text(desired(WEB), observed(replica(WEB, 1), replica(WEB, 2), specs=(WEB,))) == "nothing to do"
+
+
+def test_first_start_creates_numbered_replicas() -> None:
+    assert text(desired(WEB), observed(specs=(WEB,))) == lines(
+        f"#1 create p-web-{V}-1: 0 of 2 replicas exist",
+        f"#2 after #1 start p-web-{V}-1: 0 of 2 replicas exist",
+        f"#3 create p-web-{V}-2: 0 of 2 replicas exist",
+        f"#4 after #3 start p-web-{V}-2: 0 of 2 replicas exist",
+    )
+
+
+def test_ready_replica_gets_its_server_and_a_starting_one_does_not() -> None:
+    world = observed(replica(WEB, 1), replica(WEB, 2, health=Health.UNKNOWN), specs=(WEB,), routing=routing())
+    assert text(desired(WEB), world) == f"#1 add server svc_web/p-web-{V}-1 at 10.0.0.1:8080: its replica is ready"
+
+
+def test_new_routes_are_written_before_servers_are_added_to_them() -> None:
+    world = observed(replica(WEB, 1), specs=(WEB,), routing=routing(routing_hash="old", backends=frozenset()))
+    assert text(desired(WEB, web=1), world) == lines(
+        "#1 write routes of web and reload: HAProxy runs routes old, the services need routes1",
+        f"#2 after #1 add server svc_web/p-web-{V}-1 at 10.0.0.1:8080: its replica is ready",
+    )
+
+
+def test_a_backend_that_exists_does_not_wait_for_a_reload() -> None:
+    world = observed(replica(WEB, 1), specs=(WEB,), routing=routing(routing_hash="old"))
+    assert text(desired(WEB, web=1), world).splitlines()[1].startswith("#2 add server")
+
+
+def test_haproxy_away_plans_no_routing_and_everything_else() -> None:
+    world = observed(replica(WEB, 1), specs=(WEB,), routing=None)
+    assert "server" not in text(desired(WEB), world)
+    assert f"create p-web-{V}-2" in text(desired(WEB), world)
+
+
+def test_restarted_haproxy_gets_every_server_back() -> None:
+    world = observed(replica(WEB, 1), replica(WEB, 2), specs=(WEB,), routing=routing())
+    assert text(desired(WEB), world).count("add server") == 2
+
+
+def test_scale_down_drains_the_highest_number() -> None:
+    world = observed(replica(WEB, 1), replica(WEB, 2), specs=(WEB,))
+    assert text(desired(WEB, web=1), world) == lines(
+        f"#1 set server svc_web/p-web-{V}-2 to drain: 2 replicas, 1 wanted",
+        f"#2 drain p-web-{V}-2: 2 replicas, 1 wanted",
+    )
+
+
+def test_scale_down_takes_the_one_that_is_not_ready_first() -> None:
+    world = observed(replica(WEB, 1, health=Health.UNKNOWN), replica(WEB, 2), specs=(WEB,))
+    assert text(desired(WEB, web=1), world) == f"#1 drain p-web-{V}-1: 2 replicas, 1 wanted"
+
+
+def test_draining_replica_is_waited_for_while_it_has_calls() -> None:
+    leaving = replica(WEB, 2, ongoing=3)
+    world = observed(
+        replica(WEB, 1),
+        leaving,
+        specs=(WEB,),
+        retirements=retirement(leaving),
+        routing=routing(server(replica(WEB, 1)), server(leaving, state=ServerState.DRAIN, sessions=3)),
+    )
+    result = made(desired(WEB, web=1), world)
+    assert str(result) == "nothing to do"
+    assert result.next_look_s is not None
+    assert result.next_look_s <= 0.25
+
+
+def test_a_count_read_before_callers_knew_does_not_end_the_drain() -> None:
+    leaving = replica(RANKER, 2, ongoing=0, ongoing_at=NOW - 0.9)
+    world = observed(replica(RANKER, 1), leaving, specs=(RANKER,), retirements=retirement(leaving))
+    assert text(desired(RANKER, ranker=1), world) == "nothing to do"
+
+
+def test_drained_replica_is_told_to_stop() -> None:
+    leaving = replica(RANKER, 2)
+    world = observed(replica(RANKER, 1), leaving, specs=(RANKER,), retirements=retirement(leaving))
+    assert text(desired(RANKER, ranker=1), world) == (
+        f"#1 send SIGTERM to p-ranker-{RV}-2: 2 replicas, 1 wanted; nothing in flight"
+    )
+
+
+def test_drain_has_a_deadline() -> None:
+    leaving = replica(WEB, 2, ongoing=3)
+    world = observed(replica(WEB, 1), leaving, specs=(WEB,), retirements=retirement(leaving, draining_since=NOW - 20))
+    assert "still busy after 20 s (graceful_shutdown_timeout_s)" in text(desired(WEB, web=1), world)
+
+
+def test_a_drain_is_not_judged_while_haproxy_cannot_be_asked() -> None:
+    leaving = replica(WEB, 2)
+    world = observed(replica(WEB, 1), leaving, specs=(WEB,), retirements=retirement(leaving), routing=None)
+    assert text(desired(WEB, web=1), world) == "nothing to do"
+
+
+def test_foreign_replica_without_a_count_drains_for_two_seconds() -> None:
+    foreign = service(managed=False)
+    leaving = replica(foreign, 2, ongoing=None)
+    drained = routing(server(replica(foreign, 1)), server(leaving, state=ServerState.DRAIN))
+    world = observed(replica(foreign, 1), leaving, specs=(foreign,), retirements=retirement(leaving), routing=drained)
+    assert text(desired(foreign, web=1), world) == "nothing to do"
+    later = plan(desired(foreign, web=1), world, NOW + 1.1)
+    assert "nothing in flight that HAProxy knows of" in str(later)
+
+
+def test_replica_that_ignores_sigterm_is_killed_after_its_grace() -> None:
+    leaving = replica(WEB, 2)
+    world = observed(replica(WEB, 1), leaving, specs=(WEB,), retirements=retirement(leaving, stopping_since=NOW - 31))
+    assert "send SIGKILL" in text(desired(WEB, web=1), world)
+    early = observed(replica(WEB, 1), leaving, specs=(WEB,), retirements=retirement(leaving, stopping_since=NOW - 29))
+    assert "SIGKILL" not in text(desired(WEB, web=1), early)
+
+
+def test_stopped_replica_leaves_haproxy_before_its_container_goes() -> None:
+    gone = replica(WEB, 2, state=ContainerState.EXITED, exit_code=0)
+    world = observed(
+        replica(WEB, 1),
+        gone,
+        specs=(WEB,),
+        retirements=retirement(gone, stopping_since=NOW - 1),
+        routing=routing(server(replica(WEB, 1)), server(gone, state=ServerState.DRAIN)),
+    )
+    assert text(desired(WEB, web=1), world) == lines(
+        f"#1 set server svc_web/p-web-{V}-2 to maint: 2 replicas, 1 wanted",
+        f"#2 after #1 delete server svc_web/p-web-{V}-2: 2 replicas, 1 wanted",
+        f"#3 after #2 remove p-web-{V}-2: 2 replicas, 1 wanted",
+    )
+
+
+def test_killed_replica_is_removed_and_replaced_on_the_same_gpu() -> None:
+    dead = replica(RANKER, 1, state=ContainerState.EXITED, exit_code=137, gpus=("GPU-0",))
+    alive = replica(RANKER, 2, gpus=("GPU-1",))
+    world = observed(dead, alive, specs=(RANKER,), gpus=gpus(4))
+    assert text(desired(RANKER), world) == lines(
+        f"#1 remove p-ranker-{RV}-1: ended by signal 9",
+        f"#2 after #1 create p-ranker-{RV}-1 on GPU-0: 1 of 2 replicas exist",
+        f"#3 after #2 start p-ranker-{RV}-1: 1 of 2 replicas exist",
+    )
+
+
+def test_out_of_memory_is_named() -> None:
+    dead = replica(WEB, 1, state=ContainerState.EXITED, exit_code=137, oom_killed=True)
+    assert "out of memory" in text(desired(WEB, web=1), observed(dead, specs=(WEB,)))
+
+
+def test_hung_replica_leaves_rotation_at_once_and_is_replaced() -> None:
+    hung = replica(WEB, 1, health=Health.FAILED, health_detail="no answer within 2 s")
+    world = observed(hung, replica(WEB, 2), specs=(WEB,), routing=routing(server(hung), server(replica(WEB, 2))))
+    cause = "its readiness probe failed: no answer within 2 s"
+    assert text(desired(WEB), world) == lines(
+        f"#1 set server svc_web/p-web-{V}-1 to maint: {cause}",
+        f"#2 drain p-web-{V}-1: {cause}",
+        f"#3 create p-web-{V}-3: 1 of 2 replicas exist",
+        f"#4 after #3 start p-web-{V}-3: 1 of 2 replicas exist",
+    )
+
+
+def test_hung_replica_keeps_its_gpu_until_it_is_gone() -> None:
+    hung = replica(RANKER, 1, health=Health.FAILED, gpus=("GPU-0",))
+    world = observed(hung, specs=(RANKER,), gpus=gpus(1))
+    assert made(desired(RANKER, ranker=1), world).pending[0].reason == (
+        "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
+    )
+
+
+def test_replica_that_never_gets_ready_fails_at_its_deadline() -> None:
+    slow = replica(WEB, 1, health=Health.UNKNOWN, started_at=NOW - 1801, health_detail="503 from /readyz")
+    assert "not ready 1800 s after its start (startup_timeout_s): 503 from /readyz" in text(
+        desired(WEB, web=1), observed(slow, specs=(WEB,))
+    )
+
+
+def test_each_replica_has_a_gpu_of_its_own_and_the_fifth_waits_with_a_reason() -> None:
+    result = made(desired(RANKER, ranker=5), observed(specs=(RANKER,), gpus=gpus(4)))
+    creates = [step.action for step in result.steps if isinstance(step.action, CreateContainer)]
+    assert [create.gpus[0].uuid for create in creates] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    assert str(result).splitlines()[-1] == ("pending ranker: it asks for 1 GPU and 0 of 4 are free: 4 held by ranker")
+
+
+def test_foreign_holders_of_gpus_are_respected_and_named() -> None:
+    world = observed(specs=(RANKER,), gpus=gpus(2), foreign_gpu_holders={"GPU-0": "ollama"})
+    result = made(desired(RANKER), world)
+    assert [p.reason for p in result.pending] == [
+        "it asks for 1 GPU and 0 of 2 are free: 1 held by container ollama, 1 held by ranker"
+    ]
+
+
+def test_no_gpu_at_all() -> None:
+    assert "this machine offers none" in text(desired(RANKER, ranker=1), observed(specs=(RANKER,)))
+
+
+def test_device_ids_that_do_not_exist_are_named() -> None:
+    picky = gpu_service(gpu=GpuRequest(count=1, device_ids=("GPU-9",)))
+    assert text(desired(picky, ranker=1), observed(specs=(picky,), gpus=gpus(2))) == (
+        "pending ranker: it asks for GPU GPU-9, which this machine does not have; it has GPU-0, GPU-1"
+    )
+
+
+def test_creation_in_progress_holds_its_number_and_its_gpu() -> None:
+    busy = CreateContainer(
+        target=f"p-ranker-{RV}-1", service="ranker", version=RV, number=1, gpus=(Gpu(uuid="GPU-0"),), cause="x"
+    )
+    world = observed(specs=(RANKER,), gpus=gpus(4), in_progress=(busy,))
+    assert text(desired(RANKER), world) == lines(
+        f"#1 create p-ranker-{RV}-2 on GPU-1: 1 of 2 replicas exist",
+        f"#2 after #1 start p-ranker-{RV}-2: 1 of 2 replicas exist",
+    )
+
+
+def test_nothing_is_planned_for_a_target_in_progress_and_no_server_during_a_reload() -> None:
+    reload = WriteRouting(target="routing", services=(), routing_hash="new", cause="x")
+    world = observed(replica(WEB, 1), specs=(WEB,), routing=routing(), in_progress=(reload,))
+    assert "server" not in text(desired(WEB, web=1), world)
+
+
+def test_container_that_was_created_and_never_started_is_started() -> None:
+    left = replica(WEB, 1, state=ContainerState.CREATED, health=Health.UNKNOWN, started_at=None, ip=None)
+    assert text(desired(WEB, web=1), observed(left, specs=(WEB,))) == (
+        f"#1 start p-web-{V}-1: created and never started"
+    )
+
+
+def test_missing_image_says_how_to_get_it() -> None:
+    world = observed(specs=(WEB,), images={WEB.image: None})
+    assert text(desired(WEB, web=1), world) == (
+        "pending web: image image/web is not on this machine: build it (`make build`)"
+    )
+
+
+def test_missing_foreign_image_is_pulled() -> None:
+    foreign = service(has_build=False)
+    assert text(desired(foreign, web=1), observed(specs=(foreign,), images={foreign.image: None})) == lines(
+        "#1 pull image/web for web: a replica is to be started and the image is not on this machine",
+        "pending web: image image/web is not on this machine: it is being pulled",
+    )
+
+
+def test_missing_image_does_not_touch_what_runs() -> None:
+    world = observed(replica(WEB, 1), replica(WEB, 2), specs=(WEB,), images={WEB.image: None})
+    assert text(desired(WEB), world) == "nothing to do"
+
+
+def test_new_version_surges_by_one_and_the_old_stay() -> None:
+    new = replace(WEB, definition_hash="d2")
+    world = observed(replica(WEB, 1), replica(WEB, 2), specs=(new,))
+    assert text(desired(new), world) == lines(
+        f"#1 create p-web-{version(new)}-3: version {version(new)} replaces an older one",
+        f"#2 after #1 start p-web-{version(new)}-3: version {version(new)} replaces an older one",
+    )
+
+
+def test_one_old_replica_leaves_for_each_new_one_that_is_ready() -> None:
+    new = replace(WEB, definition_hash="d2")
+    world = observed(replica(WEB, 1), replica(WEB, 2), replica(new, 3), specs=(new,))
+    result = text(desired(new), world)
+    assert result.count("drain p-web") == 1
+    assert f"drain p-web-{V}-2" in result
+
+
+def test_a_new_version_that_is_not_ready_displaces_nobody() -> None:
+    new = replace(WEB, definition_hash="d2")
+    world = observed(replica(WEB, 1), replica(new, 2, health=Health.UNKNOWN), specs=(new,))
+    assert text(desired(new, web=1), world) == "nothing to do"
+
+
+def test_removed_service_is_drained() -> None:
+    world = observed(replica(WEB, 1), routing=routing(server(replica(WEB, 1))))
+    assert text(Desired(project="p"), world) == lines(
+        f"#1 set server svc_web/p-web-{V}-1 to drain: the compose files have no service web any more",
+        f"#2 drain p-web-{V}-1: the compose files have no service web any more",
+    )
+
+
+def test_server_without_a_container_is_deleted() -> None:
+    ghost = server(replica(WEB, 9), state=ServerState.MAINT)
+    world = observed(specs=(WEB,), routing=routing(ghost))
+    assert text(desired(WEB, web=0), world) == (
+        f"#1 delete server svc_web/p-web-{V}-9: no container of that name exists"
+    )
+
+
+def test_server_of_a_replica_that_moved_is_replaced() -> None:
+    moved = replica(WEB, 1, ip="10.0.0.77")
+    world = observed(moved, specs=(WEB,), routing=routing(server(replica(WEB, 1))))
+    assert text(desired(WEB, web=1), world).splitlines()[-1] == (
+        f"#4 after #3 add server svc_web/p-web-{V}-1 at 10.0.0.77:8080: its replica is ready"
+    )
+
+
+def test_containers_that_compose_started_are_refused() -> None:
+    stray = StrayContainer(id="x", name="p-web-1", service="web")
+    world = observed(replica(WEB, 1), specs=(WEB,), strays=(stray,))
+    assert text(desired(WEB, web=1), world) == (
+        "#1 remove p-web-1: started by Compose, which pins no GPU: use `make scale SERVICE=web N=...` instead"
+    )
+
+
+def test_failures_in_a_row_wait_longer_each_time() -> None:
+    record = FailureRecord(count=4, last_at=NOW - 1, detail="exited by itself with code 3")
+    result = made(desired(WEB, web=1), observed(specs=(WEB,), failures={"web": record}))
+    assert str(result) == ("pending web: failed 4 times in a row, next try in 3 s; last: exited by itself with code 3")
+    assert result.next_look_s == pytest.approx(3.0)
+
+
+def test_the_first_failure_is_replaced_at_once() -> None:
+    record = FailureRecord(count=1, last_at=NOW, detail="ended by signal 9")
+    assert "create" in text(desired(WEB, web=1), observed(specs=(WEB,), failures={"web": record}))
+
+
+@pytest.mark.parametrize(("failures", "expected"), [(0, 0), (1, 0), (2, 1), (3, 2), (5, 8), (9, 60), (1000, 60)])
+def test_backoff_table(failures: int, expected: float) -> None:
+    assert backoff_s(failures) == expected
