@@ -44,6 +44,8 @@ class GpuRequest:
 
     count: int
     device_ids: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ("gpu",)
+    """What the nvidia driver shall mount ("gpu", "utility", "video", ...); CDI files say it themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,12 @@ class ServiceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Everything the user wrote; `project` is the Compose project name, `networks` maps Compose to engine names."""
+    """Everything the user wrote; `project` is the Compose project name."""
 
     project: str
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    """What Compose said while it read the files, such as a variable that is not set and became empty."""
 
 
 @dataclass(frozen=True, slots=True)
