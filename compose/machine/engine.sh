@@ -24,6 +24,9 @@ main() {
     one_at_a_time
     if [ -z "$(engine_version)" ]; then
       command -v dockerd >/dev/null 2>&1 || install_engine
+      command -v docker >/dev/null 2>&1 ||
+        refuse "dockerd is installed, but the client is not: there is no docker on PATH." \
+          "Install it (Debian: apt-get install docker-cli) and repeat."
       start_engine
     fi
     engine=$(engine_version)
@@ -76,17 +79,18 @@ install_engine() {
 }
 
 install_from_distribution() {
-  local compose_package=docker-compose candidate
-  [ "$(os_field ID)" = debian ] || compose_package=docker-compose-v2
+  local candidate packages=(docker.io docker-cli docker-compose docker-buildx iptables)
+  # Ubuntu's docker.io holds the client as well, and its docker-compose is the old program.
+  [ "$(os_field ID)" = debian ] || packages=(docker.io docker-compose-v2 docker-buildx iptables)
   step "Reading the package lists" as_root apt-get update ||
     give_up "the package lists of $(os_name) could not be read; the lines above say why."
   candidate=$(apt-cache policy docker.io | sed -n 's/^ *Candidate: //p')
   at_least "${candidate#*:}" "$ENGINE_WANTED" || refuse \
     "the Docker Engine that $(os_name) packages is ${candidate:-missing}: version $ENGINE_WANTED or newer is needed." \
     "Install a newer one (https://docs.docker.com/engine/install/) and repeat. No package was installed."
-  say "No Docker Engine here. Installing from $(os_name)'s packages: docker.io, $compose_package, docker-buildx, iptables."
+  say "No Docker Engine here. Installing from the packages of $(os_name): ${packages[*]}."
   write_engine_settings
-  step "Installing the Docker Engine" apt_install docker.io "$compose_package" docker-buildx iptables ||
+  step "Installing the Docker Engine" apt_install "${packages[@]}" ||
     give_up "the Docker Engine could not be installed; the lines above say why."
 }
 
@@ -94,8 +98,8 @@ install_from_distribution() {
 # Both releases are read through lists and settings of their own: the machine's apt sources are not touched.
 install_on_bookworm() {
   local private status=0 newer=(docker.io docker-cli docker-compose docker-buildx containerd)
-  say "No Docker Engine here. Installing from Debian 13's packages (Debian 12's is too old): ${newer[*]};" \
-    "and from Debian 12's: runc, iptables."
+  say "No Docker Engine here. Installing from the packages of Debian 13 (Debian 12's are too old): ${newer[*]};" \
+    "and of Debian 12: runc, iptables."
   private=$(mktemp -d)
   chmod 755 "$private"
   write_two_release_apt "$private"

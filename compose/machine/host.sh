@@ -25,11 +25,12 @@ as_root() {
   if is_root; then "$@"; else sudo "$@"; fi
 }
 
-# apt_install PACKAGE...: from lists that are read afresh; APT_CONFIG, where set, names a configuration to use instead.
+# apt_install PACKAGE...: from lists that are read afresh, and never at the price of another package. APT_CONFIG, where
+# set, names a configuration to use instead of the machine's.
 apt_install() {
   as_root env DEBIAN_FRONTEND=noninteractive "APT_CONFIG=${APT_CONFIG:-}" apt-get update &&
     as_root env DEBIAN_FRONTEND=noninteractive "APT_CONFIG=${APT_CONFIG:-}" \
-      apt-get install -y --no-install-recommends "$@"
+      apt-get install -y --no-remove --no-install-recommends "$@"
 }
 
 # at_least FOUND WANTED: compares the first two numbers of two versions ("26.1.5+dfsg1" is at least "26").

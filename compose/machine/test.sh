@@ -11,7 +11,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=compose/machine/stack.sh
 . "$here/stack.sh"
 
-export PIERHEAD_TEST_RUN=run-$$-$(date +%s)
+PIERHEAD_TEST_RUN=run-$$-$(date +%s)
+export PIERHEAD_TEST_RUN
 readonly LABEL=pierhead.test-run=$PIERHEAD_TEST_RUN
 
 main() {
