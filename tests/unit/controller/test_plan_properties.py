@@ -1,0 +1,319 @@
+"""What the planner must never do, on worlds that hypothesis makes up.
+
+A small simulated world carries plans out (each action may fail or take its time), replicas become ready, hang, crash
+and are busy at random, targets, versions and HAProxy change. After every step the safety properties hold; when the
+trouble ends the world converges and the plan is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.model import (
+    Action,
+    AddServer,
+    BeginRetirement,
+    ContainerState,
+    CreateContainer,
+    DeleteServer,
+    FailureRecord,
+    Health,
+    Observed,
+    Plan,
+    RemoveContainer,
+    ReplicaContainer,
+    Retirement,
+    RoutingState,
+    Server,
+    ServerState,
+    ServiceSpec,
+    SetServerState,
+    ShutdownSessions,
+    SignalContainer,
+    StartContainer,
+    WriteRouting,
+)
+from controller.phases import Phase, phase_of
+from controller.plan import BLIND_DRAIN_S, PROPAGATION_S, SURGE, plan
+from tests.unit.controller.worlds import desired, gpu_service, gpus, service
+
+TICK_S = 0.5
+GPUS = 4
+OPS = ("tick", "tick", "tick", "ready", "hang", "crash", "busy", "idle", "scale", "version", "haproxy", "restart")
+
+
+@dataclass
+class World:
+    """Containers, servers and marks that plans change and chance disturbs."""
+
+    specs: dict[str, ServiceSpec]
+    targets: dict[str, int]
+    now: float = 1_000.0
+    containers: dict[str, ReplicaContainer] = field(default_factory=dict)
+    servers: dict[str, Server] = field(default_factory=dict)
+    retirements: dict[str, Retirement] = field(default_factory=dict)
+    failures: dict[str, FailureRecord] = field(default_factory=dict)
+    routing_hash: str = "old"
+    haproxy_up: bool = True
+    created: int = 0
+
+    def snapshot(self, in_progress: tuple[Action, ...] = ()) -> Observed:
+        routing = RoutingState(
+            pid=1,
+            started_at=0.0,
+            version="3.0",
+            routing_hash=self.routing_hash,
+            servers=tuple(self.servers.values()),
+            backends=frozenset({"svc_web"}) if self.routing_hash == "routes1" else frozenset(),
+        )
+        return Observed(
+            containers=tuple(self.containers.values()),
+            images={spec.image: "sha256:1" for spec in self.specs.values()},
+            gpus=gpus(GPUS),
+            routing=routing if self.haproxy_up else None,
+            retirements=self.retirements,
+            failures=self.failures,
+            in_progress=in_progress,
+        )
+
+    def plan(self, in_progress: tuple[Action, ...] = ()) -> Plan:
+        return plan(desired(*self.specs.values(), **self.targets), self.snapshot(in_progress), self.now)
+
+    def phase(self, container: ReplicaContainer) -> Phase:
+        return phase_of(container, self.specs[container.service], self.retirements.get(container.id), self.now)[0]
+
+    def perform(self, action: Action) -> None:  # noqa: C901 - one branch an action
+        match action:
+            case CreateContainer():
+                assert action.target not in self.containers
+                self.created += 1
+                self.containers[action.target] = ReplicaContainer(
+                    id=f"id{self.created}",
+                    name=action.target,
+                    service=action.service,
+                    version=action.version,
+                    number=action.number,
+                    state=ContainerState.CREATED,
+                    ip=f"10.0.{self.created // 250}.{self.created % 250}",
+                    gpus=tuple(gpu.uuid for gpu in action.gpus),
+                    created_at=self.now,
+                )
+            case StartContainer():
+                self.change(action.target, state=ContainerState.RUNNING, started_at=self.now)
+            case BeginRetirement():
+                self.retirements[action.container_id] = Retirement(
+                    action.target, action.container_id, self.now, None, action.cause, action.failed
+                )
+            case SignalContainer(signal="SIGTERM"):
+                mark = self.retirements[action.container_id]
+                self.retirements[action.container_id] = replace(mark, stopping_since=self.now)
+                if self.containers[action.target].health is Health.READY:
+                    self.change(action.target, state=ContainerState.EXITED, exit_code=0)
+            case SignalContainer():
+                self.change(action.target, state=ContainerState.EXITED, exit_code=137)
+            case RemoveContainer():
+                assert not self.containers[action.target].state.is_up
+                assert action.target not in self.servers or not self.haproxy_up
+                del self.containers[action.target]
+                self.retirements.pop(action.container_id, None)
+                if action.failed:
+                    before = self.failures.get(action.service)
+                    count = before.count + 1 if before else 1
+                    self.failures[action.service] = FailureRecord(count, self.now, "x")
+            case AddServer():
+                self.servers[action.target] = Server(
+                    action.backend, action.target, action.address, ServerState.READY, up=True
+                )
+            case SetServerState():
+                self.servers[action.target] = replace(self.servers[action.target], state=action.state)
+            case ShutdownSessions():
+                self.servers[action.target] = replace(self.servers[action.target], sessions=0)
+            case DeleteServer():
+                assert self.servers[action.target].state is ServerState.MAINT
+                del self.servers[action.target]
+            case WriteRouting():
+                self.routing_hash = action.routing_hash
+            case _:
+                raise AssertionError(action)
+
+    def change(self, name: str, **changes: object) -> None:
+        self.containers[name] = replace(self.containers[name], **changes)  # type: ignore[arg-type]
+
+    def apply(self, result: Plan, fails: set[int]) -> None:
+        """Carry the plan out in order; a failed step takes its dependents with it."""
+        for step in result.steps:
+            if step.number in fails or fails & set(step.after):
+                fails.add(step.number)
+                continue
+            self.perform(step.action)
+
+    def let_time_pass(self) -> None:
+        self.now += TICK_S
+        for name, container in list(self.containers.items()):
+            if container.state.is_up and container.health is Health.READY:
+                ongoing = 0 if self.retirements.get(container.id) else container.ongoing
+                self.change(name, ongoing=ongoing, ongoing_at=self.now)
+        for name, server in list(self.servers.items()):
+            if server.state is not ServerState.READY:
+                self.servers[name] = replace(server, sessions=0)
+
+    def disturb(self, op: str, pick: int) -> None:  # noqa: C901 - one branch an operation
+        names = sorted(self.containers)
+        name = names[pick % len(names)] if names else ""
+        up = bool(names) and self.containers[name].state.is_up
+        match op:
+            case "ready" if up and self.containers[name].health is Health.UNKNOWN:
+                self.change(name, health=Health.READY, ongoing=0, ongoing_at=self.now)
+            case "hang" if up and self.containers[name].health is Health.READY:
+                self.change(name, health=Health.FAILED, ongoing=None)
+            case "crash" if up:
+                self.change(name, state=ContainerState.EXITED, exit_code=1, health=Health.UNKNOWN)
+            case "busy" if up and self.containers[name].health is Health.READY:
+                self.change(name, ongoing=5)
+                if name in self.servers:
+                    self.servers[name] = replace(self.servers[name], sessions=5)
+            case "idle" if up and self.containers[name].health is Health.READY:
+                self.change(name, ongoing=0)
+            case "scale":
+                service_name = sorted(self.specs)[pick % len(self.specs)]
+                self.targets[service_name] = pick % 6
+            case "version":
+                service_name = sorted(self.specs)[pick % len(self.specs)]
+                spec = self.specs[service_name]
+                self.specs[service_name] = replace(spec, definition_hash=f"d{pick % 3}")
+            case "haproxy":
+                self.haproxy_up = not self.haproxy_up
+            case "restart":
+                self.servers.clear()
+            case _:
+                pass
+
+
+def check_safety(world: World, result: Plan) -> None:
+    """Every property that a plan must have, given the world it was made for."""
+    by_name = world.containers
+    actions = [step.action for step in result.steps]
+    phases = {name: world.phase(container) for name, container in by_name.items()}
+    retiring = {action.target for action in actions if isinstance(action, BeginRetirement)}
+    removing = {action.target for action in actions if isinstance(action, RemoveContainer)}
+
+    for action in actions:
+        if isinstance(action, AddServer):
+            assert phases[action.target] is Phase.RUNNING, "a server only for a ready replica that stays"
+            assert action.target not in retiring
+        if isinstance(action, SignalContainer) and action.signal == "SIGTERM":
+            check_drained(world, action)
+        assert action.cause, "every action says why"
+
+    for name, target in world.targets.items():
+        alive = [n for n, c in by_name.items() if c.service == name and phases[n].serves_or_will]
+        staying = [n for n in alive if n not in retiring | removing]
+        creates = [a for a in actions if isinstance(a, CreateContainer) and a.service == name]
+        assert len(staying) + len(creates) <= max(target + SURGE, len(staying)), "never above target plus surge"
+        ready = [n for n in alive if phases[n] is Phase.RUNNING]
+        ready_staying = [n for n in ready if n not in retiring]
+        assert len(ready_staying) >= min(target, len(ready)), "readiness is never given away below the target"
+
+    owners = [uuid for name, c in by_name.items() if name not in removing for uuid in c.gpus]
+    owners += [gpu.uuid for action in actions if isinstance(action, CreateContainer) for gpu in action.gpus]
+    assert len(owners) == len(set(owners)), "no GPU has two owners"
+
+    numbers = [step.number for step in result.steps]
+    assert all(set(step.after) <= set(numbers[: step.number - 1]) for step in result.steps), (
+        "steps wait for earlier ones"
+    )
+
+
+def check_drained(world: World, action: SignalContainer) -> None:
+    container = world.containers[action.target]
+    mark = world.retirements[container.id]
+    waited = world.now - mark.draining_since
+    if container.health is not Health.READY or waited >= world.specs[container.service].graceful_shutdown_timeout_s:
+        return
+    assert container.ongoing == 0
+    assert waited >= min(PROPAGATION_S, BLIND_DRAIN_S)
+    server = world.servers.get(action.target)
+    if world.haproxy_up and server:
+        assert server.state is not ServerState.READY
+        assert server.sessions == 0
+
+
+def new_world() -> World:
+    specs = {"web": service(), "ranker": gpu_service()}
+    return World(specs=specs, targets={"web": 2, "ranker": 3})
+
+
+steps = st.tuples(st.sampled_from(OPS), st.integers(0, 40), st.sets(st.integers(1, 8), max_size=2))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(steps, max_size=60))
+def test_safe_at_every_step_and_converges_when_the_trouble_ends(ops: list[tuple[str, int, set[int]]]) -> None:
+    world = new_world()
+    for op, pick, fails in ops:
+        world.disturb(op, pick)
+        result = world.plan()
+        check_safety(world, result)
+        world.apply(result, set(fails))
+        world.let_time_pass()
+
+    world.haproxy_up = True
+    for _ in range(400):
+        result = world.plan()
+        check_safety(world, result)
+        world.apply(result, set())
+        world.let_time_pass()
+        for name, container in list(world.containers.items()):
+            if container.state.is_up and container.health is Health.UNKNOWN:
+                world.change(name, health=Health.READY, ongoing=0, ongoing_at=world.now)
+            if container.ongoing:
+                world.change(name, ongoing=0)
+    check_converged(world)
+
+
+def check_converged(world: World) -> None:
+    result = world.plan()
+    assert str(result).replace("pending ranker", "").count("#") == 0, str(result)
+    for name, target in world.targets.items():
+        fits = min(target, GPUS) if name == "ranker" else target
+        running = [c for c in world.containers.values() if c.service == name and world.phase(c) is Phase.RUNNING]
+        assert len(running) == fits
+        outdated = {c.version for c in running}
+        assert len(outdated) <= 1 or fits == GPUS  # no free GPU for a surge: the old version stays and serves
+    assert set(world.servers) == {c.name for c in world.containers.values() if c.service == "web"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps, max_size=30))
+def test_the_same_snapshot_gives_the_same_text(ops: list[tuple[str, int, set[int]]]) -> None:
+    world = new_world()
+    for op, pick, fails in ops:
+        world.disturb(op, pick)
+        world.apply(world.plan(), set(fails))
+        world.let_time_pass()
+    world.containers = dict(reversed(world.containers.items()))
+    shuffled = world.plan()
+    world.containers = dict(sorted(world.containers.items()))
+    assert str(world.plan()) == str(shuffled)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps, max_size=30))
+def test_actions_in_progress_are_never_planned_twice(ops: list[tuple[str, int, set[int]]]) -> None:
+    world = new_world()
+    for op, pick, fails in ops:
+        world.disturb(op, pick)
+        result = world.plan()
+        in_progress = tuple(step.action for step in result.steps)
+        again = world.plan(in_progress)
+        busy = {action.target for action in in_progress}
+        repeated = [step.action for step in again.steps if step.action.target in busy]
+        assert not repeated, "a target in progress is left alone"
+        created = [step.action for step in (*result.steps, *again.steps) if isinstance(step.action, CreateContainer)]
+        uuids = [gpu.uuid for action in created for gpu in action.gpus]
+        assert len(uuids) == len(set(uuids))
+        world.apply(result, set(fails))
+        world.let_time_pass()
