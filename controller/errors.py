@@ -4,6 +4,8 @@ ControllerError                500  1
 |-- InvalidRequest             400  2   a wrong argument of an API or CLI call
 |   |-- SpecError              400  2   the compose files; `problems` lists "path: expected ..., found ..."
 |   `-- UnknownService         404  2
+|-- SettingsError              500  2   an environment variable of the controller has a value it cannot use
+|-- StoreError                 500  1   the state file cannot be read or written
 |-- Forbidden                  403  2   a change asked for from where no change may be asked for
 |-- EngineError                502  1   the Docker Engine refused or does not answer
 |   |-- EngineUnreachable      503  1
@@ -43,6 +45,16 @@ class UnknownService(InvalidRequest):
     """No service of that name carries an x-serve block."""
 
     http_status = 404
+
+
+class SettingsError(ControllerError):
+    """Environment variables of the controller hold values it cannot use; it does not start."""
+
+    exit_code = 2
+
+
+class StoreError(ControllerError):
+    """The state file cannot be read or written; what was to be kept is not kept."""
 
 
 class Forbidden(ControllerError):

@@ -1,0 +1,203 @@
+"""Carries out plans: in dependency order, in parallel where the plan allows, without deciding anything.
+
+    submit(plan)            one task a step; a step waits for the steps it names
+        |-- gated           the same action failed lately: skipped, silently, with its dependents
+        |-- predecessor did not succeed: skipped; the next plan holds it again
+        `-- performed       one call, bounded in time -> Outcome -> the report, exactly once
+
+Plans overlap: what has not ended is `in_progress`, which the planner is shown and leaves alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from controller.errors import ControllerError
+from controller.model import (
+    Action,
+    BeginRetirement,
+    CreateContainer,
+    DeleteServer,
+    Plan,
+    PullImage,
+    RemoveContainer,
+    SignalContainer,
+    StartContainer,
+    Step,
+    WriteRouting,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+logger = logging.getLogger(__name__)
+
+PARALLEL_ACTIONS = 8
+PARALLEL_PULLS = 2
+"""Pulls have places of their own: hours of download must not keep a replica from being replaced."""
+
+TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
+    {
+        PullImage: 3600.0,
+        CreateContainer: 60.0,
+        StartContainer: 120.0,
+        SignalContainer: 30.0,
+        RemoveContainer: 60.0,
+        BeginRetirement: 10.0,
+        DeleteServer: 30.0,
+        WriteRouting: 60.0,
+    }
+)
+DEFAULT_TIMEOUT_S = 20.0
+
+Key = tuple[str, str]
+"""What a retry is counted by: the target, and the action's class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one action ended. `error` is None on success."""
+
+    action: Action
+    took_s: float
+    error: Exception | None = None
+
+    @property
+    def message(self) -> str:
+        """The error in words; "" on success."""
+        return "" if self.error is None else str(self.error) or type(self.error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An action that failed and is not to be tried again before `until`."""
+
+    action: Action
+    error: Exception
+    failures: int
+    until: float
+
+
+class RetryGate:
+    """Keeps an action that failed from being tried again at once: 0.5 s, doubled each time, up to 30 s. Pure."""
+
+    FIRST_S = 0.5
+    MAX_S = 30.0
+
+    def __init__(self) -> None:
+        self._refusals: dict[Key, Refusal] = {}
+
+    def note(self, outcome: Outcome, now: float) -> None:
+        """Learn how an action ended at time `now` (seconds)."""
+        key = key_of(outcome.action)
+        if outcome.error is None:
+            self._refusals.pop(key, None)
+            return
+        failures = self._refusals[key].failures + 1 if key in self._refusals else 1
+        wait_s = min(self.MAX_S, self.FIRST_S * 2.0 ** min(failures - 1, 16))
+        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s)
+
+    def allows(self, action: Action, now: float) -> bool:
+        """Whether the action may be tried now."""
+        refusal = self._refusals.get(key_of(action))
+        return refusal is None or now >= refusal.until
+
+    def next_opening_s(self, now: float) -> float | None:
+        """Seconds until the next shut action may be tried; None when none is shut."""
+        waits = [refusal.until - now for refusal in self._refusals.values() if refusal.until > now]
+        return min(waits, default=None)
+
+    def refusals(self) -> tuple[Refusal, ...]:
+        """Actions whose last try failed, by target."""
+        return tuple(self._refusals[key] for key in sorted(self._refusals))
+
+    def keep_only(self, planned: Iterable[Action], now: float) -> None:
+        """Forget failures of what nobody plans any more, once their wait is over."""
+        keys = {key_of(action) for action in planned}
+        self._refusals = {key: refusal for key, refusal in self._refusals.items() if key in keys or refusal.until > now}
+
+
+def key_of(action: Action) -> Key:
+    """Return what retries of this action are counted by."""
+    return action.target, type(action).__name__
+
+
+class Executor:
+    """Walks the graph of each plan. `perform` makes the call, `report` hears of each end, `spawn` owns the tasks."""
+
+    def __init__(
+        self,
+        perform: Callable[[Action], Awaitable[None]],
+        report: Callable[[Outcome], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._perform = perform
+        self._report = report
+        self._spawn = spawn
+        self._clock = clock
+        self.gate = RetryGate()
+        self._unfinished: dict[int, Action] = {}
+        self._serial = 0
+        self._places = asyncio.Semaphore(PARALLEL_ACTIONS)
+        self._pull_places = asyncio.Semaphore(PARALLEL_PULLS)
+
+    @property
+    def in_progress(self) -> tuple[Action, ...]:
+        """Actions accepted and not ended, those that wait for others included."""
+        return tuple(self._unfinished.values())
+
+    def submit(self, plan: Plan) -> None:
+        """Begin every step of a plan that may be tried now; returns at once."""
+        now = self._clock()
+        self.gate.keep_only((*self.in_progress, *(step.action for step in plan.steps)), now)
+        ends: dict[int, asyncio.Future[bool]] = {}
+        for step in plan.steps:  # a step names earlier steps only, so theirs are decided already
+            refused = not self.gate.allows(step.action, now) or any(number not in ends for number in step.after)
+            if refused:
+                continue
+            ends[step.number] = asyncio.get_running_loop().create_future()
+            self._serial += 1
+            self._unfinished[self._serial] = step.action
+            self._spawn(self._run(self._serial, step, [ends[number] for number in step.after], ends[step.number]))
+
+    async def _run(
+        self, serial: int, step: Step, predecessors: list[asyncio.Future[bool]], end: asyncio.Future[bool]
+    ) -> None:
+        succeeded = False
+        try:
+            # Futures of plain booleans: a predecessor never raises, and a cancelled one cancels the TaskGroup anyway.
+            if all([await predecessor for predecessor in predecessors]):
+                outcome = await self._attempt(step.action)
+                succeeded = outcome.error is None
+                self.gate.note(outcome, self._clock())
+                self._report(outcome)
+            else:
+                logger.debug("skipped: a step before it failed", extra={"action": type(step.action).__name__})
+        finally:
+            del self._unfinished[serial]
+            if not end.done():
+                end.set_result(succeeded)
+
+    async def _attempt(self, action: Action) -> Outcome:
+        limit_s = TIMEOUT_S.get(type(action), DEFAULT_TIMEOUT_S)
+        async with self._pull_places if isinstance(action, PullImage) else self._places:
+            started = self._clock()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._perform(action)
+            except ControllerError as error:
+                return Outcome(action, self._clock() - started, error)
+            except TimeoutError:
+                return Outcome(action, limit_s, TimeoutError(f"no end within {limit_s:g} s"))
+            except Exception as error:
+                # A defect in one call must not end the controller, which keeps everything else alive; it is an event.
+                logger.exception("internal: %s of %s raised", type(action).__name__, action.target)
+                return Outcome(action, self._clock() - started, error)
+            return Outcome(action, self._clock() - started)

@@ -1,0 +1,97 @@
+"""One action -> one call of the boundary it belongs to, plus the note about it that the world cannot keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from controller.engines.base import ClusterEngine
+from controller.events import EventLog
+from controller.model import (
+    Action,
+    AddServer,
+    BeginRetirement,
+    CreateContainer,
+    DeleteServer,
+    PullImage,
+    RemoveContainer,
+    Retirement,
+    ServiceSpec,
+    SetServerState,
+    ShutdownSessions,
+    SignalContainer,
+    StartContainer,
+    WriteRouting,
+)
+from controller.routing.base import Router
+from controller.store import Store
+
+LAST_LINES = 20
+
+
+class Performer:
+    """Knows which boundary carries out which action. It never decides whether."""
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        router: Router,
+        store: Store,
+        events: EventLog,
+        project: str,
+        specs: Callable[[], Mapping[str, ServiceSpec]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._engine = engine
+        self._router = router
+        self._store = store
+        self._events = events
+        self._project = project
+        self._specs = specs
+        self._clock = clock
+
+    async def perform(self, action: Action) -> None:
+        """Carry out one action; raises ControllerError and its kinds."""
+        spec = self._specs().get(action.service)
+        match action:
+            case RemoveContainer():
+                await self._remove(action, spec)
+            case SignalContainer():
+                await self._engine.perform(action, self._project, spec)
+                if action.signal == "SIGTERM":
+                    self._store.stopping(action.container_id, self._clock())
+            case PullImage() | CreateContainer() | StartContainer():
+                await self._engine.perform(action, self._project, spec)
+            case AddServer() | SetServerState() | ShutdownSessions() | DeleteServer() | WriteRouting():
+                await self._router.perform(action, spec)
+            case BeginRetirement():
+                self._store.retire(self._retirement(action))
+            case _:
+                raise TypeError(f"internal: nobody carries out a {type(action).__name__}")
+
+    def _retirement(self, action: BeginRetirement) -> Retirement:
+        return Retirement(
+            replica=action.target,
+            container_id=action.container_id,
+            draining_since=self._clock(),
+            stopping_since=None,
+            cause=action.cause,
+            failed=action.failed,
+        )
+
+    async def _remove(self, action: RemoveContainer, spec: ServiceSpec | None) -> None:
+        # The log goes with the container, so it is read before; the failure counts once, so after.
+        log = await self._engine.logs(action.container_id, LAST_LINES) if action.failed else ""
+        await self._engine.perform(action, self._project, spec)
+        if action.failed:
+            lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+            last_line = f"; last line of its log: {lines[-1][:200]}" if lines else "; its log is empty"
+            self._store.failure(action.service, self._clock(), action.cause + last_line)
+            self._events.record(
+                "replica_failed",
+                "\n".join([f"{action.target}: {action.cause}; its last log lines:" if lines else action.cause, *lines]),
+                service=action.service,
+                target=action.target,
+                outcome="failed",
+            )
+        self._store.forget(action.container_id)

@@ -1,0 +1,316 @@
+"""Asks every replica that is up whether it is ready, each by a task of its own.
+
+    Judge       pure: readings in, verdict and pace out
+    Prober      the tasks, the connections and the book of verdicts; a verdict that changes wakes the loop
+
+Health: UNKNOWN until ready first; READY; FAILED after `probe.failures` bad readings in a row, and READY again if it
+answers before it is replaced. "Draining" is an answer too, neither good nor bad: the replica was told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+
+from controller.model import Health, ProbeSpec, ReplicaContainer, ServiceSpec
+
+EAGER_S = 0.25
+"""Between readings of a replica that was never ready, for its first EAGER_FOR_S."""
+EAGER_FOR_S = 30.0
+PATIENT_S = 1.0
+"""The same afterwards: a model that loads for minutes is not hurried by questions."""
+RETIRING_S = 0.1
+"""Between readings of a replica that drains: its end is waited for."""
+BODY_LIMIT = 64 * 1024
+MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
+"""How a replica is asked that nobody describes: one of a service that was removed while no controller ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one question brought. `detail` is in words; the numbers are None where the replica does not tell them."""
+
+    ok: bool
+    detail: str
+    draining: bool = False
+    ongoing: int | None = None
+    queued: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a replica, ready to be copied into a snapshot."""
+
+    health: Health = Health.UNKNOWN
+    detail: str = "not asked yet"
+    draining: bool = False
+    ongoing: int | None = None
+    queued: int | None = None
+    read_at: float | None = None
+    ready_since: float | None = None
+
+
+class Judge:
+    """One replica's verdict, from its readings. Times are seconds of the caller's clock."""
+
+    def __init__(self, spec: ProbeSpec, since: float, *, was_ready: bool = False) -> None:
+        """`was_ready`: it was ready before this controller began, so `failures` bad readings mean FAILED."""
+        self._spec = spec
+        self._since = since
+        self._was_ready = was_ready
+        self._bad_in_a_row = 0
+        self.verdict = Verdict()
+
+    def record(self, reading: Reading, now: float) -> bool:
+        """Learn one reading; return whether the verdict changed in a way that somebody waits for."""
+        before = self.verdict
+        health = self._health_after(reading)
+        detail = reading.detail
+        if health is Health.FAILED:
+            detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
+        ready_since = before.ready_since if before.health is Health.READY else now
+        self.verdict = Verdict(
+            health=health,
+            detail=detail,
+            draining=reading.draining,
+            ongoing=reading.ongoing,
+            queued=reading.queued,
+            read_at=now,
+            ready_since=ready_since if health is Health.READY else None,
+        )
+        return before.health is not health or before.draining is not reading.draining
+
+    def pause_s(self, now: float, *, retiring: bool) -> float:
+        """Seconds until the next question."""
+        if retiring:
+            return RETIRING_S
+        if self._was_ready:
+            return self._spec.period_s
+        pause_s = EAGER_S if now - self._since < EAGER_FOR_S else PATIENT_S
+        return min(pause_s, self._spec.period_s)
+
+    def _health_after(self, reading: Reading) -> Health:
+        if reading.ok:
+            self._bad_in_a_row = 0
+            self._was_ready = True
+            return Health.READY
+        if reading.draining:
+            self._bad_in_a_row = 0
+            return self.verdict.health
+        self._bad_in_a_row += 1
+        if not self._was_ready:
+            return Health.UNKNOWN
+        return Health.FAILED if self._bad_in_a_row >= self._spec.failures else self.verdict.health
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Who is asked where. Another start or address of the same container is another subject, judged afresh."""
+
+    container_id: str
+    started_at: float
+    ip: str
+    spec: ProbeSpec
+    managed: bool
+
+
+class _Watch:
+    """One subject's task and what it shares with the prober."""
+
+    def __init__(self, subject: _Subject, judge: Judge) -> None:
+        self.subject = subject
+        self.judge = judge
+        self.retiring = False
+        self.nudge = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Prober:
+    """Owns one asking task for each replica that is up. `changed` is called when a verdict changes."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        changed: Callable[[], None],
+        was_ready: Callable[[str, float], bool] = lambda container_id, started_at: False,
+        note_ready: Callable[[str, float], None] = lambda container_id, started_at: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`was_ready` and `note_ready` are the memory (container id, start time) that outlives this controller."""
+        self._session = session
+        self._spawn = spawn
+        self._changed = changed
+        self._was_ready = was_ready
+        self._note_ready = note_ready
+        self._clock = clock
+        self._watches: dict[str, _Watch] = {}
+
+    @staticmethod
+    def session() -> aiohttp.ClientSession:
+        """Return a client for probes: one kept connection a replica, nothing remembered, no proxy."""
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=1, keepalive_timeout=30.0, use_dns_cache=False)
+        return aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "pierhead-probe"}
+        )
+
+    def sync(
+        self,
+        containers: Iterable[ReplicaContainer],
+        services: Mapping[str, ServiceSpec],
+        retiring: Collection[str],
+        outdated: Collection[str] = (),
+    ) -> None:
+        """Ask exactly these from now on (those that are up and have an address).
+
+        `retiring` and `outdated` hold container ids. One that is outdated, or whose service was removed, is asked the
+        way it was asked so far: the compose files no longer describe it.
+        """
+        subjects = {}
+        for container in containers:
+            spec = services.get(container.service)
+            known = self._watches.get(container.id)
+            if spec is not None and not (known and container.id in outdated):
+                subject = _subject(container, spec.probe, managed=spec.managed)
+            elif known is not None:
+                subject = _subject(container, known.subject.spec, managed=known.subject.managed)
+            else:
+                subject = _subject(container, MANAGED_PROBE, managed=True)
+            if subject is not None:
+                subjects[container.id] = subject
+        for container_id, watch in list(self._watches.items()):
+            if subjects.get(container_id) != watch.subject:
+                self._stop(container_id)
+        for container_id, subject in subjects.items():
+            watch = self._watches.get(container_id) or self._start(subject)
+            if watch.retiring != (container_id in retiring):
+                watch.retiring = container_id in retiring
+                watch.nudge.set()
+
+    def judged(self, container: ReplicaContainer) -> ReplicaContainer:
+        """Return the container with what is known of its health filled in; one never asked is UNKNOWN."""
+        watch = self._watches.get(container.id)
+        if watch is None:
+            return container
+        verdict = watch.judge.verdict
+        return replace(
+            container,
+            health=verdict.health,
+            health_detail=verdict.detail,
+            reported_draining=verdict.draining,
+            ongoing=verdict.ongoing,
+            ongoing_at=verdict.read_at if verdict.ongoing is not None else None,
+            queued=verdict.queued,
+        )
+
+    def ready_since(self, container_id: str) -> float | None:
+        """Since when the replica is ready without a break; None when it is not."""
+        watch = self._watches.get(container_id)
+        return watch.judge.verdict.ready_since if watch else None
+
+    async def first_round(self, limit_s: float) -> None:
+        """Return when everybody was asked once, or after `limit_s` seconds."""
+        pending = [watch.asked.wait() for watch in self._watches.values()]
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.gather(*pending)
+        except TimeoutError:
+            return  # who has not answered by now stays UNKNOWN, which the planner leaves alone
+
+    def _start(self, subject: _Subject) -> _Watch:
+        was_ready = self._was_ready(subject.container_id, subject.started_at)
+        watch = _Watch(subject, Judge(subject.spec, self._clock(), was_ready=was_ready))
+        self._watches[subject.container_id] = watch
+        watch.task = self._spawn(self._ask_forever(watch))
+        return watch
+
+    def _stop(self, container_id: str) -> None:
+        watch = self._watches.pop(container_id)
+        if watch.task is not None:
+            watch.task.cancel()
+
+    async def _ask_forever(self, watch: _Watch) -> None:
+        while True:
+            reading = await ask(self._session, watch.subject.ip, watch.subject.spec, managed=watch.subject.managed)
+            now = self._clock()
+            had_ongoing = watch.judge.verdict.ongoing
+            changed = watch.judge.record(reading, now)
+            if reading.ok and changed:
+                self._note_ready(watch.subject.container_id, watch.subject.started_at)
+            if changed or not watch.asked.is_set() or (watch.retiring and had_ongoing != reading.ongoing):
+                watch.asked.set()
+                self._changed()
+            await self._pause(watch, watch.judge.pause_s(now, retiring=watch.retiring))
+
+    @staticmethod
+    async def _pause(watch: _Watch, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await watch.nudge.wait()
+        except TimeoutError:
+            return  # nobody was in a hurry: the usual case
+        watch.nudge.clear()
+
+
+def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> _Subject | None:
+    if container.ip is None or not container.state.is_up:
+        return None
+    started_at = container.started_at if container.started_at is not None else container.created_at
+    return _Subject(container.id, started_at, container.ip, spec, managed)
+
+
+async def ask(session: aiohttp.ClientSession, ip: str, spec: ProbeSpec, *, managed: bool) -> Reading:
+    """Ask one replica once: GET http://<ip>:<port><path>, 2xx = ready. Never raises for what the replica does."""
+    host = f"[{ip}]" if ":" in ip else ip
+    where = f":{spec.port}{spec.path}"
+    timeout = aiohttp.ClientTimeout(total=spec.timeout_s)
+    try:
+        async with session.get(
+            f"http://{host}:{spec.port}{spec.path}", timeout=timeout, allow_redirects=False
+        ) as response:
+            body = await _body(response) if managed else b""
+            status = response.status
+            if not response.content.at_eof():
+                response.close()  # what a foreign image says is of no interest, nor is the rest of an endless answer
+    except TimeoutError:
+        return Reading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
+    except aiohttp.ClientConnectorError as error:
+        return Reading(ok=False, detail=f"no connection to {where}: {error.os_error.strerror or error.os_error}")
+    except (aiohttp.ClientError, OSError) as error:
+        return Reading(ok=False, detail=f"no valid answer from {where}: {str(error) or type(error).__name__}")
+    return _reading(status, where, _report(body) if managed else {})
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    body = b""
+    while len(body) <= BODY_LIMIT and (chunk := await response.content.readany()):
+        body += chunk
+    return body
+
+
+def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
+    ok = 200 <= status < 300
+    told = report.get("detail")
+    detail = f"{status} from {where}" + (f": {told}" if isinstance(told, str) and told else "")
+    draining = not ok and report.get("state") == "draining"
+    return Reading(ok, detail, draining, _count(report.get("ongoing")), _count(report.get("queued")))
+
+
+def _report(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object of a managed replica's answer; empty when it is none (an old or a broken runtime)."""
+    try:
+        report = json.loads(body)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,95 @@
+"""The controller's settings: environment -> one frozen value. A bad value stops the start and is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.errors import SettingsError
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+CDI_KIND = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything the environment decides. Ports are the container's own."""
+
+    project: str
+    """Compose project name (COMPOSE_PROJECT_NAME)."""
+    project_dir: Path
+    """The project's directory, at the path it has outside (PIERHEAD_PROJECT_DIR)."""
+    state_dir: Path = Path("/var/lib/pierhead")
+    haproxy_run: Path = Path("/run/haproxy")
+    gpu_cdi_kind: str = "nvidia.com/gpu"
+    cdi_dirs: tuple[Path, ...] = (Path("/etc/cdi"), Path("/var/run/cdi"))
+    api_host: str = "0.0.0.0"
+    api_port: int = 8100
+    discovery_port: int = 8101
+    api_token: str | None = None
+    """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = only from this machine."""
+    log_level: str = "INFO"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Settings:
+        """Read the settings; raises SettingsError with every problem found, one a line."""
+        reader = _Reader(env)
+        settings = cls(
+            project=reader.matching("COMPOSE_PROJECT_NAME", PROJECT_NAME, "a Compose project name", None),
+            project_dir=reader.directory("PIERHEAD_PROJECT_DIR"),
+            state_dir=Path(env.get("PIERHEAD_STATE_DIR") or "/var/lib/pierhead"),
+            haproxy_run=Path(env.get("PIERHEAD_HAPROXY_RUN") or "/run/haproxy"),
+            gpu_cdi_kind=reader.matching("PIERHEAD_GPU_CDI_KIND", CDI_KIND, "<vendor>/<class>", "nvidia.com/gpu"),
+            cdi_dirs=tuple(Path(part) for part in (env.get("PIERHEAD_CDI_DIRS") or "/etc/cdi:/var/run/cdi").split(":")),
+            api_host=env.get("PIERHEAD_API_HOST") or "0.0.0.0",
+            api_port=reader.port("PIERHEAD_API_PORT", 8100),
+            discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
+            api_token=env.get("PIERHEAD_API_TOKEN") or None,
+            log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
+        )
+        if reader.problems:
+            raise SettingsError("\n".join(reader.problems))
+        return settings
+
+
+class _Reader:
+    """Typed reads that collect their complaints, so that all of them are told at once."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.problems: list[str] = []
+        self._env = env
+
+    def matching(self, name: str, pattern: re.Pattern[str], expected: str, default: str | None) -> str:
+        value = self._env.get(name) or default
+        if value is None:
+            self.problems.append(f"{name}: expected {expected}, found nothing (compose/compose.yaml sets it)")
+            return ""
+        if not pattern.fullmatch(value):
+            self.problems.append(f"{name}: expected {expected}, found {value!r}")
+        return value
+
+    def directory(self, name: str) -> Path:
+        value = self._env.get(name, "")
+        path = Path(value)
+        if not path.is_absolute() or not path.is_dir():
+            found = repr(value) if value else "nothing"
+            self.problems.append(f"{name}: expected the absolute path of the project's directory, found {found}")
+        return path
+
+    def port(self, name: str, default: int) -> int:
+        value = self._env.get(name) or str(default)
+        # Digits of other scripts pass str.isdigit() and int(); a port is ASCII.
+        if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 65535):
+            self.problems.append(f"{name}: expected a port between 1 and 65535, found {value!r}")
+            return default
+        return int(value)
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
+        value = (self._env.get(name) or default).upper()
+        if value not in choices:
+            self.problems.append(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
+            return default
+        return value

@@ -1,0 +1,267 @@
+"""What cannot be read back from the world: scale overrides, retirements, failures, events. One small SQLite file.
+
+Reads come from memory; every change goes to the file before it counts. All calls are synchronous, on the event loop:
+in WAL mode a commit is one append to a file without waiting for the disk (0.05 ms), far below what a thread would cost.
+A crash of the process loses nothing; a power cut may lose the last changes, never the file's integrity. The one change
+that nobody would notice to be lost, a scale target somebody was told is set, does wait for the disk.
+
+A file that is no intact database is renamed aside and a fresh one begun: the world itself is the truth, and what is
+lost is named by `set_aside`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from controller.errors import StoreError
+from controller.model import Event, FailureRecord, Retirement
+
+FILE_NAME = "state.db"
+SCHEMA_VERSION = 1
+EVENTS_KEPT = 1000
+
+SCHEMA = """
+CREATE TABLE overrides (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL, spec_replicas INTEGER NOT NULL);
+CREATE TABLE retirements (container_id TEXT PRIMARY KEY, replica TEXT NOT NULL, draining_since REAL NOT NULL,
+                          stopping_since REAL, cause TEXT NOT NULL, failed INTEGER NOT NULL);
+CREATE TABLE failures (service TEXT PRIMARY KEY, count INTEGER NOT NULL, last_at REAL NOT NULL, detail TEXT NOT NULL);
+CREATE TABLE seen_ready (container_id TEXT PRIMARY KEY, started_at REAL NOT NULL);
+CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, last_at REAL NOT NULL,
+                     times INTEGER NOT NULL, kind TEXT NOT NULL, service TEXT NOT NULL, target TEXT NOT NULL,
+                     message TEXT NOT NULL, outcome TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A scale call: the target, and what the compose files said then (when they change, they win again)."""
+
+    replicas: int
+    spec_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event with its place in the list; `times` > 1: it was repeated, last at `last_at`."""
+
+    seq: int
+    event: Event
+    last_at: float
+    times: int = 1
+
+
+class Store:
+    """The state file, and its content in memory. One owner: the loop's thread."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        """Open or create the file; raises StoreError when the directory cannot be written."""
+        self._path = directory / FILE_NAME
+        self._set_aside: Path | None = None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._db = self._open(clock)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise StoreError(f"{self._path}: {error}; the controller needs a writable state directory") from error
+        self._overrides = {
+            service: Override(replicas, was)
+            for service, replicas, was in self._db.execute("SELECT service, replicas, spec_replicas FROM overrides")
+        }
+        self._retirements = {row[0]: _retirement(*row) for row in self._db.execute(_SELECT_RETIREMENTS)}
+        self._failures = {
+            service: FailureRecord(*rest)
+            for service, *rest in self._db.execute("SELECT service, count, last_at, detail FROM failures")
+        }
+        self._seen_ready: dict[str, float] = dict(self._db.execute("SELECT container_id, started_at FROM seen_ready"))
+
+    @property
+    def set_aside(self) -> Path | None:
+        """Where the former file went when it was damaged; None when it was not."""
+        return self._set_aside
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+
+    # ------------------------------------------------------------------------------------------------ scale overrides
+
+    @property
+    def overrides(self) -> Mapping[str, Override]:
+        """Scale calls in force, by service."""
+        return MappingProxyType(self._overrides)
+
+    def set_override(self, service: str, override: Override) -> None:
+        """Keep a scale call; on the disk when this returns."""
+        values = (service, override.replicas, override.spec_replicas)
+        self._db.execute("PRAGMA synchronous = FULL")
+        try:
+            self._write("INSERT OR REPLACE INTO overrides VALUES (?, ?, ?)", values)
+        finally:
+            self._db.execute("PRAGMA synchronous = NORMAL")
+        self._overrides[service] = override
+
+    def drop_override(self, service: str) -> None:
+        """Let the compose files decide again."""
+        self._write("DELETE FROM overrides WHERE service = ?", (service,))
+        self._overrides.pop(service, None)
+
+    # ---------------------------------------------------------------------------------------------------- retirements
+
+    @property
+    def retirements(self) -> Mapping[str, Retirement]:
+        """Replicas on their way out, by container id. A snapshot: later changes do not show in it."""
+        return MappingProxyType(dict(self._retirements))
+
+    def retire(self, retirement: Retirement) -> None:
+        """Mark a replica as draining; one that already is keeps its time."""
+        if retirement.container_id in self._retirements:
+            return
+        self._put_retirement(retirement)
+
+    def stopping(self, container_id: str, now: float) -> None:
+        """Note that SIGTERM was sent; the first time counts."""
+        retirement = self._retirements.get(container_id)
+        if retirement is not None and retirement.stopping_since is None:
+            self._put_retirement(replace(retirement, stopping_since=now))
+
+    def forget(self, container_id: str) -> None:
+        """Drop everything known of a container that is gone."""
+        if container_id in self._retirements:
+            self._write("DELETE FROM retirements WHERE container_id = ?", (container_id,))
+            del self._retirements[container_id]
+        if container_id in self._seen_ready:
+            self._write("DELETE FROM seen_ready WHERE container_id = ?", (container_id,))
+            del self._seen_ready[container_id]
+
+    def containers(self) -> frozenset[str]:
+        """Ids of all containers the store knows something of."""
+        return frozenset(self._retirements) | frozenset(self._seen_ready)
+
+    def _put_retirement(self, retirement: Retirement) -> None:
+        values = (
+            retirement.container_id,
+            retirement.replica,
+            retirement.draining_since,
+            retirement.stopping_since,
+            retirement.cause,
+            retirement.failed,
+        )
+        self._write("INSERT OR REPLACE INTO retirements VALUES (?, ?, ?, ?, ?, ?)", values)
+        self._retirements[retirement.container_id] = retirement
+
+    # ------------------------------------------------------------------------------------------------------- failures
+
+    @property
+    def failures(self) -> Mapping[str, FailureRecord]:
+        """Failures in a row, by service. A snapshot: later changes do not show in it."""
+        return MappingProxyType(dict(self._failures))
+
+    def failure(self, service: str, now: float, detail: str) -> None:
+        """Count one more failed replica of a service."""
+        before = self._failures.get(service)
+        record = FailureRecord(count=before.count + 1 if before else 1, last_at=now, detail=detail)
+        values = (service, record.count, record.last_at, record.detail)
+        self._write("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", values)
+        self._failures[service] = record
+
+    def clear_failure(self, service: str) -> None:
+        """Forget a service's failures: it works again, or it is another version now."""
+        if service in self._failures:
+            self._write("DELETE FROM failures WHERE service = ?", (service,))
+            del self._failures[service]
+
+    # ----------------------------------------------------------------------------------------------------- seen ready
+
+    def seen_ready(self, container_id: str, started_at: float) -> bool:
+        """Whether the container was ready since that start: then silence means failure, also to a new controller."""
+        return self._seen_ready.get(container_id) == started_at
+
+    def note_ready(self, container_id: str, started_at: float) -> None:
+        """Remember that the container was ready."""
+        if not self.seen_ready(container_id, started_at):
+            self._write("INSERT OR REPLACE INTO seen_ready VALUES (?, ?)", (container_id, started_at))
+            self._seen_ready[container_id] = started_at
+
+    # --------------------------------------------------------------------------------------------------------- events
+
+    def events(self) -> list[StoredEvent]:
+        """The events kept, oldest first."""
+        columns = "seq, last_at, times, at, kind, service, target, message, outcome"
+        rows = self._db.execute(f"SELECT {columns} FROM events ORDER BY seq").fetchall()  # noqa: S608 - constant
+        return [StoredEvent(seq, Event(*event), last_at, times) for seq, last_at, times, *event in rows]
+
+    def append_event(self, event: Event) -> int:
+        """Keep an event, drop the oldest above EVENTS_KEPT; return its sequence number (grows, never reused)."""
+        values = (event.at, event.at, 1, event.kind, event.service, event.target, event.message, event.outcome)
+        columns = "at, last_at, times, kind, service, target, message, outcome"
+        cursor = self._write(f"INSERT INTO events ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+        seq = cursor.lastrowid or 0
+        self._write("DELETE FROM events WHERE seq <= ?", (seq - EVENTS_KEPT,))
+        return seq
+
+    def repeat_event(self, seq: int, last_at: float, times: int) -> None:
+        """Count a repetition of a kept event."""
+        self._write("UPDATE events SET last_at = ?, times = ? WHERE seq = ?", (last_at, times, seq))
+
+    # -------------------------------------------------------------------------------------------------------- the file
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise StoreError(f"{self._path}: {error}; look at the disk of the controller's state volume") from error
+
+    def _open(self, clock: Callable[[], float]) -> sqlite3.Connection:
+        try:
+            return _connect(self._path)
+        except sqlite3.OperationalError:
+            raise  # not to be opened or written: another file would fare no better
+        except sqlite3.DatabaseError:
+            self._set_aside = self._path.with_name(f"{FILE_NAME}.damaged-{int(clock())}")
+            for suffix in ("", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):  # SQLite makes the two side files only when it needs them
+                    Path(f"{self._path}{suffix}").rename(f"{self._set_aside}{suffix}")
+            return _connect(self._path)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open, check and if need be create; raises sqlite3.DatabaseError for a file that is not ours or not intact."""
+    # Autocommit: each statement is a transaction of its own.
+    db = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
+    try:
+        _prepare(db)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(verdict)
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0 and not list(_tables(db)):
+        db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    elif version != SCHEMA_VERSION:
+        raise sqlite3.DatabaseError(f"schema version {version}, this controller knows {SCHEMA_VERSION}")
+
+
+def _tables(db: sqlite3.Connection) -> Iterator[str]:
+    return (name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
+
+
+_SELECT_RETIREMENTS = "SELECT container_id, replica, draining_since, stopping_since, cause, failed FROM retirements"
+
+
+def _retirement(
+    container_id: str, replica: str, draining_since: float, stopping_since: float | None, cause: str, failed: int
+) -> Retirement:
+    return Retirement(replica, container_id, draining_since, stopping_since, cause, failed=bool(failed))
