@@ -1,0 +1,289 @@
+"""The Docker Engine as a ClusterEngine. docker-py blocks, so its calls run in a few threads, each with a timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import docker.auth
+import docker.errors
+from docker import APIClient
+from docker.utils import parse_repository_tag
+
+from controller.engines.base import EngineAction, EngineEvent, EngineState
+from controller.engines.docker_errors import explanation, image_missing, refusal, translated
+from controller.engines.docker_events import EventQueue, EventReader
+from controller.engines.docker_reader import EngineReader
+from controller.engines.gpu_discovery import GpuDiscovery, GpuSources
+from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.model import (
+    CreateContainer,
+    Gpu,
+    PullImage,
+    RemoveContainer,
+    ServiceSpec,
+    SignalContainer,
+    StartContainer,
+)
+
+if TYPE_CHECKING:
+    import requests
+
+T = TypeVar("T")
+
+CreateBody = Callable[[ServiceSpec, str, str, int, tuple[Gpu, ...], str, str], Mapping[str, Any]]
+"""(spec, replica name, version, number, GPUs, project, CDI kind) -> body of `POST /containers/create`."""
+
+_HTTP_TIMEOUT_S = 60.0
+# Longer than one HTTP call's own timeout: it ends what the thread cannot.
+_CALL_TIMEOUT_S = 75.0
+_OBSERVE_TIMEOUT_S = 45.0
+_PULL_TIMEOUT_S = 3600.0
+_PULL_STALLED_S = 300.0
+_LONGEST_LOG = 64 * 1024
+_SEVERAL_NETWORKS_AT_CREATE = (1, 44)
+
+
+def open_client(base_url: str | None = None) -> APIClient:
+    """A docker-py client that speaks the engine's own API version. Raises EngineUnreachable. Blocking."""
+    with translated("connecting"):
+        return APIClient(base_url=base_url, version="auto", timeout=int(_HTTP_TIMEOUT_S))
+
+
+class DockerEngine:
+    """See `ClusterEngine`. `create_body` turns a service into a create call; this class knows no service's needs."""
+
+    def __init__(self, client: APIClient, create_body: CreateBody, gpu_sources: GpuSources | None = None) -> None:
+        self._client = client
+        self._create_body = create_body
+        sources = gpu_sources or GpuSources()
+        self._cdi_kind = sources.cdi_kind
+        self._reader = EngineReader(client, GpuDiscovery(client, sources), sources.cdi_kind)
+        self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-engine")
+        # Pulls take minutes; they must not keep the others from a thread.
+        self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
+        self._event_readers: set[EventReader] = set()
+
+    async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
+        """See `ClusterEngine.observe`."""
+        read = partial(self._reader.read, project, frozenset(service_names), tuple(images))
+        return await self._call("reading containers", read, _OBSERVE_TIMEOUT_S)
+
+    async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
+        """See `ClusterEngine.perform`."""
+        match action:
+            case PullImage():
+                await self._pull(action, spec)
+            case CreateContainer():
+                if spec is None:
+                    raise EngineError(f"create of replica {action.target}: no definition of service {action.service}")
+                await self._call(f"create of replica {action.target}", partial(self._create, action, project, spec))
+            case StartContainer():
+                await self._call(f"start of replica {action.target}", partial(self._client.start, action.target))
+            case SignalContainer():
+                await self._call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
+            case RemoveContainer():
+                await self._call(f"removal of replica {action.target}", partial(self._remove, action))
+
+    async def logs(self, container_id: str, tail: int) -> str:
+        """See `ClusterEngine.logs`; at most the last 64 KiB."""
+        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail))
+
+    async def exists(self, project: str, compose_service: str) -> bool:
+        """See `ClusterEngine.exists`. One that Docker is restarting exists."""
+        filters = {
+            "label": [f"com.docker.compose.project={project}", f"com.docker.compose.service={compose_service}"],
+            "status": ["running", "paused", "restarting"],
+        }
+        listed = await self._call(f"looking for {compose_service}", partial(self._client.containers, filters=filters))
+        return bool(listed)
+
+    async def events(self, project: str) -> AsyncIterator[EngineEvent]:
+        """See `ClusterEngine.events`."""
+        queue = EventQueue(asyncio.get_running_loop())
+        reader = EventReader(self._client, queue, partial(self._accept, project))
+        self._event_readers.add(reader)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            reader.close()
+            self._event_readers.discard(reader)
+
+    async def close(self) -> None:
+        """Let go of connections and threads; a call under way is not waited for."""
+        for reader in tuple(self._event_readers):
+            reader.close()
+        self._calls.shutdown(wait=False, cancel_futures=True)
+        self._pulls.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    async def _call(self, what: str, call: Callable[[], T], limit_s: float = _CALL_TIMEOUT_S) -> T:
+        """Run a blocking call in a thread, in the controller's errors. A cancelled call ends there in its own time."""
+        try:
+            async with asyncio.timeout(limit_s):
+                with translated(what):
+                    return await asyncio.get_running_loop().run_in_executor(self._calls, call)
+        except TimeoutError as error:
+            raise _too_slow(what, limit_s) from error
+
+    # ------------------------------------------------------------------------------------- calls (in worker threads)
+
+    def _create(self, action: CreateContainer, project: str, spec: ServiceSpec) -> None:
+        body = self._create_body(
+            spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind
+        )
+        at_create, later = self._split_networks(body)
+        try:
+            self._client.create_container_from_config(at_create, name=action.target)  # type: ignore[no-untyped-call]
+        except docker.errors.ImageNotFound as error:
+            self._reader.forget_images()
+            raise image_missing(spec) from error
+        except docker.errors.APIError as error:
+            if error.response is None or error.response.status_code != 409:
+                raise
+            self._accept_existing(action.target, body["Labels"], explanation(error))
+        for network, endpoint in later.items():
+            self._connect(action.target, network, endpoint)
+
+    def _accept_existing(self, name: str, labels: Mapping[str, str], said: str) -> None:
+        """A container of that name is there: fine when it is this very replica, else an EngineError."""
+        try:
+            existing = self._client.inspect_container(name)["Config"]["Labels"] or {}
+        except docker.errors.NotFound:
+            existing = None
+        if existing is None:  # it was just being removed; the next plan creates it again
+            raise EngineError(refusal(f"create of replica {name}", said))
+        differing = sorted(key for key, value in labels.items() if existing.get(key) != value)
+        if differing:
+            raise EngineError(
+                f"create of replica {name}: another container has that name (its labels {', '.join(differing)} "
+                f"differ); remove it with `docker rm -f {name}`"
+            )
+
+    def _split_networks(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The body for create, and the endpoints to connect afterwards where the engine takes one network only."""
+        version = tuple(int(part) for part in self._client.api_version.split("."))
+        endpoints: Mapping[str, Any] = (body.get("NetworkingConfig") or {}).get("EndpointsConfig") or {}
+        if version >= _SEVERAL_NETWORKS_AT_CREATE or len(endpoints) < 2:
+            return dict(body), {}
+        main = (body.get("HostConfig") or {}).get("NetworkMode")
+        first = str(main) if main in endpoints else next(iter(endpoints))
+        alone = {"EndpointsConfig": {first: endpoints[first]}}
+        later = {name: endpoint for name, endpoint in endpoints.items() if name != first}
+        return {**body, "NetworkingConfig": alone}, later
+
+    def _connect(self, name: str, network: str, endpoint: Mapping[str, Any]) -> None:
+        try:
+            self._client.connect_container_to_network(name, network, aliases=list(endpoint.get("Aliases") or ()))
+        except docker.errors.APIError as error:
+            if "already exists in network" not in explanation(error):
+                raise
+
+    def _signal(self, action: SignalContainer) -> None:
+        try:
+            self._client.kill(action.container_id, action.signal)
+        except docker.errors.APIError as error:
+            # 404: gone; 409: not running. Either way nobody is left to signal.
+            if error.response is None or error.response.status_code not in (404, 409):
+                raise
+
+    def _remove(self, action: RemoveContainer) -> None:
+        try:
+            self._client.remove_container(action.container_id, force=action.force, v=True)
+        except docker.errors.NotFound:
+            return
+        except docker.errors.APIError as error:
+            if "already in progress" not in explanation(error):
+                raise
+
+    def _logs(self, container_id: str, tail: int) -> str:
+        try:
+            output = self._client.logs(container_id, tail=tail)
+        except docker.errors.NotFound:
+            return ""
+        return output[-_LONGEST_LOG:].decode(errors="replace")
+
+    def _accept(self, project: str, raw: Mapping[str, Any]) -> EngineEvent | None:
+        """The event if it may change a plan of this project. Runs in the event thread."""
+        actor = raw.get("Actor") or {}
+        attributes: Mapping[str, str] = actor.get("Attributes") or {}
+        kind = str(raw.get("Action", ""))
+        if raw.get("Type") == "image":
+            self._reader.forget_images()
+            return EngineEvent(f"image {kind}", "", attributes.get("name", ""))
+        container_id = str(actor.get("ID", ""))
+        ours = project in (attributes.get("com.docker.compose.project"), attributes.get("pierhead.project"))
+        if not ours and not self._reader.holds_gpu(container_id):
+            return None
+        return EngineEvent(kind, container_id, attributes.get("name", ""))
+
+    # ------------------------------------------------------------------------------------------------------- pull
+
+    async def _pull(self, action: PullImage, spec: ServiceSpec | None) -> None:
+        if spec is not None and spec.has_build:
+            raise image_missing(spec)
+        what = f"pull of image {action.image} for service {action.service or action.target}"
+        given_up = threading.Event()
+        try:
+            async with asyncio.timeout(_PULL_TIMEOUT_S):
+                with translated(what):
+                    pull = partial(self._pull_image, action.image, what, given_up)
+                    await asyncio.get_running_loop().run_in_executor(self._pulls, pull)
+        except TimeoutError as error:
+            raise _too_slow(what, _PULL_TIMEOUT_S) from error
+        finally:
+            given_up.set()
+            self._reader.forget_images()
+
+    def _pull_image(self, image: str, what: str, given_up: threading.Event) -> None:
+        """Pull until done; ends between two progress lines when given up, which makes the engine stop too.
+
+        By hand because docker-py's `pull` waits for ever for a registry that has stopped sending.
+        """
+        repository, tag = parse_repository_tag(image)
+        registry, _ = docker.auth.resolve_repository_name(repository)
+        credentials = docker.auth.get_config_header(self._client, registry)
+        with self._client.post(
+            f"{self._client.base_url}/v{self._client.api_version}/images/create",
+            params={"fromImage": repository, "tag": tag or "latest"},
+            headers={"X-Registry-Auth": credentials} if credentials else None,
+            stream=True,
+            timeout=(_HTTP_TIMEOUT_S, _PULL_STALLED_S),
+        ) as response:
+            if not response.ok:
+                raise _pull_failed(image, what, _message(response))
+            for line in response.iter_lines():
+                if given_up.is_set():
+                    return
+                said = json.loads(line).get("error") if line.strip() else None
+                if said:
+                    raise _pull_failed(image, what, str(said))
+
+
+def _message(response: requests.Response) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # not the engine's JSON: its text will do
+        return str(response.json()["message"])
+    return response.text.strip() or response.reason
+
+
+def _pull_failed(image: str, what: str, said: str) -> EngineError:
+    unknown = ("manifest unknown", "not found", "pull access denied", "does not exist")
+    if any(fragment in said for fragment in unknown):
+        return ImageNotFound(
+            f"{what} failed: the registry says: {said}; check the name, or `docker login` where it is private"
+        )
+    return EngineError(
+        f"{what} failed: the Docker Engine says: {said}; where no registry is reachable, bring the image with "
+        f"`docker load`, under the name {image}"
+    )
+
+
+def _too_slow(what: str, limit_s: float) -> EngineUnreachable:
+    return EngineUnreachable(f"{what}: the Docker Engine did not finish within {limit_s:.0f} s; check `docker info`")

@@ -1,0 +1,69 @@
+"""Turns what docker-py raises into the controller's errors: which call, what the engine said, what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import docker.errors
+import requests
+
+from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.model import ServiceSpec
+
+# What the engine says -> what helps. The first that is found in its message counts.
+_HINTS = (
+    (r"could not select device driver", "install the NVIDIA Container Toolkit, or switch CDI on in the engine"),
+    (
+        r"CDI device injection failed|unresolvable CDI devices",
+        "no CDI file describes that device any more: run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`",
+    ),
+    (r"port is already allocated", "a replica cannot publish host ports: remove `ports` from the service"),
+    (r"network \S+ not found", "`docker compose up` creates the project's networks"),
+    (r"executable file not found", "correct the service's command or entrypoint"),
+)
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Run calls of docker-py; `what` names them in the error: "start of replica shop-ranker-1a2b3c4d-1"."""
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise EngineError(refusal(what, explanation(error))) from error
+    except (requests.RequestException, docker.errors.DockerException, OSError) as error:
+        raise EngineUnreachable(
+            f"{what}: the Docker Engine does not answer ({_root(error)}); check `docker info` on this machine and that "
+            "its socket is mounted into the controller"
+        ) from error
+
+
+def explanation(error: docker.errors.APIError) -> str:
+    """The engine's own sentence, on one line."""
+    return " ".join(str(error.explanation or error).split())
+
+
+def refusal(what: str, said: str) -> str:
+    """The text of an EngineError, with a hint where one is known."""
+    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, said)), "")
+    return f"{what} failed: the Docker Engine says: {said}" + (f" ({hint})" if hint else "")
+
+
+def image_missing(spec: ServiceSpec) -> ImageNotFound:
+    """The error for a replica whose image is not on this machine."""
+    if spec.has_build:
+        todo = f"build it with `make build` (or `docker compose build {spec.name}`)"
+    else:
+        todo = f"check services.{spec.name}.image in the compose file, or fetch it with `docker pull {spec.image}`"
+    return ImageNotFound(f"service {spec.name}: image {spec.image} is not on this machine; {todo}")
+
+
+def _root(error: BaseException) -> str:
+    """The operating system's reason inside requests' wrappers, else the outermost text."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.strerror:
+            return seen.strerror
+        seen = seen.__cause__ or seen.__context__
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,169 @@
+"""The engine's event stream: a thread reads it and hands over through a bounded queue; the loop only needs to wake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import requests
+import urllib3.exceptions
+from docker.types import CancellableStream
+
+from controller.engines.base import EngineEvent
+from controller.engines.docker_errors import translated
+from controller.errors import EngineError, EngineUnreachable
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+_QUEUE_LIMIT = 256
+_CONNECT_TIMEOUT_S = 5.0
+_QUIET_S = 60.0
+"""After so long without an event the stream is opened anew: a daemon that hangs is noticed so."""
+
+_WATCHED = {
+    "type": ["container", "image"],
+    # Not exec_*: a health check by `docker exec` would wake the loop with every run.
+    "event": [
+        *("create", "start", "restart", "die", "oom", "pause", "unpause", "rename", "destroy"),
+        *("pull", "load", "import", "tag", "untag", "delete"),
+    ],
+}
+
+OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
+CONNECTED = EngineEvent(kind="connected", container_id="", name="")
+
+
+class EventQueue:
+    """From one thread to one coroutine. Past its limit all events become one: "something changed"."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = _QUEUE_LIMIT) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._events: deque[EngineEvent] = deque()
+        self._failure: EngineError | None = None
+        self._filled = asyncio.Event()
+        self._woken = False
+
+    def put(self, event: EngineEvent) -> None:
+        """Called by the thread; never blocks."""
+        with self._lock:
+            if len(self._events) >= self._limit:
+                self._events.clear()
+                event = OVERFLOW
+            self._events.append(event)
+            self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        """Called by the thread at its end: `get` raises this after what came before."""
+        with self._lock:
+            self._failure = error
+            self._wake()
+
+    def _wake(self) -> None:
+        # One wake-up stays under way at most, so a loop that stands still collects no callbacks.
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._filled.set)
+
+    async def get(self) -> EngineEvent:
+        """The next event. Raises EngineUnreachable or EngineError when the stream has ended."""
+        while True:
+            with self._lock:
+                if self._events:
+                    return self._events.popleft()
+                if self._failure is not None:
+                    raise self._failure
+                self._woken = False
+                self._filled.clear()
+            await self._filled.wait()
+
+
+class EventReader:
+    """The thread. `close` ends it from any other thread, also while it waits for the next event."""
+
+    def __init__(
+        self,
+        client: APIClient,
+        queue: EventQueue,
+        accept: Callable[[Mapping[str, Any]], EngineEvent | None],
+        quiet_s: float = _QUIET_S,
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._accept = accept
+        self._quiet_s = quiet_s
+        self._lock = threading.Lock()
+        self._closed = False
+        self._response: requests.Response | None = None
+        # A daemon thread: one that waits for a hanging engine must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="pierhead-events", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask the thread to end; returns at once."""
+        with self._lock:
+            self._closed = True
+            if self._response is not None:
+                with contextlib.suppress(OSError, AttributeError):  # the stream has just ended by itself
+                    CancellableStream(iter(()), self._response).close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            with translated("event stream"):
+                while not self._closed:
+                    self._follow()
+        except EngineError as error:
+            self._queue.fail(error)
+        except Exception as error:  # whatever it was, the consumer must not wait for ever
+            self._queue.fail(EngineUnreachable(f"event stream: {type(error).__name__}: {error}"))
+
+    def _follow(self) -> None:
+        """Read one stream until it ends (an error unless closed) or has been quiet for long."""
+        url = f"{self._client.base_url}/v{self._client.api_version}/events"
+        response = self._client.get(
+            url,
+            params={"filters": json.dumps(_WATCHED)},
+            stream=True,
+            timeout=(_CONNECT_TIMEOUT_S, self._quiet_s),
+        )
+        with response:
+            response.raise_for_status()
+            with self._lock:
+                if self._closed:
+                    return
+                self._response = response
+            self._queue.put(CONNECTED)
+            try:
+                for line in _lines(response):
+                    event = self._accept(json.loads(line))
+                    if event is not None:
+                        self._queue.put(event)
+            except requests.ConnectionError as error:
+                if not (error.args and isinstance(error.args[0], urllib3.exceptions.ReadTimeoutError)):
+                    raise
+                return
+            finally:
+                with self._lock:
+                    self._response = None
+        if not self._closed:
+            raise requests.ConnectionError("the stream ended")
+
+
+def _lines(response: requests.Response) -> Iterator[bytes]:
+    """Complete lines as they arrive; `iter_lines` would hold them back until its chunk is full."""
+    rest = b""
+    for chunk in response.iter_content(chunk_size=None):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from filter(bytes.strip, lines)

@@ -1,0 +1,250 @@
+"""Reads the engine's part of a snapshot. A world at rest costs one call: `GET /containers/json`.
+
+Everything else is remembered under a key that changes with it: details of a container under its state and the engine's
+own text on it ("Up 2 minutes" tells a restart that a state alone hides), image ids for ten seconds or until an image
+event, GPUs for half a minute, device requests of foreign containers for as long as they run (they cannot change).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import docker.errors
+
+from controller.engines.base import EngineState
+from controller.engines.gpu_discovery import PROBE_LABEL, GpuDiscovery
+from controller.engines.gpus import foreign_holders, requested_gpus
+from controller.model import ContainerState, ReplicaContainer, StrayContainer
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+_log = logging.getLogger(__name__)
+
+_IMAGE_PERIOD_S = 10.0
+_NEVER = "0001-01-01"
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    """What only `inspect` tells of a container."""
+
+    state: ContainerState
+    created_at: float
+    started_at: float | None
+    exit_code: int | None
+    oom_killed: bool
+
+
+class EngineReader:
+    """Blocking; one read at a time. `forget_images` and `holds_gpu` may be called from any thread."""
+
+    def __init__(
+        self,
+        client: APIClient,
+        discovery: GpuDiscovery,
+        cdi_kind: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._discovery = discovery
+        self._cdi_kind = cdi_kind
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._details: dict[str, tuple[tuple[str, str], _Details]] = {}
+        self._requests: dict[str, frozenset[str]] = {}
+        self._images: dict[str, str | None] = {}
+        self._images_due = float("-inf")
+
+    def read(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
+        """One snapshot. Raises what docker-py raises."""
+        with self._lock:
+            inventory = self._discovery.inventory()
+            # Foreign containers matter only for the GPUs they hold.
+            summaries = self._list(project, everybody=bool(inventory.gpus))
+            replicas, strays = self._sort(summaries, project, service_names)
+            known = {replica.id for replica in replicas}
+            holders: dict[str, str] = {}
+            if inventory.gpus:
+                foreign = [summary for summary in summaries if summary["Id"] not in known]
+                holders, warnings = foreign_holders(self._foreign_requests(foreign), inventory)
+                for warning in warnings:
+                    self._discovery.warn_once(warning)
+            return EngineState(replicas, strays, self._image_ids(images), inventory.gpus, holders)
+
+    def forget_images(self) -> None:
+        """Look all image ids up again at the next read."""
+        self._images_due = float("-inf")
+
+    def holds_gpu(self, container_id: str) -> bool:
+        """Whether a foreign container was seen to hold a GPU: its end may let a replica start."""
+        return bool(self._requests.get(container_id))
+
+    # -------------------------------------------------------------------------------------------------- containers
+
+    def _list(self, project: str, *, everybody: bool) -> list[Summary]:
+        filters = {} if everybody else {"label": f"com.docker.compose.project={project}"}
+        summaries: list[Summary] = self._client.containers(all=True, filters=filters)
+        return summaries
+
+    def _sort(
+        self, summaries: Iterable[Summary], project: str, service_names: Collection[str]
+    ) -> tuple[tuple[ReplicaContainer, ...], tuple[StrayContainer, ...]]:
+        """Tell our replicas from strays, and forget the details of containers that are gone."""
+        replicas: list[ReplicaContainer] = []
+        strays: list[StrayContainer] = []
+        for summary in summaries:
+            labels: Mapping[str, str] = summary.get("Labels") or {}
+            if labels.get("pierhead.project") == project:
+                replica = self._replica(summary, labels, project)
+                if replica is not None:
+                    replicas.append(replica)
+            elif _is_stray(labels, project, service_names):
+                strays.append(StrayContainer(summary["Id"], _name(summary), labels["com.docker.compose.service"]))
+        alive = {replica.id for replica in replicas}
+        self._details = {key: entry for key, entry in self._details.items() if key in alive}
+        return tuple(sorted(replicas, key=lambda one: one.name)), tuple(sorted(strays, key=lambda one: one.name))
+
+    def _replica(self, summary: Summary, labels: Mapping[str, str], project: str) -> ReplicaContainer | None:
+        """One of ours; None when it vanished between two calls, or when its labels were tampered with."""
+        number = labels.get("pierhead.number", "")
+        if not number.isdecimal() or "pierhead.service" not in labels or "pierhead.version" not in labels:
+            self._discovery.warn_once(
+                f"container {_name(summary)} carries the label pierhead.project={project} but not all the others, so "
+                f"it is left alone; remove it with `docker rm -f {_name(summary)}`"
+            )
+            return None
+        details = self._inspected(summary)
+        if details is None:
+            return None
+        return ReplicaContainer(
+            id=summary["Id"],
+            name=_name(summary),
+            service=labels["pierhead.service"],
+            version=labels["pierhead.version"],
+            number=int(number),
+            state=details.state,
+            ip=_address(summary, project) if details.state.is_up else None,
+            gpus=tuple(filter(None, labels.get("pierhead.gpus", "").split(","))),
+            created_at=details.created_at,
+            started_at=details.started_at,
+            exit_code=details.exit_code,
+            oom_killed=details.oom_killed,
+        )
+
+    def _inspected(self, summary: Summary) -> _Details | None:
+        key = (str(summary.get("State")), str(summary.get("Status")))
+        known = self._details.get(summary["Id"])
+        if known is not None and known[0] == key:
+            return known[1]
+        try:
+            details = _details(self._client.inspect_container(summary["Id"]))
+        except docker.errors.NotFound:
+            return None
+        self._details[summary["Id"]] = (key, details)
+        return details
+
+    # ---------------------------------------------------------------------------------------------- GPUs and images
+
+    def _foreign_requests(self, summaries: Iterable[Summary]) -> dict[str, frozenset[str]]:
+        """Container name -> names of the GPUs it was given, of those that are up."""
+        requests: dict[str, frozenset[str]] = {}
+        names: dict[str, frozenset[str]] = {}
+        for summary in summaries:
+            if not _is_up(summary) or PROBE_LABEL in (summary.get("Labels") or {}):
+                continue
+            container_id = summary["Id"]
+            wanted = self._requests.get(container_id)
+            if wanted is None:
+                try:
+                    wanted = requested_gpus(self._client.inspect_container(container_id), self._cdi_kind)
+                except docker.errors.NotFound:
+                    continue
+            requests[container_id] = names[_name(summary)] = wanted
+        self._requests = requests
+        return names
+
+    def _image_ids(self, images: Collection[str]) -> dict[str, str | None]:
+        now = self._monotonic()
+        if now >= self._images_due:
+            # Set before looking: an image event that arrives meanwhile must not be overwritten.
+            self._images_due = now + _IMAGE_PERIOD_S
+            self._images = {}
+        for image in images:
+            if image not in self._images:
+                self._images[image] = self._image_id(image)
+        return {image: self._images[image] for image in images}
+
+    def _image_id(self, image: str) -> str | None:
+        try:
+            return str(self._client.inspect_image(image)["Id"])  # type: ignore[no-untyped-call]
+        except docker.errors.APIError as error:
+            # 400 is a name that no image can have: the attempt to get it will say so.
+            if error.response is not None and error.response.status_code in (400, 404):
+                return None
+            raise
+
+
+def _is_stray(labels: Mapping[str, str], project: str, service_names: Collection[str]) -> bool:
+    """A service's own container of Compose. One-offs are somebody's `docker compose run` and theirs to end."""
+    return (
+        labels.get("com.docker.compose.project") == project
+        and labels.get("com.docker.compose.service") in service_names
+        and labels.get("com.docker.compose.oneoff", "False").lower() != "true"
+    )
+
+
+def _name(summary: Summary) -> str:
+    names = summary.get("Names") or ()
+    return str(names[0]).removeprefix("/") if names else str(summary["Id"])[:12]
+
+
+def _is_up(summary: Summary) -> bool:
+    state = summary.get("State")
+    return state in (ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.RESTARTING)
+
+
+def _address(summary: Summary, project: str) -> str | None:
+    """Its address in the project's default network, else in the first by name that gives one."""
+    networks: Mapping[str, Any] = (summary.get("NetworkSettings") or {}).get("Networks") or {}
+    for name in sorted(networks, key=lambda name: (name != f"{project}_default", name)):
+        address = (networks[name] or {}).get("IPAddress")
+        if address:
+            return str(address)
+    return None
+
+
+def _details(container: Mapping[str, Any]) -> _Details:
+    state = container["State"]
+    status = _state(state)
+    code = int(state.get("ExitCode") or 0)
+    # A container whose start failed stays "created" with the failure's code; 0 there means that nobody started it.
+    ended = status in (ContainerState.EXITED, ContainerState.DEAD) or (status is ContainerState.CREATED and code != 0)
+    return _Details(
+        state=status,
+        created_at=_timestamp(container["Created"]) or 0.0,
+        started_at=_timestamp(state.get("StartedAt") or _NEVER),
+        exit_code=code if ended else None,
+        oom_killed=bool(state.get("OOMKilled")),
+    )
+
+
+def _state(state: Mapping[str, Any]) -> ContainerState:
+    try:
+        return ContainerState(state["Status"])
+    except ValueError:
+        # A later engine's word: what matters is whether processes may exist.
+        return ContainerState.RUNNING if state.get("Running") else ContainerState.EXITED
+
+
+def _timestamp(text: str) -> float | None:
+    """Seconds since 1970 of the engine's RFC 3339 text; None for its "never"."""
+    return None if text.startswith(_NEVER) else datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,194 @@
+"""Finds this machine's GPUs: what the engine lists, else CDI files, else one `nvidia-smi` in a container of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import docker.errors
+import requests
+
+from controller.engines.gpus import (
+    GpuInventory,
+    discovered_devices,
+    inventory_of_names,
+    merge_cdi,
+    parse_cdi_spec,
+    parse_smi,
+)
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+_log = logging.getLogger(__name__)
+
+PROBE_LABEL = "pierhead.probe"
+_INFO_PERIOD_S = 30.0
+# Asking takes a container and seconds in which nothing else is observed; a GPU that comes without CDI waits this long.
+_PROBE_PERIOD_S = 3600.0
+_PROBE_RETRY_S = 60.0
+_PROBE_TIMEOUT_S = 30
+_PROBE_COMMAND = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader"]
+_LARGEST_CDI_FILE = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSources:
+    """Where to look: kind of the CDI devices, directories of CDI files (rising priority), image of the probe."""
+
+    cdi_kind: str = "nvidia.com/gpu"
+    cdi_directories: Sequence[Path] = (Path("/etc/cdi"), Path("/var/run/cdi"))
+    probe_image: str | None = None
+    """An image with glibc that is on this machine (the controller's own); None = never probe."""
+
+
+@dataclass(slots=True)
+class CdiFiles:
+    """Reads CDI directories; a file is parsed again only when it changed. A malformed one is ignored with a warning."""
+
+    sources: GpuSources
+    _parsed: dict[Path, tuple[tuple[int, int], Mapping[str, str]]] = field(default_factory=dict)
+
+    def read(self, warn: Callable[[str], None]) -> dict[str, str]:
+        """Name -> fingerprint of every usable device of the kind."""
+        directories = [self._read_directory(directory, warn) for directory in self.sources.cdi_directories]
+        present = {Path(path) for files in directories for path in files}
+        self._parsed = {path: entry for path, entry in self._parsed.items() if path in present}
+        devices, warnings = merge_cdi(directories)
+        for warning in warnings:
+            warn(warning)
+        return devices
+
+    def _read_directory(self, directory: Path, warn: Callable[[str], None]) -> dict[str, Mapping[str, str]]:
+        try:
+            paths = sorted(path for path in directory.iterdir() if path.suffix in {".yaml", ".json"})
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            warn(f"CDI directory {directory} cannot be read: {error}; mount it read-only into the controller")
+            return {}
+        return {str(path): self._read_file(path, warn) for path in paths}
+
+    def _read_file(self, path: Path, warn: Callable[[str], None]) -> Mapping[str, str]:
+        try:
+            status = path.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            known = self._parsed.get(path)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            if status.st_size > _LARGEST_CDI_FILE:
+                raise ValueError(f"{status.st_size} bytes is too large for a CDI file")  # noqa: TRY301
+            devices = parse_cdi_spec(
+                path.read_text(encoding="utf-8"), self.sources.cdi_kind, is_json=path.suffix == ".json"
+            )
+        except (OSError, ValueError) as error:
+            warn(f"CDI file {path} is ignored: {error}; correct it or remove it")
+            return {}
+        self._parsed[path] = (stamp, devices)
+        return devices
+
+
+class GpuDiscovery:
+    """Answers `inventory()` from a cache of 30 s. Blocking calls: to be used from one worker thread at a time."""
+
+    def __init__(
+        self,
+        client: APIClient,
+        sources: GpuSources,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._sources = sources
+        self._files = CdiFiles(sources)
+        self._monotonic = monotonic
+        self._inventory = GpuInventory()
+        self._info_due = float("-inf")
+        self._probed = GpuInventory()
+        self._probe_due = float("-inf")
+        self._warned: dict[str, None] = {}
+
+    def inventory(self) -> GpuInventory:
+        """GPUs the engine can hand out now. Raises what docker-py raises when the engine does not answer."""
+        now = self._monotonic()
+        if now >= self._info_due:
+            self._inventory = self._look(self._client.info())
+            self._info_due = now + _INFO_PERIOD_S
+        return self._inventory
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning the first time it comes up; it would come up again each half minute."""
+        if message not in self._warned:
+            self._warned[message] = None
+            if len(self._warned) > 256:
+                self._warned.pop(next(iter(self._warned)))
+            _log.warning(message)
+
+    def _look(self, info: Mapping[str, Any]) -> GpuInventory:
+        fingerprints = self._files.read(self.warn_once)
+        listed = discovered_devices(info, self._sources.cdi_kind)
+        if listed:
+            return inventory_of_names(listed, fingerprints)
+        if fingerprints:
+            # Engines that say nothing of CDI directories are older than 25 and know no CDI.
+            if info.get("CDISpecDirs"):
+                return inventory_of_names(fingerprints, fingerprints)
+            self.warn_once(
+                f"CDI files describe {len(fingerprints)} devices of kind {self._sources.cdi_kind}, but CDI is off in "
+                'the Docker Engine: put {"features": {"cdi": true}} into /etc/docker/daemon.json and restart it'
+            )
+        if "nvidia" in (info.get("Runtimes") or {}):
+            return self._probe()
+        return GpuInventory()
+
+    # ------------------------------------------------------------------------------------------------------- probe
+
+    def _probe(self) -> GpuInventory:
+        """GPUs by `nvidia-smi` in a container; the last good answer while a new one is not due or fails."""
+        if self._sources.probe_image is None or self._monotonic() < self._probe_due:
+            return self._probed
+        self._probe_due = self._monotonic() + _PROBE_RETRY_S
+        try:
+            self._probed = parse_smi(self._run_smi(self._sources.probe_image))
+        except (requests.RequestException, ValueError) as error:
+            detail = getattr(error, "explanation", None) or error
+            self.warn_once(
+                f"GPUs cannot be listed with nvidia-smi in image {self._sources.probe_image}: {detail}; "
+                "check `docker run --rm --runtime nvidia -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi`"
+            )
+        else:
+            self._probe_due = self._monotonic() + _PROBE_PERIOD_S
+        return self._probed
+
+    def _run_smi(self, image: str) -> str:
+        body = {
+            "Image": image,
+            "Entrypoint": _PROBE_COMMAND,
+            "Cmd": [],
+            "Env": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"],
+            "Labels": {PROBE_LABEL: "gpu"},
+            "HostConfig": {"Runtime": "nvidia", "NetworkMode": "none"},
+        }
+        self._remove_old_probes()
+        container = self._client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
+        try:
+            self._client.start(container)
+            code = self._client.wait(container, timeout=_PROBE_TIMEOUT_S)["StatusCode"]
+            output = self._client.logs(container, tail=1000).decode(errors="replace")
+        finally:
+            with contextlib.suppress(docker.errors.NotFound):  # somebody's `docker container prune` was first
+                self._client.remove_container(container, force=True, v=True)
+        if code != 0:
+            raise ValueError(f"nvidia-smi ended with exit code {code}: {' '.join(output.split())[-500:]}")
+        return str(output)
+
+    def _remove_old_probes(self) -> None:
+        """A controller killed between create and remove leaves its probe behind."""
+        ended = {"label": f"{PROBE_LABEL}=gpu", "status": ["created", "exited", "dead"]}
+        for left in self._client.containers(all=True, filters=ended):
+            with contextlib.suppress(docker.errors.NotFound):  # it went by itself meanwhile
+                self._client.remove_container(left["Id"], force=True, v=True)
