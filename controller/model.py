@@ -374,6 +374,8 @@ class PendingReplica:
 
     service: str
     reason: str
+    blocked: bool = False
+    """True when waiting alone will not help: no GPU is free, the image has to be built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +444,12 @@ class ServiceStatus:
     ready: int
     message: str
     replicas: tuple[ReplicaStatus, ...] = ()
+    converged: bool = False
+    """As many as wanted, all of them ready and of the current version, nothing on its way out."""
+    blocked: str = ""
+    """Why it will not converge by waiting; "" when it may."""
+    override: int | None = None
+    """What `make scale` set, when it did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class Observer:
             async with asyncio.timeout(ROUTER_LIMIT_S):
                 return await self._router.observe()
         except (ControllerError, TimeoutError) as error:
-            logger.warning("HAProxy does not answer: %s", str(error) or f"nothing within {ROUTER_LIMIT_S:g} s")
+            logger.debug("HAProxy does not answer: %s", str(error) or f"nothing within {ROUTER_LIMIT_S:g} s")
             return None
 
     async def _look_at_engine(self, spec: Spec, impatient: bool) -> str:

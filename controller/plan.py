@@ -422,13 +422,14 @@ def _start(draft: _Draft, outlook: _Outlook) -> None:
         return
     obstacle = _obstacle(draft, outlook, spec)
     if obstacle is not None:
-        draft.pending += [PendingReplica(outlook.name, obstacle)] * missing
+        to_be_built = outlook.version is None and spec.has_build
+        draft.pending += [PendingReplica(outlook.name, obstacle, blocked=to_be_built)] * missing
         return
     failure = draft.observed.failures.get(outlook.name)
     for index in range(missing):
         shortage = _create(draft, outlook, spec, _start_cause(outlook, failure))
         if shortage is not None:
-            draft.pending += [PendingReplica(outlook.name, shortage)] * (missing - index)
+            draft.pending += [PendingReplica(outlook.name, shortage, blocked=True)] * (missing - index)
             return
 
 

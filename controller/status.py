@@ -1,0 +1,329 @@
+"""What people and machines are told: status rows, Discovery's endpoints, Prometheus's targets. Pure.
+
+Everything here is derived from one snapshot, so that no two of these ever disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from controller.apply import Refusal
+from controller.errors import ImageNotFound
+from controller.model import (
+    CreateContainer,
+    Desired,
+    Endpoint,
+    Health,
+    Observed,
+    PendingReplica,
+    Plan,
+    PullImage,
+    ReplicaContainer,
+    ReplicaStatus,
+    ServerState,
+    ServiceSpec,
+    ServiceStatus,
+    backend_name,
+    version_of,
+)
+from controller.phases import Phase, phase_of
+from controller.plan_text import describe
+
+CRASH_LOOP_FAILURES = 3
+
+ReplicaState = Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED"]
+
+SHOWN_AS: Mapping[Phase, ReplicaState] = {
+    Phase.CREATED: "STARTING",
+    Phase.STARTING: "STARTING",
+    Phase.RUNNING: "RUNNING",
+    Phase.DRAINING: "DRAINING",
+    Phase.STOPPING: "STOPPING",
+    Phase.STOPPED: "STOPPING",
+    Phase.FAILED: "FAILED",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU and who holds it ("" = nobody)."""
+
+    uuid: str
+    name: str
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec."""
+
+    at: float
+    project: str
+    desired: Desired | None = None
+    observed: Observed | None = None
+    plan: Plan = field(default_factory=Plan)
+    services: tuple[ServiceStatus, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
+    endpoints: Mapping[str, tuple[Endpoint, ...]] = field(default_factory=dict)
+    targets: tuple[Mapping[str, Any], ...] = ()
+    spec_problems: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    """What is wrong beyond a single service, one sentence each."""
+    engine_reachable: bool = False
+    haproxy_reachable: bool = False
+
+
+def service_rows(
+    desired: Desired,
+    observed: Observed,
+    plan: Plan,
+    refusals: Iterable[Refusal],
+    overrides: Mapping[str, int],
+    now: float,
+) -> tuple[ServiceStatus, ...]:
+    """Return one row a service, by name; services that were removed and still have replicas are among them."""
+    refusals = tuple(refusals)
+    names = sorted(set(desired.services) | {container.service for container in observed.containers})
+    return tuple(
+        _row(
+            _Material(
+                name=name,
+                spec=desired.services.get(name),
+                wanted=desired.targets.get(name, 0),
+                observed=observed,
+                containers=tuple(c for c in observed.containers if c.service == name),
+                pending=tuple(pending for pending in plan.pending if pending.service == name),
+                creating=_creations(name, observed, plan),
+                refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
+                override=overrides.get(name) if name in desired.services else None,
+                now=now,
+            )
+        )
+        for name in names
+    )
+
+
+def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error: str, now: float) -> tuple[str, ...]:
+    """Return what is wrong beyond a single service."""
+    found = []
+    if engine_error:
+        found.append(f"the Docker Engine does not answer, what is shown is old: {engine_error}")
+    if observed is not None and observed.routing is None:
+        found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
+    found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]
+    return tuple(found)
+
+
+def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
+    """Return every GPU with its holder, in the engine's order."""
+    holders = dict(observed.foreign_gpu_holders)
+    holders |= {uuid: container.name for container in observed.containers for uuid in container.gpus}
+    return tuple(GpuUse(gpu.uuid, gpu.name, holders.get(gpu.uuid, "")) for gpu in observed.gpus)
+
+
+def endpoints(desired: Desired, observed: Observed) -> Mapping[str, tuple[Endpoint, ...]]:
+    """Return, for every service of the spec, who may be called (and who is finishing), by replica name."""
+    found: dict[str, list[Endpoint]] = {name: [] for name in desired.services}
+    for container in sorted(observed.containers, key=lambda container: container.name):
+        spec = desired.services.get(container.service)
+        endpoint = _endpoint(container, spec, retiring=container.id in observed.retirements) if spec else None
+        if endpoint is not None:
+            found[container.service].append(endpoint)
+    return {name: tuple(listed) for name, listed in found.items()}
+
+
+def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, Any], ...]:
+    """Return Prometheus http_sd groups: every replica that is up and exports metrics, from its start on.
+
+    Prometheus needs a moment to take up a new target; one that is listed while it loads is scraped once it is ready.
+    """
+    groups = []
+    for container in sorted(observed.containers, key=lambda container: container.name):
+        spec = desired.services.get(container.service)
+        if spec is None or spec.metrics_port is None:
+            continue
+        if container.state.is_up and container.ip:
+            labels = {
+                "job": "replicas",
+                "service": container.service,
+                "replica": container.name,
+                "version": container.version,
+                "gpu": ",".join(container.gpus),
+                "__metrics_path__": spec.metrics_path,
+            }
+            groups.append({"targets": [_address(container.ip, spec.metrics_port)], "labels": labels})
+    return tuple(groups)
+
+
+# ------------------------------------------------------------------------------------------------------------ one row
+
+
+@dataclass(frozen=True, slots=True)
+class _Material:
+    name: str
+    spec: ServiceSpec | None
+    wanted: int
+    observed: Observed
+    containers: tuple[ReplicaContainer, ...]
+    pending: tuple[PendingReplica, ...]
+    creating: tuple[CreateContainer, ...]
+    refusals: tuple[Refusal, ...]
+    override: int | None
+    now: float
+
+
+def _row(material: _Material) -> ServiceStatus:
+    replicas = [_replica(material, c) for c in sorted(material.containers, key=lambda c: (c.number, c.name))]
+    replicas += [
+        ReplicaStatus(action.target, "PENDING", action.version, "", tuple(gpu.uuid for gpu in action.gpus), None, why)
+        for action in material.creating
+        for why in [f"is being created: {action.cause}"]
+    ]
+    replicas += [ReplicaStatus("", "PENDING", "", "", (), None, pending.reason) for pending in material.pending]
+    ready = sum(replica.state == "RUNNING" for replica in replicas)
+    settled = ready == material.wanted == len(replicas)
+    return ServiceStatus(
+        name=material.name,
+        wanted=material.wanted,
+        ready=ready,
+        message=_message(material, replicas, ready),
+        replicas=tuple(replicas),
+        converged=settled and not any(_is_outdated(material, container) for container in material.containers),
+        blocked=_blocked(material),
+        override=material.override,
+    )
+
+
+def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
+    phase, detail = phase_of(container, material.spec, material.observed.retirements.get(container.id), material.now)
+    state, message = SHOWN_AS[phase], detail
+    match phase:
+        case Phase.CREATED:
+            message = "is being started"
+        case Phase.STARTING:
+            message = f"not ready yet: {container.health_detail}" if container.health_detail else "not ready yet"
+        case Phase.RUNNING if container.reported_draining:
+            state, message = "DRAINING", "somebody told it to stop: it finishes what it has"
+        case Phase.RUNNING if _awaits_traffic(material, container):
+            state, message = "STARTING", "ready, HAProxy does not send to it yet"
+        case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
+            message = material.observed.retirements[container.id].cause
+        case _:
+            pass
+    address = _address(container.ip, material.spec.port) if container.ip and material.spec else container.ip or ""
+    return ReplicaStatus(container.name, state, container.version, address, container.gpus, container.ongoing, message)
+
+
+def _awaits_traffic(material: _Material, container: ReplicaContainer) -> bool:
+    spec, routing = material.spec, material.observed.routing
+    if spec is None or routing is None or not (spec.route is not None or spec.grpc_services):
+        return False
+    backend = backend_name(material.name)
+    return not any(
+        server.backend == backend and server.name == container.name and server.state is ServerState.READY
+        for server in routing.servers
+    )
+
+
+def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:
+    if material.spec is None:
+        return True
+    image_id = material.observed.images.get(material.spec.image)
+    return image_id is not None and version_of(material.spec.definition_hash, image_id) != container.version
+
+
+def _creations(name: str, observed: Observed, plan: Plan) -> tuple[CreateContainer, ...]:
+    """Return replicas of a service that have no container yet and get one now."""
+    present = {container.name for container in observed.containers}
+    actions = [*observed.in_progress, *(step.action for step in plan.steps)]
+    found = {
+        action.target: action
+        for action in actions
+        if isinstance(action, CreateContainer) and action.service == name and action.target not in present
+    }
+    return tuple(found[target] for target in sorted(found))
+
+
+# ------------------------------------------------------------------------------------------------------------- in words
+
+
+def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> str:
+    """Say the one thing that matters most: what is in the way, else what is going on, else where the number is from."""
+    if material.spec is None:
+        return "the compose files have it no more: its replicas finish and go"
+    obstacles = [*_pending_words(material.pending), *(_refusal_words(r, material.now) for r in material.refusals)]
+    failure = material.observed.failures.get(material.name)
+    if failure is not None and ready < material.wanted:
+        if failure.count >= CRASH_LOOP_FAILURES:
+            detail = obstacles or [f"failed {failure.count} times in a row; last: {failure.detail}"]
+            return "CRASH_LOOP: " + "; ".join(detail)
+        obstacles = obstacles or [f"failed, is being replaced: {failure.detail}"]
+    if obstacles:
+        return "; ".join(obstacles)
+    going_on = _going_on(replicas)
+    if going_on:
+        return going_on
+    if material.override is not None and material.override != material.spec.replicas:
+        return f"set by scale; the compose files say {material.spec.replicas}"
+    return ""
+
+
+def _pending_words(pending: Iterable[PendingReplica]) -> list[str]:
+    counts: dict[str, int] = {}
+    for replica in pending:
+        counts[replica.reason] = counts.get(replica.reason, 0) + 1
+    return [f"{count} pending: {reason}" for reason, count in counts.items()]
+
+
+def _refusal_words(refusal: Refusal, now: float) -> str:
+    wait_s = max(refusal.until - now, 0.0)
+    retry = f"next try in {wait_s:.0f} s" if wait_s >= 1 else "trying again"
+    times = f" {refusal.failures} times" if refusal.failures > 1 else ""
+    return f"could not {describe(refusal.action)}{times}, {retry}: {refusal.error}"
+
+
+def _going_on(replicas: Iterable[ReplicaStatus]) -> str:
+    words = {
+        "PENDING": "being created",
+        "STARTING": "starting",
+        "DRAINING": "draining",
+        "STOPPING": "stopping",
+        "FAILED": "failed",
+    }
+    counts = {state: sum(replica.state == state for replica in replicas) for state in words}
+    return ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+
+
+def _blocked(material: _Material) -> str:
+    """Return why waiting will not help. While anything is on its way out, what it holds may yet become free."""
+    missing = [r for r in material.refusals if isinstance(r.action, PullImage) and isinstance(r.error, ImageNotFound)]
+    if missing:
+        return str(missing[0].error)
+    if material.observed.retirements or material.observed.in_progress:
+        return ""
+    return next((pending.reason for pending in material.pending if pending.blocked), "")
+
+
+# ------------------------------------------------------------------------------------------------------------ addresses
+
+
+def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> Endpoint | None:
+    if container.ip is None or not container.state.is_up:
+        return None
+    serving = container.health is Health.READY
+    finishing = container.reported_draining or (retiring and container.health is not Health.UNKNOWN)
+    if not serving and not finishing:
+        return None
+    return Endpoint(
+        replica=container.name,
+        address=_address(container.ip, spec.port),
+        draining=retiring or container.reported_draining,
+        max_ongoing_requests=max(spec.max_ongoing_requests, 0),
+        version=container.version,
+    )
+
+
+def _address(ip: str, port: int) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
