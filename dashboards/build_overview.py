@@ -1,0 +1,465 @@
+"""Writes the overview dashboard: what Grafana reads is JSON of a thousand lines, what people change is this file.
+
+    python dashboards/build_overview.py
+
+A panel is one line of `PANELS` or a few. Rates look back over `$__rate_interval`, which Grafana derives from the scrape
+interval; `$service` is the variable at the top of the page (one, several or all services).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+OUTPUT = Path(__file__).parent / "grafana" / "dashboards" / "overview.json"
+DATASOURCE = {"type": "prometheus", "uid": "pierhead-prometheus"}
+COLUMNS = 24
+"""Width of Grafana's grid."""
+
+S = 'service=~"$service"'
+W = "[$__rate_interval]"
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True)
+class Query:
+    """One PromQL expression and the legend of its series (`{{label}}` is replaced by Grafana)."""
+
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel; `unit` is Grafana's name of it, `stacked` draws series on top of each other."""
+
+    title: str
+    queries: Sequence[Query]
+    description: str
+    unit: str = "short"
+    width: int = 8
+    kind: Literal["timeseries", "stat"] = "timeseries"
+    stacked: bool = False
+    warn_above: float | None = None
+    """A stat turns red above this value."""
+
+    @property
+    def height(self) -> int:
+        """In rows of Grafana's grid (30 pixels each)."""
+        return 4 if self.kind == "stat" else 8
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled row and what is under it, laid out left to right."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+def rate(metric: str, by: str = "service", where: str = "") -> str:
+    """Per second, summed by a label."""
+    return f"sum by ({by}) (rate({metric}{{{S}{where}}}{W}))"
+
+
+def quantile(q: float, histogram: str, by: str = "service") -> str:
+    """The q-quantile of a histogram by labels."""
+    return f"histogram_quantile({q}, {rate(f'{histogram}_bucket', f'le, {by}')})"
+
+
+def quantiles(histogram: str, by: str = "service") -> list[Query]:
+    """p50, p90 and p99 of a histogram, one series each per value of `by`."""
+    return [Query(quantile(q, histogram, by), f"p{q * 100:g} {{{{{by}}}}}") for q in QUANTILES]
+
+
+def mean(histogram: str) -> str:
+    """Mean of what a batch histogram observed."""
+    return f"{rate(f'{histogram}_sum', 'service, batch')} / {rate(f'{histogram}_count', 'service, batch')}"
+
+
+def or_zero(expr: str) -> str:
+    """A counter that nothing has happened to yet has no series: draw 0 for every service whose replicas are there."""
+    return f"{expr} or sum by (service) (pierhead_ongoing_requests{{{S}}}) * 0"
+
+
+# Answers that are the service's own fault: HTTP status, or the name of a gRPC status.
+_ERROR_CODES = ', code=~"5..|UNKNOWN|INTERNAL|DATA_LOSS|DEADLINE_EXCEEDED"'
+ERROR_SHARE = f"({or_zero(rate('pierhead_requests_total', where=_ERROR_CODES))}) / {rate('pierhead_requests_total')}"
+
+AT_A_GLANCE = Section(
+    "At a glance",
+    (
+        Panel(
+            "Requests/s",
+            (Query(f"sum(rate(haproxy_backend_http_requests_total{{{S}}}{W}))", "requests/s"),),
+            "What clients send through HAProxy, HTTP and gRPC.",
+            unit="reqps",
+            width=3,
+            kind="stat",
+        ),
+        Panel(
+            "Answers 5xx",
+            (
+                Query(
+                    f'sum(rate(haproxy_backend_http_responses_total{{{S}, code="5xx"}}{W}))'
+                    f" / sum(rate(haproxy_backend_http_responses_total{{{S}}}{W}))",
+                    "5xx",
+                ),
+            ),
+            "Share of HAProxy's answers that are 5xx. A gRPC error is HTTP 200 here: see the services' own error rate.",
+            unit="percentunit",
+            width=3,
+            kind="stat",
+            warn_above=0.01,
+        ),
+        Panel(
+            "p99",
+            (
+                Query(
+                    f"histogram_quantile(0.99, sum by (le) (rate(pierhead_request_duration_seconds_bucket{{{S}}}{W})))",
+                    "p99",
+                ),
+            ),
+            "99 % of the requests that replicas answered took at most this long.",
+            unit="s",
+            width=3,
+            kind="stat",
+        ),
+        Panel(
+            "In flight",
+            (Query(f"sum(pierhead_ongoing_requests{{{S}}})", "in flight"),),
+            "Requests that replicas have accepted and not yet answered.",
+            width=3,
+            kind="stat",
+        ),
+        Panel(
+            "Replicas ready",
+            (
+                Query(f"sum(pierhead_service_ready_replicas{{{S}}})", "ready"),
+                Query(f"sum(pierhead_service_wanted_replicas{{{S}}})", "wanted"),
+            ),
+            "Replicas that pass their readiness probe, and the number asked for.",
+            width=4,
+            kind="stat",
+        ),
+        Panel(
+            "GPU slots",
+            (
+                Query("sum(pierhead_gpu_slots_used)", "used"),
+                Query("sum(pierhead_gpu_slots)", "there"),
+            ),
+            "GPU slots that replicas occupy, and all there are.",
+            width=4,
+            kind="stat",
+        ),
+        Panel(
+            "Alerts firing",
+            (Query('count(ALERTS{alertstate="firing"}) or vector(0)', "firing"),),
+            "Alerts of dashboards/prometheus/rules that fire now; Prometheus' /classic/alerts page says which and why.",
+            width=4,
+            kind="stat",
+            warn_above=0.5,
+        ),
+    ),
+)
+
+
+EDGE = Section(
+    "At the edge: HAProxy",
+    (
+        Panel(
+            "Requests/s",
+            (Query(rate("haproxy_backend_http_requests_total"), "{{service}}"),),
+            "Requests that clients sent, by the service they went to.",
+            unit="reqps",
+        ),
+        Panel(
+            "Answers/s by status",
+            (Query(rate("haproxy_backend_http_responses_total", "code"), "{{code}}"),),
+            "HTTP status classes of the answers. gRPC answers are 2xx, whatever their grpc-status.",
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "Answers 5xx",
+            (
+                Query(
+                    rate("haproxy_backend_http_responses_total", where=', code="5xx"')
+                    + " / "
+                    + rate("haproxy_backend_http_responses_total"),
+                    "{{service}}",
+                ),
+            ),
+            "Share of a service's answers that are 5xx, HAProxy's own included: no replica, queue timeout.",
+            unit="percentunit",
+        ),
+        Panel(
+            "In flight and waiting",
+            (
+                Query(f"sum by (service) (haproxy_server_current_sessions{{{S}}})", "{{service}} in flight"),
+                Query(
+                    f"sum by (service) (haproxy_backend_current_queue{{{S}}})"
+                    f" + sum by (service) (haproxy_server_current_queue{{{S}}})",
+                    "{{service}} waiting",
+                ),
+            ),
+            "Requests that replicas work on for HAProxy, and those that wait because every replica has"
+            " max_ongoing_requests.",
+        ),
+        Panel(
+            "Servers up",
+            (Query(f"sum by (service) (haproxy_backend_active_servers{{{S}}})", "{{service}}"),),
+            "Replicas that HAProxy gives new requests to: registered, healthy, not draining.",
+        ),
+        Panel(
+            "Retries and redispatches/s",
+            (
+                Query(rate("haproxy_backend_retry_warnings_total"), "{{service}} connected again"),
+                Query(rate("haproxy_backend_redispatch_warnings_total"), "{{service}} sent to another"),
+            ),
+            "Requests whose replica took no connection: tried again, or given to another one.",
+            unit="reqps",
+        ),
+    ),
+)
+
+SERVICES = Section(
+    "Services: what their replicas say",
+    (
+        Panel(
+            "Requests/s",
+            (Query(rate("pierhead_requests_total", "service, method"), "{{service}} {{method}}"),),
+            "Requests answered, by method, refused ones included.",
+            unit="reqps",
+        ),
+        Panel(
+            "Errors",
+            (Query(ERROR_SHARE, "{{service}}"),),
+            "Share of the answers that are errors of the service: HTTP 5xx; gRPC UNKNOWN, INTERNAL, DATA_LOSS,"
+            " DEADLINE_EXCEEDED.",
+            unit="percentunit",
+        ),
+        Panel(
+            "p50, p90, p99",
+            quantiles("pierhead_request_duration_seconds"),
+            "From accepting a request to its end, within the replica.",
+            unit="s",
+        ),
+        Panel(
+            "In flight",
+            (Query(f"sum by (service) (pierhead_ongoing_requests{{{S}}})", "{{service}}"),),
+            "Requests accepted and not yet answered.",
+        ),
+        Panel(
+            "In flight per replica",
+            (Query(f"pierhead_ongoing_requests{{{S}}}", "{{replica}}"),),
+            "How evenly requests are spread over a service's replicas.",
+        ),
+        Panel(
+            "Refused/s",
+            (Query(or_zero(rate("pierhead_refused_requests_total")), "{{service}}"),),
+            "Requests refused before any work, because the replica is full or draining; the caller tries another.",
+            unit="reqps",
+        ),
+    ),
+)
+
+CALLS = Section(
+    "Calls between services: what their callers say",
+    (
+        Panel(
+            "Calls/s",
+            (Query(rate("pierhead_handle_requests_total", "service, target"), "{{service}} to {{target}}"),),
+            "Calls made through handles.",
+            unit="reqps",
+            width=6,
+        ),
+        Panel(
+            "p50, p90, p99",
+            quantiles("pierhead_handle_duration_seconds", "target"),
+            "Calls as their caller saw them, queueing and retries included, by the service called.",
+            unit="s",
+            width=6,
+        ),
+        Panel(
+            "Waiting for a replica",
+            (Query(f"sum by (service, target) (pierhead_queued_requests{{{S}}})", "{{service}} for {{target}}"),),
+            "Calls that wait in their caller, because every replica of the called service is full.",
+            width=6,
+        ),
+        Panel(
+            "Retries/s",
+            (Query(or_zero(rate("pierhead_handle_retries_total")), "{{service}}"),),
+            "Calls given to another replica: the first one refused, drained or could not be reached.",
+            unit="reqps",
+            width=6,
+        ),
+    ),
+)
+
+BATCHES = Section(
+    "Batches",
+    (
+        Panel(
+            "Requests per batch",
+            (Query(mean("pierhead_batch_size"), "{{service}} {{batch}}"),),
+            "Mean number of requests that were computed together.",
+        ),
+        Panel(
+            "Wait for a batch, p90",
+            (Query(quantile(0.9, "pierhead_batch_wait_seconds", "service, batch"), "{{service}} {{batch}}"),),
+            "How long a batch's oldest request waited for the others.",
+            unit="s",
+        ),
+        Panel(
+            "Batch computed in, p90",
+            (Query(quantile(0.9, "pierhead_batch_duration_seconds", "service, batch"), "{{service}} {{batch}}"),),
+            "How long a batch took to compute.",
+            unit="s",
+        ),
+    ),
+)
+
+CONTROL = Section(
+    "Replicas and GPUs",
+    (
+        Panel(
+            "Replicas wanted and ready",
+            (
+                Query(f"sum by (service) (pierhead_service_wanted_replicas{{{S}}})", "{{service}} wanted"),
+                Query(f"sum by (service) (pierhead_service_ready_replicas{{{S}}})", "{{service}} ready"),
+            ),
+            "What was asked for, and what passes its readiness probe.",
+        ),
+        Panel(
+            "GPU slots",
+            (
+                Query("sum(pierhead_gpu_slots_used)", "used"),
+                Query("sum(pierhead_gpu_slots)", "there"),
+            ),
+            "Slots that replicas occupy, and all there are.",
+        ),
+    ),
+)
+
+SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, CONTROL)
+
+
+def render(sections: Sequence[Section]) -> dict[str, Any]:
+    """The dashboard as Grafana's JSON model."""
+    return {
+        "uid": "pierhead-overview",
+        "title": "Pierhead overview",
+        "description": "Traffic, services, calls between them, replicas and GPUs of one stack.",
+        "tags": ["pierhead"],
+        "schemaVersion": 41,
+        "version": 1,
+        "editable": False,
+        "graphTooltip": 1,  # one crosshair over all panels
+        "refresh": "5s",
+        "time": {"from": "now-15m", "to": "now"},
+        "timezone": "browser",
+        "templating": {"list": [_service_variable()]},
+        "annotations": {"list": []},
+        "links": [],
+        "panels": list(_place(sections)),
+    }
+
+
+def _service_variable() -> dict[str, Any]:
+    query = "label_values(pierhead_service_wanted_replicas, service)"
+    return {
+        "name": "service",
+        "label": "Service",
+        "type": "query",
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": "service"},
+        "refresh": 2,  # when the time range changes: services come and go
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".+",  # not ".*": that also matches series without the label
+        "current": {"text": ["All"], "value": ["$__all"]},
+        "options": [],
+    }
+
+
+def _place(sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
+    """Panels left to right, a new line when one does not fit; ids and places follow from the order."""
+    identifier, y = 1, 0
+    for section in sections:
+        yield _row(section.title, identifier, y)
+        identifier, y, x, line = identifier + 1, y + 1, 0, 0
+        for panel in section.panels:
+            if x + panel.width > COLUMNS:
+                x, y, line = 0, y + line, 0
+            yield _panel(panel, identifier, {"h": panel.height, "w": panel.width, "x": x, "y": y})
+            identifier, x, line = identifier + 1, x + panel.width, max(line, panel.height)
+        y += line
+
+
+def _row(title: str, identifier: int, y: int) -> dict[str, Any]:
+    place = {"h": 1, "w": COLUMNS, "x": 0, "y": y}
+    return {"id": identifier, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+
+
+def _panel(panel: Panel, identifier: int, place: dict[str, int]) -> dict[str, Any]:
+    return {
+        "id": identifier,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "gridPos": place,
+        "datasource": DATASOURCE,
+        "targets": [
+            {"refId": chr(ord("A") + n), "datasource": DATASOURCE, "expr": query.expr, "legendFormat": query.legend}
+            | ({"instant": True, "range": False} if panel.kind == "stat" else {})
+            for n, query in enumerate(panel.queries)
+        ],
+        "fieldConfig": {"defaults": _field_defaults(panel), "overrides": []},
+        "options": _STAT_OPTIONS if panel.kind == "stat" else _TIMESERIES_OPTIONS,
+    }
+
+
+_STAT_OPTIONS = {
+    "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    "colorMode": "value",
+    "graphMode": "none",
+    "textMode": "auto",
+}
+_TIMESERIES_OPTIONS = {
+    "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+    "tooltip": {"mode": "multi", "sort": "desc"},
+}
+
+
+def _field_defaults(panel: Panel) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    if panel.kind == "stat":
+        steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+        if panel.warn_above is not None:
+            steps.append({"color": "red", "value": panel.warn_above})
+        return defaults | {"thresholds": {"mode": "absolute", "steps": steps}}
+    return defaults | {
+        "custom": {
+            "drawStyle": "line",
+            "lineWidth": 1,
+            "fillOpacity": 20 if panel.stacked else 0,
+            "showPoints": "never",
+            "spanNulls": False,
+            "stacking": {"mode": "normal" if panel.stacked else "none", "group": "A"},
+        }
+    }
+
+
+def main() -> None:
+    """Write the dashboard next to this file."""
+    OUTPUT.write_text(json.dumps(render(SECTIONS), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
