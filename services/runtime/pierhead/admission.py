@@ -1,0 +1,64 @@
+"""How many requests this replica works on, and whether it takes another. Refusal comes before any work."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pierhead.errors import Backpressure, Draining, PierheadError
+
+
+class Admission:
+    """Counts the requests in flight of one replica, all kinds together. Owned by one event loop, without locks.
+
+    A request is between `enter` and `leave`; callers put `leave` into a `finally`, so a cancelled request never leaks:
+
+        refusal = admission.enter()
+        if refusal is not None: ...answer it...
+        try: ...work...
+        finally: admission.leave()
+    """
+
+    def __init__(self, max_ongoing_requests: int, name: str = "this replica") -> None:
+        self.max_ongoing_requests = max_ongoing_requests
+        self.ongoing = 0
+        self.draining = False
+        self._name = name
+        self._idle_waiters: list[asyncio.Future[None]] = []
+
+    def enter(self) -> PierheadError | None:
+        """Take the request in (None), or the reason why not. Nothing is counted when it is refused."""
+        if self.draining:
+            return Draining(f"{self._name} is draining: it finishes what it has and takes nothing new; call another")
+        if self.ongoing >= self.max_ongoing_requests:
+            return Backpressure(
+                f"{self._name} already works on {self.ongoing} requests (max_ongoing_requests = "
+                f"{self.max_ongoing_requests}); call another or try later"
+            )
+        self.ongoing += 1
+        return None
+
+    def enter_while_draining(self) -> PierheadError | None:
+        """As `enter`, but a draining replica takes it: for HTTP, whose clients cannot go elsewhere by themselves."""
+        draining, self.draining = self.draining, False
+        try:
+            return self.enter()
+        finally:
+            self.draining = draining
+
+    def leave(self) -> None:
+        """The request is over, however it ended."""
+        self.ongoing -= 1
+        if self.ongoing == 0:
+            for waiter in self._idle_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._idle_waiters.clear()
+
+    async def wait_idle(self) -> None:
+        """Return once nothing is in flight."""
+        while self.ongoing:
+            waiter = asyncio.get_running_loop().create_future()
+            self._idle_waiters.append(waiter)
+            await waiter
+
+

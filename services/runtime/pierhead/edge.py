@@ -1,0 +1,56 @@
+"""What the gRPC and the HTTP side of a replica share: admission, metrics, and turning exceptions into answers."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import grpc
+
+from pierhead.admission import Admission
+from pierhead.errors import Draining, PierheadError, Trailers, UserCodeError, from_status
+from pierhead.metrics import RuntimeMetrics
+from pierhead.request import new_request_id
+from pierhead.settings import Settings
+
+logger = logging.getLogger("pierhead")
+
+
+class Edge:
+    """One replica's door. Holds what every request passes, whatever protocol it came with."""
+
+    def __init__(self, settings: Settings, admission: Admission, metrics: RuntimeMetrics) -> None:
+        self.settings = settings
+        self.admission = admission
+        self.metrics = metrics
+
+    def refused(self, refusal: PierheadError, method: str) -> str:
+        """Count a refusal; returns the reason that `pierhead-refused` carries."""
+        reason = "draining" if isinstance(refusal, Draining) else "overloaded"
+        self.metrics.refused.inc((reason,))
+        self.metrics.requests.inc((method, refusal.grpc_status.name))
+        return reason
+
+    def finished(self, method: str, code: str, seconds: float) -> None:
+        """Count a request that was accepted, however it ended."""
+        labels = (method, code)
+        self.metrics.requests.inc(labels)
+        self.metrics.request_duration.observe(labels, seconds)
+
+    def error_for(self, exception: Exception, method: str) -> PierheadError:
+        """The error to answer with. A user's exception is logged with an id, under which the answer can be found."""
+        if isinstance(exception, PierheadError):
+            return exception
+        if isinstance(exception, grpc.aio.AioRpcError):  # a call through a plain stub: as a handle would have told it
+            trailers = Trailers(exception.trailing_metadata())
+            return from_status(exception.code(), exception.details() or "", trailers)
+        error_id = new_request_id()
+        logger.error("%s failed [error id %s]", method, error_id, exc_info=exception)
+        summary = "".join(traceback.format_exception_only(exception)).strip().replace("\n", " ")
+        return UserCodeError(
+            f"{summary} [error id {error_id}]",
+            error_id=error_id,
+            traceback="".join(traceback.format_exception(exception)),
+        )
+
+

@@ -1,0 +1,277 @@
+"""Every error that crosses a service boundary. Each class carries its gRPC status and its HTTP status.
+
+    class                  gRPC status          HTTP  kind
+    PierheadError          INTERNAL             500   error
+    |-- BadRequest         INVALID_ARGUMENT     400   bad_request
+    |   `-- PayloadTooLarge  INVALID_ARGUMENT   413   payload_too_large
+    |-- NotFound           NOT_FOUND            404   not_found
+    |-- DeadlineExceeded   DEADLINE_EXCEEDED    504   deadline_exceeded
+    |-- Backpressure       RESOURCE_EXHAUSTED   503   backpressure        Retry-After
+    |-- Unavailable        UNAVAILABLE          503   unavailable         Retry-After
+    |   |-- NoReplica      UNAVAILABLE          503   no_replica          Retry-After
+    |   |-- Draining       UNAVAILABLE          503   draining            Retry-After
+    |   `-- ReplicaDied    UNAVAILABLE          502   replica_died
+    |-- UserCodeError      INTERNAL             500   internal
+    |-- RemoteError        as the callee set    by status  remote
+    `-- SettingsError      FAILED_PRECONDITION  500   settings
+
+A service raises them; the runtime turns them into a status with `pierhead-error: <kind>` in the trailing metadata. The
+caller's handle turns that back into the same class, and the HTTP edge into `{"error": {"code": <kind>, ...}}`: an error
+of the last service in a chain reaches the client with its own code and text.
+
+Why 504 and not 408 for a deadline: 408 says that the client was slow to send, and clients may repeat such a request by
+themselves (RFC 9110, 15.5.9). Work that took too long must not be repeated unasked.
+Why 503 and not 429 for backpressure: the service is full; this client did not send too much.
+
+Every class is also a `grpc.RpcError` with `code()` and `details()`, so code written for plain stubs goes on working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+from urllib.parse import quote
+
+import grpc
+
+MAX_DETAILS = 4096
+"""Bytes that a status message may take on the wire: header tables and proxies between services are small."""
+
+ERROR_KIND_KEY = "pierhead-error"
+REFUSED_KEY = "pierhead-refused"
+ONGOING_KEY = "pierhead-ongoing"
+ERROR_ID_KEY = "pierhead-error-id"
+
+
+class PierheadError(grpc.RpcError):
+    """Base of every error of the runtime; `str(error)` says what happened, where, why and what to do."""
+
+    grpc_status: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    http_status: int = 500
+    kind: str = "error"
+    retry_after_s: float | None = None
+    """Seconds after which trying again makes sense; None = trying again is not advised."""
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
+
+    def code(self) -> grpc.StatusCode:
+        """The gRPC status, as `grpc.aio.AioRpcError.code` gives it."""
+        return self.grpc_status
+
+    def details(self) -> str:
+        """What travels as the gRPC status message."""
+        return self.message
+
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What travels beside the status so that the caller can rebuild this class."""
+        return ((ERROR_KIND_KEY, self.kind),)
+
+
+class BadRequest(PierheadError):
+    """The request is wrong and will stay wrong: the message names the field, what was found and what was expected."""
+
+    grpc_status = grpc.StatusCode.INVALID_ARGUMENT
+    http_status = 400
+    kind = "bad_request"
+
+
+class PayloadTooLarge(BadRequest):
+    """The request is larger than the service takes."""
+
+    http_status = 413
+    kind = "payload_too_large"
+
+
+class NotFound(PierheadError):
+    """What the request names does not exist."""
+
+    grpc_status = grpc.StatusCode.NOT_FOUND
+    http_status = 404
+    kind = "not_found"
+
+
+class DeadlineExceeded(PierheadError):
+    """The request's time was used up before there was an answer."""
+
+    grpc_status = grpc.StatusCode.DEADLINE_EXCEEDED
+    http_status = 504
+    kind = "deadline_exceeded"
+
+
+class Backpressure(PierheadError):
+    """Every replica is full and so is the queue; nothing was done."""
+
+    grpc_status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    http_status = 503
+    kind = "backpressure"
+    retry_after_s = 1.0
+
+
+class Unavailable(PierheadError):
+    """The service cannot answer now."""
+
+    grpc_status = grpc.StatusCode.UNAVAILABLE
+    http_status = 503
+    kind = "unavailable"
+    retry_after_s = 1.0
+
+
+class NoReplica(Unavailable):
+    """No replica of the service could be reached in time; nothing was done."""
+
+    kind = "no_replica"
+
+
+class Draining(Unavailable):
+    """This replica finishes what it has and takes nothing new; nothing was done."""
+
+    kind = "draining"
+
+
+class ReplicaDied(Unavailable):
+    """The replica went away after it may have begun the call, which is therefore not repeated.
+
+    502 and without Retry-After: whether the work was done is not known, so the decision is the client's.
+    """
+
+    http_status = 502
+    kind = "replica_died"
+    retry_after_s = None
+
+
+class UserCodeError(PierheadError):
+    """A service raised an exception that is not a PierheadError. `traceback` holds the callee's, shortened."""
+
+    kind = "internal"
+
+    def __init__(self, message: str = "", *, error_id: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.error_id = error_id
+        self.traceback = traceback
+
+    def details(self) -> str:
+        """First line the message, then the traceback, cut from its oldest end so that all fits the wire."""
+        first = clip(self.message, MAX_DETAILS // 2)
+        return clip(first + "\n" + clip(self.traceback, MAX_DETAILS - len(quote(first)) - 8, keep="end"), MAX_DETAILS)
+
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Adds the id under which the callee logged the exception."""
+        return ((ERROR_KIND_KEY, self.kind), (ERROR_ID_KEY, self.error_id))
+
+
+class RemoteError(PierheadError):
+    """The callee ended the call with a status of its own choice (`context.abort(...)`)."""
+
+    kind = "remote"
+
+    def __init__(self, message: str, grpc_status: grpc.StatusCode) -> None:
+        super().__init__(message)
+        self.grpc_status = grpc_status
+        self.http_status = HTTP_STATUS_OF.get(grpc_status, 500)
+
+
+class SettingsError(PierheadError):
+    """An environment variable cannot be used; the start stops. Names the variable, what it holds, what is expected."""
+
+    grpc_status = grpc.StatusCode.FAILED_PRECONDITION
+    kind = "settings"
+
+
+HTTP_STATUS_OF: dict[grpc.StatusCode, int] = {
+    grpc.StatusCode.OK: 200,
+    grpc.StatusCode.CANCELLED: 499,
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.OUT_OF_RANGE: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+"""gRPC statuses as HTTP statuses, for those that no class of ours stands for; every other one is a 500."""
+
+_BY_STATUS: dict[grpc.StatusCode, type[PierheadError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: BadRequest,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Backpressure,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+}
+
+_BY_KIND: dict[str, type[PierheadError]] = {
+    error.kind: error
+    for error in (
+        PierheadError,
+        BadRequest,
+        PayloadTooLarge,
+        NotFound,
+        DeadlineExceeded,
+        Backpressure,
+        Unavailable,
+        NoReplica,
+        Draining,
+        ReplicaDied,
+        SettingsError,
+    )
+}
+
+
+class Trailers:
+    """The few trailing metadata keys of ours, read once from a finished call."""
+
+    __slots__ = ("error_id", "kind", "ongoing", "refused")
+    KEYS: ClassVar[dict[str, str]] = {
+        ERROR_KIND_KEY: "kind",
+        ERROR_ID_KEY: "error_id",
+        REFUSED_KEY: "refused",
+        ONGOING_KEY: "ongoing",
+    }
+
+    def __init__(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
+        self.kind: str | None = None
+        self.error_id: str | None = None
+        self.refused: str | None = None
+        self.ongoing: str | None = None
+        for key, value in metadata or ():
+            name = self.KEYS.get(key)
+            if name is not None and isinstance(value, str):
+                setattr(self, name, value)
+
+
+def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> PierheadError:
+    """The error that a finished call stands for: the callee's own class where it named one, else by status."""
+    if trailers.kind == UserCodeError.kind:
+        message, _, traceback = details.partition("\n")
+        return UserCodeError(message, error_id=trailers.error_id or "", traceback=traceback)
+    named = _BY_KIND.get(trailers.kind or "")
+    found = named if named is not None and named.grpc_status is status else _BY_STATUS.get(status)
+    if found is None:
+        return RemoteError(details or f"the callee answered {status.name} without a message", status)
+    error = found(details)
+    if trailers.kind:
+        error.kind = trailers.kind  # a subclass that only the callee knows keeps its own name at the edge
+    return error
+
+
+def clip(text: str, limit: int, *, keep: str = "start") -> str:
+    """Shorten `text` until its percent-encoded form (how gRPC sends it) takes at most `limit` bytes."""
+    mark = "... [cut]"
+    if len(quote(text)) <= limit:
+        return text
+    low, high = 0, len(text)
+    while low < high:  # the longest piece that fits: encoded length grows with the number of characters
+        middle = (low + high + 1) // 2
+        piece = text[:middle] if keep == "start" else text[-middle:]
+        low, high = (middle, high) if len(quote(piece)) + len(quote(mark)) <= limit else (low, middle - 1)
+    if low == 0:
+        return ""
+    return text[:low] + mark if keep == "start" else mark + text[-low:]

@@ -1,0 +1,61 @@
+"""What belongs to the request being worked on: its id, its deadline, its trace. Passed on by every handle."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import NamedTuple
+
+REQUEST_ID_KEY = "x-request-id"
+TRACEPARENT_KEY = "traceparent"
+TIMEOUT_KEY = "x-request-timeout-seconds"
+
+MAX_ID_LENGTH = 128
+
+
+class RequestContext(NamedTuple):
+    """One request as the code that works on it may see it."""
+
+    request_id: str
+    deadline: float
+    """`time.monotonic()` at which the caller stops waiting."""
+    traceparent: str | None = None
+    """W3C trace context as it came in; passed on unchanged."""
+
+    def remaining_s(self) -> float:
+        """Seconds until the deadline; never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+CURRENT: ContextVar[RequestContext | None] = ContextVar("pierhead_request", default=None)
+
+
+def current_request() -> RequestContext | None:
+    """The request that this code works on; None outside of one (start-up, background work)."""
+    return CURRENT.get()
+
+
+def new_request_id() -> str:
+    """Sixteen hex digits. Unique enough to find log lines by; not a secret."""
+    return f"{random.getrandbits(64):016x}"  # noqa: S311 - an identifier, not a key
+
+
+def accept_id(value: str | None) -> str:
+    """The caller's request id where it can stand in a header and a log line, else a new one."""
+    if value and len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable():
+        return value
+    return new_request_id()
+
+
+def from_metadata(metadata: Iterable[tuple[str, str | bytes]], deadline: float) -> RequestContext:
+    """The request of a gRPC call."""
+    request_id: str | None = None
+    trace: str | None = None
+    for key, value in metadata:
+        if key == REQUEST_ID_KEY and isinstance(value, str):
+            request_id = value
+        elif key == TRACEPARENT_KEY and isinstance(value, str):
+            trace = value
+    return RequestContext(accept_id(request_id), deadline, trace)

@@ -1,0 +1,320 @@
+"""`serve()`: one replica from its start to its drained end.
+
+    starting --(check_health passed, listening)--> ready --(SIGTERM)--> draining --(nothing in flight)--> exit 0
+                                                     ^  |                    `--(second signal, drain timeout)--> stop now
+                                                     |  v  check_health failed three times, passed again
+                                                   starting
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import grpc
+from aiohttp import web
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pierhead import logs
+from pierhead import metrics as runtime_metrics
+from pierhead.admin import Readiness, State, admin_app
+from pierhead.admission import Admission
+from pierhead.edge import Edge
+from pierhead.errors import SettingsError
+from pierhead.grpc_server import SERVER_OPTIONS, register, registration_of
+from pierhead.http_server import guard, make_runner
+from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
+
+logger = logging.getLogger("pierhead")
+
+HEALTH_FAILURES = 3
+"""Failed checks in a row after which a replica says that it is not ready."""
+
+QUIET_S = 0.25
+"""A drained replica stays this long without a request before it closes its ports: callers that have not heard of the
+drain yet get a refusal they can act upon, instead of a broken connection."""
+
+
+def serve(*parts: object, settings: Settings | None = None) -> None:
+    """Serve until told to stop; returns after a drain. Exits with 2 on bad settings, 1 when the start fails.
+
+    A part is a generated servicer's subclass, an `aiohttp.web.Application`, or any object with
+    `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before the replica
+    says that it is ready (let it do one real inference) and every ten seconds after; raising means unhealthy.
+    """
+    try:
+        settings = settings or Settings.from_env()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from None
+    logs.configure(settings)
+    try:
+        asyncio.run(serve_async(*parts, settings=settings))
+    except Exception:
+        logger.exception("%s could not be served", settings.service or "the service")
+        raise SystemExit(1) from None
+
+
+async def serve_async(*parts: object, settings: Settings | None = None) -> None:
+    """As `serve`, inside a running loop; handles SIGTERM and SIGINT meanwhile, leaves logging alone."""
+    server = ReplicaServer(*parts, settings=settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    try:
+        await server.run()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+class ReplicaServer:
+    """The parts of one replica, their ports, and the replica's state. `run` returns when it has ended."""
+
+    def __init__(
+        self,
+        *parts: object,
+        settings: Settings | None = None,
+        metrics: runtime_metrics.RuntimeMetrics | None = None,
+    ) -> None:
+        if not parts:
+            raise TypeError("serve() needs at least one part: a servicer, an aiohttp application")
+        self.settings = settings or Settings.from_env()
+        self.metrics = metrics or runtime_metrics.PROCESS
+        self.state: State = "starting"
+        self.grpc_port: int | None = None
+        """Bound port once `ready` is set; None without servicers."""
+        self.http_port: int | None = None
+        self.admin_port: int | None = None
+        self.ready = asyncio.Event()
+        self._detail = "starting"
+        self._servicers = [part for part in parts if registration_of(part) is not None]
+        self._apps = [part for part in parts if isinstance(part, web.Application)]
+        self._checks = _checks(parts)
+        self._reject_unknown(parts)
+        name = self.settings.replica or self.settings.service or "this replica"
+        self._admission = Admission(self.settings.max_ongoing_requests, name)
+        self._edge = Edge(self.settings, self._admission, self.metrics)
+        self._health = health.aio.HealthServicer()
+        self._services: list[str] = []
+        self._server: grpc.aio.Server | None = None
+        self._runners: list[web.AppRunner] = []
+        self._stop_asked = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._describe()
+
+    def stop(self) -> None:
+        """What SIGTERM does: drain. Asked again: stop now."""
+        if self._stop_asked.is_set():
+            self._stop_now.set()
+        self._stop_asked.set()
+
+    async def run(self) -> None:
+        """Start, serve, drain, close. Raises whatever keeps the replica from starting."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                work = tasks.create_task(self._live(), name="replica")
+                stopper = tasks.create_task(self._cancel_when_told(work), name="stop now")
+                await asyncio.wait([work])
+                stopper.cancel()
+        finally:
+            await self._close()
+
+    def readiness(self) -> Readiness:
+        """What /readyz says."""
+        queued = sum(self.metrics.queued.values.values())
+        return Readiness(self.state, self._admission.ongoing, int(queued), self._detail)
+
+    def _reject_unknown(self, parts: tuple[object, ...]) -> None:
+        for part in parts:
+            known = part in self._servicers or part in self._apps or hasattr(part, "check_health")
+            if not known:
+                raise TypeError(
+                    f"serve() cannot serve a {type(part).__name__}: expected a subclass of a generated ...Servicer, an "
+                    "aiohttp.web.Application, or an object with `async def check_health(self)`"
+                )
+        if len(self._apps) > 1:
+            raise TypeError(f"serve() takes one aiohttp application, found {len(self._apps)}: join them with add_subapp")
+
+    def _describe(self) -> None:
+        self.metrics.service = self.settings.service
+        self.metrics.replica = self.settings.replica
+        self.metrics.ongoing.read = lambda: self._admission.ongoing
+        self.metrics.ready.read = lambda: float(self.state == "ready")
+
+    async def _cancel_when_told(self, work: asyncio.Task[None]) -> None:
+        await self._stop_now.wait()
+        logger.warning("told to stop now with %d requests in flight", self._admission.ongoing)
+        work.cancel()
+
+    async def _live(self) -> None:
+        await self._listen_admin()
+        if await self._start():
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(self._watch_health(), name="health")
+                await self._stop_asked.wait()
+                watch.cancel()
+            await self._drain()
+
+    async def _start(self) -> bool:
+        """Check, listen, say ready. False when told to stop meanwhile."""
+        async with asyncio.TaskGroup() as tasks:
+            checking = tasks.create_task(self._check_all(), name="first check")
+            stopping = tasks.create_task(self._stop_asked.wait(), name="stop during start")
+            await asyncio.wait([checking, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopped = not checking.done()
+            checking.cancel()
+            stopping.cancel()
+        if stopped:
+            return False
+        await self._listen()
+        # What lives now lives for good: keep it out of every later garbage collection.
+        gc.collect()
+        gc.freeze()
+        await self._say_ready()
+        self.ready.set()
+        return True
+
+    # ---- listening
+
+    async def _listen_admin(self) -> None:
+        runner = web.AppRunner(
+            admin_app(self.readiness, self.metrics), handle_signals=False, access_log=None, keepalive_timeout=75
+        )
+        self.admin_port = await self._listen_http(runner, self.settings.admin_port, "PIERHEAD_ADMIN_PORT")
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        if self._servicers:
+            port = settings.grpc_port if self._apps else _or_default(settings.port, DEFAULT_GRPC_PORT)
+            self._server = grpc.aio.server(options=SERVER_OPTIONS)
+            for servicer in self._servicers:
+                self._services += register(servicer, self._server, self._edge)
+            self._add_standard_services(self._server)
+            self.grpc_port = self._bind_grpc(self._server, port)
+            await self._server.start()
+        for app in self._apps:
+            guard(app, self._edge)
+            port = _or_default(settings.port, DEFAULT_HTTP_PORT)
+            self.http_port = await self._listen_http(make_runner(app), port, "PIERHEAD_PORT")
+
+    def _add_standard_services(self, server: grpc.aio.Server) -> None:
+        """grpc.health.v1 and reflection: outside admission, they must answer when the replica is full."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+
+    def _bind_grpc(self, server: grpc.aio.Server, port: int) -> int:
+        address = f"{self.settings.host}:{port}"
+        try:
+            return server.add_insecure_port(address)
+        except RuntimeError as error:
+            variable = "PIERHEAD_GRPC_PORT" if self._apps else "PIERHEAD_PORT"
+            raise SettingsError(f"{variable}: cannot listen on {address}: {error}; is another process there?") from error
+
+    async def _listen_http(self, runner: web.AppRunner, port: int, variable: str) -> int:
+        self._runners.append(runner)
+        await runner.setup()
+        site = web.TCPSite(runner, self.settings.host, port, backlog=4096)
+        try:
+            await site.start()
+        except OSError as error:
+            address = f"{self.settings.host}:{port}"
+            raise SettingsError(f"{variable}: cannot listen on {address}: {error}; is another process there?") from error
+        return int(runner.addresses[0][1])
+
+    # ---- health
+
+    async def _check_all(self) -> None:
+        for check in self._checks:
+            await check()
+
+    async def _watch_health(self) -> None:
+        """Check now and then; three failures in a row take the replica out of rotation, one success brings it back."""
+        failures = 0
+        while True:
+            await asyncio.sleep(self.settings.health_period_s)
+            try:
+                async with asyncio.timeout(self.settings.health_timeout_s):
+                    await self._check_all()
+            except Exception as error:  # noqa: BLE001 - whatever a check raises means unhealthy
+                failures += 1
+                reason = str(error) or type(error).__name__
+                logger.warning("check_health failed %d times in a row: %s", failures, reason)
+                if failures >= HEALTH_FAILURES:
+                    self.state, self._detail = "starting", f"check_health failed {failures} times in a row: {reason}"
+                    await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+            else:
+                failures = 0
+                await self._say_ready()
+
+    async def _say_ready(self) -> None:
+        if self.state != "ready":
+            self.state, self._detail = "ready", ""
+            await self._set_grpc_health(health_pb2.HealthCheckResponse.SERVING)
+            logger.info("ready")
+
+    async def _set_grpc_health(self, status: int) -> None:
+        for service in ("", *self._services):
+            await self._health.set(service, status)
+
+    # ---- the end
+
+    async def _drain(self) -> None:
+        """Finish what there is, refuse what is new, within the drain timeout."""
+        self.state, self._detail = "draining", "told to stop"
+        self._admission.draining = True
+        await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        logger.info("draining: %d requests in flight", self._admission.ongoing)
+        try:
+            async with asyncio.timeout(self.settings.drain_timeout_s):
+                await self._wait_quiet()
+        except TimeoutError:
+            logger.warning(
+                "drain timeout of %g s is over with %d requests in flight; they are cut off",
+                self.settings.drain_timeout_s,
+                self._admission.ongoing,
+            )
+
+    async def _wait_quiet(self) -> None:
+        """Return once nothing has been in flight, and nothing was asked, for a moment."""
+        asked = -1.0
+        while True:
+            await self._admission.wait_idle()
+            asked, before = self._asked(), asked
+            if asked == before:
+                return
+            await asyncio.sleep(QUIET_S)
+
+    def _asked(self) -> float:
+        return sum(self.metrics.requests.values.values())
+
+    async def _close(self) -> None:
+        for runner in reversed(self._runners):
+            await runner.cleanup()
+        if self._server is not None:
+            await self._server.stop(0)
+        logger.info("stopped")
+
+
+def _checks(parts: tuple[object, ...]) -> list[Callable[[], Awaitable[Any]]]:
+    found: list[Callable[[], Awaitable[Any]]] = []
+    for part in parts:
+        check = getattr(part, "check_health", None)
+        if check is None:
+            continue
+        if not inspect.iscoroutinefunction(check):
+            raise TypeError(f"{type(part).__name__}.check_health must be `async def check_health(self) -> None`")
+        found.append(cast("Callable[[], Awaitable[Any]]", check))
+    return found
+
+
+def _or_default(port: int | None, default: int) -> int:
+    return default if port is None else port

@@ -1,0 +1,177 @@
+"""What the environment says. Read once at the start; a bad value stops it and is named."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pierhead.errors import SettingsError
+
+T = TypeVar("T")
+
+DEFAULT_GRPC_PORT = 50051
+DEFAULT_HTTP_PORT = 8080
+DEFAULT_ADMIN_PORT = 9100
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A replica's settings. The controller sets these variables; by hand they are all optional.
+
+    | variable | meaning |
+    |---|---|
+    | PIERHEAD_PROJECT, _SERVICE, _REPLICA, _VERSION | names for metrics, logs and the controller |
+    | PIERHEAD_HOST | address to listen on, default 0.0.0.0 |
+    | PIERHEAD_PORT | port of the service's requests: 50051 (gRPC) or 8080 (HTTP) |
+    | PIERHEAD_GRPC_PORT | gRPC port of a process that serves both kinds, default 50051 |
+    | PIERHEAD_ADMIN_PORT | /livez, /readyz, /metrics; default 9100 |
+    | PIERHEAD_DISCOVERY | host:port of the controller's Discovery service |
+    | PIERHEAD_STATIC_<SERVICE> | ip:port,ip:port of a service's replicas, where there is no Discovery |
+    | PIERHEAD_MAX_ONGOING_REQUESTS | requests that this replica works on at a time, default 100 |
+    | PIERHEAD_MAX_QUEUED_REQUESTS | calls that wait in each handle of this process, -1 = not bounded |
+    | PIERHEAD_REQUEST_TIMEOUT_S | deadline of a request that brings none, default 60 |
+    | PIERHEAD_DRAIN_TIMEOUT_S | how long a drain may take, default 20 |
+    | PIERHEAD_LOG_LEVEL | debug, info, warning or error |
+    """
+
+    project: str = ""
+    service: str = ""
+    replica: str = ""
+    version: str = ""
+    host: str = "0.0.0.0"
+    port: int | None = None
+    """None = the default of the part's kind."""
+    grpc_port: int = DEFAULT_GRPC_PORT
+    """Used only by a process that serves gRPC and HTTP; `port` is then the HTTP one."""
+    admin_port: int = DEFAULT_ADMIN_PORT
+    discovery: str = ""
+    """"host:port"; empty = no controller."""
+    static: Mapping[str, tuple[str, ...]] | None = None
+    """Service name in upper case with underscores -> addresses."""
+    max_ongoing_requests: int = 100
+    max_queued_requests: int = -1
+    request_timeout_s: float = 60.0
+    drain_timeout_s: float = 20.0
+    log_level: str = "info"
+    health_period_s: float = 10.0
+    health_timeout_s: float = 10.0
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the environment. Raises SettingsError that names every bad variable, not only the first."""
+        reader = _Reader(os.environ if environ is None else environ)
+        read = reader.read
+        name = reader.text("PIERHEAD_SERVICE", "")
+        settings = cls(
+            project=reader.text("PIERHEAD_PROJECT", ""),
+            service=name,
+            replica=reader.text("PIERHEAD_REPLICA", "") or socket.gethostname(),
+            version=reader.text("PIERHEAD_VERSION", ""),
+            host=reader.text("PIERHEAD_HOST", "0.0.0.0"),
+            port=read("PIERHEAD_PORT", None, _port, "a port number from 0 to 65535 (0 = any free one)"),
+            grpc_port=read("PIERHEAD_GRPC_PORT", DEFAULT_GRPC_PORT, _port, "a port number from 0 to 65535"),
+            admin_port=read("PIERHEAD_ADMIN_PORT", DEFAULT_ADMIN_PORT, _port, "a port number from 0 to 65535"),
+            discovery=read("PIERHEAD_DISCOVERY", "", _address, "host:port, for example controller:8101"),
+            static=reader.static(),
+            max_ongoing_requests=read("PIERHEAD_MAX_ONGOING_REQUESTS", 100, _at_least(1), "an integer >= 1"),
+            max_queued_requests=read(
+                "PIERHEAD_MAX_QUEUED_REQUESTS", -1, _at_least(-1), "an integer >= 0, or -1 for no bound"
+            ),
+            request_timeout_s=read("PIERHEAD_REQUEST_TIMEOUT_S", 60.0, _positive, "a number of seconds above 0"),
+            drain_timeout_s=read("PIERHEAD_DRAIN_TIMEOUT_S", 20.0, _not_negative, "a number of seconds >= 0"),
+            log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
+        )
+        if reader.problems:
+            raise SettingsError("\n".join(reader.problems))
+        return settings
+
+    def static_addresses(self, service: str) -> tuple[str, ...]:
+        """Addresses that PIERHEAD_STATIC_<SERVICE> lists; empty when it is not set."""
+        return (self.static or {}).get(static_key(service), ())
+
+
+def static_key(service: str) -> str:
+    """How a service is spelt in PIERHEAD_STATIC_<SERVICE>: upper case, underscores."""
+    return service.upper().replace("-", "_").replace(".", "_")
+
+
+class _Reader:
+    """Reads typed values and collects what is wrong with them."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.problems: list[str] = []
+
+    def text(self, name: str, default: str) -> str:
+        return self._environ.get(name, "").strip() or default
+
+    def read(self, name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
+        raw = self._environ.get(name, "").strip()
+        if not raw:
+            return default
+        try:
+            return parse(raw)
+        except ValueError:
+            self.problems.append(f'{name}: expected {expected}, found "{raw}"')
+            return default
+
+    def static(self) -> Mapping[str, tuple[str, ...]]:
+        prefix = "PIERHEAD_STATIC_"
+        found = {}
+        for name in sorted(self._environ):
+            if name.startswith(prefix):
+                found[name.removeprefix(prefix)] = self.read(name, (), _addresses, "ip:port,ip:port,...")
+        return found
+
+
+def _port(raw: str) -> int:
+    value = int(raw)
+    if not 0 <= value <= 65535:
+        raise ValueError
+    return value
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def parse(raw: str) -> int:
+        value = int(raw)
+        if value < minimum:
+            raise ValueError
+        return value
+
+    return parse
+
+
+def _not_negative(raw: str) -> float:
+    value = float(raw)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError
+    return value
+
+
+def _positive(raw: str) -> float:
+    value = _not_negative(raw)
+    if value == 0:
+        raise ValueError
+    return value
+
+
+def _level(raw: str) -> str:
+    if raw.lower() not in ("debug", "info", "warning", "error"):
+        raise ValueError
+    return raw.lower()
+
+
+def _address(raw: str) -> str:
+    host, separator, port = raw.rpartition(":")
+    if not host or not separator:
+        raise ValueError
+    _port(port)
+    return raw
+
+
+def _addresses(raw: str) -> tuple[str, ...]:
+    return tuple(_address(part.strip()) for part in raw.split(",") if part.strip())
