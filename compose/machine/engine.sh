@@ -17,7 +17,7 @@ readonly PLUGIN_LINKS=/usr/local/lib/docker/cli-plugins
 plugin_homes=(/usr/libexec/docker/cli-plugins /usr/lib/docker/cli-plugins)
 
 main() {
-  local engine
+  local engine compose
   engine=$(engine_version)
   if [ -z "$engine" ]; then
     refuse_unreachable_engine
@@ -35,13 +35,17 @@ main() {
     "Join its group, log in again and repeat: sudo usermod -aG docker $(whoami)"
   at_least "$engine" "$ENGINE_WANTED" || refuse "Docker Engine $engine is too old: version $ENGINE_WANTED or newer is needed." \
     "Upgrade it (https://docs.docker.com/engine/install/) and repeat."
-  compose_version >/dev/null || link_plugins
-  check_compose "$(compose_version || true)"
+  compose=$(compose_version)
+  if [ -z "$compose" ]; then
+    link_plugins
+    compose=$(compose_version)
+  fi
+  check_compose "$compose"
 }
 
 engine_version() { docker version --format '{{.Server.Version}}' 2>/dev/null || true; }
 
-compose_version() { docker compose version --short 2>/dev/null; }
+compose_version() { docker compose version --short 2>/dev/null || true; }
 
 # An engine that answers "permission denied", or that DOCKER_HOST places elsewhere, is not ours to start.
 refuse_unreachable_engine() {

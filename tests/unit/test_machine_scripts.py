@@ -1,0 +1,272 @@
+"""The scripts in compose/machine, run with a PATH of stand-ins: no engine is touched, nothing is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = ROOT / "compose" / "machine"
+SCRIPTS = sorted(MACHINE.glob("*.sh"))
+
+# What the scripts may use of the machine. Not among them, unless a test adds a stand-in: docker, dockerd, sudo, apt.
+COREUTILS = ("basename", "cat", "cut", "dirname", "env", "head", "id", "mktemp", "mkdir", "printf", "rm", "sleep")
+TOOLS = (*COREUTILS, "tail", "tee", "timeout", "tr", "uname", "whoami", "awk", "bash", "flock", "grep", "sed")
+
+HEALTHY_ENGINE = """
+case "$*" in
+  'version --format {{.Server.Version}}') echo 26.1.5+dfsg1 ;;
+  'compose version --short') echo 2.26.1-4 ;;
+esac
+"""
+
+
+@dataclass
+class Machine:
+    """A pretended machine: its programs, its os-release, and a record of every stand-in that was called."""
+
+    directory: Path
+
+    @property
+    def programs(self) -> Path:
+        return self.directory / "bin"
+
+    def has(self, program: str, script: str = "") -> None:
+        """Put a stand-in on PATH; each call is recorded, then `script` (bash) runs."""
+        path = self.programs / program
+        path.write_text(f'#!/usr/bin/env bash\necho "{program} $*" >>"{self.directory}/calls"\n{script}\n')
+        path.chmod(0o755)
+
+    def is_a(self, name: str, **fields: str) -> None:
+        lines = [f'PRETTY_NAME="{name}"', *(f"{key}={value}" for key, value in fields.items())]
+        (self.directory / "os-release").write_text("\n".join(lines) + "\n")
+
+    def calls(self) -> list[str]:
+        record = self.directory / "calls"
+        return record.read_text().splitlines() if record.exists() else []
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(MACHINE / command[0]), *command[1:]],
+            env={
+                "PATH": str(self.programs),
+                "HOME": str(self.directory),
+                "TMPDIR": str(self.directory),
+                "PIERHEAD_OS_RELEASE": str(self.directory / "os-release"),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found, f"{tool} is needed by these tests"
+        (programs / tool).symlink_to(found)
+    machine = Machine(tmp_path)
+    machine.is_a("Debian GNU/Linux 12 (bookworm)", ID="debian", VERSION_CODENAME="bookworm")
+    return machine
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_script_parses(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "enough"),
+    [
+        ("26.1.5+dfsg1", "26", True),
+        ("26.0.0", "26", True),
+        ("25.0.14", "26", False),
+        ("100.0", "26", True),
+        ("2.26.1-4", "2.26", True),
+        ("v2.40.3", "2.26", True),
+        ("2.9.0", "2.26", False),
+        ("5.0.0", "2.26", True),
+        ("1.29.2", "2.26", False),
+        ("20.10.24+dfsg1-1+deb12u1+b6", "26", False),
+        ("28", "26", True),
+        ("(none)", "26", False),
+        ("", "26", False),
+    ],
+)
+def test_versions_compare_as_numbers(machine: Machine, found: str, wanted: str, enough: bool) -> None:
+    command = f'. "{MACHINE}/host.sh"; at_least "$1" "$2"'
+    result = subprocess.run(["bash", "-euc", command, "-", found, wanted], check=False)
+    assert (result.returncode == 0) is enough
+
+
+class TestEngine:
+    def test_a_machine_with_an_engine_is_left_alone(self, machine: Machine) -> None:
+        for program in ("apt-get", "sudo", "dockerd", "systemctl"):
+            machine.has(program)
+        machine.has("docker", HEALTHY_ENGINE)
+        result = machine.run("engine.sh")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+        assert machine.calls() == ["docker version --format {{.Server.Version}}", "docker compose version --short"]
+
+    def test_an_unknown_system_without_an_engine_is_told_what_to_do(self, machine: Machine) -> None:
+        for program in ("apt-get", "sudo", "systemctl"):
+            machine.has(program)
+        machine.is_a("Fedora Linux 44", ID="fedora")
+        result = machine.run("engine.sh")
+        assert result.returncode == 2
+        assert result.stdout == ""
+        assert "on Fedora Linux 44 it is not installed for you (only on Debian and Ubuntu)" in result.stderr
+        assert "Nothing was changed." in result.stderr
+        assert machine.calls() == []
+
+    def test_without_root_and_sudo_nothing_is_installed(self, machine: Machine) -> None:
+        (machine.programs / "id").unlink()
+        machine.has("id", "echo 1000")
+        machine.has("apt-get")
+        result = machine.run("engine.sh")
+        assert result.returncode == 2
+        assert "(not root, and no sudo)" in result.stderr
+        assert not [call for call in machine.calls() if call.startswith("apt-get")]
+
+    def test_an_old_engine_is_refused_not_replaced(self, machine: Machine) -> None:
+        machine.has("apt-get")
+        machine.has("docker", "echo 20.10.24")
+        result = machine.run("engine.sh")
+        assert result.returncode == 2
+        assert "Docker Engine 20.10.24 is too old: version 26 or newer is needed." in result.stderr
+        assert not [call for call in machine.calls() if call.startswith("apt-get")]
+
+    def test_an_old_compose_plug_in_is_refused(self, machine: Machine) -> None:
+        machine.has("docker", HEALTHY_ENGINE.replace("2.26.1-4", "2.20.3"))
+        result = machine.run("engine.sh")
+        assert result.returncode == 2
+        assert "the Compose plug-in is 2.20.3: version 2.26 or newer is needed." in result.stderr
+
+    def test_a_user_whom_the_engine_refuses_is_told_how_to_join(self, machine: Machine) -> None:
+        machine.has("docker", 'echo "permission denied while trying to connect" >&2; exit 1')
+        result = machine.run("engine.sh")
+        assert result.returncode == 2
+        assert "sudo usermod -aG docker" in result.stderr
+
+    def test_an_engine_elsewhere_is_not_replaced_by_a_local_one(self, machine: Machine) -> None:
+        machine.has("apt-get")
+        machine.has("docker", "exit 1")
+        result = machine.run("engine.sh", DOCKER_HOST="tcp://build-box:2375")
+        assert result.returncode == 2
+        assert "DOCKER_HOST is tcp://build-box:2375, and no Docker Engine answers there." in result.stderr
+        assert not [call for call in machine.calls() if call.startswith("apt-get")]
+
+
+class TestBaseImages:
+    def test_images_that_are_here_are_left_alone(self, machine: Machine) -> None:
+        machine.has("docker")
+        result = machine.run("base-images.sh")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+        assert all(call.startswith("docker image inspect ") for call in machine.calls())
+
+    def test_no_registry_and_no_way_to_build_is_one_message(self, machine: Machine) -> None:
+        machine.has("docker", 'echo "no such host" >&2; exit 1')
+        machine.is_a("Fedora Linux 44", ID="fedora")
+        result = machine.run("base-images.sh")
+        assert result.returncode == 2
+        assert "No registry gives the Debian base images (no such host)." in result.stdout
+        assert "on Fedora Linux 44 they cannot be built (only on Debian and Ubuntu)" in result.stderr
+
+
+class TestUp:
+    def test_an_unknown_app_is_refused_with_the_list_of_apps(self, machine: Machine) -> None:
+        machine.has("docker", HEALTHY_ENGINE)
+        result = machine.run("up.sh", "nonesuch")
+        assert result.returncode == 2
+        assert '"nonesuch" (no compose/apps/nonesuch.yaml)' in result.stderr
+        for app in (ROOT / "compose" / "apps").glob("*.yaml"):
+            assert app.stem in result.stderr.split("There are: ")[1]
+        assert machine.calls() == []
+
+    def test_gpu_takes_one_or_nothing(self, machine: Machine) -> None:
+        result = machine.run("up.sh", "", "two")
+        assert result.returncode == 2
+        assert 'GPU: expected 1 or nothing, found "two".' in result.stderr
+
+    def test_a_port_that_is_taken_is_named_before_anything_is_started(self, machine: Machine, taken_port: int) -> None:
+        machine.has("docker", HEALTHY_ENGINE)
+        result = machine.run("up.sh", PIERHEAD_HTTP_PORT=str(taken_port))
+        assert result.returncode == 2
+        assert f"port {taken_port} (PIERHEAD_HTTP_PORT) is taken by another program." in result.stderr
+        assert not [call for call in machine.calls() if re.match(r"docker (compose.* (build|up)|pull)", call)]
+
+    def test_another_clones_stack_is_not_taken_over(self, machine: Machine) -> None:
+        machine.has("docker", HEALTHY_ENGINE + "case $1 in ps) echo /home/somebody/pierhead/compose ;; esac")
+        result = machine.run("up.sh")
+        assert result.returncode == 2
+        assert 'a stack named "pierhead" runs from another clone: /home/somebody/pierhead.' in result.stderr
+        assert not [call for call in machine.calls() if re.match(r"docker (compose.* (build|up)|pull)", call)]
+
+
+class TestControl:
+    def test_scale_without_a_service_or_a_number_says_how(self, machine: Machine) -> None:
+        for arguments in (["", ""], ["ranker", ""], ["", "4"]):
+            result = machine.run("control.sh", "scale", *arguments)
+            assert result.returncode == 2
+            assert "make scale SERVICE=ranker N=4" in result.stderr
+
+    def test_without_a_controller_it_says_what_to_do(self, machine: Machine) -> None:
+        machine.has("docker", "exit 1")
+        result = machine.run("control.sh", "status")
+        assert result.returncode == 2
+        assert result.stderr.endswith('stack "pierhead" is not running. Start it with: make up\n')
+
+    def test_a_command_reaches_the_controllers_own_program(self, machine: Machine) -> None:
+        machine.has("docker", 'case $1 in ps) echo 4f1d ;; exec) echo "no such service" >&2; exit 2 ;; esac')
+        result = machine.run("control.sh", "scale", "ranker", "abc")
+        assert machine.calls()[-1] == "docker exec 4f1d pierhead scale ranker abc"
+        assert (result.returncode, result.stderr) == (2, "no such service\n")
+
+
+def test_down_refuses_a_misspelt_wish_before_it_removes_anything(machine: Machine) -> None:
+    machine.has("docker")
+    result = machine.run("down.sh", "yes")
+    assert result.returncode == 2
+    assert 'VOLUMES: expected 1 or nothing, found "yes".' in result.stderr
+    assert machine.calls() == []
+
+
+def test_make_help_lists_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))
+    targets = set(phony.split()[1:])
+    assert targets == set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"^  make (\S+)", shown, flags=re.MULTILINE)) == targets
+
+
+def test_every_target_is_one_line() -> None:
+    recipes = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\t")]
+    targets = re.findall(r"^[a-z]+:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert len(recipes) == len(targets)
+
+
+def test_scripts_are_executable_unless_they_are_sourced() -> None:
+    sourced = {"messages.sh", "host.sh", "stack.sh"}
+    assert {path.name for path in SCRIPTS if not os.access(path, os.X_OK)} == sourced
