@@ -41,6 +41,7 @@ from controller.plan import BLIND_DRAIN_S, PROPAGATION_S, SURGE, plan
 from tests.unit.controller.worlds import desired, gpu_service, gpus, service
 
 TICK_S = 0.5
+READY_AFTER_S = 1.5
 GPUS = 4
 OPS = ("tick", "tick", "tick", "ready", "hang", "crash", "busy", "idle", "scale", "version", "haproxy", "restart")
 
@@ -154,11 +155,10 @@ class World:
         self.now += TICK_S
         for name, container in list(self.containers.items()):
             if container.state.is_up and container.health is Health.READY:
-                ongoing = 0 if self.retirements.get(container.id) else container.ongoing
-                self.change(name, ongoing=ongoing, ongoing_at=self.now)
-        for name, server in list(self.servers.items()):
-            if server.state is not ServerState.READY:
-                self.servers[name] = replace(server, sessions=0)
+                self.change(name, ongoing_at=self.now)
+            age = self.now - (container.started_at or self.now)
+            if container.state.is_up and container.health is Health.UNKNOWN and age >= READY_AFTER_S:
+                self.change(name, health=Health.READY, ongoing=0, ongoing_at=self.now)
 
     def disturb(self, op: str, pick: int) -> None:  # noqa: C901 - one branch an operation
         names = sorted(self.containers)
@@ -177,6 +177,8 @@ class World:
                     self.servers[name] = replace(self.servers[name], sessions=5)
             case "idle" if up and self.containers[name].health is Health.READY:
                 self.change(name, ongoing=0)
+                if name in self.servers:
+                    self.servers[name] = replace(self.servers[name], sessions=0)
             case "scale":
                 service_name = sorted(self.specs)[pick % len(self.specs)]
                 self.targets[service_name] = pick % 6
@@ -266,11 +268,8 @@ def test_safe_at_every_step_and_converges_when_the_trouble_ends(ops: list[tuple[
         check_safety(world, result)
         world.apply(result, set())
         world.let_time_pass()
-        for name, container in list(world.containers.items()):
-            if container.state.is_up and container.health is Health.UNKNOWN:
-                world.change(name, health=Health.READY, ongoing=0, ongoing_at=world.now)
-            if container.ongoing:
-                world.change(name, ongoing=0)
+        for name in list(world.containers):
+            world.disturb("idle", sorted(world.containers).index(name))
     check_converged(world)
 
 
