@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.engines.gpu_discovery import CdiFiles, GpuDiscovery, GpuSources
+from controller.engines.gpus import (
+    CdiFileError,
+    GpuInventory,
+    discovered_devices,
+    foreign_holders,
+    inventory_of_names,
+    merge_cdi,
+    parse_cdi_spec,
+    parse_smi,
+    requested_gpus,
+)
+from controller.model import Gpu
+
+KIND = "nvidia.com/gpu"
+A, B = "GPU-aaaaaaaa-0000-1111-2222-333333333333", "GPU-bbbbbbbb-0000-1111-2222-333333333333"
+
+
+def cdi(devices: Mapping[str, str], kind: str = KIND) -> str:
+    """A CDI file in YAML: device name -> the node it brings."""
+    entries = [
+        {"name": name, "containerEdits": {"deviceNodes": [{"path": node, "hostPath": "/dev/null"}] if node else []}}
+        for name, node in devices.items()
+    ]
+    return yaml.safe_dump({"cdiVersion": "0.5.0", "kind": kind, "devices": entries})
+
+
+def uuids(inventory: GpuInventory) -> list[str]:
+    return [gpu.uuid for gpu in inventory.gpus]
+
+
+class TestWhatTheEngineLists:
+    def test_devices_of_the_kind_without_the_kind(self) -> None:
+        info = {
+            "DiscoveredDevices": [
+                {"Source": "cdi", "ID": f"{KIND}={A}"},
+                {"Source": "cdi", "ID": f"{KIND}=0"},
+                {"Source": "cdi", "ID": "vendor.com/nic=eth0"},
+                {"Source": "other", "ID": f"{KIND}={B}"},
+            ]
+        }
+        assert discovered_devices(info, KIND) == (A, "0")
+
+    @pytest.mark.parametrize("info", [{}, {"DiscoveredDevices": None}, {"DiscoveredDevices": []}])
+    def test_older_engines_list_nothing(self, info: dict[str, Any]) -> None:
+        assert discovered_devices(info, KIND) == ()
+
+
+class TestCdiFiles:
+    def test_yaml_and_json_read_alike(self) -> None:
+        text = cdi({"0": "/dev/nvidia0", A: "/dev/nvidia0", "all": "/dev/nvidia0"})
+        expected = {"0": "/dev/nvidia0", A: "/dev/nvidia0", "all": "/dev/nvidia0"}
+        assert parse_cdi_spec(text, KIND, is_json=False) == expected
+        assert parse_cdi_spec(json.dumps(yaml.safe_load(text)), KIND, is_json=True) == expected
+
+    def test_another_kind_is_none_of_our_business(self) -> None:
+        assert parse_cdi_spec(cdi({"x": "/dev/x"}, kind="vendor.com/nic"), KIND, is_json=False) == {}
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("[1, 2]", "expected a mapping, found list"),
+            ("", "expected a mapping, found NoneType"),
+            ("devices: []", 'expected a text under "kind"'),
+            (f"kind: {KIND}\ndevices: many", 'expected a list under "devices"'),
+            (f"kind: {KIND}\ndevices: [{{name: 0}}]", 'devices[0]: expected a text under "name"'),
+            (f"kind: {KIND}\ndevices: [{{name: a}}, 7]", 'devices[1]: expected a text under "name"'),
+            ("kind: [unclosed", "expected ',' or ']'"),
+        ],
+    )
+    def test_malformed_files_say_where(self, text: str, said: str) -> None:
+        with pytest.raises(CdiFileError) as raised:
+            parse_cdi_spec(text, KIND, is_json=False)
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+    @given(st.text(max_size=200), st.booleans())
+    def test_any_text_is_read_or_refused(self, text: str, is_json: bool) -> None:
+        try:
+            devices = parse_cdi_spec(text, KIND, is_json=is_json)
+        except CdiFileError:
+            return
+        assert all(isinstance(name, str) for name in devices)
+
+    def test_a_later_directory_overrides(self) -> None:
+        devices, warnings = merge_cdi([{"/etc/cdi/a.yaml": {A: "old"}}, {"/var/run/cdi/a.yaml": {A: "new"}}])
+        assert devices == {A: "new"}
+        assert warnings == ()
+
+    def test_two_files_of_one_directory_cancel_each_other(self) -> None:
+        devices, warnings = merge_cdi([{"/etc/cdi/a.yaml": {A: "x"}, "/etc/cdi/b.json": {A: "x", B: "y"}}])
+        assert devices == {B: "y"}
+        assert len(warnings) == 1
+        assert "/etc/cdi/a.yaml and /etc/cdi/b.json" in warnings[0]
+
+
+class TestNames:
+    def test_indices_and_all_are_aliases_where_uuids_exist(self) -> None:
+        nodes = {"0": "n0", "1": "n1", "all": "n0\nn1", B: "n0", A: "n1"}
+        inventory = inventory_of_names(nodes, nodes)
+        assert uuids(inventory) == [B, A], "in the order of their indices"
+        assert inventory.aliases == {"0": B, "1": A}
+        assert all(gpu.driver == "cdi" for gpu in inventory.gpus)
+
+    def test_indices_are_names_where_there_is_nothing_else(self) -> None:
+        assert uuids(inventory_of_names(["10", "2", "all", "0"])) == ["0", "2", "10"]
+
+    def test_mig_names_stay_as_they_are(self) -> None:
+        nodes = {"0:0": "n0", "0:1": "n1", "MIG-cc": "n0", "MIG-dd": "n1"}
+        inventory = inventory_of_names(nodes, nodes)
+        assert uuids(inventory) == ["MIG-cc", "MIG-dd"]
+        assert inventory.aliases == {"0:0": "MIG-cc", "0:1": "MIG-dd"}
+        assert uuids(inventory_of_names(["0:1", "0:0", "all"])) == ["0:0", "0:1"]
+
+    def test_duplicates_count_once(self) -> None:
+        assert uuids(inventory_of_names([A, A, B])) == [A, B]
+
+    def test_no_alias_is_guessed_without_nodes_of_its_own(self) -> None:
+        assert inventory_of_names([A, B, "0", "1"]).aliases == {}
+        assert inventory_of_names([A, B, "0"], {A: "same", B: "same", "0": "same"}).aliases == {}
+
+    def test_aliases_come_from_files_also_when_the_engine_lists_uuids_only(self) -> None:
+        assert inventory_of_names([A], {A: "n0", "0": "n0"}).aliases == {"0": A}
+
+    @given(st.lists(st.sampled_from(["all", "0", "1", "0:1", A, B, "MIG-x"])))
+    def test_every_gpu_is_listed_once_and_never_beside_its_index(self, names: list[str]) -> None:
+        found = uuids(inventory_of_names(names))
+        assert len(found) == len(set(found))
+        assert "all" not in found
+        assert not ({"0", "1", "0:1"} & set(found) and {A, B, "MIG-x"} & set(found))
+
+
+class TestNvidiaSmi:
+    def test_lines(self) -> None:
+        inventory = parse_smi(f"{A}, NVIDIA H200, 143771 MiB\n{B}, NVIDIA GB10, [N/A]\n")
+        assert inventory.gpus == (
+            Gpu(uuid=A, driver="nvidia", name="NVIDIA H200", memory_bytes=143771 * 1024 * 1024),
+            Gpu(uuid=B, driver="nvidia", name="NVIDIA GB10", memory_bytes=None),
+        )
+        assert inventory.aliases == {"0": A, "1": B}
+
+    def test_no_gpu(self) -> None:
+        assert parse_smi("\n").gpus == ()
+
+    def test_a_line_that_reads_otherwise_is_named(self) -> None:
+        with pytest.raises(ValueError, match="No devices were found"):
+            parse_smi("No devices were found\n")
+
+
+def container(*requests_: dict[str, Any], runtime: str = "runc", env: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"HostConfig": {"DeviceRequests": list(requests_) or None, "Runtime": runtime}, "Config": {"Env": list(env)}}
+
+
+class TestHolders:
+    @pytest.mark.parametrize(
+        ("inspected", "names"),
+        [
+            (container(), set()),
+            ({}, set()),
+            (container({"Driver": "cdi", "DeviceIDs": [f"{KIND}={A}", "vendor.com/nic=eth0"]}), {A}),
+            (container({"Driver": "nvidia", "DeviceIDs": [A, "1"]}), {A, "1"}),
+            (container({"Driver": "", "Count": 2, "Capabilities": [["gpu"]]}), {"0", "1"}),
+            (container({"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}), {"all"}),
+            (container({"Driver": "", "Count": 1, "Capabilities": [["tpu"]]}), set()),
+            (container(runtime="nvidia", env=(f"NVIDIA_VISIBLE_DEVICES={A}, 1",)), {A, "1"}),
+            (container(runtime="nvidia", env=("NVIDIA_VISIBLE_DEVICES=void",)), set()),
+            (container(runtime="nvidia", env=(f"NVIDIA_VISIBLE_DEVICES={KIND}=all",)), {"all"}),
+            (container(runtime="runc", env=("NVIDIA_VISIBLE_DEVICES=all",)), set()),
+        ],
+    )
+    def test_what_a_container_was_given(self, inspected: dict[str, Any], names: set[str]) -> None:
+        assert requested_gpus(inspected, KIND) == names
+
+    def test_uuids_indices_and_all(self) -> None:
+        inventory = GpuInventory((Gpu(A), Gpu(B)), {"0": A, "1": B})
+        holders, warnings = foreign_holders({"web": frozenset(), "train": frozenset({"1"})}, inventory)
+        assert (holders, warnings) == ({B: "train"}, ())
+        holders, _ = foreign_holders({"train": frozenset({A}), "other": frozenset({"all"})}, inventory)
+        assert holders == {A: "other", B: "other"}
+
+    def test_an_index_nobody_can_place_is_reported(self) -> None:
+        holders, warnings = foreign_holders({"train": frozenset({"7"})}, GpuInventory((Gpu(A),)))
+        assert holders == {}
+        assert len(warnings) == 1
+        assert 'container train holds GPU "7"' in warnings[0]
+
+    def test_nothing_to_report_on_a_machine_without_gpus(self) -> None:
+        assert foreign_holders({"train": frozenset({"7"})}, GpuInventory()) == ({}, ())
+
+
+class TestReadingDirectories:
+    def read(self, *directories: Path) -> tuple[dict[str, str], list[str]]:
+        warnings: list[str] = []
+        return CdiFiles(GpuSources(KIND, directories)).read(warnings.append), warnings
+
+    def test_yaml_and_json_files_only(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(cdi({A: "/dev/nvidia0"}))
+        (tmp_path / "b.json").write_text(json.dumps(yaml.safe_load(cdi({B: "/dev/nvidia1"}))))
+        (tmp_path / "c.yml").write_text(cdi({"GPU-c": "/dev/nvidia2"}))
+        (tmp_path / "d.yaml.bak").write_text("{{{")
+        assert self.read(tmp_path, tmp_path / "missing") == ({A: "/dev/nvidia0", B: "/dev/nvidia1"}, [])
+
+    @pytest.mark.parametrize("content", [b"kind: [", b"\xff\xfe", b"kind: 3"])
+    def test_a_malformed_file_is_named_and_the_others_count(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "bad.yaml").write_bytes(content)
+        (tmp_path / "good.yaml").write_text(cdi({A: ""}))
+        devices, warnings = self.read(tmp_path)
+        assert devices == {A: ""}
+        assert len(warnings) == 1
+        assert warnings[0].startswith(f"CDI file {tmp_path / 'bad.yaml'} is ignored: ")
+
+    def test_changes_are_seen(self, tmp_path: Path) -> None:
+        files = CdiFiles(GpuSources(KIND, (tmp_path,)))
+        path = tmp_path / "a.yaml"
+        path.write_text(cdi({A: ""}))
+        assert set(files.read(pytest.fail)) == {A}
+        path.write_text(cdi({A: "", B: ""}))
+        assert set(files.read(pytest.fail)) == {A, B}
+        path.unlink()
+        assert files.read(pytest.fail) == {}
+
+
+class StubClient:
+    """The five calls of docker-py that discovery makes, on canned answers."""
+
+    def __init__(self, info: dict[str, Any], smi: str | Exception = "") -> None:
+        self.answers = info
+        self.smi = smi
+        self.calls: list[str] = []
+
+    def info(self) -> dict[str, Any]:
+        self.calls.append("info")
+        return self.answers
+
+    def containers(self, **_: object) -> list[dict[str, str]]:
+        return [{"Id": "left-behind"}]
+
+    def create_container_from_config(self, body: dict[str, Any]) -> dict[str, str]:
+        self.calls.append(f"create {body['Image']} {body['HostConfig']['Runtime']}")
+        return {"Id": "probe"}
+
+    def start(self, container_id: str) -> None:
+        self.calls.append(f"start {container_id}")
+        if isinstance(self.smi, Exception):
+            raise self.smi
+
+    def wait(self, _: str, timeout: int) -> dict[str, int]:
+        assert timeout > 0
+        return {"StatusCode": 0 if self.smi else 9}
+
+    def logs(self, _: str, tail: int) -> bytes:
+        return str(self.smi or "no driver").encode()
+
+    def remove_container(self, container_id: str, force: bool, v: bool) -> None:
+        assert force
+        assert v
+        self.calls.append(f"remove {container_id}")
+
+
+class TestDiscovery:
+    def discover(self, client: StubClient, *directories: Path, probe: str | None = "own") -> GpuDiscovery:
+        self.now = 1000.0
+        sources = GpuSources(KIND, directories, probe_image=probe)
+        return GpuDiscovery(client, sources, monotonic=lambda: self.now)  # type: ignore[arg-type]
+
+    def test_the_engines_list_comes_first(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(cdi({A: "n0", "0": "n0", B: "n1"}))
+        client = StubClient({"DiscoveredDevices": [{"Source": "cdi", "ID": f"{KIND}={A}"}], "Runtimes": {"nvidia": {}}})
+        inventory = self.discover(client, tmp_path).inventory()
+        assert uuids(inventory) == [A]
+        assert inventory.aliases == {"0": A}
+        assert client.calls == ["info"]
+
+    def test_then_cdi_files(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(cdi({A: "n0", B: "n1", "0": "n0"}))
+        client = StubClient({"CDISpecDirs": ["/etc/cdi"], "Runtimes": {"nvidia": {}}})
+        assert uuids(self.discover(client, tmp_path).inventory()) == [A, B]
+
+    def test_then_the_probe_and_cdi_that_is_off_is_said_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "a.yaml").write_text(cdi({A: "n0"}))
+        client = StubClient({"CDISpecDirs": [], "Runtimes": {"nvidia": {}}}, smi=f"{B}, NVIDIA L4, 23034 MiB\n")
+        discovery = self.discover(client, tmp_path)
+        with caplog.at_level(logging.WARNING):
+            assert discovery.inventory().gpus[0].name == "NVIDIA L4"
+            self.now += 31
+            assert uuids(discovery.inventory()) == [B]
+        assert client.calls == [
+            "info",
+            "remove left-behind",
+            "create own nvidia",
+            "start probe",
+            "remove probe",
+            "info",
+        ]
+        (record,) = caplog.records
+        assert record.message == (
+            "CDI files describe 1 devices of kind nvidia.com/gpu, but CDI is off in the Docker Engine: put "
+            '{"features": {"cdi": true}} into /etc/docker/daemon.json and restart it'
+        )
+
+    @pytest.mark.parametrize("smi", ["", requests.ReadTimeout("slow"), "garbage"])
+    def test_a_failing_probe_is_removed_said_and_tried_again(
+        self, smi: str | Exception, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client = StubClient({"Runtimes": {"nvidia": {}}}, smi=smi)
+        discovery = self.discover(client)
+        assert discovery.inventory().gpus == ()
+        assert client.calls[-1] == "remove probe"
+        assert len(caplog.records) == 1
+        assert caplog.records[0].message.startswith("GPUs cannot be listed with nvidia-smi in image own: ")
+        client.smi = f"{A}, NVIDIA L4, 23034 MiB"
+        self.now += 61
+        assert uuids(discovery.inventory()) == [A]
+
+    def test_no_gpu_costs_one_info_each_half_minute(self) -> None:
+        client = StubClient({"Runtimes": {"runc": {}}})
+        discovery = self.discover(client)
+        for _ in range(10):
+            assert discovery.inventory() == GpuInventory()
+            self.now += 2.9
+        assert client.calls == ["info"]
+        self.now += 2
+        discovery.inventory()
+        assert client.calls == ["info", "info"]
