@@ -1,0 +1,132 @@
+"""What a replica's container is made of: the body of the engine's create call, its labels, and the definition's hash.
+
+`controller/translate.py` makes the part that all replicas of a service share (`ServiceSpec.container`); this module
+adds what belongs to one replica. Pure: the same arguments give the same body. Engines import it, so it imports nothing
+but the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controller.model import Gpu, GpuRequest, ServiceSpec
+
+ADMIN_PORT = 9100
+DISCOVERY_ADDRESS = "controller:8101"
+DEFAULT_CDI_KIND = "nvidia.com/gpu"
+
+LABEL_PREFIX = "pierhead."
+COMPOSE_LABEL_PREFIX = "com.docker.compose."
+
+RESERVED_ENVIRONMENT = frozenset(
+    {
+        "PIERHEAD_PROJECT",
+        "PIERHEAD_SERVICE",
+        "PIERHEAD_REPLICA",
+        "PIERHEAD_VERSION",
+        "PIERHEAD_PORT",
+        "PIERHEAD_ADMIN_PORT",
+        "PIERHEAD_DISCOVERY",
+        "PIERHEAD_MAX_ONGOING_REQUESTS",
+        "PIERHEAD_MAX_QUEUED_REQUESTS",
+        "PIERHEAD_REQUEST_TIMEOUT_S",
+        "PIERHEAD_DRAIN_TIMEOUT_S",
+    }
+)
+"""Names the controller sets in managed replicas; nobody else may."""
+
+_HASH_FORMAT = 1
+"""Raise it when the meaning of `container` changes: every replica is then replaced."""
+
+
+def managed_environment(
+    *,
+    project: str,
+    service: str,
+    port: int,
+    max_ongoing_requests: int,
+    max_queued_requests: int,
+    request_timeout_s: float,
+    drain_timeout_s: float,
+) -> dict[str, str]:
+    """The environment that every replica of a managed service gets; name and version are added by `create_body`."""
+    return {
+        "PIERHEAD_PROJECT": project,
+        "PIERHEAD_SERVICE": service,
+        "PIERHEAD_PORT": str(port),
+        "PIERHEAD_ADMIN_PORT": str(ADMIN_PORT),
+        "PIERHEAD_DISCOVERY": DISCOVERY_ADDRESS,
+        "PIERHEAD_MAX_ONGOING_REQUESTS": str(max_ongoing_requests),
+        "PIERHEAD_MAX_QUEUED_REQUESTS": str(max_queued_requests),
+        "PIERHEAD_REQUEST_TIMEOUT_S": f"{request_timeout_s:.10g}",
+        "PIERHEAD_DRAIN_TIMEOUT_S": f"{drain_timeout_s:.10g}",
+    }
+
+
+def definition_hash(container: Mapping[str, Any], *, port: int, managed: bool, gpu: GpuRequest | None) -> str:
+    """Sha256 (hex) over everything that needs a new container when it changes.
+
+    Request limits and timeouts count where they reach the container as environment, so only for managed services.
+    Replicas, routes, probes and metrics do not count: they change without touching a container.
+    """
+    gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
+    whole = {"format": _HASH_FORMAT, "container": container, "port": port, "managed": managed, "gpu": gpu_part}
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def create_body(
+    spec: ServiceSpec,
+    replica: str,
+    version: str,
+    number: int,
+    gpus: Sequence[Gpu],
+    project: str,
+    cdi_kind: str = DEFAULT_CDI_KIND,
+) -> dict[str, Any]:
+    """The body of POST /containers/create for one replica (its name travels in the query string).
+
+    `gpus` are the devices it is pinned to; `cdi_kind` is the vendor and class in front of a CDI device's name.
+    """
+    body: dict[str, Any] = copy.deepcopy(dict(spec.container))
+    body["Labels"] = {**body.get("Labels", {}), **_labels(spec, replica, version, number, gpus, project)}
+    if spec.managed:
+        own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}"]
+        body["Env"] = sorted([*body.get("Env", []), *own])
+    requests = _device_requests(gpus, spec.gpu.capabilities if spec.gpu else ("gpu",), cdi_kind)
+    if requests:
+        body.setdefault("HostConfig", {})["DeviceRequests"] = requests
+    return body
+
+
+def _labels(
+    spec: ServiceSpec, replica: str, version: str, number: int, gpus: Sequence[Gpu], project: str
+) -> dict[str, str]:
+    """Ours, and those of a Compose one-off: `up` leaves such a container alone, `down --remove-orphans` removes it."""
+    return {
+        "pierhead.project": project,
+        "pierhead.service": spec.name,
+        "pierhead.version": version,
+        "pierhead.number": str(number),
+        "pierhead.replica": replica,
+        "pierhead.gpus": ",".join(gpu.uuid for gpu in gpus),
+        "com.docker.compose.project": project,
+        "com.docker.compose.service": spec.name,
+        "com.docker.compose.version": "2",
+        "com.docker.compose.config-hash": spec.definition_hash,
+        "com.docker.compose.container-number": str(number),
+        "com.docker.compose.oneoff": "True",
+    }
+
+
+def _device_requests(gpus: Sequence[Gpu], capabilities: Sequence[str], cdi_kind: str) -> list[dict[str, Any]]:
+    requests: list[dict[str, Any]] = []
+    if cdi := [f"{cdi_kind}={gpu.uuid}" for gpu in gpus if gpu.driver == "cdi"]:
+        requests.append({"Driver": "cdi", "DeviceIDs": cdi})
+    if nvidia := [gpu.uuid for gpu in gpus if gpu.driver == "nvidia"]:
+        requests.append({"Driver": "nvidia", "DeviceIDs": nvidia, "Capabilities": [list(capabilities)]})
+    return requests

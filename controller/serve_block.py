@@ -1,0 +1,160 @@
+"""The `x-serve` block: its keys, their types, bounds and defaults. compose/reference.yaml explains each of them.
+
+Null means "derived": the rule is in `controller/spec.py` and in the reference. What reaches HAProxy's configuration
+(routes, probe paths, gRPC names) is limited to characters that mean nothing there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from controller.problems import Problems, at
+
+MAX_REPLICAS = 1000
+_PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
+_PROBE_PATH = re.compile(r"/[A-Za-z0-9/._~?=&-]*")
+_GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_LONGEST = 200
+_EXPECTED = "expected"
+
+
+def _expected(expectation: str) -> PydanticCustomError:
+    return PydanticCustomError(_EXPECTED, "{expectation}", {"expectation": expectation})
+
+
+def _check_route(route: str) -> str:
+    if not _PATH.fullmatch(route) or len(route) > _LONGEST:
+        raise _expected(f'a path that starts with "/" and has only letters, digits and "/-_.~" (at most {_LONGEST})')
+    if route != "/" and route.endswith("/"):
+        raise _expected(f'a path without a slash at its end ("{route.rstrip("/") or "/"}")')
+    if any(segment in ("", ".", "..") for segment in route.split("/")[1:]) and route != "/":
+        raise _expected('a path without empty, "." and ".." parts')
+    if route == "/-" or route.startswith("/-/"):
+        raise _expected('a path outside "/-/" (Pierhead answers there itself)')
+    return route
+
+
+def _check_probe_path(path: str) -> str:
+    if not _PROBE_PATH.fullmatch(path) or len(path) > _LONGEST:
+        raise _expected(f'a path that starts with "/" and has only letters, digits and "/-_.~?=&" (at most {_LONGEST})')
+    return path
+
+
+def _check_grpc_name(name: str) -> str:
+    if not _GRPC_NAME.fullmatch(name) or len(name) > _LONGEST:
+        raise _expected('the full name of a gRPC service such as "pierhead.recsys.v1.Ranker"')
+    return name
+
+
+def _check_replicas(count: int) -> int:
+    if count > MAX_REPLICAS:
+        raise _expected(f"at most {MAX_REPLICAS} replicas")
+    return count
+
+
+Route = Annotated[str, AfterValidator(_check_route)]
+ProbePath = Annotated[str, AfterValidator(_check_probe_path)]
+GrpcName = Annotated[str, AfterValidator(_check_grpc_name)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ReadinessBlock(_Block):
+    """How a replica is asked whether it is ready."""
+
+    path: ProbePath | None = None
+    port: Port | None = None
+    period_s: Annotated[float, Field(ge=0.1, le=3600)] = 1.0
+    timeout_s: Annotated[float, Field(ge=0.05, le=3600)] = 2.0
+    failures: Annotated[int, Field(ge=1, le=1000)] = 3
+
+
+class MetricsBlock(_Block):
+    """Where Prometheus finds a replica's metrics."""
+
+    port: Port | None = None
+    path: ProbePath = "/metrics"
+
+
+class ServeBlock(_Block):
+    """One `x-serve` block as written; null where the value is derived."""
+
+    replicas: Annotated[int, Field(ge=0), AfterValidator(_check_replicas)] = 1
+    protocol: Literal["http", "grpc"] | None = None
+    port: Port | None = None
+    route: Route | None = None
+    strip_prefix: bool = False
+    grpc_services: list[GrpcName] = Field(default_factory=list)
+    max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    max_queued_requests: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
+    request_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 60.0
+    graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 20.0
+    startup_timeout_s: Annotated[float, Field(ge=1, le=604_800)] = 1800.0
+    managed: bool | None = None
+    readiness: ReadinessBlock = Field(default_factory=ReadinessBlock)
+    metrics: MetricsBlock = Field(default_factory=MetricsBlock)
+
+
+def parse_block(path: str, value: object, problems: Problems) -> ServeBlock | None:
+    """Read one block; None when something in it is wrong (each problem is written down)."""
+    if not isinstance(value, Mapping):
+        problems.expected(path, 'a mapping of settings ("x-serve: {}" takes every default)', value)
+        return None
+    try:
+        return ServeBlock.model_validate(dict(value))
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            _tell(path, detail["type"], detail["loc"], detail["input"], detail.get("ctx", {}), problems)
+        return None
+
+
+def _tell(
+    path: str, kind: str, location: tuple[int | str, ...], found: object, context: Mapping[str, Any], problems: Problems
+) -> None:
+    """Put one of pydantic's findings into our words."""
+    here, model = path, ServeBlock.model_json_schema()
+    parent, parent_keys = path, list(model["properties"])
+    schema: Mapping[str, Any] = model
+    for key in location:
+        parent, here = here, at(here, key)
+        if "properties" in schema:
+            parent_keys = list(schema["properties"])
+        schema = _inner(schema, key, model)
+    if kind in ("extra_forbidden", "invalid_key"):
+        problems.unknown_key(parent, location[-1], parent_keys)
+    elif kind == _EXPECTED:
+        problems.expected(here, context["expectation"], found)
+    else:
+        problems.expected(here, _expectation(schema, str(location[-1])), found)
+
+
+def _inner(schema: Mapping[str, Any], key: int | str, model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON schema of what `key` names inside `schema`; references and "or null" are looked through."""
+    inner = schema.get("items", {}) if isinstance(key, int) else schema.get("properties", {}).get(key, {})
+    for option in inner.get("anyOf", ()):
+        if option.get("type") != "null":
+            inner = option
+    if "$ref" in inner:
+        return dict(model["$defs"][inner["$ref"].rsplit("/", 1)[-1]])
+    return dict(inner)
+
+
+def _expectation(schema: Mapping[str, Any], key: str) -> str:
+    """What the schema allows, in words: "an integer >= 0", "a number of seconds from 0.1 to 3600"."""
+    if "enum" in schema:
+        return " or ".join(f'"{value}"' for value in schema["enum"])
+    number = "a number of seconds" if key.endswith("_s") else "a number"
+    names = {"integer": "an integer", "number": number, "boolean": "true or false", "array": "a list of strings"}
+    name = names.get(schema.get("type", ""), "a mapping" if schema.get("type") == "object" else "a string")
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is None:
+        return name
+    return f"{name} >= {low:.10g}" if high is None else f"{name} from {low:.10g} to {high:.10g}"

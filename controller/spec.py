@@ -1,0 +1,304 @@
+"""What the user wrote: the parsed output of `docker compose config` -> Spec. Pure.
+
+All problems are told at once, each as "path: what was expected, what was found": nothing is changed by half a spec.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.container import ADMIN_PORT, definition_hash, managed_environment
+from controller.errors import SpecError
+from controller.gpu_request import gpu_request
+from controller.model import GpuRequest, ProbeSpec, Protocol, ServiceSpec, Spec
+from controller.problems import Problems, at, shown
+from controller.serve_block import ServeBlock, parse_block
+from controller.service_source import ServiceSource
+from controller.translate import translate
+
+CONTROLLER_SERVICE = "controller"
+DEFAULT_PORTS: Mapping[Protocol, int] = {"http": 8080, "grpc": 50051}
+STOP_MARGIN_S = 10.0
+"""Between the end of the drain and SIGKILL, where stop_grace_period is not written."""
+
+_SERVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_SECTIONS = ("networks", "volumes", "secrets", "configs")
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """A block with every derived value in its place."""
+
+    protocol: Protocol
+    port: int
+    managed: bool
+    probe: ProbeSpec
+    metrics_port: int | None
+
+
+def parse(project_name: str, config: object) -> Spec:
+    """Read the services that carry `x-serve`. Raises SpecError with every problem found."""
+    problems = Problems()
+    if not _PROJECT_NAME.fullmatch(project_name):
+        problems.expected("name", "a project name of lower-case letters, digits, hyphens and underscores", project_name)
+    if not isinstance(config, Mapping):
+        problems.expected("compose file", "a mapping", config)
+        raise SpecError(problems.lines)
+    sections = {section: problems.mapping(section, config.get(section)) for section in _SECTIONS}
+    definitions = problems.mapping("services", config.get("services"))
+    control_networks = _control_networks(definitions)
+    services: dict[str, ServiceSpec] = {}
+    for name in sorted(definitions, key=str):
+        definition = definitions[name]
+        if not isinstance(definition, Mapping) or "x-serve" not in definition:
+            continue
+        source = ServiceSource(project_name, str(name), definition, sections, control_networks)
+        if service := _service(source, problems):
+            services[service.name] = service
+    _check_routes(services.values(), problems)
+    _check_grpc_services(services.values(), problems)
+    if problems.lines:
+        raise SpecError(list(dict.fromkeys(problems.lines)))
+    return Spec(project=project_name, services=services)
+
+
+def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
+    controller = definitions.get(CONTROLLER_SERVICE)
+    if not isinstance(controller, Mapping) or "network_mode" in controller:
+        return None
+    networks = controller.get("networks")
+    return frozenset(str(name) for name in networks) if isinstance(networks, Mapping | list) else frozenset({"default"})
+
+
+def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
+    before = len(problems.lines)
+    path = source.path
+    if not _SERVICE_NAME.fullmatch(source.name):
+        problems.add(
+            path,
+            "expected a service name of lower-case letters, digits and hyphens (at most 40, no hyphen at the ends), "
+            "as it becomes a name in DNS and in HAProxy",
+        )
+    _check_scale(path, source.definition, problems)
+    block = parse_block(at(path, "x-serve"), source.definition["x-serve"], problems)
+    gpu = gpu_request(path, source.definition, block.replicas if block else 0, problems)
+    _check_gpu_isolation(path, source.definition, gpu, problems)
+    settings = _settings(at(path, "x-serve"), block, problems) if block else None
+    grace_s = _stop_grace_period_s(path, source.definition, block, problems)
+    image = _image(source, problems)
+    environment = _managed_environment(source, block, settings) if block and settings else {}
+    container = translate(source, image, environment, grace_s, problems)
+    if block is None or settings is None or len(problems.lines) > before:
+        return _outline(source, image, block)
+    return ServiceSpec(
+        name=source.name,
+        image=image,
+        protocol=settings.protocol,
+        port=settings.port,
+        replicas=block.replicas,
+        probe=settings.probe,
+        route=block.route,
+        strip_prefix=block.strip_prefix,
+        grpc_services=tuple(block.grpc_services),
+        max_ongoing_requests=block.max_ongoing_requests,
+        max_queued_requests=block.max_queued_requests,
+        request_timeout_s=block.request_timeout_s,
+        graceful_shutdown_timeout_s=block.graceful_shutdown_timeout_s,
+        stop_grace_period_s=grace_s,
+        startup_timeout_s=block.startup_timeout_s,
+        metrics_port=settings.metrics_port,
+        metrics_path=block.metrics.path,
+        gpu=gpu,
+        managed=settings.managed,
+        has_build=_has_build(source.definition),
+        container=container,
+        definition_hash=definition_hash(container, port=settings.port, managed=settings.managed, gpu=gpu),
+    )
+
+
+def _outline(source: ServiceSource, image: str, block: ServeBlock | None) -> ServiceSpec | None:
+    """Enough of a service that has problems to compare its routes with those of others."""
+    if block is None:
+        return None
+    return ServiceSpec(
+        name=source.name,
+        image=image,
+        protocol="http",
+        port=1,
+        replicas=0,
+        probe=ProbeSpec(port=1, path="/"),
+        route=block.route,
+        grpc_services=tuple(block.grpc_services),
+    )
+
+
+def _has_build(definition: Mapping[str, Any]) -> bool:
+    return definition.get("build") is not None
+
+
+def _image(source: ServiceSource, problems: Problems) -> str:
+    image = source.definition.get("image")
+    if image is None and _has_build(source.definition):
+        return f"{source.project}-{source.name}"  # the name that Compose gives to what it builds
+    return problems.text(at(source.path, "image"), image) or ""
+
+
+def _check_scale(path: str, definition: Mapping[str, Any], problems: Problems) -> None:
+    deploy = definition.get("deploy")
+    written = definition.get("scale")
+    if written is None and isinstance(deploy, Mapping):
+        written = deploy.get("replicas")
+    if written != 0 or isinstance(written, bool):
+        found = "nothing, which means 1" if written is None else shown(written)
+        problems.add(
+            at(path, "scale"),
+            f"expected 0, found {found}: Compose would start containers without GPUs of their own that no request "
+            "reaches; write scale: 0 here, and the number of replicas into x-serve.replicas",
+        )
+
+
+def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:
+    """Fill in what is derived, and check that the settings go together."""
+    protocol: Protocol = block.protocol or ("http" if block.route is not None else "grpc")
+    managed = block.managed if block.managed is not None else block.readiness.path is None
+    port = block.port or DEFAULT_PORTS[protocol]
+    _check_protocol(path, block, protocol, problems)
+    if managed and port == ADMIN_PORT:
+        problems.add(at(path, "port"), f"{ADMIN_PORT} is the admin port of a managed replica; choose another one")
+    return _Settings(
+        protocol=protocol,
+        port=port,
+        managed=managed,
+        probe=_probe(path, block, protocol, port, managed, problems),
+        metrics_port=_metrics_port(path, block, managed, problems),
+    )
+
+
+def _check_protocol(path: str, block: ServeBlock, protocol: Protocol, problems: Problems) -> None:
+    if protocol == "grpc" and block.route is not None:
+        problems.add(
+            at(path, "route"),
+            'a route takes HTTP requests and this service has protocol "grpc"; write grpc_services in its place, '
+            "or protocol: http",
+        )
+    if protocol == "http" and block.grpc_services:
+        problems.add(
+            at(path, "grpc_services"),
+            'gRPC needs protocol "grpc" and this service has "http" (the default of a service with a route)',
+        )
+    if block.strip_prefix and block.route is None:
+        problems.add(at(path, "strip_prefix"), "strips the route from the path, and this service has no route")
+
+
+def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed: bool, problems: Problems) -> ProbeSpec:
+    readiness, here = block.readiness, at(path, "readiness")
+    if readiness.path is None and not managed:
+        problems.add(
+            at(here, "path"),
+            "expected a path, found null: an image that is not built on Pierhead's runtime (managed: false) must be "
+            "asked somewhere whether it is ready",
+        )
+    elif readiness.path is None and readiness.port is not None:
+        problems.add(at(here, "port"), "has no effect without readiness.path; write both or none")
+    elif readiness.path is not None and readiness.port is None and not managed and protocol == "grpc":
+        problems.add(at(here, "port"), "expected a port, found null: readiness is asked over HTTP, and port takes gRPC")
+    return ProbeSpec(
+        port=readiness.port or (ADMIN_PORT if managed else port),
+        path=readiness.path or "/readyz",
+        period_s=readiness.period_s,
+        timeout_s=readiness.timeout_s,
+        failures=readiness.failures,
+    )
+
+
+def _metrics_port(path: str, block: ServeBlock, managed: bool, problems: Problems) -> int | None:
+    if block.metrics.port is not None:
+        return block.metrics.port
+    if "path" in block.metrics.model_fields_set and not managed:
+        problems.add(at(path, "metrics.port"), "expected a port, found null: metrics.path has no effect without it")
+    return ADMIN_PORT if managed else None
+
+
+def _stop_grace_period_s(
+    path: str, definition: Mapping[str, Any], block: ServeBlock | None, problems: Problems
+) -> float:
+    """SIGTERM to SIGKILL; must be longer than the drain that SIGTERM starts."""
+    drain_s = block.graceful_shutdown_timeout_s if block else 0.0
+    written = definition.get("stop_grace_period")
+    if written is None:
+        return drain_s + STOP_MARGIN_S
+    nanoseconds = problems.duration_ns(at(path, "stop_grace_period"), written)
+    grace_s = (nanoseconds or 0) / 1e9
+    if nanoseconds is not None and block and grace_s <= drain_s:
+        problems.add(
+            at(path, "stop_grace_period"),
+            f"expected more than x-serve.graceful_shutdown_timeout_s ({drain_s:.10g} s), found {shown(written)}: the "
+            "engine would kill replicas that still finish requests; raise it, lower graceful_shutdown_timeout_s, or "
+            f"leave it out (then it is {drain_s + STOP_MARGIN_S:.10g} s)",
+        )
+    return grace_s
+
+
+def _check_gpu_isolation(path: str, definition: Mapping[str, Any], gpu: GpuRequest | None, problems: Problems) -> None:
+    """Nothing in the definition may show a replica other GPUs than its own."""
+    if gpu is None:
+        return
+    if definition.get("privileged") is True:
+        problems.add(
+            at(path, "privileged"), "shows a replica every GPU of the machine; remove it or the GPU reservation"
+        )
+    environment = definition.get("environment")
+    if isinstance(environment, Mapping) and "NVIDIA_VISIBLE_DEVICES" in environment:
+        problems.add(
+            at(path, "environment.NVIDIA_VISIBLE_DEVICES"),
+            "the controller chooses the GPUs of each replica; remove it or the GPU reservation",
+        )
+
+
+def _managed_environment(source: ServiceSource, block: ServeBlock, settings: _Settings) -> dict[str, str]:
+    if not settings.managed:
+        return {}
+    return managed_environment(
+        project=source.project,
+        service=source.name,
+        port=settings.port,
+        max_ongoing_requests=block.max_ongoing_requests,
+        max_queued_requests=block.max_queued_requests,
+        request_timeout_s=block.request_timeout_s,
+        drain_timeout_s=block.graceful_shutdown_timeout_s,
+    )
+
+
+# ------------------------------------------------------------------------------------------- across all services
+
+
+def _check_routes(services: Iterable[ServiceSpec], problems: Problems) -> None:
+    owners: dict[str, str] = {}
+    for service in services:
+        if service.route is None:
+            continue
+        if owner := owners.get(service.route):
+            problems.add(
+                at(at("services", service.name), "x-serve.route"),
+                f'route "{service.route}" is already taken by service "{owner}"; each route belongs to one service',
+            )
+        owners.setdefault(service.route, service.name)
+
+
+def _check_grpc_services(services: Iterable[ServiceSpec], problems: Problems) -> None:
+    owners: dict[str, str] = {}
+    for service in services:
+        for number, grpc_service in enumerate(service.grpc_services):
+            here = at(at(at("services", service.name), "x-serve.grpc_services"), number)
+            owner = owners.get(grpc_service)
+            if owner == service.name:
+                problems.add(here, f'"{grpc_service}" is named twice')
+            elif owner:
+                problems.add(
+                    here, f'"{grpc_service}" is already taken by service "{owner}"; port 9000 sends it to one service'
+                )
+            owners.setdefault(grpc_service, service.name)
