@@ -40,9 +40,15 @@ class EngineState:
 class EngineEvent:
     """Something changed; it only wakes the loop, which reads the world again."""
 
-    kind: str  # start, die, oom, destroy, ...
+    kind: str  # start, die, oom, destroy, "image tag", ...
     container_id: str
     name: str
+
+
+CONNECTED = EngineEvent(kind="connected", container_id="", name="")
+"""The stream is (again) open: what changed before it was is not in it, so look once."""
+OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
+"""More happened than the queue holds: "something changed" stands for all of it."""
 
 
 class ClusterEngine(Protocol):
@@ -65,7 +71,10 @@ class ClusterEngine(Protocol):
         ...
 
     def events(self, project: str) -> AsyncIterator[EngineEvent]:
-        """Yield events until cancelled; ends with EngineUnreachable when the stream breaks (the caller reopens it)."""
+        """Yield CONNECTED, then events until cancelled; ends with EngineUnreachable when the stream breaks.
+
+        The caller reopens it.
+        """
         ...
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ import requests
 import urllib3.exceptions
 from docker.types import CancellableStream
 
-from controller.engines.base import EngineEvent
+from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
 from controller.engines.docker_errors import translated
 from controller.errors import EngineError, EngineUnreachable
 
@@ -34,9 +34,6 @@ _WATCHED = {
         *("pull", "load", "import", "tag", "untag", "delete"),
     ],
 }
-
-OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
-CONNECTED = EngineEvent(kind="connected", container_id="", name="")
 
 
 class EventQueue:

@@ -1,0 +1,599 @@
+"""What every ClusterEngine does, asked of the fake and of the real Docker Engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import pytest
+import pytest_asyncio
+import yaml
+from docker import APIClient
+
+from controller.container import create_body
+from controller.engines.base import CONNECTED, ClusterEngine, EngineEvent, EngineState
+from controller.engines.docker import DockerEngine, open_client
+from controller.engines.gpu_discovery import GpuSources
+from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.model import (
+    ContainerState,
+    CreateContainer,
+    Gpu,
+    GpuRequest,
+    ProbeSpec,
+    PullImage,
+    RemoveContainer,
+    ReplicaContainer,
+    ServiceSpec,
+    SignalContainer,
+    StartContainer,
+    replica_name,
+)
+from tests.debian_image import debian_image
+from tests.fakes.fake_engine import Behaviour, FakeEngine
+
+CDI_KIND = "pierhead.test/gpu"
+MISSING_IMAGE = "pierhead-test/never-built:1"
+PATIENCE_S = 20.0
+
+# What a service of that name does, told to the fake, and as a shell command to the real engine.
+BEHAVIOURS = {
+    "runs": (Behaviour(output="one\ntwo\nthree\n"), "echo one; echo two; echo three; sleep infinity & wait"),
+    "drains": (Behaviour(), "trap 'exit 0' TERM; echo ready; while :; do sleep infinity & wait; done"),
+    "stubborn": (Behaviour(ignores_sigterm=True), "trap '' TERM; while :; do sleep infinity; done"),
+    "fails": (Behaviour(exits_after_s=0.0, exit_code=3), "exit 3"),
+    "greedy": (Behaviour(exits_after_s=0.0, oom=True), "exec tail /dev/zero"),
+    "broken": (Behaviour(start_error='exec: "nowhere": executable file not found in $PATH'), ""),
+    "pinned": (Behaviour(), "sleep infinity & wait"),
+}
+
+
+class World(Protocol):
+    """One engine and the means to do to it what the interface does not offer."""
+
+    engine: ClusterEngine
+    project: str
+    image: str
+
+    def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec: ...
+    def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str: ...
+    def lose_network(self, name: str) -> None: ...
+    def lose_daemon(self) -> None: ...
+    async def ready(self, name: str) -> None: ...
+
+
+class FakeWorld:
+    def __init__(self) -> None:
+        self.project = "shop"
+        self.image = "debian:trixie-slim"
+        self.fake = FakeEngine(
+            clock=time.time,
+            gpus=(Gpu("GPU-0"), Gpu("GPU-1")),
+            behaviours={service: behaviour for service, (behaviour, _) in BEHAVIOURS.items()},
+        )
+        self.fake.add_image(self.image)
+        self.engine: ClusterEngine = self.fake
+
+    def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec:
+        return service_spec(service, image or self.image, {}, has_build=has_build)
+
+    def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str:
+        name = f"{project or self.project}-{service}-{secrets.token_hex(2)}"
+        self.fake.add_container(name, project=project or self.project, service=service, one_off=one_off)
+        return name
+
+    def lose_network(self, name: str) -> None:
+        self.fake.lose_network(name)
+
+    def lose_daemon(self) -> None:
+        self.fake.go_away()
+
+    async def ready(self, name: str) -> None:
+        assert self.fake.readiness(name) == "ready"
+
+
+class DockerWorld:
+    """A project of its own on the real engine, with its own network, CDI directory and connection."""
+
+    def __init__(self, client: APIClient, cdi_directory: Path) -> None:
+        self.client = client
+        self.project = f"pierhead-test-{secrets.token_hex(4)}"
+        self.network = f"{self.project}_default"
+        self.image = debian_image(client)
+        self.labels = {"pierhead.test": "engine-contract", "com.docker.compose.project": self.project}
+        client.create_network(self.network, labels=self.labels)
+        devices = [{"name": name, "containerEdits": {"env": [f"GPU={name}"]}} for name in ("GPU-0", "GPU-1")]
+        document = {"cdiVersion": "0.5.0", "kind": CDI_KIND, "devices": devices}
+        (cdi_directory / "gpus.yaml").write_text(yaml.safe_dump(document))
+        self.own_client = open_client()
+        self.engine: ClusterEngine = DockerEngine(self.own_client, create_body, GpuSources(CDI_KIND, (cdi_directory,)))
+
+    def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec:
+        command = ["sh", "-c", BEHAVIOURS[service][1]] if service != "broken" else ["nowhere"]
+        host: dict[str, Any] = {"NetworkMode": self.network, "Init": False}
+        if service == "greedy":
+            host |= {"Memory": 16 * 1024 * 1024, "MemorySwap": 16 * 1024 * 1024}
+        container = {
+            "Image": image or self.image,
+            "Cmd": command,
+            "Labels": self.labels,
+            "StopSignal": "SIGTERM",
+            "HostConfig": host,
+            "NetworkingConfig": {"EndpointsConfig": {self.network: {"Aliases": [service]}}},
+        }
+        return service_spec(service, image or self.image, container, has_build=has_build)
+
+    def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str:
+        name = f"{project or self.project}-{service}-{secrets.token_hex(2)}"
+        labels = self.labels | {
+            "com.docker.compose.project": project or self.project,
+            "com.docker.compose.service": service,
+            "com.docker.compose.oneoff": str(one_off),
+        }
+        body = {"Image": self.image, "Cmd": ["sleep", "infinity"], "Labels": labels, "HostConfig": {"Init": True}}
+        self.client.create_container_from_config(body, name=name)  # type: ignore[no-untyped-call]
+        self.client.start(name)
+        return name
+
+    def lose_network(self, name: str) -> None:
+        self.client.disconnect_container_from_network(name, self.network)
+
+    def lose_daemon(self) -> None:
+        """Turn this engine's connection to where nobody listens."""
+        self.own_client.close()
+        nowhere = APIClient(base_url="unix:///nonexistent/docker.sock", version=self.own_client.api_version)
+        self.own_client.adapters.clear()
+        self.own_client.adapters.update(nowhere.adapters)
+
+    async def ready(self, name: str) -> None:
+        """Wait until the shell has set its traps: it says so."""
+        await eventually(lambda: self._says(name, b"ready"))
+
+    async def _says(self, name: str, word: bytes) -> bool:
+        return word in await asyncio.to_thread(self.client.logs, name)
+
+    def remove(self) -> None:
+        for left in self.client.containers(all=True, filters={"label": "pierhead.test=engine-contract"}):
+            if self.project in (left["Labels"].get("com.docker.compose.project"), left["Labels"].get("owner")):
+                self.client.remove_container(left["Id"], force=True, v=True)
+        self.client.remove_network(self.network)
+
+
+def service_spec(service: str, image: str, container: dict[str, Any], *, has_build: bool) -> ServiceSpec:
+    return ServiceSpec(
+        name=service,
+        image=image,
+        protocol="http",
+        port=8080,
+        replicas=1,
+        probe=ProbeSpec(9100, "/readyz"),
+        gpu=GpuRequest(1) if service == "pinned" else None,
+        has_build=has_build,
+        container=container,
+    )
+
+
+@pytest.fixture(scope="module")
+def docker_client() -> Iterator[APIClient]:
+    try:
+        client = open_client()
+    except EngineUnreachable as error:
+        pytest.skip(str(error))
+    yield client
+    client.close()
+
+
+@pytest_asyncio.fixture(params=["fake", pytest.param("docker", marks=pytest.mark.engine)])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    if request.param == "fake":
+        yield FakeWorld()
+        return
+    real = DockerWorld(request.getfixturevalue("docker_client"), tmp_path)
+    try:
+        yield real
+    finally:
+        await real.engine.close()
+        real.remove()
+
+
+# ---------------------------------------------------------------------------------------------------------------- steps
+
+
+async def eventually(condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """The first true answer of an async condition; fails when there is none in time."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := await condition()):
+        assert time.monotonic() < deadline, f"never came true within {patience_s} s: {condition}"
+        await asyncio.sleep(0.02)
+    return answer
+
+
+async def observe(world: World, *images: str) -> EngineState:
+    return await world.engine.observe(world.project, set(BEHAVIOURS), images)
+
+
+def create_action(
+    world: World, service: str, *, number: int = 1, version: str = "0a1b2c3d", gpus: tuple[Gpu, ...] = ()
+) -> CreateContainer:
+    name = replica_name(world.project, service, version, number)
+    return CreateContainer(target=name, service=service, version=version, number=number, gpus=gpus)
+
+
+async def create(world: World, service: str, **changes: Any) -> str:
+    action = create_action(world, service, **changes)
+    await world.engine.perform(action, world.project, world.spec(service))
+    return action.target
+
+
+async def start(world: World, service: str, **changes: Any) -> str:
+    name = await create(world, service, **changes)
+    await world.engine.perform(StartContainer(target=name, service=service), world.project, None)
+    return name
+
+
+async def find(world: World, name: str) -> ReplicaContainer | None:
+    return next((one for one in (await observe(world)).containers if one.name == name), None)
+
+
+async def get(world: World, name: str) -> ReplicaContainer:
+    found = await find(world, name)
+    assert found is not None
+    return found
+
+
+async def ended(world: World, name: str) -> ReplicaContainer:
+    async def look() -> ReplicaContainer | None:
+        one = await get(world, name)
+        return one if one.state is ContainerState.EXITED else None
+
+    return cast(ReplicaContainer, await eventually(look))
+
+
+async def send(world: World, name: str, container_id: str, signal: Any) -> None:
+    await world.engine.perform(
+        SignalContainer(target=name, container_id=container_id, signal=signal), world.project, None
+    )
+
+
+async def remove(world: World, name: str, container_id: str, *, force: bool = False) -> None:
+    await world.engine.perform(
+        RemoveContainer(target=name, container_id=container_id, force=force), world.project, None
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- create and start
+
+
+async def test_an_empty_world(world: World) -> None:
+    state = await observe(world)
+    assert (state.containers, state.strays, state.images) == ((), (), {})
+
+
+async def test_a_created_replica_is_not_a_running_one(world: World) -> None:
+    before = time.time()
+    name = await create(world, "runs", number=7)
+    one = await get(world, name)
+    assert (one.service, one.version, one.number, one.state) == ("runs", "0a1b2c3d", 7, ContainerState.CREATED)
+    assert (one.ip, one.started_at, one.exit_code, one.oom_killed, one.gpus) == (None, None, None, False, ())
+    assert before - 2 <= one.created_at <= time.time() + 2
+
+
+async def test_a_started_replica_has_an_address(world: World) -> None:
+    name = await start(world, "runs")
+    one = await get(world, name)
+    assert one.state is ContainerState.RUNNING
+    assert one.ip is not None
+    assert one.ip.count(".") == 3
+    assert one.started_at is not None
+    assert one.started_at >= one.created_at
+    assert one.exit_code is None
+
+
+async def test_replicas_have_addresses_of_their_own(world: World) -> None:
+    names = await asyncio.gather(*(start(world, "runs", number=number) for number in (1, 2, 3)))
+    state = await observe(world)
+    assert [one.name for one in state.containers] == sorted(names)
+    assert len({one.ip for one in state.containers}) == 3
+
+
+async def test_creating_the_same_replica_twice_is_done(world: World) -> None:
+    name = await start(world, "runs")
+    first = await get(world, name)
+    assert await create(world, "runs") == name
+    assert await get(world, name) == first
+
+
+async def test_a_name_taken_by_somebody_else_is_an_error_that_names_it(world: World) -> None:
+    name = await create(world, "pinned", gpus=(Gpu("GPU-0"),))
+    action = create_action(world, "pinned", gpus=(Gpu("GPU-1"),))
+    with pytest.raises(EngineError, match=rf"create of replica {name}: another container .* `docker rm -f {name}`"):
+        await world.engine.perform(action, world.project, world.spec("pinned"))
+
+
+async def test_starting_a_running_replica_is_done(world: World) -> None:
+    name = await start(world, "runs")
+    first = await get(world, name)
+    await world.engine.perform(StartContainer(target=name), world.project, None)
+    assert await get(world, name) == first
+
+
+async def test_starting_a_replica_that_is_gone_is_an_error(world: World) -> None:
+    with pytest.raises(EngineError, match=r"start of replica shop-x-1 failed: .*No such container"):
+        await world.engine.perform(StartContainer(target="shop-x-1"), world.project, None)
+
+
+async def test_a_failed_start_leaves_a_created_replica_with_a_code(world: World) -> None:
+    name = await create(world, "broken")
+    with pytest.raises(EngineError, match="executable file not found"):
+        await world.engine.perform(StartContainer(target=name), world.project, None)
+    one = await get(world, name)
+    assert one.state is ContainerState.CREATED
+    assert one.exit_code not in (None, 0)
+
+
+@pytest.mark.parametrize(("has_build", "todo"), [(True, "`make build`"), (False, "`docker pull pierhead-test/never")])
+async def test_a_missing_image_says_what_to_do(world: World, has_build: bool, todo: str) -> None:
+    spec = world.spec("runs", MISSING_IMAGE, has_build=has_build)
+    with pytest.raises(ImageNotFound) as raised:
+        await world.engine.perform(create_action(world, "runs"), world.project, spec)
+    assert f"service runs: image {MISSING_IMAGE} is not on this machine" in str(raised.value)
+    assert todo in str(raised.value)
+    assert (await observe(world)).containers == ()
+
+
+async def test_an_image_that_compose_builds_is_never_pulled(world: World) -> None:
+    spec = world.spec("runs", MISSING_IMAGE, has_build=True)
+    with pytest.raises(ImageNotFound, match="make build"):
+        await world.engine.perform(PullImage(target="runs", image=MISSING_IMAGE), world.project, spec)
+
+
+async def test_a_create_needs_a_definition(world: World) -> None:
+    with pytest.raises(EngineError, match="no definition of service runs"):
+        await world.engine.perform(create_action(world, "runs"), world.project, None)
+
+
+# --------------------------------------------------------------------------------------------------------- how it ends
+
+
+async def test_sigterm_lets_it_finish(world: World) -> None:
+    name = await start(world, "drains")
+    await world.ready(name)
+    one = await get(world, name)
+    await send(world, name, one.id, "SIGTERM")
+    gone = await ended(world, name)
+    assert (gone.exit_code, gone.oom_killed, gone.ip, gone.id) == (0, False, None, one.id)
+    assert gone.started_at == one.started_at
+
+
+async def test_sigkill_ends_what_sigterm_does_not(world: World) -> None:
+    name = await start(world, "stubborn")
+    one = await get(world, name)
+    await send(world, name, one.id, "SIGTERM")
+    await send(world, name, one.id, "SIGKILL")
+    assert (await ended(world, name)).exit_code == 137
+
+
+async def test_an_exit_code_is_told(world: World) -> None:
+    name = await start(world, "fails")
+    assert (await ended(world, name)).exit_code == 3
+
+
+async def test_running_out_of_memory_is_told(world: World) -> None:
+    if isinstance(world, DockerWorld) and not (await asyncio.to_thread(world.client.info))["MemoryLimit"]:
+        pytest.skip("this kernel has no memory limits")
+    name = await start(world, "greedy")
+    one = await ended(world, name)
+    assert (one.exit_code, one.oom_killed) == (137, True)
+
+
+async def test_a_replica_started_again_is_seen_again(world: World) -> None:
+    name = await start(world, "fails")
+    first = await ended(world, name)
+    await world.engine.perform(StartContainer(target=name), world.project, None)
+    second = await ended(world, name)
+    assert second.id == first.id
+    assert second.started_at is not None
+    assert first.started_at is not None
+    assert second.started_at > first.started_at
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
+async def test_signals_to_what_does_not_run_are_done(world: World, signal: str) -> None:
+    name = await start(world, "fails")
+    one = await ended(world, name)
+    await send(world, name, one.id, signal)
+    await remove(world, name, one.id)
+    await send(world, name, one.id, signal)
+
+
+async def test_removal(world: World) -> None:
+    name = await start(world, "runs")
+    one = await get(world, name)
+    with pytest.raises(EngineError, match=f"removal of replica {name} failed: .*running"):
+        await remove(world, name, one.id)
+    assert (await get(world, name)).state is ContainerState.RUNNING
+    await remove(world, name, one.id, force=True)
+    assert await find(world, name) is None
+    await remove(world, name, one.id)
+    await remove(world, name, one.id, force=True)
+
+
+async def test_a_replica_without_its_network_has_no_address(world: World) -> None:
+    name = await start(world, "runs")
+    assert (await get(world, name)).ip is not None
+    await asyncio.to_thread(world.lose_network, name)
+    one = await get(world, name)
+    assert (one.state, one.ip) == (ContainerState.RUNNING, None)
+
+
+# ----------------------------------------------------------------------------------------------------- what is observed
+
+
+async def test_replicas_of_a_service_that_is_gone_are_still_ours(world: World) -> None:
+    name = await create(world, "runs")
+    state = await world.engine.observe(world.project, [], [])
+    assert [one.name for one in state.containers] == [name]
+
+
+async def test_strays_are_composes_own_containers_of_our_services(world: World) -> None:
+    def prepare() -> str:
+        world.compose_container("runs", one_off=True)
+        world.compose_container("haproxy")
+        world.compose_container("runs", project=f"{world.project}-other")
+        return world.compose_container("runs")
+
+    try:
+        name = await asyncio.to_thread(prepare)
+        state = await observe(world)
+        assert [(one.name, one.service) for one in state.strays] == [(name, "runs")]
+        assert state.containers == ()
+        stray = state.strays[0]
+        await remove(world, stray.name, stray.id, force=True)
+        assert (await observe(world)).strays == ()
+    finally:
+        if isinstance(world, DockerWorld):
+            remove_project(world.client, f"{world.project}-other")
+
+
+def remove_project(client: APIClient, project: str) -> None:
+    for left in client.containers(all=True, filters={"label": f"com.docker.compose.project={project}"}):
+        client.remove_container(left["Id"], force=True, v=True)
+
+
+async def test_another_projects_replicas_are_not_ours(world: World) -> None:
+    await create(world, "runs")
+    assert (await world.engine.observe(f"{world.project}-other", set(BEHAVIOURS), [])).containers == ()
+
+
+async def test_images_are_known_by_id_or_not_at_all(world: World) -> None:
+    state = await observe(world, world.image, MISSING_IMAGE, "Not/A valid name")
+    image_id = state.images[world.image]
+    assert image_id is not None
+    assert image_id.startswith("sha256:")
+    assert state.images == {world.image: image_id, MISSING_IMAGE: None, "Not/A valid name": None}
+
+
+async def test_gpus_are_listed_and_pinned(world: World) -> None:
+    if isinstance(world, DockerWorld) and not (await asyncio.to_thread(world.client.info)).get("CDISpecDirs"):
+        pytest.skip('CDI is off in this engine: {"features": {"cdi": true}} in /etc/docker/daemon.json')
+    state = await observe(world)
+    assert [gpu.uuid for gpu in state.gpus] == ["GPU-0", "GPU-1"]
+    name = await create(world, "pinned", gpus=(state.gpus[1],))
+    assert (await get(world, name)).gpus == ("GPU-1",)
+    assert (await observe(world)).foreign_gpu_holders == {}
+
+
+async def test_logs_have_a_tail(world: World) -> None:
+    name = await start(world, "runs")
+    one = await get(world, name)
+
+    async def said() -> str:
+        text = await world.engine.logs(one.id, 10)
+        return text if "three" in text else ""
+
+    assert (await eventually(said)).split() == ["one", "two", "three"]
+    assert (await world.engine.logs(one.id, 2)).split() == ["two", "three"]
+    await remove(world, name, one.id, force=True)
+    assert await world.engine.logs(one.id, 10) == ""
+
+
+async def test_exists_means_up(world: World) -> None:
+    assert not await world.engine.exists(world.project, "haproxy")
+    await asyncio.to_thread(world.compose_container, "haproxy")
+    assert await world.engine.exists(world.project, "haproxy")
+    assert not await world.engine.exists(f"{world.project}-other", "haproxy")
+    await create(world, "runs")
+    assert not await world.engine.exists(world.project, "runs")
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+
+
+@contextlib.asynccontextmanager
+async def listening(world: World) -> AsyncIterator[list[EngineEvent]]:
+    """Events since the stream opened, growing."""
+    events: list[EngineEvent] = []
+    opened = asyncio.Event()
+
+    async def listen() -> None:
+        async for event in world.engine.events(world.project):
+            events.append(event)
+            opened.set()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(listen())
+        async with asyncio.timeout(PATIENCE_S):
+            await opened.wait()
+        yield events
+        task.cancel()
+
+
+async def test_events_wake_and_name_the_container(world: World) -> None:
+    async with listening(world) as events:
+        assert events == [CONNECTED]
+        name = await start(world, "drains")
+        one = await get(world, name)
+
+        async def heard(kind: str) -> bool:
+            return EngineEvent(kind, one.id, name) in events
+
+        await eventually(lambda: heard("start"))
+        await world.ready(name)
+        await send(world, name, one.id, "SIGTERM")
+        await eventually(lambda: heard("die"))
+        await remove(world, name, one.id, force=True)
+        await eventually(lambda: heard("destroy"))
+        await asyncio.to_thread(world.compose_container, "runs", project=f"{world.project}-other")
+        if isinstance(world, DockerWorld):
+            remove_project(world.client, f"{world.project}-other")
+        name = await create(world, "runs")
+        await eventually(lambda: heard_of(events, name))
+        assert all("-other-" not in event.name for event in events), "another project's events do not wake"
+
+
+async def heard_of(events: list[EngineEvent], name: str) -> bool:
+    return any(event.name == name for event in events)
+
+
+async def test_a_cancelled_listener_ends_at_once(world: World) -> None:
+    async with listening(world):
+        began = time.monotonic()
+    assert time.monotonic() - began < 1.0
+
+    async def no_thread_left() -> bool:
+        return not any(thread.name == "pierhead-events" for thread in threading.enumerate())
+
+    await eventually(no_thread_left)
+
+
+async def test_an_engine_that_is_away_is_said_so(world: World) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await observe(world)
+        await asyncio.to_thread(world.lose_daemon)
+        with pytest.raises(EngineUnreachable, match="does not answer"):
+            await observe(world)
+        with pytest.raises(EngineUnreachable):
+            await world.engine.perform(StartContainer(target="any"), world.project, None)
+        with pytest.raises(EngineUnreachable):
+            await anext(aiter(world.engine.events(world.project)))
+
+
+async def test_closing_ends_the_streams(world: World) -> None:
+    stream = aiter(world.engine.events(world.project))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await anext(stream) == CONNECTED
+        await world.engine.close()
+        with pytest.raises(EngineUnreachable):
+            await anext(stream)
+
+
+@pytest.mark.engine
+def test_no_engine_at_an_address() -> None:
+    with pytest.raises(EngineUnreachable, match=r"connecting: the Docker Engine does not answer \(No such file"):
+        open_client("unix:///nonexistent/docker.sock")

@@ -1,0 +1,446 @@
+"""A container engine in memory, for tests of the planner and the loop, and for large worlds.
+
+It passes tests/contract/test_engine_contract.py, as the real engine does. Time is the caller's: containers get ready,
+drain and end by an injected clock, when somebody next looks. What a service's containers do is a `Behaviour`; what
+happens to one of them is done by name: `kill`, `crash`, `run_out_of_memory`, `hang`, `lose_network`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState
+from controller.engines.docker_errors import image_missing
+from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.model import (
+    ContainerState,
+    CreateContainer,
+    Gpu,
+    PullImage,
+    RemoveContainer,
+    ReplicaContainer,
+    ServiceSpec,
+    SignalContainer,
+    StartContainer,
+    StrayContainer,
+)
+
+Readiness = Literal["absent", "starting", "ready", "draining", "silent"]
+
+_EVENT_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What the containers of a service do once started; times in seconds of the engine's clock."""
+
+    ready_after_s: float = 0.0
+    exits_after_s: float | None = None
+    exit_code: int = 0
+    oom: bool = False
+    """It ends (by `exits_after_s`) because its memory ran out: code 137, OOM flag."""
+    drain_s: float = 0.0
+    """From SIGTERM to its end."""
+    ignores_sigterm: bool = False
+    start_error: str | None = None
+    """What the engine says when it is started; it then stays "created" with exit code 128."""
+    output: str = ""
+
+
+@dataclass(slots=True)
+class FakeContainer:
+    """One container. `replica` is None for a container that is not ours."""
+
+    id: str
+    name: str
+    project: str
+    service: str
+    behaviour: Behaviour
+    created_at: float
+    version: str = ""
+    number: int = 0
+    gpus: tuple[str, ...] = ()
+    ours: bool = True
+    one_off: bool = False
+    state: ContainerState = ContainerState.CREATED
+    ip: str | None = None
+    started_at: float | None = None
+    exit_code: int | None = None
+    oom_killed: bool = False
+    hanging: bool = False
+    terminated_at: float | None = None
+    network_lost: bool = False
+
+    @property
+    def ends_at(self) -> float | None:
+        """When it will end by itself, as far as is known now."""
+        if self.started_at is None or self.hanging:
+            return None
+        ends = []
+        if self.behaviour.exits_after_s is not None:
+            ends.append(self.started_at + self.behaviour.exits_after_s)
+        if self.terminated_at is not None and not self.behaviour.ignores_sigterm:
+            ends.append(self.terminated_at + self.behaviour.drain_s)
+        return min(ends, default=None)
+
+    def end(self, code: int, *, oom: bool = False) -> None:
+        """Stop running with that exit code."""
+        self.state, self.exit_code, self.oom_killed, self.ip = ContainerState.EXITED, code, oom, None
+
+
+@dataclass(slots=True)
+class FakeEngine:
+    """See `ClusterEngine`. Public fields may be set by tests; `done` is every action that was asked for."""
+
+    clock: Callable[[], float]
+    images: dict[str, str] = field(default_factory=dict)
+    pullable: set[str] = field(default_factory=set)
+    """Images that a pull brings."""
+    gpus: tuple[Gpu, ...] = ()
+    behaviours: dict[str, Behaviour] = field(default_factory=dict)
+    """By service; `Behaviour()` for the others."""
+    reachable: bool = True
+    done: list[EngineAction] = field(default_factory=list)
+    containers: dict[str, FakeContainer] = field(default_factory=dict)
+    """By id."""
+    _failures: list[tuple[type[EngineAction], EngineError]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _subscribers: list[tuple[str, asyncio.Queue[EngineEvent | EngineError]]] = field(default_factory=list)
+
+    # -------------------------------------------------------------------------------------------------- the protocol
+
+    async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
+        await self._turn()
+        containers = sorted(self.containers.values(), key=lambda one: one.name)
+        ours = tuple(_replica(one) for one in containers if one.ours and one.project == project)
+        strays = tuple(
+            StrayContainer(one.id, one.name, one.service)
+            for one in containers
+            if not one.ours and not one.one_off and one.project == project and one.service in service_names
+        )
+        holders = {
+            gpu: one.name
+            for one in containers
+            if one.state.is_up and not (one.ours and one.project == project)
+            for gpu in one.gpus
+        }
+        return EngineState(ours, strays, {image: self.images.get(image) for image in images}, self.gpus, holders)
+
+    async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
+        await self._turn()
+        self.done.append(action)
+        for planned in self._failures:
+            if isinstance(action, planned[0]):
+                self._failures.remove(planned)
+                raise planned[1]
+        match action:
+            case PullImage():
+                self._pull(action, spec)
+            case CreateContainer():
+                self._create(action, project, spec)
+            case StartContainer():
+                self._start(self._named(action.target, f"start of replica {action.target}"))
+            case SignalContainer():
+                self._signal(action)
+            case RemoveContainer():
+                self._remove(action)
+
+    async def logs(self, container_id: str, tail: int) -> str:
+        await self._turn()
+        one = self.containers.get(container_id)
+        if one is None or one.started_at is None:
+            return ""
+        return "".join(one.behaviour.output.splitlines(keepends=True)[-tail:])
+
+    async def exists(self, project: str, compose_service: str) -> bool:
+        await self._turn()
+        return any(
+            one.state.is_up and (one.project, one.service) == (project, compose_service)
+            for one in self.containers.values()
+        )
+
+    async def events(self, project: str) -> AsyncIterator[EngineEvent]:
+        await self._turn()
+        queue: asyncio.Queue[EngineEvent | EngineError] = asyncio.Queue(_EVENT_LIMIT)
+        queue.put_nowait(CONNECTED)
+        self._subscribers.append((project, queue))
+        try:
+            while True:
+                event = await queue.get()
+                if isinstance(event, EngineError):
+                    raise event
+                yield event
+        finally:
+            self._subscribers.remove((project, queue))
+
+    async def close(self) -> None:
+        self._break_streams("closed")
+
+    # ----------------------------------------------------------------------------------------- what tests do to it
+
+    def add_image(self, reference: str, content: str = "1") -> str:
+        """Have an image; another `content` is another build. Returns its id."""
+        self.images[reference] = f"sha256:{hashlib.sha256(f'{reference} {content}'.encode()).hexdigest()}"
+        self._emit_to_all(EngineEvent("image tag", "", reference))
+        return self.images[reference]
+
+    def add_container(
+        self,
+        name: str,
+        *,
+        project: str = "",
+        service: str = "",
+        gpus: tuple[str, ...] = (),
+        one_off: bool = False,
+        behaviour: Behaviour | None = None,
+    ) -> FakeContainer:
+        """Start a container that is not ours: a stray, one of Compose's own, somebody's training run."""
+        one = FakeContainer(
+            id=self._next_id(),
+            name=name,
+            project=project,
+            service=service,
+            behaviour=behaviour or Behaviour(),
+            created_at=self.clock(),
+            gpus=gpus,
+            ours=False,
+            one_off=one_off,
+        )
+        self.containers[one.id] = one
+        self._start(one)
+        return one
+
+    def fail_next(self, kind: type[EngineAction], error: EngineError) -> None:
+        """Let the next action of that kind fail, before it changes anything. May be called several times."""
+        self._failures.append((kind, error))
+
+    def go_away(self) -> None:
+        """The daemon stops answering, containers go on."""
+        self.reachable = False
+        self._break_streams("the stream ended")
+
+    def come_back(self) -> None:
+        """The daemon answers again."""
+        self.reachable = True
+
+    def kill(self, name: str) -> None:
+        """`docker kill`: SIGKILL from outside."""
+        self._end(self.by_name(name), 137)
+
+    def crash(self, name: str, code: int = 1) -> None:
+        """The process ends by itself."""
+        self._end(self.by_name(name), code)
+
+    def run_out_of_memory(self, name: str) -> None:
+        """The kernel kills the process."""
+        self._end(self.by_name(name), 137, oom=True)
+
+    def hang(self, name: str) -> None:
+        """SIGSTOP: it runs, answers nothing and ends only by SIGKILL."""
+        self.by_name(name).hanging = True
+
+    def lose_network(self, name: str) -> None:
+        """`docker network disconnect`: it runs and has no address."""
+        one = self.by_name(name)
+        one.ip, one.network_lost = None, True
+
+    def delete(self, name: str) -> None:
+        """`docker rm -f` from outside."""
+        one = self.by_name(name)
+        if one.state.is_up:
+            self._end(one, 137)
+        del self.containers[one.id]
+        self._emit("destroy", one)
+
+    def by_name(self, name: str) -> FakeContainer:
+        """The container of that name; KeyError when there is none."""
+        self._advance()
+        for one in self.containers.values():
+            if one.name == name:
+                return one
+        raise KeyError(name)
+
+    def names(self) -> list[str]:
+        """Names of all containers, sorted."""
+        return sorted(one.name for one in self.containers.values())
+
+    def readiness(self, name: str) -> Readiness:
+        """What a probe would be told: no container, no process or no address is "absent"; "silent" hangs."""
+        try:
+            one = self.by_name(name)
+        except KeyError:
+            return "absent"
+        if not one.state.is_up or one.ip is None or one.started_at is None:
+            return "absent"
+        if one.hanging:
+            return "silent"
+        if one.terminated_at is not None and not one.behaviour.ignores_sigterm:
+            return "draining"
+        return "ready" if self.clock() >= one.started_at + one.behaviour.ready_after_s else "starting"
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    async def _turn(self) -> None:
+        """Every call yields to the event loop once, as a real one does, and fails while the daemon is away."""
+        await asyncio.sleep(0)
+        if not self.reachable:
+            raise EngineUnreachable("the Docker Engine does not answer (fake)")
+        self._advance()
+
+    def _advance(self) -> None:
+        """Let end what has ended by now."""
+        now = self.clock()
+        for one in self.containers.values():
+            if not one.state.is_up or one.ends_at is None or one.ends_at > now:
+                continue
+            by_itself = one.behaviour.exits_after_s is not None and one.terminated_at is None
+            if by_itself and one.behaviour.oom:
+                self._end(one, 137, oom=True)
+            else:
+                self._end(one, one.behaviour.exit_code if by_itself else 0)
+
+    def _next_id(self) -> str:
+        return f"{next(self._numbers):064x}"
+
+    def _named(self, name: str, what: str) -> FakeContainer:
+        try:
+            return self.by_name(name)
+        except KeyError:
+            raise EngineError(f"{what} failed: the Docker Engine says: No such container: {name}") from None
+
+    def _pull(self, action: PullImage, spec: ServiceSpec | None) -> None:
+        if spec is not None and spec.has_build:
+            raise image_missing(spec)
+        if action.image not in self.pullable:
+            raise ImageNotFound(f"pull of image {action.image} for service {action.service} failed: manifest unknown")
+        self.add_image(action.image)
+
+    def _create(self, action: CreateContainer, project: str, spec: ServiceSpec | None) -> None:
+        if spec is None:
+            raise EngineError(f"create of replica {action.target}: no definition of service {action.service}")
+        if spec.image not in self.images:
+            raise image_missing(spec)
+        new = FakeContainer(
+            id="",
+            name=action.target,
+            project=project,
+            service=spec.name,
+            behaviour=self.behaviours.get(spec.name, Behaviour()),
+            created_at=self.clock(),
+            version=action.version,
+            number=action.number,
+            gpus=tuple(gpu.uuid for gpu in action.gpus),
+        )
+        with contextlib.suppress(KeyError):  # the name is free: the usual case
+            _refuse_unless_same(self.by_name(action.target), new)
+            return
+        new.id = self._next_id()
+        self.containers[new.id] = new
+        self._emit("create", new)
+
+    def _start(self, one: FakeContainer) -> None:
+        if one.state.is_up:
+            return
+        if one.behaviour.start_error is not None:
+            one.exit_code = 128
+            raise EngineError(
+                f"start of replica {one.name} failed: the Docker Engine says: {one.behaviour.start_error}"
+            )
+        one.state, one.started_at, one.exit_code, one.oom_killed = ContainerState.RUNNING, self.clock(), None, False
+        one.hanging, one.terminated_at = False, None
+        one.ip = None if one.network_lost else self._free_address()
+        self._emit("start", one)
+        self._advance()
+
+    def _free_address(self) -> str:
+        """The lowest that nobody has: a new replica may get the address of one that has just gone."""
+        taken = {one.ip for one in self.containers.values()}
+        addresses = (f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}" for number in itertools.count(2))
+        return next(address for address in addresses if address not in taken)
+
+    def _signal(self, action: SignalContainer) -> None:
+        one = self.containers.get(action.container_id)
+        if one is None or not one.state.is_up:
+            return
+        if action.signal == "SIGKILL":
+            self._end(one, 137)
+        elif one.terminated_at is None:
+            one.terminated_at = self.clock()
+            self._advance()
+
+    def _remove(self, action: RemoveContainer) -> None:
+        one = self.containers.get(action.container_id)
+        if one is None:
+            return
+        if one.state.is_up and not action.force:
+            raise EngineError(
+                f"removal of replica {one.name} failed: the Docker Engine says: container is running: stop the "
+                "container before removing or force remove"
+            )
+        self.delete(one.name)
+
+    def _end(self, one: FakeContainer, code: int, *, oom: bool = False) -> None:
+        if oom:
+            self._emit("oom", one)
+        one.end(code, oom=oom)
+        self._emit("die", one)
+
+    def _emit(self, kind: str, one: FakeContainer) -> None:
+        for project, queue in tuple(self._subscribers):
+            if project == one.project or one.gpus:
+                _put(queue, EngineEvent(kind, one.id, one.name))
+
+    def _emit_to_all(self, event: EngineEvent) -> None:
+        for _, queue in tuple(self._subscribers):
+            _put(queue, event)
+
+    def _break_streams(self, why: str) -> None:
+        for _, queue in tuple(self._subscribers):
+            _empty(queue)
+            queue.put_nowait(EngineUnreachable(f"event stream: the Docker Engine does not answer ({why})"))
+
+
+def _replica(one: FakeContainer) -> ReplicaContainer:
+    return ReplicaContainer(
+        id=one.id,
+        name=one.name,
+        service=one.service,
+        version=one.version,
+        number=one.number,
+        state=one.state,
+        ip=one.ip,
+        gpus=one.gpus,
+        created_at=one.created_at,
+        started_at=one.started_at,
+        exit_code=one.exit_code,
+        oom_killed=one.oom_killed,
+    )
+
+
+def _refuse_unless_same(existing: FakeContainer, new: FakeContainer) -> None:
+    """Raise EngineError when a container of that name is there and is not this very replica."""
+    labels = ("project", "service", "version", "number", "gpus", "ours")
+    differing = [label for label in labels if getattr(existing, label) != getattr(new, label)]
+    if differing:
+        raise EngineError(
+            f"create of replica {new.name}: another container has that name (its labels {', '.join(differing)} "
+            f"differ); remove it with `docker rm -f {new.name}`"
+        )
+
+
+def _put(queue: asyncio.Queue[EngineEvent | EngineError], event: EngineEvent) -> None:
+    if queue.full():
+        _empty(queue)
+        event = OVERFLOW
+    queue.put_nowait(event)
+
+
+def _empty(queue: asyncio.Queue[EngineEvent | EngineError]) -> None:
+    while not queue.empty():
+        queue.get_nowait()
