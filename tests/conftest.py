@@ -1,0 +1,53 @@
+"""Fixtures that several kinds of tests share: the stack, once a run, and the evidence of a failed test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.stack import ROOT, Stack
+from tests.harness.waiting import eventually
+
+APPS = ("compose/apps/echo.yaml", "compose/apps/recsys.yaml")
+_reports = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[_reports] = report.failed
+    return report  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="session")
+def running_stack() -> Iterator[Stack]:
+    """The two benchmark applications, up and answering."""
+    stack = Stack("pierhead-test", APPS)
+    stack.down()
+    try:
+        stack.up()
+        eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo answers", within_s=120)
+        eventually(lambda: stack.get("/recsys/?user_id=7").status == 200, "recsys answers", within_s=240)
+        yield stack
+    finally:
+        stack.save_evidence(ROOT / "test-evidence" / "session")
+        stack.down()
+
+
+@pytest.fixture
+def stack(running_stack: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """The running stack, back at its written replica counts before each test; evidence is kept when one fails."""
+    for row in running_stack.api("/api/v1/services").json["services"]:
+        if row.get("override") is not None:
+            running_stack.api(f"/api/v1/services/{row['name']}/scale", "PUT", {"replicas": WRITTEN[row["name"]]})
+    running_stack.wait_settled(**WRITTEN)
+    yield running_stack
+    if request.node.stash.get(_reports, False):
+        running_stack.save_evidence(Path(ROOT / "test-evidence" / request.node.name))
+
+
+WRITTEN = {"echo": 1, "echo-child": 1, "recsys": 1, "ranker": 2}
+"""Replicas as the compose files of the two applications write them."""

@@ -1,0 +1,184 @@
+"""The failure table, line by line, on the real stack under load: what happens, and what clients may see of it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from docker.models.containers import Container
+
+from tests.harness.load import Load
+from tests.harness.stack import Stack, request
+from tests.harness.waiting import eventually, seconds_until
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+
+ECHO = "/echo?message=x"
+RECSYS = "/recsys/?user_id=1"
+CONNECTIONS = 50
+
+
+def load_on(stack: Stack, *paths: str, connections: int = CONNECTIONS) -> Load:
+    return Load([stack.url(path) for path in paths or (RECSYS, ECHO)], connections=connections)
+
+
+def test_scaling_up_and_down_loses_nothing_and_reloads_nothing(stack: Stack) -> None:
+    workers = stack.haproxy_workers()
+    with load_on(stack) as load:
+        for replicas in (4, 1, 3):
+            stack.scale("ranker", replicas)
+            assert stack.is_settled("ranker", replicas)
+        stack.scale("recsys", 2)
+        stack.scale("echo", 3)
+        stack.scale("echo", 1)
+    load.assert_no_failure()
+    assert stack.haproxy_workers() == workers
+
+
+def test_every_replica_takes_its_share(stack: Stack) -> None:
+    stack.scale("echo-child", 3)
+    with load_on(stack, ECHO, connections=8):
+        eventually(
+            lambda: all(replica["ongoing"] is not None for replica in stack.service("echo-child")["replicas"]),
+            "every replica reports",
+        )
+        eventually(lambda: _calls_by_replica(stack, "echo-child", 3), "three replicas have had calls", within_s=30)
+
+
+def _calls_by_replica(stack: Stack, service: str, count: int) -> bool:
+    """Whether that many replicas of the service have answered calls, by their own counters."""
+    return sum(_requests_total(container) > 0 for container in stack.replicas(service).values()) == count
+
+
+def _requests_total(container: Container) -> float:
+    text = request(f"http://{_address(container)}:9100/metrics").body.decode()
+    counters = [line for line in text.splitlines() if line.startswith("pierhead_requests_total{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in counters)
+
+
+def _address(container: Container) -> str:
+    container.reload()
+    return str(next(iter(container.attrs["NetworkSettings"]["Networks"].values()))["IPAddress"])
+
+
+def test_controller_restarted_by_docker(stack: Stack) -> None:
+    replicas, workers = stack.replica_ids(), stack.haproxy_workers()
+    with load_on(stack) as load:
+        stack.container("controller").restart(timeout=20)
+        stack.wait_settled(ranker=2)
+        eventually(lambda: stack.plan_text() == "nothing to do", "the new controller's plan is empty")
+    load.assert_no_failure()
+    assert stack.replica_ids() == replicas
+    assert stack.haproxy_workers() == workers
+
+
+def test_controller_process_killed(stack: Stack) -> None:
+    replicas, workers = stack.replica_ids(), stack.haproxy_workers()
+    controller = stack.container("controller")
+    started_at = controller.attrs["State"]["StartedAt"]
+    with load_on(stack) as load:
+        stack.kill_process(controller)
+        eventually(lambda: _started_again(stack, started_at), "Docker starts it again", within_s=30)
+        stack.wait_settled(ranker=2)
+        eventually(lambda: stack.plan_text() == "nothing to do", "the new controller's plan is empty")
+    load.assert_no_failure()
+    assert stack.replica_ids() == replicas
+    assert stack.haproxy_workers() == workers
+
+
+def _started_again(stack: Stack, before: str) -> bool:
+    state = stack.container("controller").attrs["State"]
+    return bool(state["Running"]) and state["StartedAt"] != before
+
+
+def test_controller_stopped_for_good_until_somebody_starts_it(stack: Stack) -> None:
+    stack.scale("ranker", 3)
+    replicas, workers = stack.replica_ids(), stack.haproxy_workers()
+    with load_on(stack) as load:
+        stack.container("controller").kill()
+        eventually(lambda: stack.container("controller").status == "exited", "the controller is dead")
+        asked = stack.pierhead("status")
+        assert asked.returncode != 0
+        stack.up()
+        stack.wait_settled(ranker=3)
+        eventually(lambda: stack.plan_text() == "nothing to do", "the new controller's plan is empty")
+    load.assert_no_failure()
+    assert stack.replica_ids() == replicas, "the scale that was asked for survives its controller"
+    assert stack.haproxy_workers() == workers
+
+
+def test_haproxy_killed(stack: Stack) -> None:
+    haproxy = stack.container("haproxy")
+    started_at = haproxy.attrs["State"]["StartedAt"]
+    stack.kill_process(haproxy)
+    eventually(
+        lambda: (state := stack.container("haproxy").attrs["State"])["Running"] and state["StartedAt"] != started_at,
+        "Docker starts HAProxy again",
+        every_s=0.01,
+    )
+    took = seconds_until(lambda: stack.get(ECHO).status == stack.get(RECSYS).status == 200, "every server is back")
+    assert took < 2.0
+    assert stack.get("/-/healthz").status == 200
+
+
+def test_ranker_killed_under_load(stack: Stack) -> None:
+    victim = next(iter(stack.replicas("ranker").values()))
+    with load_on(stack) as load:
+        eventually(lambda: stack.get(RECSYS).status == 200, "load runs")
+        killed_at = stack.kill_process(victim)
+        stack.wait_settled(ranker=2)
+    late = [failure for failure in load.result.failures if failure.at > killed_at + 1.0]
+    assert not late, "out of rotation within a second"
+    assert load.result.failed <= CONNECTIONS, "only what it had begun"
+    assert all("/echo" not in failure.url for failure in load.result.failures), "others are untouched"
+    assert victim.id not in stack.replica_ids()
+    kinds = [(event["kind"], event["service"]) for event in stack.events()]
+    assert ("replica_failed", "ranker") in kinds
+
+
+def test_ingress_killed_under_load(stack: Stack) -> None:
+    stack.scale("echo", 2)
+    victim = next(iter(stack.replicas("echo").values()))
+    with load_on(stack, ECHO) as load:
+        killed_at = stack.kill_process(victim)
+        stack.wait_settled(echo=2)
+    late = [failure for failure in load.result.failures if failure.at > killed_at + 1.0]
+    assert not late, "out of rotation within a second"
+    assert load.result.failed <= CONNECTIONS, "only what it had begun"
+
+
+def test_replica_that_hangs_is_replaced(stack: Stack) -> None:
+    stack.scale("echo-child", 2)
+    victim = next(iter(stack.replicas("echo-child").values()))
+    stack.kill_process(victim, "STOP")
+    stopped_at = time.monotonic()
+    eventually(lambda: victim.id not in stack.replica_ids("echo-child"), "the hanging replica is gone", within_s=60)
+    assert time.monotonic() - stopped_at < 30
+    stack.wait_settled(**{"echo-child": 2})
+    with load_on(stack, ECHO, connections=10) as load:
+        eventually(lambda: stack.get(ECHO).status == 200, "it answers")
+    load.assert_no_failure()
+
+
+def test_a_ready_replica_serves_within_two_seconds(stack: Stack) -> None:
+    before = set(stack.replicas("echo"))
+    answer = stack.api("/api/v1/services/echo/scale", "PUT", {"replicas": 2})
+    assert answer.status == 202
+    new = eventually(lambda: set(stack.replicas("echo")) - before, "a new container").pop()
+    container = stack.replicas("echo")[new]
+    eventually(lambda: _own_readiness(container) == 200, "the replica says it is ready", every_s=0.01)
+    took = seconds_until(lambda: _has_server(stack, new), "HAProxy sends it requests")
+    assert took < 2.0
+
+
+def _own_readiness(container: Container) -> int:
+    return request(f"http://{_address(container)}:9100/readyz").status
+
+
+def _has_server(stack: Stack, replica: str) -> bool:
+    statistics = request(f"http://127.0.0.1:{stack.ports['PIERHEAD_STATS_PORT']}/metrics").body.decode()
+    needle = f'server="{replica}"'
+    return any(
+        line.startswith("haproxy_server_status{") and needle in line and 'state="UP"' in line and line.endswith(" 1")
+        for line in statistics.splitlines()
+    )

@@ -1,0 +1,160 @@
+"""A strict closed-loop HTTP load, in a process of its own: `python -m tests.harness.load URL... --connections 50`.
+
+Every connection sends one GET after the other and never retries: a reset, a short read or any status but 200 is a
+failure with its time and first bytes. Bounded in time; SIGTERM ends it early. The result goes to stdout as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+MAX_FAILURES_KEPT = 200
+READ_TIMEOUT_S = 30.0
+
+
+@dataclass
+class Failure:
+    """One request that did not end in 200."""
+
+    at: float
+    url: str
+    what: str
+
+
+@dataclass
+class LoadResult:
+    """What a load saw: counts, the first failures, latencies in milliseconds."""
+
+    requests: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests in {self.seconds:.1f} s ({self.requests / max(self.seconds, 0.001):.0f}/s), "
+            f"{self.failed} failed, p50 {self.p50_ms:.1f} ms, p99 {self.p99_ms:.1f} ms, max {self.max_ms:.1f} ms"
+        )
+
+
+class Load:
+    """Runs the load process around a block of a test; `result` is there when the block has ended."""
+
+    def __init__(self, urls: Sequence[str], connections: int = 50, limit_s: float = 300.0) -> None:
+        self._arguments = [*urls, "--connections", str(connections), "--limit-s", str(limit_s)]
+        self.result = LoadResult()
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "tests.harness.load", *self._arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        line = self._process.stderr.readline()
+        assert line.startswith("running"), f"the load did not start: {line}{self._process.stderr.read()}"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        output, complaints = self._process.communicate(timeout=READ_TIMEOUT_S + 10)
+        assert output, f"the load gave no result: {complaints}"
+        raw = json.loads(output)
+        raw["failures"] = [Failure(**failure) for failure in raw["failures"]]
+        self.result = LoadResult(**raw)
+
+    def assert_no_failure(self) -> None:
+        assert self.result.requests > 0
+        assert self.result.failed == 0, f"{self.result}\n" + "\n".join(map(str, self.result.failures[:20]))
+
+
+async def run(urls: Sequence[str], connections: int, limit_s: float) -> LoadResult:
+    """Load `urls` in turn over that many connections until SIGTERM or the limit."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.call_later(limit_s, stop.set)
+    result = LoadResult()
+    latencies: list[float] = []
+    started = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for index in range(connections):
+            group.create_task(_user(urls[index % len(urls)], stop, result, latencies))
+        print("running", file=sys.stderr, flush=True)
+    result.seconds = time.monotonic() - started
+    latencies.sort()
+    if latencies:
+        result.p50_ms = latencies[len(latencies) // 2] * 1000
+        result.p99_ms = latencies[int(len(latencies) * 0.99)] * 1000
+        result.max_ms = latencies[-1] * 1000
+    return result
+
+
+async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: list[float]) -> None:
+    parts = urlsplit(url)
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    request = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: keep-alive\r\n\r\n".encode()
+    writer: asyncio.StreamWriter | None = None
+    reader: asyncio.StreamReader | None = None
+    while not stop.is_set():
+        begun = time.monotonic()
+        try:
+            if writer is None or reader is None:
+                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writer.write(request)
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                status, keep, body = await _response(reader)
+            problem = "" if status == 200 else f"{status} {body[:300]!r}"
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            problem, keep = f"{type(error).__name__}: {error}", False
+        result.requests += 1
+        if problem:
+            result.failed += 1
+            if len(result.failures) < MAX_FAILURES_KEPT:
+                result.failures.append(Failure(time.time(), url, problem))
+            await asyncio.sleep(0.02)  # what fails at once must not become a busy loop that starves the stack
+        else:
+            latencies.append(time.monotonic() - begun)
+        if not keep and writer is not None:
+            writer.close()
+            writer = reader = None
+    if writer is not None:
+        writer.close()
+
+
+async def _response(reader: asyncio.StreamReader) -> tuple[int, bool, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)}
+    if "content-length" not in headers:
+        raise ValueError(f"no content-length in {head!r}")
+    body = await reader.readexactly(int(headers["content-length"]))
+    return int(lines[0].split()[1]), headers.get("connection", "").lower() != "close", body
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("urls", nargs="+")
+    parser.add_argument("--connections", type=int, default=50)
+    parser.add_argument("--limit-s", type=float, default=60.0)
+    arguments = parser.parse_args()
+    print(json.dumps(asdict(asyncio.run(run(arguments.urls, arguments.connections, arguments.limit_s)))))
+
+
+if __name__ == "__main__":
+    main()

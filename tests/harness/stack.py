@@ -1,0 +1,218 @@
+"""A whole stack of its own for tests: own project name, own ports, own network, removed at the end.
+
+Everything is done the way a user does it: `docker compose`, the controller's CLI, HTTP. Nothing here knows how the
+controller works inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.models.containers import Container
+
+from tests.harness.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+PORTS = (
+    "PIERHEAD_HTTP_PORT",
+    "PIERHEAD_GRPC_PORT",
+    "PIERHEAD_API_PORT",
+    "PIERHEAD_STATS_PORT",
+    "PIERHEAD_PROMETHEUS_PORT",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer; `json` fails where the body is none."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Stack:
+    """One Compose project with its controller. `apps` are file names below the clone's root."""
+
+    project: str
+    apps: Sequence[str]
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.docker = docker.from_env()
+        self.ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+        self.env = {
+            **os.environ,
+            **{name: str(port) for name, port in self.ports.items()},
+            "COMPOSE_PROJECT_NAME": self.project,
+            "COMPOSE_FILE": ":".join(["compose/compose.yaml", *self.apps]),
+            "COMPOSE_PROFILES": "",
+            "PWD": str(ROOT),
+            **self.extra_env,
+        }
+
+    # ------------------------------------------------------------------------------------------------- as a user does
+
+    def compose(self, *arguments: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+        """Run `docker compose ...` in the clone's root, with this stack's environment."""
+        return subprocess.run(
+            ["docker", "compose", *arguments],
+            cwd=ROOT,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def up(self) -> None:
+        done = self.compose("up", "--detach", "--no-build", "--remove-orphans")
+        assert done.returncode == 0, done.stderr
+
+    def down(self) -> None:
+        done = self.compose("down", "--remove-orphans", "--volumes", "--timeout", "45")
+        assert done.returncode == 0, done.stderr
+
+    def pierhead(self, *arguments: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+        """Run the controller's CLI, as every make target does."""
+        return self.compose("exec", "-T", "controller", "pierhead", *arguments, timeout_s=timeout_s)
+
+    def scale(self, service: str, replicas: int) -> None:
+        done = self.pierhead("scale", service, str(replicas))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.ports['PIERHEAD_HTTP_PORT']}{path}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.ports['PIERHEAD_GRPC_PORT']}"
+
+    def get(self, path: str) -> Answer:
+        return request(self.url(path))
+
+    def post(self, path: str, body: bytes | object) -> Answer:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return request(self.url(path), "POST", raw, {"Content-Type": "application/json"})
+
+    def api(self, path: str, method: str = "GET", body: object | None = None) -> Answer:
+        raw = None if body is None else json.dumps(body).encode()
+        url = f"http://127.0.0.1:{self.ports['PIERHEAD_API_PORT']}{path}"
+        return request(url, method, raw, {"Content-Type": "application/json"})
+
+    # -------------------------------------------------------------------------------------------- states of the world
+
+    def container(self, compose_service: str) -> Container:
+        """The container of one of the stack's own services (haproxy, controller, prometheus)."""
+        labels = [f"com.docker.compose.project={self.project}", f"com.docker.compose.service={compose_service}"]
+        found = self.docker.containers.list(all=True, filters={"label": [*labels, "com.docker.compose.oneoff=False"]})
+        assert len(found) == 1, f"{compose_service}: {found}"
+        return found[0]
+
+    def replicas(self, service: str | None = None) -> dict[str, Container]:
+        """Replica containers by name, in whatever state, of one service or all."""
+        labels = [f"pierhead.project={self.project}"] + ([f"pierhead.service={service}"] if service else [])
+        found = self.docker.containers.list(all=True, filters={"label": labels}, ignore_removed=True)
+        return {str(container.name): container for container in found}
+
+    def replica_ids(self, service: str | None = None) -> set[str]:
+        return {str(container.id) for container in self.replicas(service).values()}
+
+    def service(self, name: str) -> Any:
+        """One service as the API tells it."""
+        answer = self.api(f"/api/v1/services/{name}")
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def is_settled(self, service: str, replicas: int) -> bool:
+        """Whether exactly that many replicas exist and are ready."""
+        row = self.service(service)
+        return bool(row["wanted"] == row["ready"] == replicas == len(row["replicas"]))
+
+    def wait_settled(self, within_s: float = 120.0, **replicas: int) -> None:
+        for name, count in replicas.items():
+            eventually(
+                lambda name=name, count=count: self.is_settled(name, count),  # type: ignore[misc]
+                f"{name} has {count} ready replicas and no other",
+                within_s,
+            )
+
+    def plan_text(self) -> str:
+        return self.api("/api/v1/plan?format=text").body.decode().strip()
+
+    def events(self) -> list[Any]:
+        return list(self.api("/api/v1/events?limit=1000").json["events"])
+
+    def haproxy_workers(self) -> set[int]:
+        """Process ids (of this machine) of HAProxy's workers: the same before and after = it was not reloaded."""
+        return set(_children(int(self.container("haproxy").attrs["State"]["Pid"])))
+
+    def kill_process(self, container: Container, signal_name: str = "KILL") -> float:
+        """Kill a container's first process from outside, as a crash would (`docker kill` counts as a manual stop).
+
+        Returns when (time.time()).
+        """
+        container.reload()
+        subprocess.run(["kill", f"-{signal_name}", str(container.attrs["State"]["Pid"])], check=True)
+        return time.time()
+
+    def save_evidence(self, directory: Path) -> None:
+        """Keep what explains a failure: status, plan, events, logs of everything."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, path in (("services", "services"), ("plan", "plan"), ("events", "events?limit=1000")):
+            try:
+                (directory / f"{name}.json").write_bytes(self.api(f"/api/v1/{path}").body)
+            except OSError as error:
+                (directory / f"{name}.json").write_text(f"the API does not answer: {error}")
+        (directory / "ps.txt").write_text(self.compose("ps", "--all").stdout)
+        (directory / "logs.txt").write_text(self.compose("logs", "--no-color", "--timestamps", "--tail", "2000").stdout)
+        for name, container in self.replicas().items():
+            (directory / f"{name}.log").write_bytes(container.logs(tail=500))
+
+
+def request(
+    url: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> Answer:
+    """One HTTP request; any status is an answer, only a broken connection raises (OSError)."""
+    asked = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as response:
+            return Answer(response.status, _lower(response.headers), response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, _lower(error.headers), error.read())
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
