@@ -25,7 +25,7 @@ RELIABLE_S = 10.0
 """Oldest engine snapshot to plan from while its event stream is open: images and foreign containers send no events."""
 UNRELIABLE_S = 1.0
 """The same while the stream is broken, or while something is waited for that no event tells."""
-ENGINE_LIMIT_S = 30.0
+ENGINE_LIMIT_S = 50.0
 ROUTER_LIMIT_S = 5.0
 FIRST_ROUND_S = 3.0
 
@@ -36,6 +36,8 @@ class Sight:
 
     observed: Observed
     engine_error: str = ""
+    complete: bool = True
+    """False while the engine was never read: containers are not known at all."""
 
 
 class Observer:
@@ -75,7 +77,7 @@ class Observer:
         routing, engine_error = await asyncio.gather(self._look_at_router(), self._look_at_engine(spec, impatient))
         state = self._state
         if state is None:
-            return Sight(Observed(routing=routing, in_progress=in_progress), engine_error)
+            return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
         observed = Observed(
             containers=tuple(self._prober.judged(container) for container in state.containers),
             strays=state.strays,

@@ -71,8 +71,9 @@ class View:
     spec_problems: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     """What is wrong beyond a single service, one sentence each."""
-    engine_reachable: bool = False
-    haproxy_reachable: bool = False
+    engine_reachable: bool | None = None
+    """None = not asked yet."""
+    haproxy_reachable: bool | None = None
 
 
 def service_rows(

@@ -1,0 +1,308 @@
+"""The control loop: wake -> observe -> desire -> plan -> submit -> publish -> record.
+
+Level-based: whatever wakes it (an engine event, a probe, an API call, an action that ended, a timer), it reads the
+world again and never asks what the wake was about. A tick does not wait for actions: they run beside it, and the next
+plan is told of those that have not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+
+from controller.apply import Executor, Outcome
+from controller.discovery import Board
+from controller.engines.base import ClusterEngine, EngineAction
+from controller.errors import ControllerError, EngineError, SpecError, StoreError, UnknownService
+from controller.events import EventLog
+from controller.metrics import ControllerMetrics, action_name
+from controller.model import Desired, Observed, Plan, Spec
+from controller.observe import Observer, Sight
+from controller.perform import Performer
+from controller.plan import plan as make_plan
+from controller.plan_text import describe
+from controller.probe import Prober
+from controller.recovery import recovered
+from controller.routing.base import Router
+from controller.scale import desire
+from controller.spec_watch import SpecSource, SpecWatch
+from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
+from controller.store import Override, Store
+from controller.transitions import transitions
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Longest time between two looks at the world."""
+DEBOUNCE_S = 0.02
+"""A burst of wakes within this time is one tick."""
+REOPEN_S = 1.0
+TRUST_STREAM_AFTER_S = 2.0
+"""An event stream that has not broken for this long is taken to be open; until then the engine is read each tick."""
+
+Planner = Callable[[Desired, Observed, float], Plan]
+
+
+class Wakeup:
+    """Lets anybody wake the loop; many calls in a burst are one wake."""
+
+    def __init__(self, debounce_s: float = DEBOUNCE_S) -> None:
+        self._debounce_s = debounce_s
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake the loop soon."""
+        self._rung.set()
+
+    async def wait(self, limit_s: float) -> None:
+        """Return shortly after the first ring since the last return, or after `limit_s`."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._rung.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(self._debounce_s)
+        self._rung.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The loop's boundaries, made by `__main__` or by a test."""
+
+    project: str
+    engine: ClusterEngine
+    router: Router
+    source: SpecSource
+    store: Store
+    session: aiohttp.ClientSession
+
+
+class Loop:
+    """Owns what the controller believes and does. `spawn` owns the tasks it starts."""
+
+    def __init__(
+        self,
+        world: World,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        *,
+        clock: Callable[[], float] = time.time,
+        planner: Planner = make_plan,
+    ) -> None:
+        self._world = world
+        self._spawn = spawn
+        self._clock = clock
+        self._planner = planner
+        self._wakeup = Wakeup()
+        self.events = EventLog(world.store, clock)
+        self.metrics = ControllerMetrics(lambda: self.view)
+        self.board = Board()
+        self.view = View(at=clock(), project=world.project)
+        self.last_tick_at: float | None = None
+        self.specs = SpecWatch(world.source, self.events, self._spec_changed)
+        self._prober = Prober(world.session, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
+        self._observer = Observer(world.engine, world.router, self._prober, world.store, clock)
+        performer = Performer(
+            world.engine, world.router, world.store, self.events, world.project, self._service_specs, clock
+        )
+        self._executor = Executor(performer.perform, self._ended, spawn, clock)
+        self._made_of: dict[str, tuple[str, str | None]] = {}
+        if world.store.set_aside is not None:
+            lost = (
+                f"the state file was damaged and is kept at {world.store.set_aside}; scale targets are the files' again"
+            )
+            self.events.record("store_replaced", lost, outcome="warning")
+
+    # --------------------------------------------------------------------------------------------------------- run
+
+    def start(self) -> None:
+        """Begin: read the compose files, follow the engine, look and act. All of it ends with the owner of `spawn`."""
+        self._spawn(self.specs.run())
+        self._spawn(self._follow_engine())
+        self._spawn(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            look_s = await self._guarded_tick()
+            await self._wakeup.wait(look_s)
+
+    async def _guarded_tick(self) -> float:
+        started = self._clock()
+        try:
+            look_s = await self.tick()
+        except Exception as error:
+            # A defect that one state of the world brings out must not take the API and the probes down with it.
+            logger.exception("internal: a tick raised")
+            message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
+            self.events.record("tick_failed", message, outcome="failed")
+            self.metrics.tick_failed()
+            look_s = LOOK_S
+        self.last_tick_at = self._clock()
+        self.metrics.tick(self.last_tick_at - started)
+        return look_s
+
+    async def tick(self) -> float:
+        """Do one round; return after how many seconds the next is due at the latest."""
+        spec = self.specs.current
+        if spec is None:
+            self.view = View(at=self._clock(), project=self._world.project, spec_problems=self.specs.problems)
+            return LOOK_S
+        in_progress = self._executor.in_progress
+        sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
+        now = self._clock()
+        targets = {service: override.replicas for service, override in self._world.store.overrides.items()}
+        desired = desire(spec, targets, self._world.router.routing_hash(spec.services.values()))
+        # From a world that cannot be seen nothing can be concluded.
+        plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
+        self._executor.submit(plan)
+        self._publish(desired, sight, plan, now)
+        self._forgive(desired, sight.observed, now)
+        return min(
+            due for due in (LOOK_S, plan.next_look_s, self._executor.gate.next_opening_s(now)) if due is not None
+        )
+
+    def _publish(self, desired: Desired, sight: Sight, plan: Plan, now: float) -> None:
+        refusals = self._executor.gate.refusals()
+        overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
+        before, self.view = (
+            self.view,
+            View(
+                at=now,
+                project=self._world.project,
+                desired=desired,
+                observed=sight.observed,
+                plan=plan,
+                services=service_rows(desired, sight.observed, plan, refusals, overrides, now),
+                gpus=gpu_uses(sight.observed),
+                endpoints=endpoints(desired, sight.observed),
+                targets=scrape_targets(desired, sight.observed),
+                spec_problems=self.specs.problems,
+                notices=notices(sight.observed, refusals, sight.engine_error, now),
+                engine_reachable=not sight.engine_error,
+                haproxy_reachable=sight.observed.routing is not None,
+            ),
+        )
+        if sight.complete:
+            self.board.publish(self.view.endpoints)
+        for change in transitions(before, self.view):
+            self.events.record(
+                change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
+            )
+
+    def _forgive(self, desired: Desired, observed: Observed, now: float) -> None:
+        """Clear failure records of services that work again, or that are made of something else now."""
+        for service in recovered(desired, observed, self._prober.ready_since, now):
+            self._world.store.clear_failure(service)
+        for name, spec in desired.services.items():
+            made_of = (spec.definition_hash, observed.images.get(spec.image))
+            if self._made_of.get(name, made_of) != made_of:
+                self._world.store.clear_failure(name)
+            self._made_of[name] = made_of
+
+    # ------------------------------------------------------------------------------------------------------- commands
+
+    def scale(self, service: str, replicas: int) -> None:
+        """Set a service's target and wake the loop. Raises UnknownService, SpecError, StoreError."""
+        spec = self._known(service)
+        if self._world.store.overrides.get(service) != Override(replicas, spec.services[service].replicas):
+            self._world.store.set_override(service, Override(replicas, spec.services[service].replicas))
+            before = self.view.desired.targets.get(service) if self.view.desired else None
+            message = f"{service}: {before} -> {replicas} replicas" if before is not None else f"{service}: {replicas}"
+            self.events.record("scale", message, service=service, outcome="ok")
+        self._wakeup.ring()
+
+    async def logs(self, service: str, tail: int) -> Mapping[str, str]:
+        """Return the last `tail` lines of every replica, by name. Raises UnknownService, EngineError."""
+        containers = self.view.observed.containers if self.view.observed else ()
+        mine = sorted((c for c in containers if c.service == service), key=lambda c: (c.number, c.name))
+        if not mine:
+            self._known(service)
+        texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail) for container in mine))
+        return {container.name: text for container, text in zip(mine, texts, strict=True)}
+
+    def _known(self, service: str) -> Spec:
+        spec = self.specs.current
+        if spec is None:
+            if self.specs.problems:
+                raise SpecError(self.specs.problems)
+            raise ControllerError(
+                "the controller has just been started and reads the compose files; repeat in a second"
+            )
+        if service not in spec.services:
+            names = sorted(spec.services)
+            near = difflib.get_close_matches(service, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownService(
+                f"there is no service {service!r} with an x-serve block; {hint}Services: {', '.join(names) or 'none'}"
+            )
+        return spec
+
+    # ----------------------------------------------------------------------------------------------------- what wakes
+
+    def _spec_changed(self) -> None:
+        spec = self.specs.current
+        for name, override in dict(self._world.store.overrides).items():
+            service = spec.services.get(name) if spec else None
+            if service is not None and service.replicas != override.spec_replicas:
+                self._drop_override(name, override, service.replicas)
+        self._wakeup.ring()
+
+    def _drop_override(self, service: str, override: Override, replicas: int) -> None:
+        """The compose files were edited after the scale call: the last word counts."""
+        try:
+            self._world.store.drop_override(service)
+        except StoreError as error:
+            logger.error("a scale target was kept: %s", error)  # noqa: TRY400 - the next change tries again
+            return
+        message = f"{service}: the compose files now say {replicas} replicas; the {override.replicas} set by scale end"
+        self.events.record("scale", message, service=service)
+
+    def _ended(self, outcome: Outcome) -> None:
+        action = outcome.action
+        self.metrics.action(outcome)
+        if isinstance(action, EngineAction):
+            self._observer.engine_changed()
+        words = f"{describe(action)}: {action.cause}"
+        self.events.record(
+            action_name(action),
+            f"{words}; failed: {outcome.message}" if outcome.error else words,
+            service=action.service,
+            target=action.target,
+            outcome="failed" if outcome.error else "ok",
+        )
+        self._wakeup.ring()
+
+    async def _follow_engine(self) -> None:
+        running = asyncio.get_running_loop()
+        while True:
+            trust = running.call_later(TRUST_STREAM_AFTER_S, self._trust_stream)
+            try:
+                async for _ in self._world.engine.events(self._world.project):
+                    self._observer.engine_changed()
+                    self._wakeup.ring()
+            except EngineError as error:
+                logger.warning("the engine's event stream broke, opening it again: %s", error)
+            finally:
+                trust.cancel()
+                self._observer.stream_open = False
+            self._wakeup.ring()
+            await asyncio.sleep(REOPEN_S)
+
+    def _trust_stream(self) -> None:
+        self._observer.stream_open = True
+
+    def _note_ready(self, container_id: str, started_at: float) -> None:
+        try:
+            self._world.store.note_ready(container_id, started_at)
+        except StoreError as error:
+            logger.error("that a replica was ready was not kept: %s", error)  # noqa: TRY400 - only a restart asks
+
+    def _service_specs(self) -> Mapping[str, Any]:
+        return self.specs.current.services if self.specs.current else MappingProxyType({})

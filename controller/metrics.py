@@ -1,0 +1,130 @@
+"""The controller's own metrics. What describes the world is made from the published view when Prometheus asks, so the
+series of a service or replica that is gone go with it; what counts is counted where it happens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from controller.apply import Outcome
+from controller.model import Action
+from controller.status import View
+
+TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ACTION_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class ControllerMetrics(Collector):
+    """A registry of its own; `view` gives what the loop published last (None before the first tick)."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, view: Callable[[], View | None] = lambda: None) -> None:
+        self._view = view
+        self.registry = CollectorRegistry()
+        self._ticks = Histogram(
+            "pierhead_controller_tick_seconds",
+            "Time of one look at the world, plan and publication (actions not included).",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._failed_ticks = Counter(
+            "pierhead_controller_failed_ticks", "Looks that ended in a defect; the log has it.", registry=self.registry
+        )
+        self._actions = Counter(
+            "pierhead_controller_actions",
+            "Actions carried out, by what they were and how they ended.",
+            ["action", "outcome"],
+            registry=self.registry,
+        )
+        self._action_seconds = Histogram(
+            "pierhead_controller_action_seconds",
+            "Time that actions took.",
+            ["action"],
+            buckets=ACTION_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+    def tick(self, took_s: float) -> None:
+        """Count one tick."""
+        self._ticks.observe(took_s)
+
+    def tick_failed(self) -> None:
+        """Count one that raised."""
+        self._failed_ticks.inc()
+
+    def action(self, outcome: Outcome) -> None:
+        """Count one action's end."""
+        name = action_name(outcome.action)
+        self._actions.labels(name, "failed" if outcome.error else "ok").inc()
+        self._action_seconds.labels(name).observe(outcome.took_s)
+
+    def page(self) -> bytes:
+        """Return the metrics in Prometheus's text form."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is true now; families without a sample while nothing is known."""
+        view = self._view()
+        yield from _services(view)
+        yield from _replicas(view)
+        yield from _stack(view)
+
+
+def action_name(action: Action) -> str:
+    """Return an action's class in snake case: `create_container`. Event kinds and metrics use it."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(action).__name__).lower()
+
+
+def _services(view: View | None) -> Iterator[Metric]:
+    wanted = GaugeMetricFamily("pierhead_service_wanted_replicas", "Replicas a service shall have.", labels=["service"])
+    ready = GaugeMetricFamily("pierhead_service_ready_replicas", "Replicas that take traffic.", labels=["service"])
+    pending = GaugeMetricFamily(
+        "pierhead_service_pending_replicas", "Replicas that cannot be started yet.", labels=["service"]
+    )
+    failures = GaugeMetricFamily(
+        "pierhead_service_failures_in_a_row", "Replicas that failed since the service last worked.", labels=["service"]
+    )
+    for row in view.services if view else ():
+        wanted.add_metric([row.name], row.wanted)
+        ready.add_metric([row.name], row.ready)
+        pending.add_metric([row.name], sum(replica.state == "PENDING" for replica in row.replicas))
+        record = view.observed.failures.get(row.name) if view and view.observed else None
+        failures.add_metric([row.name], record.count if record else 0)
+    yield from (wanted, ready, pending, failures)
+
+
+def _replicas(view: View | None) -> Iterator[Metric]:
+    labels = ["service", "replica", "version", "gpu", "state"]
+    state = GaugeMetricFamily("pierhead_service_replica_state", "1 for the state a replica is in.", labels=labels)
+    for row in view.services if view else ():
+        for replica in row.replicas:
+            if replica.name:
+                values = [row.name, replica.name, replica.version, ",".join(replica.gpus), replica.state]
+                state.add_metric(values, 1)
+    yield state
+
+
+def _stack(view: View | None) -> Iterator[Metric]:
+    gpus = view.gpus if view else ()
+    facts = (
+        ("pierhead_gpu_slots", "GPU slots this machine has.", len(gpus)),
+        ("pierhead_gpu_slots_used", "GPU slots that a container holds.", sum(bool(gpu.holder) for gpu in gpus)),
+        ("pierhead_controller_haproxy_reachable", "1 when HAProxy's socket answers.", view and view.haproxy_reachable),
+        ("pierhead_controller_engine_reachable", "1 when the Docker Engine answers.", view and view.engine_reachable),
+        ("pierhead_controller_spec_error", "1 while files cannot be used.", bool(view.spec_problems) if view else None),
+    )
+    for name, documentation, value in facts:
+        family = GaugeMetricFamily(name, documentation)
+        if value is not None:
+            family.add_metric([], float(value))
+        yield family
