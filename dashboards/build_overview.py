@@ -335,12 +335,53 @@ CONTROL = Section(
             "What was asked for, and what passes its readiness probe.",
         ),
         Panel(
+            "Replicas by state",
+            (
+                Query(
+                    f"sum by (service, state) (pierhead_service_replica_state{{{S}}})",
+                    "{{service}} {{state}}",
+                ),
+            ),
+            "STARTING, RUNNING, DRAINING, STOPPING, FAILED. `make status` gives the reason for each.",
+            stacked=True,
+        ),
+        Panel(
+            "Cannot start, failed in a row",
+            (
+                Query(f"sum by (service) (pierhead_service_pending_replicas{{{S}}})", "{{service}} pending"),
+                Query(f"sum by (service) (pierhead_service_failures_in_a_row{{{S}}})", "{{service}} failed"),
+            ),
+            "Replicas that wait for something (a GPU, an image), and how often replicas failed since one last worked.",
+        ),
+        Panel(
             "GPU slots",
             (
                 Query("sum(pierhead_gpu_slots_used)", "used"),
                 Query("sum(pierhead_gpu_slots)", "there"),
             ),
             "Slots that replicas occupy, and all there are.",
+        ),
+        Panel(
+            "Actions",
+            (
+                Query(
+                    f"sum by (action, outcome) (increase(pierhead_controller_actions_total{W}))",
+                    "{{action}} {{outcome}}",
+                ),
+            ),
+            "What the controller did, and whether it worked; `make events` gives the causes.",
+            stacked=True,
+        ),
+        Panel(
+            "One look at the world, p99",
+            (
+                Query(
+                    f"histogram_quantile(0.99, sum by (le) (rate(pierhead_controller_tick_seconds_bucket{W})))",
+                    "tick",
+                ),
+            ),
+            "Time the controller takes to observe, plan and publish. What it then does runs beside this.",
+            unit="s",
         ),
     ),
 )
