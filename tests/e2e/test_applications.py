@@ -1,0 +1,144 @@
+"""The two benchmark applications as their users see them: through HAProxy, over HTTP and over gRPC."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+
+import grpc
+import pytest
+from pierhead.recsys.v1 import ranker_pb2, ranker_pb2_grpc
+from pierhead.tensor.v1 import tensor_pb2
+
+from tests.harness.stack import Stack, request
+from tests.harness.waiting import eventually
+
+pytestmark = pytest.mark.stack
+
+DENSE_ROW = [0.5] * 13
+SPARSE_ROW = list(range(26))
+
+
+def tensor(dtype: tensor_pb2.Tensor.DType.ValueType, shape: list[int], data: bytes) -> tensor_pb2.Tensor:
+    return tensor_pb2.Tensor(dtype=dtype, shape=shape, data=data)
+
+
+def rank_request(rows: int = 1) -> ranker_pb2.RankRequest:
+    dense = struct.pack(f"<{13 * rows}f", *DENSE_ROW * rows)
+    sparse = struct.pack(f"<{26 * rows}q", *SPARSE_ROW * rows)
+    return ranker_pb2.RankRequest(
+        dense=tensor(tensor_pb2.Tensor.FLOAT32, [rows, 13], dense),
+        sparse=tensor(tensor_pb2.Tensor.INT64, [rows, 26], sparse),
+    )
+
+
+def test_echo(stack: Stack) -> None:
+    answer = stack.get("/echo?message=hi")
+    assert (answer.status, answer.json) == (200, {"response": "Echo: hi"})
+
+
+def test_echo_streams_fifty_events_and_done(stack: Stack) -> None:
+    answer = stack.get("/echo/stream?message=hi&num_tokens=50")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line.removeprefix("data: ") for line in answer.body.decode().split("\n\n") if line]
+    assert len(events) == 51
+    assert events[-1] == "[DONE]"
+    assert all(json.loads(event)["object"] == "text_completion.chunk" for event in events[:-1])
+
+
+def test_recommendations_are_the_same_for_the_same_user(stack: Stack) -> None:
+    first, second, other = (stack.get(f"/recsys/?user_id={user}").json["scores"] for user in (7, 7, 8))
+    assert len(first) == 32
+    assert first == second
+    assert first != other
+    assert all(0.0 <= score <= 1.0 for score in first)
+    assert max(first) - min(first) > 0.01, "a model that scores everything alike is not a model"
+
+
+def test_own_rows_are_scored_alike_over_http_and_grpc(stack: Stack) -> None:
+    answer = stack.post("/recsys/rank", {"dense": [DENSE_ROW], "sparse": [SPARSE_ROW]})
+    assert answer.status == 200, answer.body
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        reply = ranker_pb2_grpc.RankerStub(channel).Rank(rank_request(), timeout=10)
+    assert reply.scores.dtype == tensor_pb2.Tensor.FLOAT32
+    assert list(reply.scores.shape) == [1]
+    assert math.isclose(struct.unpack("<f", reply.scores.data)[0], answer.json["scores"][0], rel_tol=1e-5)
+
+
+def test_unknown_grpc_service_is_unimplemented_and_lists_the_known_ones(stack: Stack) -> None:
+    with grpc.insecure_channel(stack.grpc_address) as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/nobody.v1.Nothing/Do")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"", timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "pierhead.recsys.v1.Ranker" in str(caught.value.details())
+
+
+def test_routes_and_health(stack: Stack) -> None:
+    assert stack.get("/-/healthz").status == 200
+    routes = stack.get("/-/routes").json
+    assert routes == {"/echo": "echo", "/recsys": "recsys"}
+
+
+def test_unknown_route_lists_the_routes(stack: Stack) -> None:
+    for path in ("/nothing", "/echoes", "/"):
+        answer = stack.get(path)
+        assert answer.status == 404
+        assert answer.headers["content-type"].startswith("application/json")
+        message = answer.json["error"]["message"]
+        assert "/echo" in message
+        assert "/recsys" in message
+
+
+def test_no_replica_is_a_503_that_says_when_to_come_back(stack: Stack) -> None:
+    stack.scale("echo", 0)
+    answer = stack.get("/echo?message=hi")
+    assert answer.status == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "echo" in answer.json["error"]["message"]
+    stack.scale("echo", 1)
+    eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo is back", within_s=10)
+
+
+def test_request_ids_are_kept_and_made(stack: Stack) -> None:
+    given = request(stack.url("/echo?message=hi"), headers={"x-request-id": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    assert len(stack.get("/echo?message=hi").headers["x-request-id"]) >= 16
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "needles"),
+    [
+        ({"dense": [DENSE_ROW[:-1]], "sparse": [SPARSE_ROW]}, 400, ["dense[0]", "13", "12"]),
+        ({"dense": [DENSE_ROW], "sparse": [[*SPARSE_ROW, 1]]}, 400, ["sparse[0]", "26", "27"]),
+        ({"dense": [DENSE_ROW], "sparse": [[100_000, *SPARSE_ROW[1:]]]}, 400, ["sparse[0][0]", "100000"]),
+        ({"dense": [], "sparse": []}, 400, ["dense"]),
+        ({"dense": [DENSE_ROW]}, 400, ["sparse"]),
+        (
+            b'{"dense": [[NaN' + b",0.5" * 12 + b"]], " + b'"sparse": ' + json.dumps([SPARSE_ROW]).encode() + b"}",
+            400,
+            ["NaN"],
+        ),
+        (b"not json", 400, ["JSON"]),
+        (b'{"dense": "' + b"x" * 2_000_000 + b'"}', 413, []),
+    ],
+    ids=["narrow-row", "wide-row", "id-too-large", "empty", "missing", "nan", "no-json", "two-megabytes"],
+)
+def test_bad_rows_are_refused_with_what_and_where(stack: Stack, body: object, status: int, needles: list[str]) -> None:
+    answer = stack.post("/recsys/rank", body)
+    assert answer.status == status, answer.body
+    assert answer.headers["content-type"].startswith("application/json")
+    message = answer.json["error"]["message"]
+    assert all(needle in message for needle in needles), message
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/recsys/", "/recsys/?user_id=abc", "/recsys/?user_id=-1", "/echo", "/echo/stream?message=x&num_tokens=abc"],
+)
+def test_bad_queries_are_refused(stack: Stack, path: str) -> None:
+    answer = stack.get(path)
+    assert answer.status == 400
+    assert answer.json["error"]["message"]

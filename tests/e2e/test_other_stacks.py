@@ -1,0 +1,180 @@
+"""Stacks of their own: GPU pinning, an image that is not ours, compose files that change or are wrong, `down`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.load import Load
+from tests.harness.stack import ROOT, Stack
+from tests.harness.waiting import eventually
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+CDI_KIND = "pierhead.test/gpu"
+CDI_FILE = Path("/etc/cdi/pierhead-e2e.yaml")
+GPUS = 4
+APPS = Path(__file__).parent / "apps"
+
+
+@pytest.fixture
+def fake_gpus() -> Iterator[None]:
+    """Four devices that CDI hands out: a device node and a variable each, as a real one has."""
+    if os.geteuid() != 0:
+        pytest.fail(f"this test writes {CDI_FILE}, which takes root")
+    devices = "".join(
+        f"- name: GPU-000{index}\n  containerEdits:\n    env: [PINNED_GPU=GPU-000{index}]\n"
+        f"    deviceNodes: [{{path: /dev/pinned{index}, hostPath: /dev/null}}]\n"
+        for index in range(GPUS)
+    )
+    CDI_FILE.parent.mkdir(exist_ok=True)
+    CDI_FILE.write_text(f"cdiVersion: 0.5.0\nkind: {CDI_KIND}\ndevices:\n{devices}")
+    yield
+    CDI_FILE.unlink()
+
+
+def started(stack: Stack) -> Iterator[Stack]:
+    stack.down()
+    try:
+        stack.up()
+        eventually(lambda: stack.api("/healthz").status == 200, "the controller is up")
+        yield stack
+    finally:
+        stack.save_evidence(ROOT / "test-evidence" / stack.project)
+        stack.down()
+
+
+@pytest.fixture
+def gpu_stack(fake_gpus: None) -> Iterator[Stack]:
+    yield from started(Stack("pierhead-test-gpu", ["tests/e2e/apps/gpus.yaml"], {"PIERHEAD_GPU_CDI_KIND": CDI_KIND}))
+
+
+@pytest.fixture
+def echo_stack() -> Iterator[Stack]:
+    for stack in started(Stack("pierhead-test-echo", ["compose/apps/echo.yaml"])):
+        stack.wait_settled(echo=1, **{"echo-child": 1})
+        eventually(lambda stack=stack: stack.get("/echo?message=hi").status == 200, "echo answers")  # type: ignore[misc]
+        yield stack
+
+
+def test_four_gpus_four_replicas_and_the_fifth_waits_with_a_reason(
+    gpu_stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = gpu_stack.pierhead("scale", "pinned", "5")
+    assert done.returncode == 1
+    eventually(lambda: gpu_stack.service("pinned")["ready"] == GPUS, "four replicas are ready")
+
+    seen = {}
+    for name, container in sorted(gpu_stack.replicas("pinned").items()):
+        code, output = container.exec_run(["/bin/sh", "-c", "echo $PINNED_GPU; ls /dev | grep pinned"])
+        assert code == 0
+        assert isinstance(output, bytes)
+        variable, *nodes = output.decode().split()
+        assert nodes == [f"pinned{variable[-1]}"], "exactly its own device"
+        seen[name] = variable
+    assert sorted(seen.values()) == [f"GPU-000{index}" for index in range(GPUS)]
+
+    pending = [replica for replica in gpu_stack.service("pinned")["replicas"] if replica["state"] == "PENDING"]
+    assert [replica["message"] for replica in pending] == ["it asks for 1 GPU and 0 of 4 are free: 4 held by pinned"]
+    with capsys.disabled():
+        print("".join(f"\n  {name} {gpu}" for name, gpu in seen.items()), f"\n  PENDING {pending[0]['message']}")
+
+
+def test_killed_replica_comes_back_on_its_gpu(gpu_stack: Stack) -> None:
+    gpu_stack.scale("pinned", 2)
+    before = {name: c.labels["pierhead.gpus"] for name, c in gpu_stack.replicas("pinned").items()}
+    gpu_stack.kill_process(next(iter(gpu_stack.replicas("pinned").values())))
+    gpu_stack.wait_settled(pinned=2)
+    assert {name: c.labels["pierhead.gpus"] for name, c in gpu_stack.replicas("pinned").items()} == before
+
+
+def test_an_image_that_is_not_ours(echo_stack: Stack) -> None:
+    echo_stack.docker.images.build(path=str(APPS / "nginx"), tag="pierhead-test/nginx", network_mode="host")
+    echo_stack.env["COMPOSE_FILE"] += ":tests/e2e/apps/static.yaml"
+    with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
+        echo_stack.up()
+        eventually(lambda: echo_stack.get("/static/").body == b"a page\n", "nginx answers", within_s=60)
+    with Load([echo_stack.url("/static/"), echo_stack.url("/echo?message=x")], connections=16) as more:
+        echo_stack.scale("static", 3)
+        echo_stack.scale("static", 1)
+    load.assert_no_failure()
+    more.assert_no_failure()
+
+
+def test_replicas_survive_a_second_up_and_not_a_plain_down(echo_stack: Stack) -> None:
+    replicas = echo_stack.replica_ids()
+    echo_stack.up()
+    assert echo_stack.replica_ids() == replicas
+    done = echo_stack.compose("down")
+    assert done.returncode == 0, done.stderr
+    assert echo_stack.replica_ids() == set()
+    assert not echo_stack.docker.networks.list(names=[f"{echo_stack.project}_default"])
+
+
+def test_containers_that_compose_scales_are_refused(echo_stack: Stack) -> None:
+    replicas = echo_stack.replica_ids()
+    echo_stack.compose("up", "--detach", "--no-build", "--scale", "echo-child=2")
+    eventually(
+        lambda: any("make scale SERVICE=echo-child" in event["message"] for event in echo_stack.events()),
+        "an event says what to do instead",
+    )
+    labels = [f"com.docker.compose.project={echo_stack.project}", "com.docker.compose.service=echo-child"]
+    eventually(
+        lambda: (
+            not echo_stack.docker.containers.list(
+                all=True, filters={"label": [*labels, "com.docker.compose.oneoff=False"]}, ignore_removed=True
+            )
+        ),
+        "what Compose started is gone",
+    )
+    assert echo_stack.replica_ids() == replicas
+
+
+# ------------------------------------------------------------------------------------------- compose files that change
+
+
+@pytest.fixture
+def edited_stack() -> Iterator[tuple[Stack, Path]]:
+    """A stack whose app file lies in the clone and may be edited."""
+    app = ROOT / ".state" / "edited.yaml"
+    app.parent.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "compose/apps/echo.yaml", app)
+    try:
+        for stack in started(Stack("pierhead-test-edit", [".state/edited.yaml"])):
+            stack.wait_settled(echo=1, **{"echo-child": 1})
+            eventually(lambda stack=stack: stack.get("/echo?message=hi").status == 200, "echo answers")  # type: ignore[misc]
+            yield stack, app
+    finally:
+        app.unlink()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "needles"),
+    [
+        ("x-serve:", "x-serve: [", ["edited.yaml"]),
+        ("route: /echo", "rout: /echo", ["services.echo.x-serve.rout", "unknown key", "route"]),
+        ("route: /echo", "route: 7", ["services.echo.x-serve.route", "expected"]),
+        ("route: /echo", 'route: /echo\n      replicas: "two"', ["services.echo.x-serve.replicas", '"two"']),
+    ],
+    ids=["malformed", "unknown-key", "wrong-type", "not-a-number"],
+)
+def test_wrong_compose_files_touch_nothing_and_say_where(
+    edited_stack: tuple[Stack, Path], old: str, new: str, needles: list[str]
+) -> None:
+    stack, app = edited_stack
+    replicas, written = stack.replica_ids(), app.read_text()
+    assert old in written
+    with Load([stack.url("/echo?message=x")], connections=4) as load:
+        app.write_text(written.replace(old, new, 1))
+        eventually(
+            lambda: all(needle in " ".join(stack.api("/api/v1/services").json["spec_problems"]) for needle in needles),
+            "the status names path and expectation",
+        )
+        app.write_text(written)
+        eventually(lambda: stack.api("/api/v1/services").json["spec_problems"] == [], "the mistake is forgotten")
+    load.assert_no_failure()
+    assert stack.replica_ids() == replicas
