@@ -501,14 +501,10 @@ def _register(draft: _Draft, outlook: _Outlook) -> None:
     if spec is None or not _is_routed(spec) or not draft.routing_usable:
         return
     for replica in outlook.alive():
-        if replica.busy:
-            continue
-        server = draft.server_of(outlook.name, replica.name)
-        if replica.phase is not Phase.RUNNING:
-            if server:
-                draft.delete_server(server, outlook.name, "its replica is not ready")
-            continue
-        _register_ready(draft, outlook, spec, replica, server)
+        # A server whose replica is not known to be ready stays: HAProxy asks the same question and keeps traffic away,
+        # while a controller that has just started, or a busy machine, must not take away what serves.
+        if replica.phase is Phase.RUNNING and not replica.busy:
+            _register_ready(draft, outlook, spec, replica, draft.server_of(outlook.name, replica.name))
 
 
 def _register_ready(

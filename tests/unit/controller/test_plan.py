@@ -71,6 +71,12 @@ def test_ready_replica_gets_its_server_and_a_starting_one_does_not() -> None:
     assert text(desired(WEB), world) == f"#1 add server svc_web/p-web-{V}-1 at 10.0.0.1:8080: its replica is ready"
 
 
+def test_server_of_a_replica_that_could_not_be_asked_yet_stays() -> None:
+    unasked = replica(WEB, 1, health=Health.UNKNOWN)
+    world = observed(unasked, specs=(WEB,), routing=routing(server(unasked)))
+    assert text(desired(WEB, web=1), world) == "nothing to do"
+
+
 def test_new_routes_are_written_before_servers_are_added_to_them() -> None:
     world = observed(replica(WEB, 1), specs=(WEB,), routing=routing(routing_hash="old", backends=frozenset()))
     assert text(desired(WEB, web=1), world) == lines(
