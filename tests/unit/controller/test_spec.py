@@ -1,0 +1,422 @@
+"""Spec: defaults, what is derived from what, and the message of everything that can be wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.model import GpuRequest, ProbeSpec
+from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
+
+KNOWN = (
+    "replicas, protocol, port, route, strip_prefix, grpc_services, max_ongoing_requests, max_queued_requests, "
+    "request_timeout_s, graceful_shutdown_timeout_s, startup_timeout_s, managed, readiness, metrics"
+)
+AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
+
+
+def nvidia(**device: Any) -> dict[str, Any]:
+    whole = {"driver": "nvidia", "capabilities": ["gpu"], **device}
+    return {"resources": {"reservations": {"devices": [whole]}}}
+
+
+# ------------------------------------------------------------------------------------------- defaults and derivation
+
+
+def test_a_block_without_keys_is_a_managed_grpc_service() -> None:
+    spec = ranker({})
+    assert (spec.protocol, spec.port, spec.replicas, spec.managed) == ("grpc", 50051, 1, True)
+    assert spec.probe == ProbeSpec(port=9100, path="/readyz", period_s=1, timeout_s=2, failures=3)
+    assert (spec.metrics_port, spec.metrics_path) == (9100, "/metrics")
+    assert (spec.max_ongoing_requests, spec.max_queued_requests) == (100, -1)
+    assert (spec.request_timeout_s, spec.graceful_shutdown_timeout_s, spec.stop_grace_period_s) == (60, 20, 30)
+    assert (spec.route, spec.grpc_services, spec.gpu, spec.has_build) == (None, (), None, False)
+
+
+def test_a_route_makes_it_http() -> None:
+    spec = ranker({"route": "/rank"})
+    assert (spec.protocol, spec.port, spec.route) == ("http", 8080, "/rank")
+
+
+def test_a_readiness_path_makes_it_somebody_elses_image() -> None:
+    spec = ranker({"protocol": "http", "port": 8000, "readiness": {"path": "/v2/health/ready"}})
+    assert not spec.managed
+    assert (spec.probe.port, spec.probe.path) == (8000, "/v2/health/ready")
+    assert spec.metrics_port is None
+    assert not any(variable.startswith("PIERHEAD_") for variable in spec.container["Env"])
+
+
+def test_a_managed_image_may_be_asked_elsewhere() -> None:
+    spec = ranker({"managed": True, "readiness": {"path": "/mine"}})
+    assert spec.managed
+    assert (spec.probe.port, spec.probe.path) == (9100, "/mine")
+
+
+def test_numbers_without_a_fraction_are_seconds_too() -> None:
+    assert ranker({"request_timeout_s": 5}).request_timeout_s == 5.0
+
+
+def test_the_grace_period_follows_the_drain_unless_it_is_written() -> None:
+    assert ranker({"graceful_shutdown_timeout_s": 45}).stop_grace_period_s == 55
+    assert ranker({}, stop_grace_period="1m5s").stop_grace_period_s == 65
+    assert ranker({}, stop_grace_period="1m5s").container["StopTimeout"] == 65
+
+
+def test_an_image_that_is_only_built_has_the_name_compose_gives_it() -> None:
+    spec = ranker({}, image=None, build={"context": "/src"})
+    assert (spec.image, spec.has_build) == ("shop-ranker", True)
+
+
+def test_services_without_a_block_are_none_of_ours() -> None:
+    whole = config(ranker=service(), database={"image": "postgres", "ports": ["5432:5432"]})
+    assert list(read(**whole["services"]).services) == ["ranker"]
+    assert not problems_of({"name": "shop", "services": {}})
+
+
+@pytest.mark.parametrize("written", [{"scale": 0}, {"scale": None, "deploy": {"replicas": 0}}])
+def test_scale_zero_in_either_form(written: dict[str, Any]) -> None:
+    assert problems({}, **written) == []
+
+
+# --------------------------------------------------------------------------------------------------------------- GPUs
+
+
+def test_gpus_by_number_by_uuid_and_in_the_short_form() -> None:
+    assert ranker({}, deploy=nvidia(count=2)).gpu == GpuRequest(2)
+    assert ranker({}, deploy=nvidia(device_ids=["GPU-1", "GPU-2"])).gpu == GpuRequest(2, ("GPU-1", "GPU-2"))
+    cdi = nvidia(driver="cdi", device_ids=["nvidia.com/gpu=GPU-1"])
+    assert ranker({}, deploy=cdi).gpu == GpuRequest(1, ("GPU-1",))
+    assert ranker({}, gpus=[{"count": 1}]).gpu == GpuRequest(1)
+    assert ranker({}, deploy=nvidia(count=1, capabilities=["gpu", "video"])).gpu == GpuRequest(1, (), ("gpu", "video"))
+
+
+DEVICE = "services.ranker.deploy.resources.reservations.devices[0]"
+ALL = (
+    'expected the number of GPUs of one replica, found "all" (also meant where neither count nor device_ids is '
+    "written): the controller gives every replica GPUs of its own; write count: 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("device", "problem"),
+    [
+        ({"count": -1}, f"{DEVICE}.count: {ALL}"),
+        ({"count": "all"}, f"{DEVICE}.count: {ALL}"),
+        ({}, f"{DEVICE}.count: {ALL}"),
+        ({"count": 0}, f"{DEVICE}.count: expected an integer from 1 to 64, found 0"),
+        ({"count": 1.5}, f"{DEVICE}.count: expected an integer, found 1.5"),
+        ({"count": True}, f"{DEVICE}.count: expected an integer, found true"),
+        ({"driver": "amd", "count": 1}, f'{DEVICE}.driver: expected "nvidia" or "cdi", found "amd"'),
+        (
+            {"count": 1, "device_ids": ["GPU-1"]},
+            f"{DEVICE}: expected either count or device_ids, found both",
+        ),
+        (
+            {"device_ids": ["0"]},
+            (
+                f"{DEVICE}.device_ids[0]: expected a GPU's UUID as `nvidia-smi -L` prints it (indexes change between "
+                'boots), found "0"'
+            ),
+        ),
+        ({"device_ids": []}, f"{DEVICE}.device_ids: expected at least one UUID, found a list"),
+        ({"device_ids": ["GPU-1", "GPU-1"]}, f"{DEVICE}.device_ids[1]: names GPU-1 a second time"),
+        ({"count": 1, "capabilities": ["tpu"]}, f'{DEVICE}.capabilities: expected "gpu" among them, found "tpu"'),
+        ({"count": 1, "options": {"a": "b"}}, f"{DEVICE}.options: not supported for replicas; remove it"),
+    ],
+)
+def test_wrong_gpus(device: dict[str, Any], problem: str) -> None:
+    assert problems({}, deploy=nvidia(**device)) == [problem]
+
+
+def test_two_replicas_cannot_have_the_same_gpus() -> None:
+    assert problems({"replicas": 2}, deploy=nvidia(device_ids=["GPU-1"])) == [
+        (
+            f"{DEVICE}.device_ids: pins every replica to GPU-1, so only 1 of 2 replicas could run; write count: 1 in its "
+            "place and the controller chooses, or replicas: 1"
+        )
+    ]
+
+
+def test_nothing_may_show_a_replica_all_gpus() -> None:
+    definition = {"deploy": nvidia(count=1), "privileged": True, "environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}
+    assert problems({}, **definition) == [
+        "services.ranker.privileged: shows a replica every GPU of the machine; remove it or the GPU reservation",
+        (
+            "services.ranker.environment.NVIDIA_VISIBLE_DEVICES: the controller chooses the GPUs of each replica; remove "
+            "it or the GPU reservation"
+        ),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- one block's own keys
+
+
+@pytest.mark.parametrize(
+    ("x_serve", "problem"),
+    [
+        ({"replicas": "two"}, 'replicas: expected an integer >= 0, found "two"'),
+        ({"replicas": "2"}, 'replicas: expected an integer >= 0, found "2"'),
+        ({"replicas": -1}, "replicas: expected an integer >= 0, found -1"),
+        ({"replicas": True}, "replicas: expected an integer >= 0, found true"),
+        ({"replicas": None}, "replicas: expected an integer >= 0, found null"),
+        ({"replicas": 2.5}, "replicas: expected an integer >= 0, found 2.5"),
+        ({"replicas": [1]}, "replicas: expected an integer >= 0, found a list"),
+        ({"replicas": 1001}, "replicas: expected at most 1000 replicas, found 1001"),
+        ({"replicas": 10**30}, "replicas: expected at most 1000 replicas, found an integer of more than 64 bits"),
+        ({"replcas": 2}, f'replcas: unknown key; did you mean "replicas"? known keys: {KNOWN}'),
+        ({"zz": 2}, f"zz: unknown key; known keys: {KNOWN}"),
+        ({"a b\n": 2}, f'"a b\\n": unknown key; known keys: {KNOWN}'),
+        ({3: 2}, f"3: unknown key; known keys: {KNOWN}"),
+        ({"protocol": "tcp"}, 'protocol: expected "http" or "grpc", found "tcp"'),
+        ({"port": 0}, "port: expected an integer from 1 to 65535, found 0"),
+        ({"port": "80"}, 'port: expected an integer from 1 to 65535, found "80"'),
+        ({"route": 5}, "route: expected a string, found 5"),
+        ({"route": "/a", "strip_prefix": "yes"}, 'strip_prefix: expected true or false, found "yes"'),
+        ({"route": "/a", "strip_prefix": 1}, "strip_prefix: expected true or false, found 1"),
+        ({"max_ongoing_requests": 0}, "max_ongoing_requests: expected an integer from 1 to 1000000, found 0"),
+        ({"max_queued_requests": -2}, "max_queued_requests: expected an integer from -1 to 1000000, found -2"),
+        (
+            {"request_timeout_s": float("nan")},
+            "request_timeout_s: expected a number of seconds from 0.001 to 86400, found .nan",
+        ),
+        (
+            {"request_timeout_s": float("inf")},
+            "request_timeout_s: expected a number of seconds from 0.001 to 86400, found .inf",
+        ),
+        (
+            {"request_timeout_s": True},
+            "request_timeout_s: expected a number of seconds from 0.001 to 86400, found true",
+        ),
+        (
+            {"request_timeout_s": "60s"},
+            'request_timeout_s: expected a number of seconds from 0.001 to 86400, found "60s"',
+        ),
+        ({"grpc_services": "a.B"}, 'grpc_services: expected a list of strings, found "a.B"'),
+        ({"grpc_services": [1]}, "grpc_services[0]: expected a string, found 1"),
+        ({"readiness": None}, "readiness: expected a mapping, found null"),
+        ({"readiness": {"failures": 0}}, "readiness.failures: expected an integer from 1 to 1000, found 0"),
+        (
+            {"readiness": {"prt": 1}},
+            'readiness.prt: unknown key; did you mean "port"? known keys: path, port, period_s, timeout_s, failures',
+        ),
+        ({"metrics": {"port": 70000}}, "metrics.port: expected an integer from 1 to 65535, found 70000"),
+    ],
+)
+def test_wrong_keys_and_values(x_serve: dict[Any, Any], problem: str) -> None:
+    assert problems(x_serve) == [f"services.ranker.x-serve.{problem}"]
+
+
+@pytest.mark.parametrize(
+    ("x_serve", "found"), [("on", '"on"'), ([], "a list"), (3, "3"), (True, "true"), ({"": {}}, None)]
+)
+def test_a_block_that_is_no_mapping(x_serve: Any, found: str | None) -> None:
+    if found is not None:
+        assert problems(x_serve) == [
+            (
+                'services.ranker.x-serve: expected a mapping of settings ("x-serve: {}" takes every default), '
+                f"found {found}"
+            )
+        ]
+
+
+def test_an_empty_block_says_how_to_write_it() -> None:
+    whole = config(ranker=service())
+    whole["services"]["ranker"]["x-serve"] = None
+    assert problems_of(whole) == [
+        'services.ranker.x-serve: expected a mapping of settings ("x-serve: {}" takes every default), found null'
+    ]
+
+
+SYNTAX = 'expected a path that starts with "/" and has only letters, digits and "/-_.~" (at most 200)'
+
+
+@pytest.mark.parametrize(
+    ("route", "problem"),
+    [
+        ("echo", f'{SYNTAX}, found "echo"'),
+        ("", f'{SYNTAX}, found ""'),
+        ("/a b", f'{SYNTAX}, found "/a b"'),
+        ("/a\nuse_backend x", f'{SYNTAX}, found "/a\\nuse_backend x"'),
+        ("/a\n", f'{SYNTAX}, found "/a\\n"'),
+        ('/a"', f'{SYNTAX}, found "/a\\""'),
+        ("/a'", f'{SYNTAX}, found "/a\'"'),
+        ("/a#", f'{SYNTAX}, found "/a#"'),
+        ("/$HOME", f'{SYNTAX}, found "/$HOME"'),
+        ("/{x}", f'{SYNTAX}, found "/{{x}}"'),
+        ("/%[src]", f'{SYNTAX}, found "/%[src]"'),
+        ("/a\\", f'{SYNTAX}, found "/a\\\\"'),
+        ("/ä", f'{SYNTAX}, found "/\\u00e4"'),
+        ("/" + "a" * 200, f'{SYNTAX}, found "/{"a" * 74}..."'),
+        ("/echo/", 'expected a path without a slash at its end ("/echo"), found "/echo/"'),
+        ("/a//b", 'expected a path without empty, "." and ".." parts, found "/a//b"'),
+        ("/a/../b", 'expected a path without empty, "." and ".." parts, found "/a/../b"'),
+        ("/-", 'expected a path outside "/-/" (Pierhead answers there itself), found "/-"'),
+        ("/-/healthz", 'expected a path outside "/-/" (Pierhead answers there itself), found "/-/healthz"'),
+    ],
+)
+def test_wrong_routes(route: str, problem: str) -> None:
+    assert problems({"route": route}) == [f"services.ranker.x-serve.route: {problem}"]
+
+
+@pytest.mark.parametrize("route", ["/", "/a", "/a/b-c_d.e~f", "/-x"])
+def test_right_routes(route: str) -> None:
+    assert ranker({"route": route}).route == route
+
+
+@pytest.mark.parametrize("path", ["health", "/a b", "/a\n", "/%[src]", '/"'])
+def test_wrong_probe_paths(path: str) -> None:
+    (problem,) = problems({"protocol": "http", "readiness": {"path": path}})
+    assert problem.startswith(
+        'services.ranker.x-serve.readiness.path: expected a path that starts with "/" and has only letters, digits and '
+        '"/-_.~?=&" (at most 200), found "'
+    )
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a.B\n", "/a.B", "a..B", "1a.B", "a.B/Rank"])
+def test_wrong_grpc_names(name: str) -> None:
+    (problem,) = problems({"grpc_services": [name]})
+    assert problem.startswith(
+        "services.ranker.x-serve.grpc_services[0]: expected the full name of a gRPC service such as "
+        '"pierhead.recsys.v1.Ranker", found "'
+    )
+
+
+# ----------------------------------------------------------------------------------------- keys that do not go together
+
+
+@pytest.mark.parametrize(
+    ("x_serve", "problem"),
+    [
+        (
+            {"protocol": "grpc", "route": "/a"},
+            (
+                'route: a route takes HTTP requests and this service has protocol "grpc"; write grpc_services in its '
+                "place, or protocol: http"
+            ),
+        ),
+        (
+            {"route": "/a", "grpc_services": ["a.B"]},
+            (
+                'grpc_services: gRPC needs protocol "grpc" and this service has "http" (the default of a service with a '
+                "route)"
+            ),
+        ),
+        ({"strip_prefix": True}, "strip_prefix: strips the route from the path, and this service has no route"),
+        ({"port": 9100}, "port: 9100 is the admin port of a managed replica; choose another one"),
+        (
+            {"managed": False},
+            (
+                "readiness.path: expected a path, found null: an image that is not built on Pierhead's runtime (managed: "
+                "false) must be asked somewhere whether it is ready"
+            ),
+        ),
+        ({"readiness": {"port": 1}}, "readiness.port: has no effect without readiness.path; write both or none"),
+        (
+            {"readiness": {"path": "/ready"}},
+            "readiness.port: expected a port, found null: readiness is asked over HTTP, and port takes gRPC",
+        ),
+        (
+            {**AN_IMAGE, "metrics": {"path": "/m"}},
+            "metrics.port: expected a port, found null: metrics.path has no effect without it",
+        ),
+        ({"grpc_services": ["a.B", "a.B"]}, 'grpc_services[1]: "a.B" is named twice'),
+    ],
+)
+def test_keys_that_do_not_go_together(x_serve: dict[str, Any], problem: str) -> None:
+    assert problems(x_serve) == [f"services.ranker.x-serve.{problem}"]
+
+
+def test_the_chain_of_timeouts() -> None:
+    assert problems({"graceful_shutdown_timeout_s": 60}, stop_grace_period="1m0s") == [
+        (
+            "services.ranker.stop_grace_period: expected more than x-serve.graceful_shutdown_timeout_s (60 s), found "
+            '"1m0s": the engine would kill replicas that still finish requests; raise it, lower '
+            "graceful_shutdown_timeout_s, or leave it out (then it is 70 s)"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("definition", "found"),
+    [
+        ({"scale": None}, "nothing, which means 1"),
+        ({"scale": 3}, "3"),
+        ({"scale": -1}, "-1"),
+        ({"scale": False}, "false"),
+        ({"scale": None, "deploy": {"replicas": 2}}, "2"),
+    ],
+)
+def test_compose_must_start_nothing(definition: dict[str, Any], found: str) -> None:
+    assert problems({}, **definition) == [
+        (
+            f"services.ranker.scale: expected 0, found {found}: Compose would start containers without GPUs of their own "
+            "that no request reaches; write scale: 0 here, and the number of replicas into x-serve.replicas"
+        )
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- across services
+
+
+def test_a_route_used_twice_names_both_services() -> None:
+    whole = config(a=service({"route": "/x"}), b=service({"route": "/x/y"}), c=service({"route": "/x"}))
+    assert problems_of(whole) == [
+        'services.c.x-serve.route: route "/x" is already taken by service "a"; each route belongs to one service'
+    ]
+
+
+def test_a_grpc_service_used_twice_names_both_services() -> None:
+    whole = config(a=service({"grpc_services": ["p.A", "p.B"]}), b=service({"grpc_services": ["p.C", "p.B"]}))
+    assert problems_of(whole) == [
+        'services.b.x-serve.grpc_services[1]: "p.B" is already taken by service "a"; port 9000 sends it to one service'
+    ]
+
+
+def test_all_problems_are_told_at_once() -> None:
+    whole = config(
+        a=service({"route": "/x", "replicas": "two", "zz": 1}, scale=1),
+        b=service({"route": "/x", "strip_prefix": 3}),
+        c=service({"route": "/y"}, ports=[]),
+        d=service({"route": "/y"}),
+    )
+    told = problems_of(whole)
+    assert [problem.split(":")[0] for problem in told] == [
+        "services.a.scale",
+        "services.a.x-serve.replicas",
+        "services.a.x-serve.zz",
+        "services.b.x-serve.strip_prefix",
+        "services.c.ports",
+        "services.d.x-serve.route",
+    ]
+
+
+@pytest.mark.parametrize("name", ["Ranker", "my_ranker", "my.ranker", "-a", "a-", "a" * 41, "a\nserver x"])
+def test_names_that_dns_or_haproxy_do_not_take(name: str) -> None:
+    whole = config()
+    whole["services"][name] = service()
+    (problem,) = problems_of(whole)
+    assert problem.endswith(
+        ": expected a service name of lower-case letters, digits and hyphens (at most 40, no hyphen at the ends), as "
+        "it becomes a name in DNS and in HAProxy"
+    )
+    assert problem.startswith('services."a\\nserver x"' if "\n" in name else f"services.{name}:")
+
+
+@pytest.mark.parametrize(
+    ("whole", "problem"),
+    [
+        (None, "compose file: expected a mapping, found null"),
+        (["a"], "compose file: expected a mapping, found a list"),
+        ({"services": ["a"]}, "services: expected a mapping, found a list"),
+        ({"services": {}, "volumes": 3}, "volumes: expected a mapping, found 3"),
+    ],
+)
+def test_what_is_no_project(whole: Any, problem: str) -> None:
+    assert problems_of(whole) == [problem]
+
+
+def test_a_project_name_that_makes_no_container_name() -> None:
+    assert problems_of(config(), project="My Shop") == [
+        'name: expected a project name of lower-case letters, digits, hyphens and underscores, found "My Shop"'
+    ]

@@ -1,0 +1,53 @@
+"""compose/reference.yaml is the documentation of the x-serve block: its keys and values are the model's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from controller.compose_yaml import load_written
+from controller.serve_block import MetricsBlock, ReadinessBlock, ServeBlock
+from controller.spec import parse
+
+REFERENCE = Path(__file__).parents[3] / "compose" / "reference.yaml"
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, Any]:
+    loaded = load_written(REFERENCE.read_text())
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None:
+    block = written["services"]["reference"]["x-serve"]
+    assert block == ServeBlock().model_dump()
+    assert list(block) == list(ServeBlock.model_fields)
+    assert list(block["readiness"]) == list(ReadinessBlock.model_fields)
+    assert list(block["metrics"]) == list(MetricsBlock.model_fields)
+
+
+def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any]) -> None:
+    from_reference = parse("reference", written)
+    written["services"]["reference"] |= {"x-serve": {}}
+    assert parse("reference", written) == from_reference
+
+
+def test_every_key_is_explained() -> None:
+    lines = REFERENCE.read_text().splitlines()
+    start = lines.index("    x-serve:")
+    for number in range(start + 1, len(lines)):
+        if re.match(r" +\w+:", lines[number]) and lines[number].strip() != "path: /metrics":
+            assert lines[number - 1].lstrip().startswith("#"), f"line {number + 1}: {lines[number].strip()}"
+
+
+@pytest.mark.parametrize("model", [ServeBlock, ReadinessBlock, MetricsBlock])
+def test_bounds_are_told_in_the_reference(model: type[BaseModel]) -> None:
+    text = REFERENCE.read_text()
+    for name, schema in model.model_json_schema()["properties"].items():
+        if "maximum" in schema and name != "max_queued_requests":
+            assert f"{schema['minimum']:.10g} to {schema['maximum']:.10g}" in text, name
