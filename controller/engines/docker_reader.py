@@ -1,8 +1,9 @@
 """Reads the engine's part of a snapshot. A world at rest costs one call: `GET /containers/json`.
 
-Everything else is remembered under a key that changes with it: details of a container under its state and the engine's
-own text on it ("Up 2 minutes" tells a restart that a state alone hides), image ids for ten seconds or until an image
-event, GPUs for half a minute, device requests of foreign containers for as long as they run (they cannot change).
+Everything else is remembered under a key that changes with it. Details of a container: its state and the engine's own
+text on it ("Up 2 minutes": a restart that the state alone hides would change it), once it is a minute old. Image ids:
+ten seconds, or until an image event. GPUs: half a minute. Device requests of foreign containers: for as long as they
+run, for they cannot change.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class EngineReader:
             details = _details(self._client.inspect_container(summary["Id"]))
         except docker.errors.NotFound:
             return None
-        self._details[summary["Id"]] = (key, details)
+        if _tells_a_restart(*key):
+            self._details[summary["Id"]] = (key, details)
         return details
 
     # ---------------------------------------------------------------------------------------------- GPUs and images
@@ -235,6 +237,14 @@ def _details(container: Mapping[str, Any]) -> _Details:
         exit_code=code if ended else None,
         oom_killed=bool(state.get("OOMKilled")),
     )
+
+
+def _tells_a_restart(state: str, status: str) -> bool:
+    """Whether a new start (or a failed one) is sure to change what the list says of a container.
+
+    "Up 3 seconds" and "Exited (1) Less than a second ago" may come twice, "Created" also after a failed start.
+    """
+    return state in (ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.EXITED) and "second" not in status
 
 
 def _state(state: Mapping[str, Any]) -> ContainerState:
