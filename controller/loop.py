@@ -11,25 +11,23 @@ import asyncio
 import difflib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import aiohttp
-
 from controller.apply import Executor, Outcome
 from controller.discovery import Board
-from controller.engines.base import ClusterEngine, EngineAction
+from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
 from controller.errors import ControllerError, EngineError, SpecError, StoreError, UnknownService
 from controller.events import EventLog
 from controller.metrics import ControllerMetrics, action_name
-from controller.model import Desired, Observed, Plan, Spec
+from controller.model import Action, Desired, Observed, Plan, Spec
 from controller.observe import Observer, Sight
 from controller.perform import Performer
 from controller.plan import plan as make_plan
 from controller.plan_text import describe
-from controller.probe import Prober
+from controller.probe import Prober, Reading, Subject
 from controller.recovery import recovered
 from controller.routing.base import Router
 from controller.scale import desire
@@ -45,8 +43,7 @@ LOOK_S = 1.0
 DEBOUNCE_S = 0.02
 """A burst of wakes within this time is one tick."""
 REOPEN_S = 1.0
-TRUST_STREAM_AFTER_S = 2.0
-"""An event stream that has not broken for this long is taken to be open; until then the engine is read each tick."""
+"""Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
 
 Planner = Callable[[Desired, Observed, float], Plan]
 
@@ -82,7 +79,7 @@ class World:
     router: Router
     source: SpecSource
     store: Store
-    session: aiohttp.ClientSession
+    ask: Callable[[Subject], Awaitable[Reading]]
 
 
 class Loop:
@@ -105,9 +102,10 @@ class Loop:
         self.metrics = ControllerMetrics(lambda: self.view)
         self.board = Board()
         self.view = View(at=clock(), project=world.project)
+        self.started_at = clock()
         self.last_tick_at: float | None = None
         self.specs = SpecWatch(world.source, self.events, self._spec_changed)
-        self._prober = Prober(world.session, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
+        self._prober = Prober(world.ask, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
         self._observer = Observer(world.engine, world.router, self._prober, world.store, clock)
         performer = Performer(
             world.engine, world.router, world.store, self.events, world.project, self._service_specs, clock
@@ -119,6 +117,11 @@ class Loop:
                 f"the state file was damaged and is kept at {world.store.set_aside}; scale targets are the files' again"
             )
             self.events.record("store_replaced", lost, outcome="warning")
+
+    @property
+    def in_progress(self) -> tuple[Action, ...]:
+        """Actions that have begun, or wait for others, and have not ended."""
+        return self._executor.in_progress
 
     # --------------------------------------------------------------------------------------------------------- run
 
@@ -210,7 +213,7 @@ class Loop:
 
     def scale(self, service: str, replicas: int) -> None:
         """Set a service's target and wake the loop. Raises UnknownService, SpecError, StoreError."""
-        spec = self._known(service)
+        spec = self.known(service)
         if self._world.store.overrides.get(service) != Override(replicas, spec.services[service].replicas):
             self._world.store.set_override(service, Override(replicas, spec.services[service].replicas))
             before = self.view.desired.targets.get(service) if self.view.desired else None
@@ -223,11 +226,12 @@ class Loop:
         containers = self.view.observed.containers if self.view.observed else ()
         mine = sorted((c for c in containers if c.service == service), key=lambda c: (c.number, c.name))
         if not mine:
-            self._known(service)
+            self.known(service)
         texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail) for container in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 
-    def _known(self, service: str) -> Spec:
+    def known(self, service: str) -> Spec:
+        """Return the spec if it has that service. Raises UnknownService, SpecError (there is no usable spec)."""
         spec = self.specs.current
         if spec is None:
             if self.specs.problems:
@@ -280,23 +284,18 @@ class Loop:
         self._wakeup.ring()
 
     async def _follow_engine(self) -> None:
-        running = asyncio.get_running_loop()
         while True:
-            trust = running.call_later(TRUST_STREAM_AFTER_S, self._trust_stream)
             try:
-                async for _ in self._world.engine.events(self._world.project):
+                async for event in self._world.engine.events(self._world.project):
+                    self._observer.stream_open = self._observer.stream_open or event == CONNECTED
                     self._observer.engine_changed()
                     self._wakeup.ring()
             except EngineError as error:
                 logger.warning("the engine's event stream broke, opening it again: %s", error)
             finally:
-                trust.cancel()
                 self._observer.stream_open = False
             self._wakeup.ring()
             await asyncio.sleep(REOPEN_S)
-
-    def _trust_stream(self) -> None:
-        self._observer.stream_open = True
 
     def _note_ready(self, container_id: str, started_at: float) -> None:
         try:

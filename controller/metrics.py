@@ -115,13 +115,14 @@ def _replicas(view: View | None) -> Iterator[Metric]:
 
 
 def _stack(view: View | None) -> Iterator[Metric]:
-    gpus = view.gpus if view else ()
+    view = view or View(at=0.0, project="")
+    gpus = view.gpus
     facts = (
         ("pierhead_gpu_slots", "GPU slots this machine has.", len(gpus)),
         ("pierhead_gpu_slots_used", "GPU slots that a container holds.", sum(bool(gpu.holder) for gpu in gpus)),
-        ("pierhead_controller_haproxy_reachable", "1 when HAProxy's socket answers.", view and view.haproxy_reachable),
-        ("pierhead_controller_engine_reachable", "1 when the Docker Engine answers.", view and view.engine_reachable),
-        ("pierhead_controller_spec_error", "1 while files cannot be used.", bool(view.spec_problems) if view else None),
+        ("pierhead_controller_haproxy_reachable", "1 when HAProxy's socket answers.", view.haproxy_reachable),
+        ("pierhead_controller_engine_reachable", "1 when the Docker Engine answers.", view.engine_reachable),
+        ("pierhead_controller_spec_error", "1 while the compose files cannot be used.", bool(view.spec_problems)),
     )
     for name, documentation, value in facts:
         family = GaugeMetricFamily(name, documentation)

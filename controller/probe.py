@@ -1,7 +1,8 @@
 """Asks every replica that is up whether it is ready, each by a task of its own.
 
     Judge       pure: readings in, verdict and pace out
-    Prober      the tasks, the connections and the book of verdicts; a verdict that changes wakes the loop
+    HttpProbe   one question over HTTP, its answer in words
+    Prober      the tasks and the book of verdicts; a verdict that changes wakes the loop
 
 Health: UNKNOWN until ready first; READY; FAILED after `probe.failures` bad readings in a row, and READY again if it
 answers before it is replaced. "Draining" is an answer too, neither good nor bad: the replica was told to stop.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,7 +111,7 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class Subject:
     """Who is asked where. Another start or address of the same container is another subject, judged afresh."""
 
     container_id: str
@@ -123,7 +124,7 @@ class _Subject:
 class _Watch:
     """One subject's task and what it shares with the prober."""
 
-    def __init__(self, subject: _Subject, judge: Judge) -> None:
+    def __init__(self, subject: Subject, judge: Judge) -> None:
         self.subject = subject
         self.judge = judge
         self.retiring = False
@@ -137,29 +138,24 @@ class Prober:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        ask: Callable[[Subject], Awaitable[Reading]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         changed: Callable[[], None],
         was_ready: Callable[[str, float], bool] = lambda container_id, started_at: False,
         note_ready: Callable[[str, float], None] = lambda container_id, started_at: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`was_ready` and `note_ready` are the memory (container id, start time) that outlives this controller."""
-        self._session = session
+        """`ask` must not raise for what a replica does.
+
+        `was_ready` and `note_ready` are the memory (container id, start time) that outlives this controller.
+        """
+        self._ask = ask
         self._spawn = spawn
         self._changed = changed
         self._was_ready = was_ready
         self._note_ready = note_ready
         self._clock = clock
         self._watches: dict[str, _Watch] = {}
-
-    @staticmethod
-    def session() -> aiohttp.ClientSession:
-        """Return a client for probes: one kept connection a replica, nothing remembered, no proxy."""
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=1, keepalive_timeout=30.0, use_dns_cache=False)
-        return aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "pierhead-probe"}
-        )
 
     def sync(
         self,
@@ -224,7 +220,7 @@ class Prober:
         except TimeoutError:
             return  # who has not answered by now stays UNKNOWN, which the planner leaves alone
 
-    def _start(self, subject: _Subject) -> _Watch:
+    def _start(self, subject: Subject) -> _Watch:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
         watch = _Watch(subject, Judge(subject.spec, self._clock(), was_ready=was_ready))
         self._watches[subject.container_id] = watch
@@ -238,7 +234,7 @@ class Prober:
 
     async def _ask_forever(self, watch: _Watch) -> None:
         while True:
-            reading = await ask(self._session, watch.subject.ip, watch.subject.spec, managed=watch.subject.managed)
+            reading = await self._ask(watch.subject)
             now = self._clock()
             had_ongoing = watch.judge.verdict.ongoing
             changed = watch.judge.record(reading, now)
@@ -259,33 +255,44 @@ class Prober:
         watch.nudge.clear()
 
 
-def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> _Subject | None:
+def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> Subject | None:
     if container.ip is None or not container.state.is_up:
         return None
     started_at = container.started_at if container.started_at is not None else container.created_at
-    return _Subject(container.id, started_at, container.ip, spec, managed)
+    return Subject(container.id, started_at, container.ip, spec, managed)
 
 
-async def ask(session: aiohttp.ClientSession, ip: str, spec: ProbeSpec, *, managed: bool) -> Reading:
-    """Ask one replica once: GET http://<ip>:<port><path>, 2xx = ready. Never raises for what the replica does."""
-    host = f"[{ip}]" if ":" in ip else ip
-    where = f":{spec.port}{spec.path}"
-    timeout = aiohttp.ClientTimeout(total=spec.timeout_s)
-    try:
-        async with session.get(
-            f"http://{host}:{spec.port}{spec.path}", timeout=timeout, allow_redirects=False
-        ) as response:
-            body = await _body(response) if managed else b""
-            status = response.status
-            if not response.content.at_eof():
-                response.close()  # what a foreign image says is of no interest, nor is the rest of an endless answer
-    except TimeoutError:
-        return Reading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
-    except aiohttp.ClientConnectorError as error:
-        return Reading(ok=False, detail=f"no connection to {where}: {error.os_error.strerror or error.os_error}")
-    except (aiohttp.ClientError, OSError) as error:
-        return Reading(ok=False, detail=f"no valid answer from {where}: {str(error) or type(error).__name__}")
-    return _reading(status, where, _report(body) if managed else {})
+class HttpProbe:
+    """GET http://<ip>:<port><path>, 2xx = ready. One kept connection a replica, nothing remembered, no proxy."""
+
+    def __init__(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=1, keepalive_timeout=30.0, use_dns_cache=False)
+        self._session = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "pierhead-probe"}
+        )
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._session.close()
+
+    async def __call__(self, subject: Subject) -> Reading:
+        """Ask one replica once. Never raises for what the replica does."""
+        spec = subject.spec
+        where = f":{spec.port}{spec.path}"
+        host = f"[{subject.ip}]" if ":" in subject.ip else subject.ip
+        timeout = aiohttp.ClientTimeout(total=spec.timeout_s)
+        try:
+            async with self._session.get(f"http://{host}{where}", timeout=timeout, allow_redirects=False) as response:
+                body = await _body(response) if subject.managed else b""
+                if not response.content.at_eof():
+                    response.close()  # nobody reads what a foreign image says, or the rest of an endless answer
+        except TimeoutError:
+            return Reading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
+        except aiohttp.ClientConnectorError as error:
+            return Reading(ok=False, detail=f"no connection to {where}: {error.os_error.strerror or error.os_error}")
+        except (aiohttp.ClientError, OSError) as error:
+            return Reading(ok=False, detail=f"no valid answer from {where}: {str(error) or type(error).__name__}")
+        return _reading(response.status, where, _report(body) if subject.managed else {})
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:

@@ -1,0 +1,138 @@
+"""The controller's daemon: `python -m controller`. The only place that constructs anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from controller import log
+from controller.api import Api
+from controller.callers import Gatekeeper
+from controller.compose import ComposeProject
+from controller.container import create_body
+from controller.discovery import DiscoveryServer
+from controller.down import is_going_down, remove_replicas
+from controller.engines.docker import DockerEngine, open_client
+from controller.engines.gpu_discovery import GpuSources
+from controller.errors import ControllerError, EngineUnreachable, SettingsError
+from controller.loop import Loop, World
+from controller.probe import HttpProbe
+from controller.routing.base import Router
+from controller.routing.haproxy import HAProxyRouter
+from controller.settings import Settings
+from controller.store import Store
+
+logger = logging.getLogger("controller")
+
+ENGINE_RETRY_S = 2.0
+
+
+class _Stopped(Exception):  # noqa: N818 - not an error: how a signal leaves the TaskGroup
+    """The controller was told to stop."""
+
+
+async def run(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT; then leave the replicas (a restart) or remove them (the stack goes down)."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    engine = await _engine(settings, stop)
+    if engine is None:
+        return
+    router, probe, store = HAProxyRouter(settings.haproxy_run), HttpProbe(), Store(settings.state_dir)
+    try:
+        await _serve(settings, engine, router, probe, store, stop)
+        if await is_going_down(engine, settings.project):
+            await remove_replicas(engine, settings.project)
+    finally:
+        store.close()
+        await probe.close()
+        await router.close()
+        await engine.close()
+    logger.info("stopped")
+
+
+async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | None:
+    """Connect to the engine, for as long as it takes; None when told to stop meanwhile."""
+    while not stop.is_set():
+        try:
+            client = await asyncio.to_thread(open_client)
+        except EngineUnreachable as error:
+            logger.warning("waiting for the Docker Engine: %s", error)
+        else:
+            return DockerEngine(client, create_body, GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs))
+        with contextlib.suppress(TimeoutError):  # nobody told us to stop: try again
+            async with asyncio.timeout(ENGINE_RETRY_S):
+                await stop.wait()
+    return None
+
+
+async def _serve(
+    settings: Settings, engine: DockerEngine, router: Router, probe: HttpProbe, store: Store, stop: asyncio.Event
+) -> None:
+    project = ComposeProject.from_environment(os.environ)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            world = World(settings.project, engine, router, project, store, probe)
+            loop = Loop(world, tasks.create_task)
+            async with _api(settings, loop), _discovery(settings, loop):
+                loop.start()
+                logger.info("controls project %s in %s", settings.project, settings.project_dir)
+                await stop.wait()
+                raise _Stopped
+    except* _Stopped:
+        logger.info("told to stop")
+
+
+@contextlib.asynccontextmanager
+async def _api(settings: Settings, loop: Loop) -> AsyncIterator[None]:
+    runner = web.AppRunner(
+        Api(loop, Gatekeeper(settings.api_token)).application(), access_log=None, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, settings.api_host, settings.api_port).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _discovery(settings: Settings, loop: Loop) -> AsyncIterator[None]:
+    server = DiscoveryServer(loop.board, settings.api_host, settings.discovery_port)
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop()
+
+
+def main() -> int:
+    """Start the daemon; return its exit code."""
+    try:
+        settings = Settings.from_env(os.environ)
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    log.configure(settings.log_level)
+    try:
+        asyncio.run(run(settings))
+    except ControllerError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message is what there is to say
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    # A call to the engine that hangs in a thread must not keep a controller that is done from ending.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

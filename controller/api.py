@@ -1,0 +1,304 @@
+"""The REST API. It answers from what the loop published last and changes nothing itself but a scale target.
+
+    GET  /api/v1/services[/<name>]           status rows
+    GET  /api/v1/services/<name>/logs        ?tail=
+    PUT  /api/v1/services/<name>/scale       {"replicas": N}, from this machine or with the token only
+    GET  /api/v1/plan                        ?format=text
+    GET  /api/v1/events                      ?since= ?service= ?limit= ?wait=
+    GET  /api/v1/targets                     Prometheus http_sd
+    GET  /healthz, /metrics
+
+Errors: {"error": {"code", "message"}}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from controller.callers import Gatekeeper
+from controller.errors import ControllerError, InvalidRequest
+from controller.loop import Loop
+from controller.metrics import action_name
+from controller.model import Action, Plan, ServiceStatus
+from controller.plan_text import describe
+from controller.status import View
+from controller.store import StoredEvent
+
+logger = logging.getLogger(__name__)
+
+MOST_REPLICAS = 1000
+MOST_LINES = 10_000
+MOST_EVENTS = 1000
+LONGEST_WAIT_S = 60
+BODY_LIMIT = 64 * 1024
+STUCK_AFTER_S = 120.0
+"""A loop that has not turned for this long is not healthy; the slowest look at an engine takes less."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """Routes and handlers. `loop` is the only thing behind them."""
+
+    def __init__(self, loop: Loop, gatekeeper: Gatekeeper, clock: Callable[[], float] = time.time) -> None:
+        self._loop = loop
+        self._gatekeeper = gatekeeper
+        self._clock = clock
+        self._closing = asyncio.Event()
+
+    def application(self) -> web.Application:
+        """Return the aiohttp application."""
+        app = web.Application(middlewares=[answer_errors], client_max_size=BODY_LIMIT)
+        app.add_routes(
+            [
+                web.get("/api/v1/services", self.services),
+                web.get("/api/v1/services/{name}", self.service),
+                web.get("/api/v1/services/{name}/logs", self.logs),
+                web.put("/api/v1/services/{name}/scale", self.scale),
+                web.get("/api/v1/plan", self.plan),
+                web.get("/api/v1/events", self.events),
+                web.get("/api/v1/targets", self.targets),
+                web.get("/healthz", self.healthz),
+                web.get("/metrics", self.metrics),
+            ]
+        )
+        app.on_shutdown.append(self._close)
+        return app
+
+    async def services(self, request: web.Request) -> web.Response:
+        """Everything `make status` shows."""
+        view = self._loop.view
+        return web.json_response(
+            {
+                "project": view.project,
+                "at": view.at,
+                "services": [service_json(row, view) for row in view.services],
+                "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
+                "spec_errors": list(view.spec_problems),
+                "notices": list(view.notices),
+                "settled": view.desired is not None,
+            }
+        )
+
+    async def service(self, request: web.Request) -> web.Response:
+        """One service's row."""
+        name = request.match_info["name"]
+        view = self._loop.view
+        row = next((row for row in view.services if row.name == name), None)
+        if row is None:
+            self._loop.known(name)
+            raise web.HTTPServiceUnavailable(text=f"{name} was just added and not looked at yet; repeat in a second")
+        return web.json_response(service_json(row, view))
+
+    async def scale(self, request: web.Request) -> web.Response:
+        """Set a target; 202, because the world follows later."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        replicas = replicas_in(await request.read())
+        name = request.match_info["name"]
+        self._loop.scale(name, replicas)
+        return web.json_response({"service": name, "replicas": replicas}, status=202)
+
+    async def logs(self, request: web.Request) -> web.Response:
+        """Last log lines of a service's replicas."""
+        name = request.match_info["name"]
+        texts = await self._loop.logs(name, _integer(request, "tail", 100, 1, MOST_LINES))
+        replicas = [{"name": replica, "lines": text.splitlines()} for replica, text in texts.items()]
+        return web.json_response({"service": name, "replicas": replicas})
+
+    async def plan(self, request: web.Request) -> web.Response:
+        """What the last tick saw to be done, and what is being done."""
+        view, in_progress = self._loop.view, self._loop.in_progress
+        form = request.query.get("format", "json")
+        if form == "text":
+            return web.Response(text=plan_words(view, in_progress) + "\n")
+        if form != "json":
+            raise InvalidRequest(f"format: expected json or text, found {form!r}")
+        return web.json_response(plan_json(view.plan, in_progress, plan_words(view, in_progress)))
+
+    async def events(self, request: web.Request) -> web.Response:
+        """The newest events, or those after `since`, waiting up to `wait` seconds for the first of them."""
+        log = self._loop.events
+        limit = _integer(request, "limit", 100, 1, MOST_EVENTS)
+        wait_s = _integer(request, "wait", 0, 0, LONGEST_WAIT_S)
+        since = _integer(request, "since", 0, 0, 2**62) if "since" in request.query else None
+        service = request.query.get("service")
+        if since is not None and wait_s and since == log.last_seq:
+            await self._news(since, wait_s)
+        chosen = log.select(since=since, service=service, limit=limit)
+        # Skipped events of other services need not be looked at again; a cut list goes on where it was cut.
+        following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
+        return web.json_response({"events": [event_json(stored) for stored in chosen], "next": following})
+
+    async def targets(self, request: web.Request) -> web.Response:
+        """Prometheus http_sd: a list of target groups."""
+        return web.json_response([dict(group) for group in self._loop.view.targets])
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """200 while the loop turns; what else is wrong is in the body."""
+        view = self._loop.view
+        age_s = self._clock() - (self._loop.last_tick_at or self._loop.started_at)
+        body = {
+            "status": "ok" if age_s < STUCK_AFTER_S else "stuck",
+            "last_tick_age_s": round(age_s, 3),
+            "engine_reachable": view.engine_reachable,
+            "haproxy_reachable": view.haproxy_reachable,
+            "spec_errors": list(view.spec_problems),
+        }
+        return web.json_response(body, status=200 if age_s < STUCK_AFTER_S else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text."""
+        return web.Response(body=self._loop.metrics.page(), headers={"Content-Type": self._loop.metrics.content_type})
+
+    async def _news(self, since: int, wait_s: int) -> None:
+        """Wait for an event newer than `since`, for `wait_s` seconds, or for the end of the server."""
+        waits = [
+            asyncio.ensure_future(self._loop.events.wait_beyond(since)),
+            asyncio.ensure_future(self._closing.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+                with contextlib.suppress(asyncio.CancelledError):  # our own cancellation of it
+                    await wait
+
+    async def _close(self, app: web.Application) -> None:
+        self._closing.set()
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every error into {"error": {"code", "message"}}."""
+    try:
+        return await handler(request)
+    except ControllerError as error:
+        return _error(error.http_status, _snake(type(error).__name__), str(error))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _error(error.status, _snake(error.reason), _http_words(request, error), error.headers)
+    except Exception as error:
+        logger.exception("internal: %s %s raised", request.method, request.path)
+        return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
+
+
+def replicas_in(body: bytes) -> int:
+    """Return N of {"replicas": N}; raises InvalidRequest."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        raise InvalidRequest('body: expected JSON such as {"replicas": 2}, found something else') from None
+    if not isinstance(document, dict) or set(document) != {"replicas"}:
+        raise InvalidRequest(f'body: expected {{"replicas": N}} and nothing else, found {_shown(document)}')
+    replicas = document["replicas"]
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MOST_REPLICAS:
+        raise InvalidRequest(f"replicas: expected an integer from 0 to {MOST_REPLICAS}, found {_shown(replicas)}")
+    return replicas
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
+    """Return a status row, with what the spec says of the service."""
+    spec = view.desired.services.get(row.name) if view.desired else None
+    document = dataclasses.asdict(row)
+    document |= {
+        "at": view.at,
+        "image": spec.image if spec else None,
+        "protocol": spec.protocol if spec else None,
+        "port": spec.port if spec else None,
+        "route": spec.route if spec else None,
+        "grpc_services": list(spec.grpc_services) if spec else [],
+    }
+    return document
+
+
+def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
+    """Return the plan as text, what is being done first."""
+    if view.desired is None:
+        return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
+    doing = [f"in progress: {describe(action)}: {action.cause}" for action in in_progress]
+    if doing and not (view.plan.steps or view.plan.pending):
+        return "\n".join(doing)
+    return "\n".join([*doing, str(view.plan)])
+
+
+def plan_json(plan: Plan, in_progress: tuple[Action, ...], text: str) -> dict[str, Any]:
+    """Return the plan as data."""
+    return {
+        "steps": [
+            {"number": step.number, "after": list(step.after), **_action_json(step.action)} for step in plan.steps
+        ],
+        "pending": [dataclasses.asdict(pending) for pending in plan.pending],
+        "in_progress": [_action_json(action) for action in in_progress],
+        "text": text,
+    }
+
+
+def _action_json(action: Action) -> dict[str, Any]:
+    return {
+        "action": action_name(action),
+        "target": action.target,
+        "service": action.service,
+        "does": describe(action),
+        "cause": action.cause,
+    }
+
+
+def event_json(stored: StoredEvent) -> dict[str, Any]:
+    """Return one event with its number."""
+    return {
+        "seq": stored.seq,
+        **dataclasses.asdict(stored.event),
+        "last_at": stored.last_at,
+        "times": stored.times,
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def _integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+        raise InvalidRequest(f"{name}: expected an integer from {least} to {most}, found {text[:40]!r}")
+    return int(text)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _snake(words: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", words).strip("_").lower()
+
+
+def _http_words(request: web.Request, error: web.HTTPException) -> str:
+    if isinstance(error, web.HTTPNotFound):
+        return f"there is nothing at {request.path}; the API is under /api/v1 (services, plan, events, targets)"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {error.method}"
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return f"body: expected at most {BODY_LIMIT} bytes"
+    return error.text or error.reason
+
+
+def _error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    kept = {name: value for name, value in (headers or {}).items() if name in ("Allow", "Retry-After")}
+    return web.json_response({"error": {"code": code, "message": message}}, status=status, headers=kept)

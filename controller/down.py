@@ -1,0 +1,90 @@
+"""`docker compose down` ends the controller too; the replicas, which Compose does not know, go with it.
+
+HAProxy depends on the controller, so `down` removes HAProxy first. A controller that is told to stop and still sees its
+HAProxy is only being restarted: its replicas stay and serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from controller.engines.base import ClusterEngine
+from controller.errors import ControllerError
+from controller.model import Action, RemoveContainer, ReplicaContainer, SignalContainer
+
+logger = logging.getLogger(__name__)
+
+GATEWAY_SERVICE = "haproxy"
+LIMIT_S = 45.0
+"""Compose gives the controller 60 s."""
+FORCE_S = 10.0
+"""Of these, what is kept for removing replicas that did not end by themselves."""
+LOOK_S = 0.2
+ASK_S = 10.0
+CAUSE = "the stack goes down"
+
+
+async def is_going_down(engine: ClusterEngine, project: str) -> bool:
+    """Whether the stack is being taken down, not just this controller. When nobody can tell: no, which harms nobody."""
+    try:
+        async with asyncio.timeout(ASK_S):
+            return not await engine.exists(project, GATEWAY_SERVICE)
+    except (ControllerError, TimeoutError) as error:
+        logger.warning("replicas are left as they are, whether the stack goes down cannot be seen: %s", error)
+        return False
+
+
+async def remove_replicas(engine: ClusterEngine, project: str, limit_s: float = LIMIT_S) -> int:
+    """Stop every replica (SIGTERM: they finish what they have), remove them; return how many are left over."""
+    deadline = asyncio.get_running_loop().time() + limit_s
+    try:
+        async with asyncio.timeout_at(deadline - FORCE_S):
+            replicas = await _replicas(engine, project)
+            logger.info("the stack goes down: stopping %d replicas", len(replicas))
+            await _perform_all(engine, project, [_sigterm(replica) for replica in replicas if replica.state.is_up])
+            while any(replica.state.is_up for replica in await _replicas(engine, project)):
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        logger.warning("some replicas did not end within %g s, ending them", limit_s - FORCE_S)
+    try:
+        async with asyncio.timeout_at(deadline):
+            replicas = await _replicas(engine, project)
+            await _perform_all(engine, project, [_removal(replica) for replica in replicas])
+            return len(await _replicas(engine, project))
+    except TimeoutError:
+        logger.error("replicas were left behind: `docker compose down --remove-orphans` removes them")  # noqa: TRY400
+        return -1
+
+
+async def _replicas(engine: ClusterEngine, project: str) -> tuple[ReplicaContainer, ...]:
+    return (await engine.observe(project, (), ())).containers
+
+
+async def _perform_all(
+    engine: ClusterEngine, project: str, actions: Iterable[SignalContainer | RemoveContainer]
+) -> None:
+    async def perform(action: SignalContainer | RemoveContainer) -> None:
+        try:
+            await engine.perform(action, project, None)
+        except ControllerError as error:
+            logger.error("%s: %s", _words(action), error)  # noqa: TRY400 - the others still go
+
+    await asyncio.gather(*(perform(action) for action in actions))
+
+
+def _sigterm(replica: ReplicaContainer) -> SignalContainer:
+    return SignalContainer(
+        target=replica.name, service=replica.service, container_id=replica.id, signal="SIGTERM", cause=CAUSE
+    )
+
+
+def _removal(replica: ReplicaContainer) -> RemoveContainer:
+    return RemoveContainer(
+        target=replica.name, service=replica.service, container_id=replica.id, force=True, cause=CAUSE
+    )
+
+
+def _words(action: Action) -> str:
+    return f"{type(action).__name__} of {action.target}"
