@@ -1,0 +1,185 @@
+"""GPU pinning on a real Docker Engine without a GPU: CDI devices whose nodes are /dev/null under other names.
+
+Needs root (a file in /etc/cdi), and CDI switched on in the engine: {"features": {"cdi": true}} in daemon.json.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+from docker import APIClient
+
+from controller.container import create_body
+from controller.engines.base import CONNECTED
+from controller.engines.docker import DockerEngine, open_client
+from controller.engines.gpu_discovery import GpuSources
+from controller.errors import EngineError, EngineUnreachable
+from controller.model import CreateContainer, Gpu, GpuRequest, ProbeSpec, ServiceSpec, StartContainer, replica_name
+from tests.debian_image import debian_image
+
+pytestmark = pytest.mark.engine
+
+CDI_DIRECTORY = Path("/etc/cdi")
+PATIENCE_S = 20.0
+# What a container tells of itself: the nodes it sees, and the variable it was given.
+CONFESS = "ls /dev | grep ^pierhead-gpu; echo $PIERHEAD_TEST_GPU; sleep infinity & wait"
+
+
+@dataclass(slots=True)
+class Machine:
+    """A project on the real engine, with four devices of a kind that nobody else knows."""
+
+    client: APIClient
+    engine: DockerEngine
+    project: str
+    kind: str
+    image: str
+
+    def name(self, number: int) -> str:
+        return replica_name(self.project, "ranker", "0a1b2c3d", number)
+
+    def spec(self) -> ServiceSpec:
+        container = {
+            "Image": self.image,
+            "Cmd": ["sh", "-c", CONFESS],
+            "HostConfig": {"NetworkMode": "none"},
+            "Labels": {"pierhead.test": self.project},
+        }
+        probe = ProbeSpec(9100, "/readyz")
+        return ServiceSpec(
+            "ranker", self.image, "http", 8080, 1, probe, gpu=GpuRequest(1), managed=False, container=container
+        )
+
+    async def run(self, number: int, *gpus: Gpu) -> str:
+        """Create and start a replica on these GPUs."""
+        name = self.name(number)
+        action = CreateContainer(target=name, service="ranker", version="0a1b2c3d", number=number, gpus=gpus)
+        await self.engine.perform(action, self.project, self.spec())
+        await self.engine.perform(StartContainer(target=name), self.project, None)
+        return name
+
+    def run_foreign(self, gpu: str) -> str:
+        """Somebody's own `docker run --device <kind>=<gpu>`."""
+        body = {
+            "Image": self.image,
+            "Cmd": ["sleep", "infinity"],
+            "Labels": {"pierhead.test": self.project},
+            "HostConfig": {
+                "NetworkMode": "none",
+                "Init": True,
+                "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"{self.kind}={gpu}"]}],
+            },
+        }
+        name = f"{self.project}-training"
+        self.client.create_container_from_config(body, name=name)  # type: ignore[no-untyped-call]
+        self.client.start(name)
+        return name
+
+    async def confession(self, name: str) -> list[str]:
+        """The lines a container printed, once it has printed all."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(lines := (await asyncio.to_thread(self.client.logs, name)).decode().split()) < 2:
+            assert time.monotonic() < deadline, f"{name} printed only {lines}"
+            await asyncio.sleep(0.02)
+        return lines
+
+
+@pytest.fixture
+def client() -> Iterator[APIClient]:
+    try:
+        client = open_client()
+    except EngineUnreachable as error:
+        pytest.skip(str(error))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def cdi_kind(client: APIClient) -> Iterator[str]:
+    """Four devices GPU-0 to GPU-3, their indices, and "all", as NVIDIA's toolkit describes them."""
+    if not client.info().get("CDISpecDirs"):
+        pytest.skip('CDI is off in this engine: {"features": {"cdi": true}} in /etc/docker/daemon.json')
+    if os.geteuid() != 0:
+        pytest.skip(f"only root can write to {CDI_DIRECTORY}")
+    run = secrets.token_hex(4)
+    nodes = [{"path": f"/dev/pierhead-gpu{index}", "hostPath": "/dev/null"} for index in range(4)]
+    devices = [{"name": "all", "containerEdits": {"deviceNodes": nodes, "env": ["PIERHEAD_TEST_GPU=all"]}}]
+    for index, node in enumerate(nodes):
+        for name in (str(index), f"GPU-{run}-{index}"):
+            edits = {"deviceNodes": [node], "env": [f"PIERHEAD_TEST_GPU={name}"]}
+            devices.append({"name": name, "containerEdits": edits})
+    kind = f"pierhead.test/gpu-{run}"
+    path = CDI_DIRECTORY / f"pierhead-test-{run}.yaml"
+    CDI_DIRECTORY.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump({"cdiVersion": "0.5.0", "kind": kind, "devices": devices}))
+    yield kind
+    path.unlink()
+
+
+@pytest_asyncio.fixture
+async def machine(client: APIClient, cdi_kind: str) -> AsyncIterator[Machine]:
+    project = f"pierhead-test-{secrets.token_hex(4)}"
+    engine = DockerEngine(open_client(), create_body, GpuSources(cdi_kind, (CDI_DIRECTORY,)))
+    yield Machine(client, engine, project, cdi_kind, debian_image(client))
+    await engine.close()
+    for left in client.containers(all=True, filters={"label": f"pierhead.test={project}"}):
+        client.remove_container(left["Id"], force=True, v=True)
+
+
+async def test_four_replicas_have_four_devices(machine: Machine) -> None:
+    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+    assert [gpu.uuid.rsplit("-", 1)[1] for gpu in gpus] == ["0", "1", "2", "3"]
+    assert {gpu.driver for gpu in gpus} == {"cdi"}
+
+    names = await asyncio.gather(*(machine.run(number, gpu) for number, gpu in enumerate(gpus, start=1)))
+    seen = dict(zip(names, await asyncio.gather(*map(machine.confession, names)), strict=True))
+    for name, lines in sorted(seen.items()):
+        print(f"{name} sees {', '.join(lines)}")
+    assert seen == {machine.name(index + 1): [f"pierhead-gpu{index}", gpu.uuid] for index, gpu in enumerate(gpus)}, (
+        "each sees exactly the node and the variable of its own device"
+    )
+
+    state = await machine.engine.observe(machine.project, ["ranker"], [])
+    assert {one.name: one.gpus for one in state.containers} == {
+        machine.name(index + 1): (gpu.uuid,) for index, gpu in enumerate(gpus)
+    }
+    assert state.foreign_gpu_holders == {}
+
+
+async def test_two_devices_for_one_replica(machine: Machine) -> None:
+    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+    name = await machine.run(1, gpus[1], gpus[3])
+    assert (await machine.confession(name))[:2] == ["pierhead-gpu1", "pierhead-gpu3"]
+
+
+@pytest.mark.parametrize("asked", ["uuid", "index"])
+async def test_a_foreign_holder_is_seen_and_its_end_wakes(machine: Machine, asked: str) -> None:
+    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+    foreign = await asyncio.to_thread(machine.run_foreign, gpus[2].uuid if asked == "uuid" else "2")
+    state = await machine.engine.observe(machine.project, ["ranker"], [])
+    assert state.foreign_gpu_holders == {gpus[2].uuid: foreign}
+    assert state.containers == ()
+
+    stream = aiter(machine.engine.events(machine.project))
+    async with asyncio.timeout(PATIENCE_S):
+        assert await anext(stream) == CONNECTED
+        await asyncio.to_thread(machine.client.kill, foreign)
+        event = await anext(stream)
+    assert (event.kind, event.name) == ("die", foreign)
+    await stream.aclose()  # type: ignore[attr-defined]
+    state = await machine.engine.observe(machine.project, ["ranker"], [])
+    assert state.foreign_gpu_holders == {}
+
+
+async def test_a_device_that_is_gone_is_named_with_what_to_do(machine: Machine) -> None:
+    with pytest.raises(EngineError, match=r"GPU-gone.*nvidia-ctk cdi generate"):
+        await machine.run(1, Gpu("GPU-gone"))
