@@ -132,8 +132,8 @@ def test_wrong_gpus(device: dict[str, Any], problem: str) -> None:
 def test_two_replicas_cannot_have_the_same_gpus() -> None:
     assert problems({"replicas": 2}, deploy=nvidia(device_ids=["GPU-1"])) == [
         (
-            f"{DEVICE}.device_ids: pins every replica to GPU-1, so only 1 of 2 replicas could run; write count: 1 in its "
-            "place and the controller chooses, or replicas: 1"
+            f"{DEVICE}.device_ids: pins every replica to GPU-1, so only 1 of 2 replicas could run; write count: 1 in "
+            "its place and the controller chooses, or replicas: 1"
         )
     ]
 
@@ -143,8 +143,8 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
     assert problems({}, **definition) == [
         "services.ranker.privileged: shows a replica every GPU of the machine; remove it or the GPU reservation",
         (
-            "services.ranker.environment.NVIDIA_VISIBLE_DEVICES: the controller chooses the GPUs of each replica; remove "
-            "it or the GPU reservation"
+            "services.ranker.environment.NVIDIA_VISIBLE_DEVICES: the controller chooses the GPUs of each replica; "
+            "remove it or the GPU reservation"
         ),
     ]
 
@@ -298,8 +298,8 @@ def test_wrong_grpc_names(name: str) -> None:
         (
             {"route": "/a", "grpc_services": ["a.B"]},
             (
-                'grpc_services: gRPC needs protocol "grpc" and this service has "http" (the default of a service with a '
-                "route)"
+                'grpc_services: gRPC needs protocol "grpc" and this service has "http" (the default of a service with '
+                "a route)"
             ),
         ),
         ({"strip_prefix": True}, "strip_prefix: strips the route from the path, and this service has no route"),
@@ -307,8 +307,8 @@ def test_wrong_grpc_names(name: str) -> None:
         (
             {"managed": False},
             (
-                "readiness.path: expected a path, found null: an image that is not built on Pierhead's runtime (managed: "
-                "false) must be asked somewhere whether it is ready"
+                "readiness.path: expected a path, found null: an image that is not built on Pierhead's runtime "
+                "(managed: false) must be asked somewhere whether it is ready"
             ),
         ),
         ({"readiness": {"port": 1}}, "readiness.port: has no effect without readiness.path; write both or none"),
@@ -350,8 +350,8 @@ def test_the_chain_of_timeouts() -> None:
 def test_compose_must_start_nothing(definition: dict[str, Any], found: str) -> None:
     assert problems({}, **definition) == [
         (
-            f"services.ranker.scale: expected 0, found {found}: Compose would start containers without GPUs of their own "
-            "that no request reaches; write scale: 0 here, and the number of replicas into x-serve.replicas"
+            f"services.ranker.scale: expected 0, found {found}: Compose would start containers without GPUs of their "
+            "own that no request reaches; write scale: 0 here, and the number of replicas into x-serve.replicas"
         )
     ]
 

@@ -1,0 +1,425 @@
+"""A Compose service -> the engine's create call: what is translated, refused, added for one replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.container import create_body
+from controller.model import Gpu, ServiceSpec, replica_name
+from controller.spec import parse
+from controller.translate import IGNORED
+from tests.unit.controller.compose_configs import PROJECT, config, problems, problems_of, ranker, read, service
+
+FOREIGN = {"protocol": "http", "readiness": {"path": "/"}}
+
+
+def container(**definition: Any) -> Any:
+    """What is created for a service whose image is not ours (so nothing of ours is in the environment)."""
+    return ranker(FOREIGN, **definition).container
+
+
+def host_config(**definition: Any) -> Any:
+    return container(**definition)["HostConfig"]
+
+
+def test_the_smallest_service() -> None:
+    assert container() == {
+        "Env": [],
+        "HostConfig": {"NetworkMode": "shop_default", "RestartPolicy": {"Name": "no"}},
+        "Image": "shop/ranker",
+        "NetworkingConfig": {"EndpointsConfig": {"shop_default": {"Aliases": ["ranker"]}}},
+        "StopTimeout": 30,
+    }
+
+
+@pytest.mark.parametrize(
+    ("definition", "expected"),
+    [
+        ({"command": ["a", "b c"]}, {"Cmd": ["a", "b c"]}),
+        ({"entrypoint": ["/e"]}, {"Entrypoint": ["/e"]}),
+        ({"entrypoint": []}, {"Entrypoint": []}),
+        ({"working_dir": "/w"}, {"WorkingDir": "/w"}),
+        ({"user": "1000:1000"}, {"User": "1000:1000"}),
+        ({"tty": True, "stdin_open": True}, {"Tty": True, "OpenStdin": True}),
+        ({"stop_signal": "SIGINT"}, {"StopSignal": "SIGINT"}),
+        ({"labels": {"a": "1", "b": True}}, {"Labels": {"a": "1", "b": "true"}}),
+        ({"environment": {"B": "2", "A": "x=y", "C": None, "D": 5}}, {"Env": ["A=x=y", "B=2", "C", "D=5"]}),
+        (
+            {"healthcheck": {"test": ["CMD", "x"], "interval": "1m30s", "retries": 3, "start_interval": "500ms"}},
+            {
+                "Healthcheck": {
+                    "Test": ["CMD", "x"],
+                    "Interval": 90_000_000_000,
+                    "Retries": 3,
+                    "StartInterval": 500_000_000,
+                }
+            },
+        ),
+        ({"healthcheck": {"disable": True}}, {"Healthcheck": {"Test": ["NONE"]}}),
+    ],
+)
+def test_the_container_itself(definition: dict[str, Any], expected: dict[str, Any]) -> None:
+    created = container(**definition)
+    assert {key: created[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("definition", "expected"),
+    [
+        ({"shm_size": "1073741824"}, {"ShmSize": 1073741824}),
+        (
+            {"init": True, "read_only": True, "privileged": True},
+            {"Init": True, "ReadonlyRootfs": True, "Privileged": True},
+        ),
+        ({"cap_add": ["NET_ADMIN"], "cap_drop": ["ALL"]}, {"CapAdd": ["NET_ADMIN"], "CapDrop": ["ALL"]}),
+        ({"group_add": ["mail", "5"]}, {"GroupAdd": ["mail", "5"]}),
+        (
+            {"security_opt": ["no-new-privileges:true", "label=disable"]},
+            {"SecurityOpt": ["no-new-privileges=true", "label=disable"]},
+        ),
+        ({"sysctls": {"net.core.somaxconn": "1024"}}, {"Sysctls": {"net.core.somaxconn": "1024"}}),
+        ({"extra_hosts": ["h=1.2.3.4", "g=host-gateway"]}, {"ExtraHosts": ["g:host-gateway", "h:1.2.3.4"]}),
+        ({"extra_hosts": ["v6=::1"]}, {"ExtraHosts": ["v6:::1"]}),
+        ({"dns": ["1.1.1.1"], "dns_search": ["a.b"]}, {"Dns": ["1.1.1.1"], "DnsSearch": ["a.b"]}),
+        ({"ipc": "host", "pid": "host"}, {"IpcMode": "host", "PidMode": "host"}),
+        ({"runtime": "nvidia"}, {"Runtime": "nvidia"}),
+        (
+            {"logging": {"driver": "json-file", "options": {"max-size": "10m"}}},
+            {"LogConfig": {"Type": "json-file", "Config": {"max-size": "10m"}}},
+        ),
+        (
+            {"ulimits": {"nproc": 100, "nofile": {"soft": 10, "hard": 20}}},
+            {
+                "Ulimits": [
+                    {"Hard": 20, "Name": "nofile", "Soft": 10},
+                    {"Hard": 100, "Name": "nproc", "Soft": 100},
+                ]
+            },
+        ),
+        (
+            {"devices": [{"source": "/dev/fuse", "target": "/dev/fuse", "permissions": "rwm"}, "/dev/kvm"]},
+            {
+                "Devices": [
+                    {"CgroupPermissions": "rwm", "PathInContainer": "/dev/fuse", "PathOnHost": "/dev/fuse"},
+                    {"CgroupPermissions": "rwm", "PathInContainer": "/dev/kvm", "PathOnHost": "/dev/kvm"},
+                ]
+            },
+        ),
+        ({"tmpfs": ["/run", "/tmp:size=64m"]}, {"Tmpfs": {"/run": "", "/tmp": "size=64m"}}),
+        (
+            {"deploy": {"resources": {"limits": {"cpus": 1.5, "memory": "536870912", "pids": 100}}}},
+            {"NanoCpus": 1_500_000_000, "Memory": 536870912, "PidsLimit": 100},
+        ),
+        ({"deploy": {"resources": {"reservations": {"memory": "1024", "cpus": 1}}}}, {"MemoryReservation": 1024}),
+        (
+            {"mem_limit": "1g", "cpus": 2, "pids_limit": 5},
+            {"Memory": 1073741824, "NanoCpus": 2 * 10**9, "PidsLimit": 5},
+        ),
+    ],
+)
+def test_the_host_side(definition: dict[str, Any], expected: dict[str, Any]) -> None:
+    created = host_config(**definition)
+    assert {key: created[key] for key in expected} == expected
+
+
+# ------------------------------------------------------------------------------------------------------------- mounts
+
+
+def mounts(mounted: list[Any], **sections: Any) -> Any:
+    whole = config(ranker=service(FOREIGN, volumes=mounted)) | sections
+    return parse(PROJECT, whole).services["ranker"].container["HostConfig"]["Mounts"]
+
+
+def test_binds() -> None:
+    short = {"type": "bind", "source": "/a", "target": "/b", "read_only": True, "bind": {"create_host_path": True}}
+    long = {"type": "bind", "source": "/a", "target": "/c", "bind": {"propagation": "rslave"}}
+    assert mounts([short, long]) == [
+        {
+            "BindOptions": {"CreateMountpoint": True},
+            "ReadOnly": True,
+            "Source": "/a",
+            "Target": "/b",
+            "Type": "bind",
+        },
+        {"BindOptions": {"Propagation": "rslave"}, "Source": "/a", "Target": "/c", "Type": "bind"},
+    ]
+
+
+def test_a_bind_with_an_selinux_label_uses_the_engines_short_form() -> None:
+    bind = {"type": "bind", "source": "/a", "target": "/b", "read_only": True, "bind": {"selinux": "z"}}
+    assert host_config(volumes=[bind])["Binds"] == ["/a:/b:ro,z"]
+
+
+def test_volumes_have_the_engines_names_and_composes_labels() -> None:
+    volumes = [
+        {"type": "volume", "source": "cache", "target": "/c", "volume": {"nocopy": True, "subpath": "x"}},
+        {"type": "volume", "source": "theirs", "target": "/t", "volume": {}},
+        {"type": "volume", "source": "nfs", "target": "/n"},
+        {"type": "volume", "target": "/anonymous"},
+    ]
+    section = {
+        "cache": {"name": "shop_cache"},
+        "theirs": {"name": "theirs", "external": True},
+        "nfs": {"name": "shop_nfs", "driver": "local", "driver_opts": {"type": "nfs"}, "labels": {"l": "1"}},
+    }
+    labels = {"com.docker.compose.project": "shop"}
+    assert mounts(volumes, volumes=section) == [
+        {
+            "Source": "shop_cache",
+            "Target": "/c",
+            "Type": "volume",
+            "VolumeOptions": {
+                "Labels": {**labels, "com.docker.compose.volume": "cache"},
+                "NoCopy": True,
+                "Subpath": "x",
+            },
+        },
+        {"Source": "theirs", "Target": "/t", "Type": "volume"},
+        {
+            "Source": "shop_nfs",
+            "Target": "/n",
+            "Type": "volume",
+            "VolumeOptions": {
+                "DriverConfig": {"Name": "local", "Options": {"type": "nfs"}},
+                "Labels": {**labels, "com.docker.compose.volume": "nfs", "l": "1"},
+            },
+        },
+        {"Target": "/anonymous", "Type": "volume"},
+    ]
+
+
+def test_tmpfs_as_a_volume() -> None:
+    volume = {"type": "tmpfs", "target": "/t", "tmpfs": {"size": "1048576", "mode": 493}}
+    assert mounts([volume]) == [{"Target": "/t", "TmpfsOptions": {"Mode": 493, "SizeBytes": 1048576}, "Type": "tmpfs"}]
+
+
+def test_secrets_and_configs_are_files_bound_read_only() -> None:
+    definition = {
+        "secrets": [{"source": "token"}, {"source": "token", "target": "mine"}, {"source": "token", "target": "/x"}],
+        "configs": [{"source": "conf"}],
+    }
+    whole = config(ranker=service(FOREIGN, **definition))
+    whole |= {"secrets": {"token": {"file": "/s"}}, "configs": {"conf": {"file": "/c"}}}
+    made = parse(PROJECT, whole).services["ranker"].container["HostConfig"]["Mounts"]
+    assert [(each["Source"], each["Target"], each["ReadOnly"]) for each in made] == [
+        ("/s", "/run/secrets/token", True),
+        ("/s", "/run/secrets/mine", True),
+        ("/s", "/x", True),
+        ("/c", "/conf", True),
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------- networks
+
+
+def with_networks(joined: Any, controller: Any = None) -> dict[str, Any]:
+    whole = config(ranker=service(FOREIGN, networks=joined))
+    whole["networks"] |= {"back": {"name": "shared_back", "external": True}, "front": {"name": "shop_front"}}
+    if controller is not None:
+        whole["services"]["controller"] = {"image": "c", "networks": controller}
+    return whole
+
+
+def test_networks_by_the_engines_names_with_the_service_as_alias() -> None:
+    whole = with_networks({"front": {"aliases": ["q", "ranker"]}, "back": {"priority": 5, "driver_opts": {"a": "b"}}})
+    made = parse(PROJECT, whole).services["ranker"].container
+    assert made["NetworkingConfig"]["EndpointsConfig"] == {
+        "shared_back": {"Aliases": ["ranker"], "DriverOpts": {"a": "b"}},
+        "shop_front": {"Aliases": ["ranker", "q"]},
+    }
+    assert made["HostConfig"]["NetworkMode"] == "shared_back"
+
+
+def test_a_replica_is_reached_where_the_controller_is() -> None:
+    whole = with_networks({"front": None, "back": {"priority": 5}}, controller={"front": None, "default": None})
+    assert parse(PROJECT, whole).services["ranker"].container["HostConfig"]["NetworkMode"] == "shop_front"
+
+
+def test_a_network_that_nobody_shares() -> None:
+    assert problems_of(with_networks({"back": None}, controller={"default": None})) == [
+        (
+            "services.ranker.networks: the controller and HAProxy are on none of these and would not reach it; add one "
+            "of: default"
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+GONE = "not supported with x-serve; remove it"
+ONE = "not possible with x-serve: all replicas would have the same one; remove it"
+
+
+@pytest.mark.parametrize(
+    ("definition", "problem"),
+    [
+        (
+            {"ports": [{"target": 80, "published": "8080"}]},
+            (
+                "ports: not possible with x-serve: a published port belongs to one container and a service has many "
+                "replicas; remove it and write x-serve.route (HTTP) or x-serve.grpc_services (gRPC): HAProxy takes the "
+                "requests and spreads them"
+            ),
+        ),
+        (
+            {"container_name": "x"},
+            (
+                "container_name: not possible with x-serve: replicas have names of their own "
+                "(<project>-<service>-<version>-<n>); remove it"
+            ),
+        ),
+        ({"hostname": "x"}, f"hostname: {ONE} (callers use the service name)"),
+        ({"mac_address": "x"}, f"mac_address: {ONE}"),
+        (
+            {"network_mode": "host"},
+            (
+                "network_mode: not possible with x-serve: replicas need addresses of their own on a Compose network; "
+                "remove it or write networks"
+            ),
+        ),
+        ({"blkio_config": {}}, f"blkio_config: {GONE}"),
+        ({"pre_stop": []}, f"pre_stop: {GONE}"),
+        ({"use_api_socket": True}, f"use_api_socket: {GONE}"),
+        ({"something_new": 1}, f"something_new: {GONE}"),
+        (
+            {"deploy": {"update_config": {}}},
+            "deploy.update_config: is for Swarm, Compose and Pierhead do not use it; remove it",
+        ),
+        ({"deploy": {"mode": "global"}}, 'deploy.mode: expected "replicated", found "global"'),
+        ({"deploy": {"resources": {"limits": {"zork": 1}}}}, f"deploy.resources.limits.zork: {GONE}"),
+        (
+            {"deploy": {"resources": {"reservations": {"generic_resources": []}}}},
+            f"deploy.resources.reservations.generic_resources: {GONE}",
+        ),
+        (
+            {"networks": {"default": {"ipv4_address": "10.0.0.1"}}},
+            "networks.default.ipv4_address: not possible with x-serve: it fits one container only; remove it",
+        ),
+        ({"networks": {"back": None}}, "networks.back: no such network in the top-level networks section"),
+        (
+            {"environment": {"PIERHEAD_PORT": "1"}},
+            "environment.PIERHEAD_PORT: the controller sets this variable; remove it",
+        ),
+        (
+            {"labels": {"pierhead.service": "x"}},
+            "labels.pierhead.service: the controller sets labels of this name itself; choose another prefix",
+        ),
+        ({"pid": "service:x"}, 'pid: expected "host", found "service:x"'),
+        ({"ipc": "service:x"}, 'ipc: expected "private" or "shareable" or "host" or "none", found "service:x"'),
+        (
+            {"security_opt": ["seccomp:./p.json"]},
+            (
+                "security_opt: expected seccomp=unconfined or seccomp=builtin (profiles in files are not read), found "
+                '"seccomp:./p.json"'
+            ),
+        ),
+        (
+            {"devices": ["nvidia.com/gpu=all"]},
+            (
+                "devices[0]: expected a device path (GPUs belong into deploy.resources.reservations.devices), found "
+                '"nvidia.com/gpu=all"'
+            ),
+        ),
+        (
+            {"volumes": [{"type": "npipe", "source": "x", "target": "/y"}]},
+            'volumes[0].type: expected "bind", "volume" or "tmpfs", found "npipe"',
+        ),
+        (
+            {"volumes": [{"type": "volume", "source": "nope", "target": "/y"}]},
+            'volumes[0].source: expected a name of the top-level volumes section, found "nope"',
+        ),
+        (
+            {"secrets": [{"source": "s"}]},
+            'secrets[0].source: expected a name of the top-level secrets section, found "s"',
+        ),
+        (
+            {"stop_grace_period": "soon"},
+            'stop_grace_period: expected a duration such as "30s" or "1m30s", found "soon"',
+        ),
+        ({"mem_limit": "much"}, 'mem_limit: expected a size such as "512m", found "much"'),
+        ({"image": None}, "image: expected a string that is not empty, found null"),
+    ],
+)
+def test_what_is_refused(definition: dict[str, Any], problem: str) -> None:
+    assert problems({}, **definition) == [f"services.ranker.{problem}"]
+
+
+def test_a_secret_that_is_no_file() -> None:
+    whole = config(ranker=service(secrets=[{"source": "s"}])) | {"secrets": {"s": {"environment": "TOKEN"}}}
+    assert problems_of(whole) == [
+        "services.ranker.secrets[0]: replicas can only be given a secret from a file; write secrets.s.file"
+    ]
+
+
+@pytest.mark.parametrize("key", sorted({*IGNORED} - {"image", "scale", "stop_grace_period", "gpus"}))
+def test_what_has_no_meaning_for_a_replica_changes_nothing(key: str) -> None:
+    assert IGNORED[key]  # each says why
+    assert container(**{key: {"anything": 1}}) == container()
+
+
+# --------------------------------------------------------------------------------------------------------- one replica
+
+
+def body(spec: ServiceSpec, *gpus: Gpu, cdi_kind: str = "nvidia.com/gpu") -> dict[str, Any]:
+    return create_body(spec, replica_name(PROJECT, spec.name, "abcd1234", 2), "abcd1234", 2, gpus, PROJECT, cdi_kind)
+
+
+def test_the_environment_of_a_managed_replica() -> None:
+    spec = ranker({"port": 7000, "request_timeout_s": 2.5}, environment={"MODEL": "x"})
+    assert body(spec)["Env"] == [
+        "MODEL=x",
+        "PIERHEAD_ADMIN_PORT=9100",
+        "PIERHEAD_DISCOVERY=controller:8101",
+        "PIERHEAD_DRAIN_TIMEOUT_S=20",
+        "PIERHEAD_MAX_ONGOING_REQUESTS=100",
+        "PIERHEAD_MAX_QUEUED_REQUESTS=-1",
+        "PIERHEAD_PORT=7000",
+        "PIERHEAD_PROJECT=shop",
+        "PIERHEAD_REPLICA=shop-ranker-abcd1234-2",
+        "PIERHEAD_REQUEST_TIMEOUT_S=2.5",
+        "PIERHEAD_SERVICE=ranker",
+        "PIERHEAD_VERSION=abcd1234",
+    ]
+
+
+def test_somebody_elses_image_gets_no_environment_of_ours() -> None:
+    assert body(ranker(FOREIGN, environment={"A": "1"}))["Env"] == ["A=1"]
+
+
+def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:
+    spec = ranker({}, labels={"team": "search"})
+    assert body(spec, Gpu("GPU-1"), Gpu("GPU-2"))["Labels"] == {
+        "team": "search",
+        "pierhead.project": "shop",
+        "pierhead.service": "ranker",
+        "pierhead.version": "abcd1234",
+        "pierhead.number": "2",
+        "pierhead.replica": "shop-ranker-abcd1234-2",
+        "pierhead.gpus": "GPU-1,GPU-2",
+        "com.docker.compose.project": "shop",
+        "com.docker.compose.service": "ranker",
+        "com.docker.compose.version": "2",
+        "com.docker.compose.config-hash": spec.definition_hash,
+        "com.docker.compose.container-number": "2",
+        "com.docker.compose.oneoff": "True",
+    }
+
+
+def test_gpus_are_pinned_by_uuid_through_their_driver() -> None:
+    spec = ranker({}, gpus=[{"count": 2, "capabilities": ["gpu", "video"]}])
+    assert body(spec, Gpu("GPU-1"), Gpu("GPU-2"), cdi_kind="test/gpu")["HostConfig"]["DeviceRequests"] == [
+        {"Driver": "cdi", "DeviceIDs": ["test/gpu=GPU-1", "test/gpu=GPU-2"]}
+    ]
+    assert body(spec, Gpu("GPU-1", driver="nvidia"))["HostConfig"]["DeviceRequests"] == [
+        {"Driver": "nvidia", "DeviceIDs": ["GPU-1"], "Capabilities": [["gpu", "video"]]}
+    ]
+    assert "DeviceRequests" not in body(spec)["HostConfig"]
+
+
+def test_making_a_body_leaves_the_spec_as_it_was() -> None:
+    spec = ranker({}, labels={"a": "1"}, gpus=[{"count": 1}])
+    again = read(ranker=service({}, labels={"a": "1"}, gpus=[{"count": 1}])).services["ranker"]
+    body(spec, Gpu("GPU-1"))
+    assert spec == again
