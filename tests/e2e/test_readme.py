@@ -1,0 +1,76 @@
+"""What the README shows is run: blocks under `<!-- test -->`, in the order of the page, on the running stack.
+
+A ```bash or ```python block must exit with 0; a ```text block right behind it is what it prints, with "..." for
+anything. Blocks write the default ports; the stack under test has others.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.harness.stack import ROOT, Stack
+
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(shutil.which("curl") is None, reason="the README's examples use curl"),
+]
+
+DEFAULT_PORTS = {"PIERHEAD_HTTP_PORT": 8000, "PIERHEAD_GRPC_PORT": 9000, "PIERHEAD_API_PORT": 8100}
+_BLOCK = re.compile(r"<!-- test -->\n```(bash|python)\n(.*?)```\n(?:```text\n(.*?)```\n)?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One block that is to be run."""
+
+    language: str
+    code: str
+    prints: str
+    """Empty: nothing is said of its output."""
+
+    @property
+    def name(self) -> str:
+        """Its first line, for the test's id."""
+        return self.code.split("\n", 1)[0][:60]
+
+
+def examples(page: Path) -> Iterator[Example]:
+    for language, code, prints in _BLOCK.findall(page.read_text(encoding="utf-8")):
+        yield Example(language, code, prints)
+
+
+def pattern(prints: str) -> re.Pattern[str]:
+    """The text with "..." for anything, as a regular expression over the whole output."""
+    return re.compile(".*".join(map(re.escape, prints.strip().split("..."))), re.DOTALL)
+
+
+def on_ports_of(stack: Stack, code: str) -> str:
+    for name, default in DEFAULT_PORTS.items():
+        code = code.replace(f"127.0.0.1:{default}", f"127.0.0.1:{stack.ports[name]}")
+    return code
+
+
+@pytest.mark.parametrize("example", [pytest.param(each, id=each.name) for each in examples(ROOT / "README.md")])
+def test_an_example_does_what_the_page_says(stack: Stack, example: Example) -> None:
+    interpreter = ["bash", "-euo", "pipefail", "-c"] if example.language == "bash" else [sys.executable, "-c"]
+    done = subprocess.run(
+        [*interpreter, on_ports_of(stack, example.code)],
+        cwd=ROOT,
+        env=stack.env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    if example.prints:
+        assert pattern(example.prints).fullmatch(done.stdout.strip()), done.stdout
