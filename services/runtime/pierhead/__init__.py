@@ -5,6 +5,7 @@ from pierhead import serve, handle, batch
 
 from pierhead import errors, tensors
 from pierhead.batching import batch
+from pierhead.clients import close_handles
 from pierhead.errors import (
     Backpressure,
     BadRequest,
@@ -18,6 +19,7 @@ from pierhead.errors import (
     UserCodeError,
 )
 from pierhead.handle import handle
+from pierhead.policies import register_policy
 from pierhead.request import RequestContext, current_request
 from pierhead.server import serve, serve_async
 from pierhead.settings import Settings
@@ -36,9 +38,11 @@ __all__ = [
     "Unavailable",
     "UserCodeError",
     "batch",
+    "close_handles",
     "current_request",
     "errors",
     "handle",
+    "register_policy",
     "serve",
     "serve_async",
     "tensors",

@@ -60,5 +60,3 @@ class Admission:
             waiter = asyncio.get_running_loop().create_future()
             self._idle_waiters.append(waiter)
             await waiter
-
-

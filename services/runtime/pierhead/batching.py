@@ -239,7 +239,7 @@ class Batcher(Generic[T, R]):
             for member in members:
                 member.future.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - it belongs to the callers, whatever it is
+        except Exception as error:
             for member in members:
                 if not member.future.done():
                     member.future.set_exception(error)
@@ -347,7 +347,9 @@ class _Decorator:
         return BatchMethod(function, self._limits, self._rows_of)
 
 
-async def _call_weak(method: weakref.WeakMethod[Callable[[list[T]], Awaitable[Sequence[R]]]], items: list[T]) -> Sequence[R]:
+async def _call_weak(
+    method: weakref.WeakMethod[Callable[[list[T]], Awaitable[Sequence[R]]]], items: list[T]
+) -> Sequence[R]:
     """Call a method of an instance that the batcher does not keep alive."""
     function = method()
     if function is None:

@@ -52,5 +52,3 @@ class Edge:
             error_id=error_id,
             traceback="".join(traceback.format_exception(exception)),
         )
-
-

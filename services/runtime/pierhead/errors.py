@@ -66,7 +66,7 @@ class PierheadError(grpc.RpcError):
         """What travels as the gRPC status message."""
         return self.message
 
-    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]  # the stubs are wrong
         """What travels beside the status so that the caller can rebuild this class."""
         return ((ERROR_KIND_KEY, self.kind),)
 
@@ -117,7 +117,7 @@ class Unavailable(PierheadError):
     grpc_status = grpc.StatusCode.UNAVAILABLE
     http_status = 503
     kind = "unavailable"
-    retry_after_s = 1.0
+    retry_after_s: float | None = 1.0
 
 
 class NoReplica(Unavailable):
@@ -140,7 +140,7 @@ class ReplicaDied(Unavailable):
 
     http_status = 502
     kind = "replica_died"
-    retry_after_s = None
+    retry_after_s: float | None = None
 
 
 class UserCodeError(PierheadError):
@@ -158,7 +158,7 @@ class UserCodeError(PierheadError):
         first = clip(self.message, MAX_DETAILS // 2)
         return clip(first + "\n" + clip(self.traceback, MAX_DETAILS - len(quote(first)) - 8, keep="end"), MAX_DETAILS)
 
-    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]  # the stubs are wrong
         """Adds the id under which the callee logged the exception."""
         return ((ERROR_KIND_KEY, self.kind), (ERROR_ID_KEY, self.error_id))
 

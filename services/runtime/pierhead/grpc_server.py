@@ -69,7 +69,7 @@ def register(servicer: object, server: grpc.aio.Server, edge: Edge) -> list[str]
     for service, handlers in recorder.services.items():
         guarded = {name: _guard(f"{service}/{name}", handler, edge) for name, handler in handlers.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
-        server.add_registered_method_handlers(service, guarded)  # type: ignore[attr-defined]
+        server.add_registered_method_handlers(service, guarded)
     return list(recorder.services)
 
 
@@ -96,7 +96,9 @@ def _behaviour(handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[..., Any]:
 def _not_async(method: str, behaviour: Callable[..., Any]) -> Callable[..., Awaitable[NoReturn]]:
     """A method that the servicer inherits answers UNIMPLEMENTED; one of its own that is not async is a mistake."""
     if not _is_generated(behaviour):
-        raise TypeError(f"{method}: {behaviour.__qualname__} must be `async def`; a plain function would block the loop")
+        raise TypeError(
+            f"{method}: {behaviour.__qualname__} must be `async def`; a plain function would block the loop"
+        )
 
     async def unimplemented(_: object, context: Context) -> NoReturn:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented by this service")
@@ -119,7 +121,7 @@ class _Call:
         self.context = context
         self.code = "OK"
         self.started = time.monotonic()
-        remaining = context.time_remaining()
+        remaining = cast("float | None", context.time_remaining())  # None = the caller set no deadline
         limit = edge.settings.request_timeout_s if remaining is None else remaining
         request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
@@ -140,7 +142,6 @@ class _Call:
                     f"{self.method} was not done within {self.edge.settings.request_timeout_s:g} s, the default of "
                     "this service for calls that bring no deadline"
                 )
-        self.edge.admission.leave()
         try:
             if error is None:
                 self._succeed()
@@ -153,7 +154,7 @@ class _Call:
         code = self.context.code()
         if code:
             self.code = _status_name(code)
-        ours = (ONGOING_KEY, str(self.edge.admission.ongoing))
+        ours = (ONGOING_KEY, str(self.edge.admission.ongoing - 1))  # what is left when this call is gone
         self.context.set_trailing_metadata((*(self.context.trailing_metadata() or ()), ours))
 
     async def _fail(self, error: BaseException) -> None:
@@ -166,7 +167,7 @@ class _Call:
             return
         answer = self.edge.error_for(error, self.method)
         self.code = answer.grpc_status.name
-        await abort(self.context, answer, (ONGOING_KEY, str(self.edge.admission.ongoing)))
+        await abort(self.context, answer, (ONGOING_KEY, str(self.edge.admission.ongoing - 1)))
 
 
 def _status_name(code: object) -> str:
@@ -194,8 +195,11 @@ def _unary(
         refusal = edge.admission.enter()
         if refusal is not None:
             await _refuse(edge, method, context, refusal)
-        async with _Call(edge, method, context):
-            return await behaviour(decode(raw), context)
+        try:
+            async with _Call(edge, method, context):
+                return await behaviour(decode(raw), context)
+        finally:
+            edge.admission.leave()
 
     return call
 
@@ -209,18 +213,25 @@ def _streaming(
         refusal = edge.admission.enter()
         if refusal is not None:
             await _refuse(edge, method, context, refusal)
-        async with _Call(edge, method, context):
-            running = behaviour(decode(raw), context)
-            if inspect.isasyncgen(running):
-                try:
-                    async for message in running:
-                        await context.write(message)
-                finally:
-                    await running.aclose()  # a cancelled stream ends its generator now, not at garbage collection
-            else:
-                await running
+        try:
+            async with _Call(edge, method, context):
+                await _stream(behaviour(decode(raw), context), context)
+        finally:
+            edge.admission.leave()
 
     return call
+
+
+async def _stream(running: Any, context: Context) -> None:
+    """Send what a streaming method produces: it is an async generator, or a coroutine that writes by itself."""
+    if not inspect.isasyncgen(running):
+        await running
+        return
+    try:
+        async for message in running:
+            await context.write(message)
+    finally:
+        await running.aclose()  # a cancelled stream ends its generator now, not at garbage collection
 
 
 def _decoder(method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[[Any], Any]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from pierhead.channel import HandleChannel
+from pierhead.connection import TRANSPORTS
+
 StubT = TypeVar("StubT")
 
 
@@ -17,5 +20,26 @@ def handle(
     max_queued_requests: int | None = None,
     transport: str = "grpc",
 ) -> StubT:
-    """The unchanged generated stub, on a channel that finds, balances and bounds calls to a service's replicas."""
-    raise NotImplementedError
+    """The unchanged generated stub, on a channel that finds, balances, bounds and times calls to a service's replicas.
+
+        ranker = handle(RankerStub, "ranker")                    # at import is fine: nothing is opened yet
+        reply = await ranker.Rank(request, timeout=0.2)
+        async for token in echo.Generate(request): ...
+
+    - policy: how a replica is chosen; see `pierhead.policies`.
+    - timeout_s: deadline of calls that give no `timeout`, in seconds; None = PIERHEAD_REQUEST_TIMEOUT_S. A call made
+      while working on a request never gets longer than that request has left.
+    - max_queued_requests: how many calls may wait for a replica with room; None = PIERHEAD_MAX_QUEUED_REQUESTS, -1 = no
+      bound but the deadline. One more is refused with Backpressure.
+    - transport: "grpc".
+
+    Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied.
+    Raises ValueError for an unknown policy or transport.
+    """
+    if transport not in TRANSPORTS:
+        raise ValueError(f'transport: expected one of {", ".join(sorted(TRANSPORTS))}, found "{transport}"')
+    return stub(
+        HandleChannel(
+            service, policy=policy, timeout_s=timeout_s, max_queued_requests=max_queued_requests, transport=transport
+        )
+    )

@@ -27,7 +27,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def guard(app: web.Application, edge: Edge) -> None:
     """Put an application behind the edge; call before it starts. Its own middlewares run inside."""
-    app.middlewares.insert(0, _middleware(edge))
+    app.middlewares.insert(0, _middleware(edge))  # type: ignore[arg-type]  # wants the decorator's private type
     app.on_response_prepare.append(_stamp)
 
 
@@ -65,7 +65,7 @@ def _middleware(edge: Edge) -> Callable[[web.Request, Handler], Awaitable[web.St
         try:
             try:
                 response = await _admitted(request, handler, edge, method)
-            except Exception as error:  # noqa: BLE001 - every error becomes an answer
+            except Exception as error:
                 response = _answer(request, error, edge, method)
             status = response.status
         finally:
@@ -82,9 +82,7 @@ async def _admitted(request: web.Request, handler: Handler, edge: Edge, method: 
     context = CURRENT.get()
     assert context is not None  # noqa: S101 - set by the caller
     timeout = _timeout(request.headers.get(TIMEOUT_KEY), edge.settings.request_timeout_s)
-    CURRENT.set(
-        RequestContext(context.request_id, time.monotonic() + timeout, request.headers.get(TRACEPARENT_KEY))
-    )
+    CURRENT.set(RequestContext(context.request_id, time.monotonic() + timeout, request.headers.get(TRACEPARENT_KEY)))
     refusal = edge.admission.enter_while_draining()
     if refusal is not None:
         edge.refused(refusal, method)

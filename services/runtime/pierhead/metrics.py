@@ -135,7 +135,10 @@ class RuntimeMetrics(Collector):
             ("target", "reason"),
         )
         self.handle_duration = Histogram(
-            "pierhead_handle_duration_seconds", "Calls as their caller saw them, queueing included.", ("target",), SECONDS
+            "pierhead_handle_duration_seconds",
+            "Calls as their caller saw them, queueing included.",
+            ("target",),
+            SECONDS,
         )
         self.batch_size = Histogram("pierhead_batch_size", "Requests per batch.", ("batch",), SIZES)
         self.batch_rows = Histogram("pierhead_batch_rows", "Rows per batch.", ("batch",), ROWS)

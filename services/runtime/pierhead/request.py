@@ -39,7 +39,7 @@ def current_request() -> RequestContext | None:
 
 def new_request_id() -> str:
     """Sixteen hex digits. Unique enough to find log lines by; not a secret."""
-    return f"{random.getrandbits(64):016x}"  # noqa: S311 - an identifier, not a key
+    return f"{random.getrandbits(64):016x}"
 
 
 def accept_id(value: str | None) -> str:

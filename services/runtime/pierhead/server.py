@@ -1,9 +1,9 @@
 """`serve()`: one replica from its start to its drained end.
 
-    starting --(check_health passed, listening)--> ready --(SIGTERM)--> draining --(nothing in flight)--> exit 0
-                                                     ^  |                    `--(second signal, drain timeout)--> stop now
-                                                     |  v  check_health failed three times, passed again
-                                                   starting
+starting --(check_health passed, listening)--> ready --(SIGTERM)--> draining --(nothing in flight)--> exit 0
+                                                 ^  |                    `--(second signal, drain timeout)--> stop now
+                                                 |  v  check_health failed three times, passed again
+                                               starting
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pierhead import logs
 from pierhead import metrics as runtime_metrics
 from pierhead.admin import Readiness, State, admin_app
 from pierhead.admission import Admission
+from pierhead.clients import Clients, close_handles
 from pierhead.edge import Edge
 from pierhead.errors import SettingsError
 from pierhead.grpc_server import SERVER_OPTIONS, register, registration_of
@@ -64,13 +65,16 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
 
 async def serve_async(*parts: object, settings: Settings | None = None) -> None:
     """As `serve`, inside a running loop; handles SIGTERM and SIGINT meanwhile, leaves logging alone."""
+    settings = settings or Settings.from_env()
     server = ReplicaServer(*parts, settings=settings)
+    Clients.use(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
     try:
         await server.run()
     finally:
+        await close_handles()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
@@ -141,7 +145,9 @@ class ReplicaServer:
                     "aiohttp.web.Application, or an object with `async def check_health(self)`"
                 )
         if len(self._apps) > 1:
-            raise TypeError(f"serve() takes one aiohttp application, found {len(self._apps)}: join them with add_subapp")
+            raise TypeError(
+                f"serve() takes one aiohttp application, found {len(self._apps)}: join them with add_subapp"
+            )
 
     def _describe(self) -> None:
         self.metrics.service = self.settings.service
@@ -217,7 +223,9 @@ class ReplicaServer:
             return server.add_insecure_port(address)
         except RuntimeError as error:
             variable = "PIERHEAD_GRPC_PORT" if self._apps else "PIERHEAD_PORT"
-            raise SettingsError(f"{variable}: cannot listen on {address}: {error}; is another process there?") from error
+            raise SettingsError(
+                f"{variable}: cannot listen on {address}: {error}; is another process there?"
+            ) from error
 
     async def _listen_http(self, runner: web.AppRunner, port: int, variable: str) -> int:
         self._runners.append(runner)
@@ -227,7 +235,9 @@ class ReplicaServer:
             await site.start()
         except OSError as error:
             address = f"{self.settings.host}:{port}"
-            raise SettingsError(f"{variable}: cannot listen on {address}: {error}; is another process there?") from error
+            raise SettingsError(
+                f"{variable}: cannot listen on {address}: {error}; is another process there?"
+            ) from error
         return int(runner.addresses[0][1])
 
     # ---- health
@@ -244,7 +254,7 @@ class ReplicaServer:
             try:
                 async with asyncio.timeout(self.settings.health_timeout_s):
                     await self._check_all()
-            except Exception as error:  # noqa: BLE001 - whatever a check raises means unhealthy
+            except Exception as error:
                 failures += 1
                 reason = str(error) or type(error).__name__
                 logger.warning("check_health failed %d times in a row: %s", failures, reason)

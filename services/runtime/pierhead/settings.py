@@ -121,10 +121,11 @@ class _Reader:
 
     def static(self) -> Mapping[str, tuple[str, ...]]:
         prefix = "PIERHEAD_STATIC_"
-        found = {}
+        found: dict[str, tuple[str, ...]] = {}
+        empty: tuple[str, ...] = ()
         for name in sorted(self._environ):
             if name.startswith(prefix):
-                found[name.removeprefix(prefix)] = self.read(name, (), _addresses, "ip:port,ip:port,...")
+                found[name.removeprefix(prefix)] = self.read(name, empty, _addresses, "ip:port,ip:port,...")
         return found
 
 

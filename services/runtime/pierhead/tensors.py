@@ -77,7 +77,7 @@ def spell(dtype: DType, shape: Sequence[int | None]) -> str:
 
 def dtype_name(dtype: DType) -> str:
     """`float32`, `int64`, ...; numbers that this version does not know as `dtype 42`."""
-    known = Tensor.DType.DESCRIPTOR.values_by_number.get(dtype)  # type: ignore[attr-defined]
+    known = Tensor.DType.DESCRIPTOR.values_by_number.get(dtype)
     return str(known.name).lower() if known is not None else f"dtype {dtype}"
 
 
@@ -90,6 +90,4 @@ def _check_size(field: str, dtype: DType, shape: Sequence[int], nbytes: int) -> 
         raise BadRequest(f"{field}: expected dimensions >= 0, found {spell(dtype, shape)}")
     expected = math.prod(shape) * item
     if nbytes != expected:
-        raise BadRequest(
-            f"{field}: expected {expected} bytes of data for {spell(dtype, shape)}, found {nbytes} bytes"
-        )
+        raise BadRequest(f"{field}: expected {expected} bytes of data for {spell(dtype, shape)}, found {nbytes} bytes")

@@ -1,0 +1,125 @@
+"""The way from this process to one replica. `GrpcConnection` is plain gRPC; another transport is another class here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import grpc
+
+CHANNEL_OPTIONS = (
+    # A peer that hangs or whose machine is gone answers no ping: calls on it fail after four seconds at most.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # One connection per channel: replicas that come and go must not inherit an older channel's back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC's own retries know nothing of admission; the handle retries. Calls that never left are not affected by this.
+    ("grpc.enable_retries", 0),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Kind(Enum):
+    """The four shapes of a gRPC method; the values are the factory's names on a channel."""
+
+    UNARY_UNARY = "unary_unary"
+    UNARY_STREAM = "unary_stream"
+    STREAM_UNARY = "stream_unary"
+    STREAM_STREAM = "stream_stream"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Method:
+    """One method of a generated stub."""
+
+    kind: Kind
+    path: str
+    """/package.Service/Method"""
+    request_serializer: Callable[[Any], bytes] | None
+    response_deserializer: Callable[[bytes], Any] | None
+    registered: bool
+
+
+class Connection(Protocol):
+    """What the pool and a call need of a transport."""
+
+    ready: bool
+    """True while calls can be sent at once."""
+
+    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> Any:
+        """Begin a call and return the `grpc.aio` call object of its kind. `request` is an iterator or None for
+        request-streaming kinds. Never blocks.
+        """
+        ...
+
+    def check(self) -> None:
+        """Read the state now: a call has just failed."""
+        ...
+
+    async def close(self) -> None:
+        """End the connection; calls on it fail."""
+        ...
+
+
+class GrpcConnection:
+    """One HTTP/2 connection, kept open for as long as the replica is known, and watched."""
+
+    def __init__(self, address: str, changed: Callable[[], None]) -> None:
+        self.ready = False
+        self._changed = changed
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._methods: dict[Method, Any] = {}
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"connection {address}")
+
+    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> Any:
+        """Begin a call; see Connection."""
+        start = self._methods.get(method)
+        if start is None:
+            make = getattr(self._channel, method.kind.value)
+            start = self._methods[method] = make(
+                method.path, method.request_serializer, method.response_deserializer, method.registered
+            )
+        return start(request, timeout=timeout, metadata=metadata, compression=compression)
+
+    def check(self) -> None:
+        """Read the state now instead of waiting for the watcher's turn."""
+        self._set(self._channel.get_state(try_to_connect=True))
+
+    async def close(self) -> None:
+        """Close the channel and end the watcher."""
+        self.ready = False
+        await self._channel.close()
+        self._watcher.cancel()
+        await asyncio.wait([self._watcher])
+
+    def _set(self, state: grpc.ChannelConnectivity) -> None:
+        ready = state is grpc.ChannelConnectivity.READY
+        if ready is not self.ready:
+            self.ready = ready
+            self._changed()
+
+    async def _watch(self) -> None:
+        """Keep `ready` true to the channel, and the channel connecting."""
+        while True:
+            state = self._channel.get_state(try_to_connect=True)
+            self._set(state)
+            if state is grpc.ChannelConnectivity.SHUTDOWN:
+                return
+            await self._channel.wait_for_state_change(state)
+
+
+Connect = Callable[[str, Callable[[], None]], Connection]
+
+TRANSPORTS: dict[str, Connect] = {"grpc": GrpcConnection}
+"""`handle(..., transport=...)` -> how to connect to an address; the callback tells of changes of `ready`."""

@@ -1,0 +1,165 @@
+"""Where the replicas of a service are: what the controller says, else a fixed list, else Docker's DNS.
+
+One Directory serves a whole process (more exactly, one event loop). With a controller configured, DNS fills in until
+the first answer, and for services that the controller does not know. A controller that goes away changes nothing: the
+last list stays in force until the next answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Iterable
+
+import grpc
+
+from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
+from pierhead.pool import Endpoint
+from pierhead.settings import DEFAULT_GRPC_PORT, Settings
+
+logger = logging.getLogger("pierhead")
+
+Update = Callable[[Iterable[Endpoint]], None]
+
+RECONNECT_S = (0.1, 5.0)
+"""Shortest and longest pause before asking the controller again; doubled at each failure, jittered."""
+
+DNS_PERIOD_S = 2.0
+DNS_PERIOD_EMPTY_S = 0.25
+
+WATCH_OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Directory:
+    """Keeps one list of endpoints per service up to date and tells each service's pool."""
+
+    def __init__(self, settings: Settings, rng: random.Random | None = None) -> None:
+        self._settings = settings
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._updates: dict[str, list[Update]] = {}
+        self._last: dict[str, list[Endpoint]] = {}
+        self._dns: dict[str, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, service: str, update: Update) -> None:
+        """Tell `update` where `service` is, now and whenever it changes."""
+        known = service in self._updates
+        self._updates.setdefault(service, []).append(update)
+        if service in self._last:
+            update(self._last[service])
+        if known:
+            return
+        static = self._settings.static_addresses(service)
+        if static:
+            self._tell(service, [Endpoint(name=address, address=address) for address in static])
+            return
+        self._start_dns(service)
+        if self._settings.discovery:
+            self._restart_watch()
+
+    async def close(self) -> None:
+        """End every watcher."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _tell(self, service: str, endpoints: list[Endpoint]) -> None:
+        self._last[service] = endpoints
+        for update in self._updates[service]:
+            update(endpoints)
+
+    def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- the controller
+
+    def _restart_watch(self) -> None:
+        """One stream carries all services; a new one needs a new stream, the lists stay meanwhile."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = self._own(asyncio.get_running_loop().create_task(self._watch_forever(), name="discovery"))
+
+    async def _watch_forever(self) -> None:
+        shortest, longest = RECONNECT_S
+        pause = shortest
+        services = [name for name in self._updates if not self._settings.static_addresses(name)]
+        async with grpc.aio.insecure_channel(self._settings.discovery, options=WATCH_OPTIONS) as channel:
+            stub = discovery_pb2_grpc.DiscoveryStub(channel)
+            request = discovery_pb2.WatchRequest(services=services, watcher=self._settings.replica)
+            while True:
+                try:
+                    # No deadline: the stream lives as long as both sides; keep-alive notices a dead one.
+                    async for state in stub.Watch(request):
+                        pause = shortest
+                        self._apply(state)
+                    reason = "it ended the stream"
+                except grpc.aio.AioRpcError as error:
+                    reason = error.details() or error.code().name
+                logger.info("discovery at %s: %s; the last lists stay in force", self._settings.discovery, reason)
+                await asyncio.sleep(pause * (0.5 + self._rng.random()))
+                pause = min(longest, pause * 2)
+
+    def _apply(self, state: discovery_pb2.ServiceEndpoints) -> None:
+        """Take over the whole state of one service."""
+        if state.service not in self._updates:
+            return
+        if state.unknown:
+            self._start_dns(state.service)
+            return
+        dns = self._dns.pop(state.service, None)
+        if dns is not None:
+            dns.cancel()
+        draining = discovery_pb2.Endpoint.DRAINING
+        self._tell(
+            state.service,
+            [
+                Endpoint(
+                    name=endpoint.replica,
+                    address=endpoint.address,
+                    draining=endpoint.state == draining,
+                    max_ongoing_requests=endpoint.max_ongoing_requests,
+                )
+                for endpoint in state.endpoints
+            ],
+        )
+
+    # ---- DNS
+
+    def _start_dns(self, service: str) -> None:
+        if service not in self._dns:
+            task = asyncio.get_running_loop().create_task(self._resolve_forever(service), name=f"dns {service}")
+            self._dns[service] = self._own(task)
+
+    async def _resolve_forever(self, service: str) -> None:
+        host, _, port = service.partition(":")
+        while True:
+            addresses = await resolve(host, int(port) if port else DEFAULT_GRPC_PORT)
+            if addresses:
+                self._tell(service, [Endpoint(name=address, address=address) for address in addresses])
+            await asyncio.sleep(DNS_PERIOD_S if addresses else DNS_PERIOD_EMPTY_S)
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Every "ip:port" that a name stands for, sorted; empty when it stands for none now. IPv4 where there is any."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return []  # not known, or no resolver now: the caller keeps what it had and asks again
+    four = {f"{address[0]}:{port}" for family, _, _, _, address in found if family == socket.AF_INET}
+    six = {f"[{address[0]}]:{port}" for family, _, _, _, address in found if family == socket.AF_INET6}
+    return sorted(four or six)

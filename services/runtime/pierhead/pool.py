@@ -1,0 +1,283 @@
+"""The replicas of one service as this process sees them, and the calls that wait for one.
+
+A call takes a replica (`take`, or `wait` when none has room) and gives it back (`release`). Everything here belongs to
+one event loop; nothing awaits between looking at a count and changing it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from pierhead.budget import RetryBudget
+from pierhead.connection import Connect, Connection
+from pierhead.errors import NoReplica
+from pierhead.policies import Policy
+
+REPORT_TRUSTED_S = 1.0
+"""How long a replica's own word on its load counts."""
+
+REPORT_PERIOD_S = 0.01
+"""It is read this often at most: reading it costs more than it is worth on each reply."""
+
+FULL_TRUSTED_S = 0.05
+"""How long a replica that refused counts as full; then it is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a replica is and whether it may be called; what a source of replicas tells."""
+
+    name: str
+    address: str
+    draining: bool = False
+    max_ongoing_requests: int = 0
+    """0 = not known."""
+
+
+class Replica:
+    """One replica as this process sees it."""
+
+    __slots__ = (
+        "address", "closing", "connection", "inflight", "limit", "listed_draining", "name", "others", "others_until",
+        "refuses", "reported_at",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.address = endpoint.address
+        self.connection: Connection
+        self.inflight = 0
+        """Calls of this process there."""
+        self.others = 0
+        """Calls of other processes there, by the replica's own last word."""
+        self.others_until = 0.0
+        self.reported_at = 0.0
+        self.refuses = False
+        """It said itself that it is draining; true until its connection breaks."""
+        self.closing = False
+        """No source lists it any more."""
+        self.update(endpoint)
+
+    def update(self, endpoint: Endpoint) -> None:
+        """Take over what a source says of it."""
+        self.name = endpoint.name
+        self.limit = endpoint.max_ongoing_requests or sys.maxsize
+        self.listed_draining = endpoint.draining
+        self.closing = False
+
+    @property
+    def load(self) -> int:
+        """Calls in flight there, as far as known."""
+        return self.inflight + self.others
+
+    @property
+    def callable(self) -> bool:
+        """Whether new calls may go there."""
+        return self.connection.ready and not (self.listed_draining or self.refuses or self.closing)
+
+    def describe(self) -> str:
+        """The replica in a few words, for messages."""
+        if self.listed_draining or self.refuses or self.closing:
+            return f"{self.name} is draining"
+        if not self.connection.ready:
+            return f"{self.name} is not connected"
+        limit = "" if self.limit == sys.maxsize else f" of {self.limit}"
+        return f"{self.name} works on {self.load}{limit}"
+
+
+class Pool:
+    """The replicas of one service, over one transport."""
+
+    def __init__(self, service: str, connect: Connect, clock: Callable[[], float] = time.monotonic) -> None:
+        self.service = service
+        self.budget = RetryBudget(clock())
+        self.listed = False
+        """Whether any source has answered yet."""
+        self._clock = clock
+        self._connect = connect
+        self._replicas: dict[str, Replica] = {}
+        self._callable: list[Replica] = []
+        self._waiters: deque[tuple[asyncio.Future[Replica], Policy]] = deque()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._changes: list[asyncio.Future[None]] = []
+        self.closed = False
+
+    # ---- what sources tell
+
+    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Replace the list. Replicas are known by address: one that stays keeps its connection and its counts."""
+        self.listed = True
+        wanted = {endpoint.address: endpoint for endpoint in endpoints}
+        for address, replica in list(self._replicas.items()):
+            if address not in wanted:
+                replica.closing = True
+                self._close_when_idle(replica)
+        for address, endpoint in wanted.items():
+            known = self._replicas.get(address)
+            if known is not None:
+                known.update(endpoint)
+            else:
+                replica = self._replicas[address] = Replica(endpoint)
+                replica.connection = self._connect(address, self._watcher_of(replica))
+        self._refresh()
+
+    def replicas(self) -> Collection[Replica]:
+        """Every replica that is known, callable or not."""
+        return self._replicas.values()
+
+    @property
+    def has_callable(self) -> bool:
+        """Whether any replica may be called, full or not."""
+        return bool(self._callable)
+
+    async def changed(self) -> None:
+        """Return at the next change of which replicas may be called."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.append(future)
+        await future
+
+    def describe(self) -> str:
+        """The replicas in one line, for messages."""
+        if not self.listed:
+            return "nothing has said yet where it is"
+        if not self._replicas:
+            return "no replica is known"
+        return ", ".join(replica.describe() for replica in sorted(self._replicas.values(), key=lambda r: r.name))
+
+    # ---- taking and giving back
+
+    def take(self, policy: Policy, tried: Collection[Replica] = ()) -> Replica | None:
+        """A replica with room, counted as taken; None when a call has to wait (also behind those that wait already)."""
+        return None if self._waiters else self._take(policy, tried)
+
+    async def wait(self, policy: Policy) -> Replica:
+        """Wait in line for a replica with room, counted as taken. Cancelling leaves the line."""
+        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        entry = (future, policy)
+        self._waiters.append(entry)
+        self._serve_waiters()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.release(future.result())  # a replica was handed over in the same turn
+            else:
+                future.cancel()
+            raise
+
+    def release(self, replica: Replica) -> None:
+        """A call there is over."""
+        replica.inflight -= 1
+        if self._waiters:
+            self._serve_waiters()
+        if replica.closing and replica.inflight == 0:
+            self._close_when_idle(replica)
+
+    # ---- what calls learn
+
+    def wants_report(self, replica: Replica, now: float) -> bool:
+        """Whether it is time to read a reply's word on the load: it matters where there is a choice."""
+        return len(self._callable) > 1 and now - replica.reported_at > REPORT_PERIOD_S
+
+    def report(self, replica: Replica, ongoing: int, now: float, trusted_s: float = REPORT_TRUSTED_S) -> None:
+        """The replica said how many requests it has in flight."""
+        replica.others = max(0, ongoing - replica.inflight)
+        replica.reported_at = now
+        replica.others_until = now + trusted_s
+
+    def refused(self, replica: Replica, ongoing: int) -> None:
+        """The replica is full: leave it alone for a moment."""
+        now = self._clock()
+        self.report(replica, max(ongoing, 1), now, FULL_TRUSTED_S)
+        replica.others = max(replica.others, replica.limit - replica.inflight)
+
+    def refuses(self, replica: Replica) -> None:
+        """The replica drains: leave it alone for good."""
+        replica.refuses = True
+        self._refresh()
+
+    async def close(self) -> None:
+        """Close every connection; calls in flight fail."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for future, _ in self._waiters:
+            if not future.done():
+                future.set_exception(NoReplica(f"calls to {self.service} were closed by this process"))
+        replicas, self._replicas, self._callable = list(self._replicas.values()), {}, []
+        for replica in replicas:
+            await replica.connection.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    # ---- inside
+
+    def _take(self, policy: Policy, tried: Collection[Replica] = ()) -> Replica | None:
+        now = self._clock()
+        candidates = []
+        for replica in self._callable:
+            if replica.others and now >= replica.others_until:
+                replica.others = 0
+            if replica.inflight + replica.others < replica.limit and replica not in tried:
+                candidates.append(replica)
+        if not candidates:
+            return None
+        chosen = policy.choose(candidates)
+        chosen.inflight += 1
+        return chosen
+
+    def _serve_waiters(self) -> None:
+        """Hand replicas with room to those at the head of the line."""
+        while self._waiters:
+            future, policy = self._waiters[0]
+            if future.done():
+                self._waiters.popleft()
+                continue
+            replica = self._take(policy)
+            if replica is None:
+                self._look_again()
+                return
+            self._waiters.popleft()
+            future.set_result(replica)
+
+    def _watcher_of(self, replica: Replica) -> Callable[[], None]:
+        def changed() -> None:
+            if not replica.connection.ready:
+                replica.refuses = False  # whoever answers there next is another process
+                replica.others = 0
+            self._refresh()
+
+        return changed
+
+    def _refresh(self) -> None:
+        self._callable = sorted((r for r in self._replicas.values() if r.callable), key=lambda replica: replica.name)
+        self._serve_waiters()
+        changes, self._changes = self._changes, []
+        for future in changes:
+            if not future.done():
+                future.set_result(None)
+
+    def _look_again(self) -> None:
+        """What replicas said of others' calls wears off without an event: look again then."""
+        times = [replica.others_until for replica in self._callable if replica.others]
+        if times and self._timer is None:
+            delay = max(0.0, min(times) - self._clock()) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(delay, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._serve_waiters()
+
+    def _close_when_idle(self, replica: Replica) -> None:
+        if replica.inflight or self._replicas.get(replica.address) is not replica:
+            return
+        del self._replicas[replica.address]
+        task = asyncio.get_running_loop().create_task(replica.connection.close(), name=f"close {replica.address}")
+        # The pool owns these: `close` waits for them.
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
