@@ -31,11 +31,10 @@ main() {
   done
   [ "${#builds[@]}" -gt 0 ] || return 0
 
-  say "No registry gives the Debian base images ($(cat "$workspace/pull-debian-${builds[0]}-slim"))." \
-    "Building them from Debian's packages instead."
+  say "No registry gives the Debian base images ($(cat "$workspace/pull-debian-${builds[0]}-slim"))."
   require_bootstrap
   write_slim_apt_settings
-  step "Building Debian base images: ${builds[*]}" in_parallel build "${builds[@]}" ||
+  step "Building them from Debian's packages: ${builds[*]}" in_parallel build "${builds[@]}" ||
     give_up "the Debian base images could not be built; the lines above say why."
 }
 
@@ -115,14 +114,7 @@ write_slim_apt_settings() {
     'Dir::Cache::pkgcache "";' 'Dir::Cache::srcpkgcache "";' >"$workspace/slim"
 }
 
-# What runs in the background does not hear Ctrl-C: it is ended here, and a half-made image never gets its tag.
-cleanup() {
-  local process
-  for process in $(jobs -p); do kill "$process" 2>/dev/null || true; done
-  as_root rm -rf "$workspace"
-}
-
 workspace=$(mktemp -d)
-trap cleanup EXIT
+trap 'as_root rm -rf "$workspace"' EXIT
 trap 'exit 130' INT TERM
 main

@@ -20,30 +20,31 @@ give_up() {
 # step TEXT COMMAND...: runs COMMAND with its output kept aside, and shows TEXT with the seconds it takes: on a
 # terminal they count up, elsewhere there is one line at the start and one at the end. When COMMAND fails, the end of
 # its output is shown and its status is returned. COMMAND may be a function, which must stop at its own first failure.
-step() {
-  local text=$1 log status=0 began=$SECONDS ticker=''
+# The step is a process of its own: when it ends, by Ctrl-C too, nothing it started in the background goes on.
+step() (
+  text=$1 status=0 began=$SECONDS
   shift
   log=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
-  if [ -t 1 ]; then
-    _tick "$text" "$log" &
-    ticker=$!
-  else
-    say "$text ..."
-  fi
+  trap '_end_background; rm -f "$log"' EXIT
+  if [ -t 1 ]; then _tick "$text" "$log" & else say "$text ..."; fi
   "$@" >"$log" 2>&1 </dev/null || status=$?
-  if [ -n "$ticker" ]; then
-    kill "$ticker" 2>/dev/null || true
-    wait "$ticker" 2>/dev/null || true
-    printf '\r\033[K'
-  fi
+  _end_background
+  if [ -t 1 ]; then printf '\r\033[K'; fi
   if [ "$status" -eq 0 ]; then
     say "$text: done ($((SECONDS - began)) s)"
   else
     warn "$text: failed after $((SECONDS - began)) s. Its last lines:"
     tail -n 25 "$log" | sed 's/^/  | /' >&2
   fi
-  rm -f "$log"
-  return "$status"
+  exit "$status"
+)
+
+_end_background() {
+  local process
+  for process in $(jobs -p); do
+    kill "$process" 2>/dev/null || true
+    wait "$process" 2>/dev/null || true
+  done
 }
 
 # Shows TEXT, the seconds, and the last line of LOG so far. It ends by itself when the script that started it is gone.

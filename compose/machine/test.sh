@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every check and every test, on this machine's own Docker Engine, in one pytest run whose exit status is this script's.
-# What the tests start carries the label of this run and is removed at the end, also after a failure or Ctrl-C.
+# What the tests start is labelled as theirs and is removed at the end, also after a failure or Ctrl-C.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -11,9 +11,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=compose/machine/stack.sh
 . "$here/stack.sh"
 
-PIERHEAD_TEST_RUN=run-$$-$(date +%s)
-export PIERHEAD_TEST_RUN
-readonly LABEL=pierhead.test-run=$PIERHEAD_TEST_RUN
+export PIERHEAD_TEST_RUN=run-$$
+readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects that tests start begin with
 
 main() {
   "$here/lint.sh" check
@@ -32,25 +31,38 @@ run_tests() {
   for directory in tests/unit tests/contract tests/integration tests/e2e; do
     [ -d "$directory" ] && directories+=("$directory")
   done
-  # testcontainers' reaper is an image from a registry; the label below does its work.
+  # testcontainers' reaper is an image from a registry; remove_leftovers does its work.
   TESTCONTAINERS_RYUK_DISABLED=true .venv/bin/python -m pytest "${directories[@]}"
 }
 
-cleanup() {
-  local left
+remove_leftovers() {
+  local ids
   trap '' INT TERM
   docker info >/dev/null 2>&1 || return 0
-  left=$(docker ps -aq --filter "label=$LABEL")
-  # shellcheck disable=SC2086  # one argument each
-  [ -z "$left" ] || docker rm --force --volumes $left >/dev/null || true
-  left=$(docker network ls -q --filter "label=$LABEL")
+  ids=$(of_tests "docker ps --all")
+  # shellcheck disable=SC2086  # one argument each, here and below
+  [ -z "$ids" ] || docker rm --force --volumes $ids >/dev/null || true
+  ids=$(of_tests "docker network ls")
   # shellcheck disable=SC2086
-  [ -z "$left" ] || docker network rm $left >/dev/null || true
-  left=$(docker volume ls -q --filter "label=$LABEL")
+  [ -z "$ids" ] || docker network rm $ids >/dev/null || true
+  ids=$(of_tests "docker volume ls")
   # shellcheck disable=SC2086
-  [ -z "$left" ] || docker volume rm $left >/dev/null || true
+  [ -z "$ids" ] || docker volume rm $ids >/dev/null || true
 }
 
-trap cleanup EXIT
+# of_tests LISTING: the ids in one of Docker's listings that belong to tests.
+of_tests() {
+  local label
+  {
+    for label in pierhead.test "pierhead.test-run=$PIERHEAD_TEST_RUN"; do
+      $1 --quiet --filter "label=$label"
+    done
+    for label in $($1 --format '{{.Label "com.docker.compose.project"}}' | grep "^$TEST_PROJECTS" | sort -u); do
+      $1 --quiet --filter "label=com.docker.compose.project=$label"
+    done
+  } | sort -u
+}
+
+trap remove_leftovers EXIT
 trap 'exit 130' INT TERM
 main

@@ -120,26 +120,22 @@ http_status() {
   line=$(timeout 10 bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$1" &&
     printf "GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" "$2" >&3 && head -n 1 <&3' - "$port" "$1" 2>/dev/null) || true
   line=${line#HTTP/* }
-  printf '%s' "${line:0:3}"
+  line=${line:0:3}
+  printf '%s' "${line:-000}"
 }
 
 wait_for_apps() {
-  local app request status began=$SECONDS
+  local app request status said began=$SECONDS
   for app in $(chosen_apps); do
     request=$(first_request "$app")
-    if [ -z "$request" ]; then
-      echo "$app: no request known to try"
-      continue
-    fi
-    until status=$(http_status "$request") && [ "$status" = 200 ]; do
-      if [ "$((SECONDS - began))" -ge "$READY_S" ]; then
-        echo "GET $request: status ${status:-none}"
-        return 1
-      fi
-      echo "GET $request: status ${status:-none}, asking again"
-      sleep 0.5
+    status='' said=''
+    until [ -z "$request" ] || [ "$status" = 200 ]; do
+      [ "$((SECONDS - began))" -lt "$READY_S" ] || return 1
+      [ -z "$status" ] || sleep 0.5
+      status=$(http_status "$request")
+      [ "$status" = "$said" ] || echo "GET $request: ${status/000/no answer}"
+      said=$status
     done
-    echo "GET $request: $status"
   done
 }
 
