@@ -1,0 +1,90 @@
+"""What the ranker's own environment variables say."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from pierhead.errors import SettingsError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankerSettings:
+    """| variable | meaning |
+    |---|---|
+    | PIERHEAD_RANKER_WEIGHTS | safetensors file with the parameters; unset: weights from a fixed seed |
+    | PIERHEAD_RANKER_DEVICE | cpu, cuda, or auto (the default): cuda where PyTorch finds it |
+    | PIERHEAD_TORCH_THREADS | threads of one forward pass on a CPU; default: the CPUs this container may use |
+    """
+
+    weights: Path | None
+    device: torch.device
+    threads: int
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> RankerSettings:
+        """Read the environment. Raises SettingsError naming every variable that cannot be used."""
+        environ = os.environ if environ is None else environ
+        problems: list[str] = []
+        weights = environ.get("PIERHEAD_RANKER_WEIGHTS", "").strip()
+        settings = cls(
+            weights=Path(weights) if weights else None,
+            device=_device(environ.get("PIERHEAD_RANKER_DEVICE", "").strip() or "auto", problems),
+            threads=_threads(environ.get("PIERHEAD_TORCH_THREADS", "").strip(), problems),
+        )
+        if problems:
+            raise SettingsError("\n".join(problems))
+        return settings
+
+
+def _device(raw: str, problems: list[str]) -> torch.device:
+    if raw not in ("auto", "cpu", "cuda"):
+        problems.append(f'PIERHEAD_RANKER_DEVICE: expected auto, cpu or cuda, found "{raw}"')
+        return torch.device("cpu")
+    available = torch.cuda.is_available()
+    if raw == "cuda" and not available:
+        why = "this image holds a CPU build of PyTorch" if torch.version.cuda is None else "PyTorch finds no GPU"
+        problems.append(
+            f"PIERHEAD_RANKER_DEVICE: expected a GPU, found none: {why}. Give the service a GPU "
+            "(deploy.resources.reservations.devices) and an image with a CUDA build, or set it to cpu or auto."
+        )
+    wanted = cast("Device", raw)
+    return torch.device("cuda" if available and wanted != "cpu" else "cpu")
+
+
+def _threads(raw: str, problems: list[str]) -> int:
+    if not raw:
+        return usable_cpus()
+    if not (raw.isascii() and raw.isdigit()) or int(raw) < 1:
+        problems.append(f'PIERHEAD_TORCH_THREADS: expected an integer >= 1, found "{raw}"')
+        return 1
+    return int(raw)
+
+
+def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Whole CPUs this container may use: PyTorch's own count (physical cores), bounded by the cgroup's CPU quota.
+
+    More threads than the quota pays for are stopped in the middle of each pass, which is slower than fewer.
+    """
+    quota = _cpu_quota(cgroup)
+    cpus = torch.get_num_threads()
+    return cpus if quota is None else max(1, min(cpus, math.floor(quota)))
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """CPUs that the cgroup's quota allows; None = no quota. Version 2 (`cpu.max`) and version 1 (`cpu.cfs_*_us`)."""
+    files = ((cgroup / "cpu.max",), (cgroup / "cpu" / "cpu.cfs_quota_us", cgroup / "cpu" / "cpu.cfs_period_us"))
+    for paths in files:
+        try:
+            quota, period = " ".join(path.read_text() for path in paths).split()
+        except OSError:
+            continue  # not this version of cgroups
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    return None
