@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import grpc
 
 from pierhead.channel import HandleChannel
 from pierhead.connection import TRANSPORTS
@@ -12,7 +14,7 @@ StubT = TypeVar("StubT")
 
 
 def handle(
-    stub: Callable[[Any], StubT],
+    stub: Callable[[grpc.aio.Channel], StubT],
     service: str,
     *,
     policy: str = "power_of_two",
