@@ -34,8 +34,8 @@ logger = logging.getLogger("controller")
 ENGINE_RETRY_S = 2.0
 
 
-class _Stopped(Exception):  # noqa: N818 - not an error: how a signal leaves the TaskGroup
-    """The controller was told to stop."""
+class _Stopped(Exception):
+    """Not an error: how being told to stop ends everything that a TaskGroup owns."""
 
 
 async def run(settings: Settings) -> None:
@@ -85,10 +85,14 @@ async def _serve(
             async with _api(settings, loop), _discovery(settings, loop):
                 loop.start()
                 logger.info("controls project %s in %s", settings.project, settings.project_dir)
-                await stop.wait()
-                raise _Stopped
+                await _end_with(stop)
     except* _Stopped:
         logger.info("told to stop")
+
+
+async def _end_with(stop: asyncio.Event) -> None:
+    await stop.wait()
+    raise _Stopped
 
 
 @contextlib.asynccontextmanager

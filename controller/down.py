@@ -36,26 +36,27 @@ async def is_going_down(engine: ClusterEngine, project: str) -> bool:
         return False
 
 
-async def remove_replicas(engine: ClusterEngine, project: str, limit_s: float = LIMIT_S) -> int:
-    """Stop every replica (SIGTERM: they finish what they have), remove them; return how many are left over."""
+async def remove_replicas(engine: ClusterEngine, project: str, limit_s: float = LIMIT_S) -> None:
+    """Stop every replica (SIGTERM: they finish what they have) and remove them. Raises EngineError."""
     deadline = asyncio.get_running_loop().time() + limit_s
     try:
         async with asyncio.timeout_at(deadline - FORCE_S):
             replicas = await _replicas(engine, project)
             logger.info("the stack goes down: stopping %d replicas", len(replicas))
             await _perform_all(engine, project, [_sigterm(replica) for replica in replicas if replica.state.is_up])
-            while any(replica.state.is_up for replica in await _replicas(engine, project)):
+            # The engine is asked: its events have no reader any more.
+            while any(replica.state.is_up for replica in await _replicas(engine, project)):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         logger.warning("some replicas did not end within %g s, ending them", limit_s - FORCE_S)
     try:
         async with asyncio.timeout_at(deadline):
-            replicas = await _replicas(engine, project)
-            await _perform_all(engine, project, [_removal(replica) for replica in replicas])
-            return len(await _replicas(engine, project))
+            # More than once: a creation that was under way when the controller was told to stop may still come true.
+            while replicas := await _replicas(engine, project):
+                await _perform_all(engine, project, [_removal(replica) for replica in replicas])
+                await asyncio.sleep(LOOK_S)
     except TimeoutError:
         logger.error("replicas were left behind: `docker compose down --remove-orphans` removes them")  # noqa: TRY400
-        return -1
 
 
 async def _replicas(engine: ClusterEngine, project: str) -> tuple[ReplicaContainer, ...]:

@@ -1,0 +1,7 @@
+"""`python -m controller.cli`, installed in the image as `pierhead`."""
+
+from __future__ import annotations
+
+from controller.cli.commands import main
+
+main()
