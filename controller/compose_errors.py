@@ -1,18 +1,22 @@
-"""What `docker compose config` says on failure -> sentences that say where, why and what to do. Pure but for one hint.
+"""What `docker compose config` says on failure -> sentences that say where, why and what to do.
 
-Words of Compose 2.26 and later are known; words that are not known are passed on as they are.
+Reads files only to find the place that Compose does not name. Words of Compose 2.26 and later are known; words that are
+not known are passed on as they are.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from controller.compose_yaml import load_written
+from controller.problems import at, shown
 
 _LOG_LINE = re.compile(r'time="[^"]*" level=(?P<level>\w+) msg="(?P<message>.*)"')
 _SHORT_LOG_LINE = re.compile(r"(?P<level>WARN|INFO|DEBU)\[\d+\] (?P<message>.*)")
@@ -109,6 +113,23 @@ def _wrong_cast(match: re.Match[str], setting: Setting) -> str:
     return f"{match['where']}: wrong type, found {match['found']} (Compose expects a number here, or true/false)"
 
 
+def _not_finite(match: re.Match[str], setting: Setting) -> str:
+    """Compose does not say where; so look for the number."""
+    try:
+        where = _path_of_not_finite(load_written(Path(match["file"]).read_text()), "")
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        where = ""  # the file is named in any case
+    found = shown(float(match["found"]))
+    return f"{where or match['file']}: expected a finite number, found {found} (in {match['file']})"
+
+
+def _path_of_not_finite(value: Any, path: str) -> str:
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else path
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    return next(filter(None, (_path_of_not_finite(item, at(path, key)) for key, item in items)), "")
+
+
 def _schema(match: re.Match[str], setting: Setting) -> str:
     where, what = match["where"], match["what"]
     return f"{where}: {what} (in {match['file']})"
@@ -146,6 +167,7 @@ _EXPLANATIONS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], Setting]
         ),
         _wrong_cast,
     ),
+    (re.compile(r"^validating (?P<file>.+?): json: unsupported value: (?P<found>\S+)"), _not_finite),
     (re.compile(r"^validating (?P<file>.+?): (?P<where>\S+) (?P<what>.+)", re.DOTALL), _schema),
     (
         re.compile(r'^service "(?P<service>[^"]+)" (?:refers to|depends on) undefined (?P<kind>\w+) (?P<name>\S+)'),

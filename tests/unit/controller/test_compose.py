@@ -1,0 +1,324 @@
+"""Reading the project: Compose's words made helpful, its YAML, the command's ends, and which files count."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from controller.compose import ComposeProject
+from controller.compose_errors import Setting, explain, explain_warning, split_output
+from controller.compose_files import compose_files
+from controller.compose_yaml import load_resolved
+from controller.errors import ControllerError, SpecError
+
+SETTING = Setting(Path("/shop"), (Path("/shop/compose.yaml"),))
+VARIABLES = (
+    "the controller takes variables from /shop/.env and from its own environment, not from the shell that ran "
+    "`docker compose up`"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "error while interpolating services.a.image: required variable TAG is missing a value: set it",
+            f'services.a.image: variable "TAG" has no value (set it): {VARIABLES}; write TAG=... into /shop/.env',
+        ),
+        (
+            "error while interpolating services.a.image: required variable TAG is missing a value",
+            f'services.a.image: variable "TAG" has no value: {VARIABLES}; write TAG=... into /shop/.env',
+        ),
+        (
+            "required variable TAG is missing a value",
+            f'/shop/compose.yaml: variable "TAG" has no value: {VARIABLES}; write TAG=... into /shop/.env',
+        ),
+        (
+            "no configuration file provided: not found",
+            "/shop: no compose file in this directory; create compose.yaml or name the files in COMPOSE_FILE",
+        ),
+        (
+            "stat /shop/apps/b.yaml: no such file or directory",
+            (
+                "/shop/apps/b.yaml: no such file; relative names start at /shop (COMPOSE_FILE) or at the file that "
+                "names it (include, extends), and the controller sees what lies in /shop only"
+            ),
+        ),
+        (
+            "env file /shop/x.env not found: stat /shop/x.env: no such file or directory",
+            (
+                "/shop/x.env: no such file, and a service names it as env_file; create it or take it out of env_file "
+                "(the controller sees what lies in /shop only)"
+            ),
+        ),
+        (
+            "invalid interpolation format for services.a.image.\nYou may need to escape any $ with another $.\nx${TAG",
+            "services.a.image: cannot fill in the variables of x${TAG; a literal dollar sign is written $$",
+        ),
+        (
+            (
+                "error while interpolating services.b.scale: failed to cast to expected type: strconv.Atoi: parsing "
+                '"two": invalid syntax'
+            ),
+            'services.b.scale: wrong type, found "two" (Compose expects a number here, or true/false)',
+        ),
+        (
+            "validating /shop/compose.yaml: services.b.image must be a string",
+            "services.b.image: must be a string (in /shop/compose.yaml)",
+        ),
+        (
+            'service "a" refers to undefined network nope: invalid compose project',
+            'services.a: refers to network "nope", which the files do not define; correct the name or define it',
+        ),
+        (
+            'service "a" depends on undefined service "nope": invalid compose project',
+            'services.a: refers to service "nope", which the files do not define; correct the name or define it',
+        ),
+        (
+            'service "b" has neither an image nor a build context specified: invalid compose project',
+            "services.b: has neither image nor build; write one of them",
+        ),
+        (
+            "services.a: can't set distinct values on 'scale' and 'deploy.replicas': invalid compose project",
+            "services.a: can't set distinct values on 'scale' and 'deploy.replicas'",
+        ),
+        ("services must be a mapping", "/shop/compose.yaml: services must be a mapping"),
+        ("something\n  nobody has seen", "/shop/compose.yaml: something nobody has seen"),
+        ("yaml: line 4: unreadable", "/shop/compose.yaml: not valid YAML: line 4: unreadable"),
+    ],
+)
+def test_failures_say_where_why_and_what_to_do(said: str, told: str) -> None:
+    assert explain(said, SETTING) == told
+
+
+def test_broken_yaml_is_found_in_the_right_file(tmp_path: Path) -> None:
+    good, bad = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    good.write_text("services: {a: {image: !override x}, b: &b {image: y}, c: {<<: *b, command: [=]}}")
+    bad.write_text("services:\n  a:\n    image: b\n  c: [\n")
+    told = explain("yaml: line 4: did not find expected node content", Setting(tmp_path, (good, bad)))
+    assert told == f"{bad}: not valid YAML: line 5, column 1: did not find expected node content"
+
+
+def test_warnings_are_kept_apart_from_the_error() -> None:
+    stderr = (
+        'time="2026-11-21T08:45:53Z" level=warning msg="The \\"TAG\\" variable is not set. Defaulting to a blank '
+        'string."\n WARN[0000] the attribute `version` is obsolete\n'
+        "services must be a mapping\n"
+    )
+    message, warnings = split_output(stderr)
+    assert message == "services must be a mapping"
+    assert [explain_warning(warning, SETTING) for warning in warnings] == [
+        f'variable "TAG" is not set and became empty: {VARIABLES}',
+        "the attribute `version` is obsolete",
+    ]
+
+
+def test_yaml_as_compose_prints_it() -> None:
+    text = (
+        "a: 1e+06\nb: =\nc: <<\nd: 2020-01-01T00:00:00Z\ne: on\nf: ~\ng: $$x$$$$\nh: '08'\ni: -5\nj: true\nk: 1.5\nl:"
+    )
+    assert load_resolved(text) == {
+        "a": 1_000_000.0,
+        "b": "=",
+        "c": "<<",
+        "d": "2020-01-01T00:00:00Z",
+        "e": "on",
+        "f": None,
+        "g": "$x$$",
+        "h": "08",
+        "i": -5,
+        "j": True,
+        "k": 1.5,
+        "l": None,
+    }
+
+
+# -------------------------------------------------------------------------------------------------- running the command
+
+
+def project(directory: Path, script: str, *, timeout_s: float = 20.0) -> ComposeProject:
+    """A project whose "docker compose config" is this Python program."""
+    environment = {"COMPOSE_FILE": "compose.yaml", "PATH": os.environ["PATH"]}
+    return ComposeProject(directory, environment, command=(sys.executable, "-c", script), timeout_s=timeout_s)
+
+
+CONFIG = """
+name: shop
+services:
+  ranker: {image: shop/ranker, scale: 0, command: [echo, $$HOME], x-serve: {replicas: 2}}
+"""
+
+
+async def test_loads_a_spec_with_the_warnings(tmp_path: Path) -> None:
+    script = (
+        f"import sys; print({CONFIG!r}); "
+        'print(\'time="x" level=warning msg="The \\\\"A\\\\" variable is not set. B."\', file=sys.stderr)'
+    )
+    spec = await project(tmp_path, script).load()
+    assert (spec.project, spec.services["ranker"].replicas) == ("shop", 2)
+    assert spec.services["ranker"].container["Cmd"] == ["echo", "$HOME"]
+    assert [warning.split(":")[0] for warning in spec.warnings] == ['variable "A" is not set and became empty']
+
+
+async def test_a_failure_is_a_spec_error(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        await project(tmp_path, "import sys; sys.exit('services must be a mapping')").load()
+    assert caught.value.problems == (f"{tmp_path}/compose.yaml: services must be a mapping",)
+
+
+async def test_a_failure_without_words(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        await project(tmp_path, "raise SystemExit(9)").load()
+    assert caught.value.problems == (f"{tmp_path}/compose.yaml: Compose ended with code 9",)
+
+
+async def test_a_command_that_hangs_is_ended(tmp_path: Path) -> None:
+    script = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
+    with pytest.raises(ControllerError, match=r"did not answer within 1 s in "):
+        await project(tmp_path, script, timeout_s=1).load()
+    assert is_gone(tmp_path / "pid")
+
+
+async def test_a_cancelled_load_leaves_no_process(tmp_path: Path) -> None:
+    script = "import os, time; open('p', 'w').write(str(os.getpid())); os.rename('p', 'pid'); time.sleep(600)"
+    loading = asyncio.create_task(project(tmp_path, script).load())
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < deadline, "the command was not started"
+        await asyncio.sleep(0.01)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert is_gone(tmp_path / "pid")
+
+
+def is_gone(pid_file: Path) -> bool:
+    """Whether the process has ended (and been waited for)."""
+    try:
+        os.kill(int(pid_file.read_text()), 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+async def test_a_machine_without_the_command(tmp_path: Path) -> None:
+    nowhere = ComposeProject(tmp_path, {"PATH": ""}, command=("docker-that-is-not-there",))
+    with pytest.raises(ControllerError, match=r"^cannot run `docker-that-is-not-there`: No such file or directory; "):
+        await nowhere.load()
+
+
+async def test_a_project_directory_that_is_not_mounted(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        await project(tmp_path / "x", "").load()
+    assert caught.value.problems == (
+        f"PIERHEAD_PROJECT_DIR: {tmp_path}/x is not a directory here; mount it at its own absolute path",
+    )
+
+
+async def test_output_that_is_no_yaml(tmp_path: Path) -> None:
+    with pytest.raises(ControllerError, match="printed what is not YAML"):
+        await project(tmp_path, "print('a: [')").load()
+
+
+def test_the_controllers_environment_names_the_project(tmp_path: Path) -> None:
+    assert ComposeProject.from_environment({"PIERHEAD_PROJECT_DIR": str(tmp_path)}).project_dir == tmp_path
+    assert ComposeProject.from_environment({}).project_dir == Path.cwd()
+
+
+# ---------------------------------------------------------------------------------------------------- files and changes
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A project of several files in two directories."""
+    write(tmp_path / "compose" / "compose.yaml", "include: [more/inc.yaml]\nservices: {a: {image: a, env_file: a.env}}")
+    write(tmp_path / "compose" / "more" / "inc.yaml", "services: {b: {extends: {file: base.yaml, service: b}}}")
+    write(tmp_path / "compose" / "more" / "base.yaml", "services: {b: {image: b, env_file: [{path: b.env}, '${X}']}}")
+    write(tmp_path / "compose" / "a.env", "A=1")
+    write(tmp_path / ".env", "COMPOSE_FILE=compose/compose.yaml:compose/apps/echo.yaml\nX=1\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ".env",
+        "compose/compose.yaml",
+        "compose/apps/echo.yaml",  # named, does not exist yet
+        "compose/a.env",
+        "compose/more/inc.yaml",
+        "compose/more/base.yaml",
+        "compose/more/b.env",
+        "compose/.env",
+    ],
+)
+def test_the_fingerprint_follows_every_file(shop: Path, changed: str) -> None:
+    files = ComposeProject(shop, {})
+    before = files.fingerprint()
+    assert files.fingerprint() == before
+    write(shop / changed, "services: {}\n# changed\n")
+    assert files.fingerprint() != before
+
+
+def test_the_fingerprint_sees_a_file_replaced_by_another_of_the_same_age_and_size(shop: Path) -> None:
+    files = ComposeProject(shop, {})
+    before = files.fingerprint()
+    target = shop / "compose" / "a.env"
+    status = target.stat()
+    write(shop / "new", "A=2")
+    os.utime(shop / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (shop / "new").rename(target)
+    assert files.fingerprint() != before
+
+
+def test_the_fingerprint_does_not_depend_on_who_asks(shop: Path) -> None:
+    first = ComposeProject(shop, {})
+    first.fingerprint()
+    write(shop / "compose" / "more" / "inc.yaml", "services: {b: {image: b}}")
+    assert first.fingerprint() == ComposeProject(shop, {}).fingerprint()
+
+
+def test_files_that_include_each_other_end(tmp_path: Path) -> None:
+    write(tmp_path / "compose.yaml", "include: [b.yaml]")
+    write(tmp_path / "b.yaml", "include: compose.yaml")
+    assert {Path(row[0]).name for row in ComposeProject(tmp_path, {}).fingerprint()} >= {"compose.yaml", "b.yaml"}
+
+
+@pytest.mark.parametrize("text", ["a: [", "[1, 2]", "\0", "services: [a]", "services: {a: 3}", "include: {path: 3}"])
+def test_files_that_are_broken_are_watched(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "compose.yaml", text)
+    files = ComposeProject(tmp_path, {"COMPOSE_FILE": "compose.yaml"})
+    before = files.fingerprint()
+    write(tmp_path / "compose.yaml", "services: {}")
+    assert files.fingerprint() != before
+
+
+def test_which_files_the_project_consists_of(tmp_path: Path) -> None:
+    write(tmp_path / "compose.yaml", "")
+    write(tmp_path / "compose.override.yaml", "")
+    assert compose_files(tmp_path, {}) == [tmp_path / "compose.yaml", tmp_path / "compose.override.yaml"]
+    assert compose_files(tmp_path, {"COMPOSE_FILE": "x/a.yaml:/b.yaml"}) == [tmp_path / "x/a.yaml", Path("/b.yaml")]
+    separated = {"COMPOSE_FILE": "a.yaml,b.yaml", "COMPOSE_PATH_SEPARATOR": ","}
+    assert compose_files(tmp_path, separated) == [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    write(tmp_path / ".env", "# COMPOSE_FILE=no\nCOMPOSE_FILE='c.yaml'\n")
+    assert compose_files(tmp_path, {}) == [tmp_path / "c.yaml"]
+
+
+def test_asking_for_the_fingerprint_is_cheap(shop: Path) -> None:
+    files = ComposeProject(shop, {})
+    files.fingerprint()
+    started = time.process_time()
+    for _ in range(100):
+        files.fingerprint()
+    assert time.process_time() - started < 0.5
