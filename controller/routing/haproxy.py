@@ -1,0 +1,305 @@
+"""HAProxy as the edge: scaling through its runtime API, new routes through a new file and a reload.
+
+The file on disk always holds the servers of now. A reload therefore starts the new worker with all of them (and with
+their checks' verdicts and drains, handed over in a state file), and so does a restart of the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from controller.errors import RoutingError, RoutingUnreachable
+from controller.model import (
+    AddServer,
+    DeleteServer,
+    RoutingState,
+    Server,
+    ServerState,
+    ServiceSpec,
+    SetServerState,
+    ShutdownSessions,
+    WriteRouting,
+)
+from controller.routing import haproxy_config as config
+from controller.routing import haproxy_state as state
+from controller.routing.base import RoutingAction
+from controller.routing.haproxy_socket import CommandRefused, MasterSocket, RuntimeSocket, command
+
+_log = logging.getLogger(__name__)
+
+REMOVABLE_WAIT_S = 5
+NEW_WORKER_WAIT_S = 10.0
+_NO_STATES = "1\n"
+"""A server state file without servers: just its format's number."""
+_GONE = ("No such server", "No such backend")
+
+
+class HAProxyRouter:
+    """A `Router` over the sockets and the configuration file in `run_dir`, a volume shared with HAProxy's container.
+
+    Changes are made one after the other; snapshots may be taken at any time.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._runtime = RuntimeSocket(run_dir / "admin.sock")
+        self._master = MasterSocket(run_dir / "master.sock")
+        self._config_file = run_dir / "haproxy.cfg"
+        self._states_file = run_dir / "servers.state"
+        self._changing = asyncio.Lock()
+        self._changes_waiting = 0
+        self._leaving: Mapping[tuple[str, str], int] = {}
+
+    async def observe(self) -> RoutingState | None:
+        """One snapshot; None while HAProxy does not answer.
+
+        `sessions` of a server include what workers of before a reload still have there: it is drained when they, too,
+        are done with it.
+        """
+        try:
+            answers = await self._runtime.ask_all(state.QUESTIONS)
+        except RoutingUnreachable:
+            return None
+        seen = state.routing_state(*answers)
+        leaving = await self._sessions_of_leaving_workers()
+        if not leaving:
+            return seen
+        return replace(
+            seen,
+            servers=tuple(
+                replace(server, sessions=server.sessions + leaving.get((server.backend, server.name), 0))
+                for server in seen.servers
+            ),
+        )
+
+    async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
+        """Carry out one action; "already there" and "already gone" are success. AddServer needs the spec.
+
+        Raises RoutingError (the message quotes the command and HAProxy's answer), RoutingUnreachable.
+        """
+        async with self._one_at_a_time():
+            match action:
+                case AddServer():
+                    await self._add(action, spec)
+                case SetServerState():
+                    await self._set_state(action)
+                case ShutdownSessions():
+                    await self._shutdown_sessions(action)
+                case DeleteServer():
+                    await self._delete(action.backend, action.target)
+                case WriteRouting():
+                    await self._write_routing(action.services)
+
+    def routing_hash(self, services: Collection[ServiceSpec]) -> str:
+        """Hash of the configuration without servers. Raises RoutingError when a value may not be put into it."""
+        return config.routing_hash(services)
+
+    async def close(self) -> None:
+        """Nothing to let go of: a connection lives for one exchange."""
+
+    # ---------------------------------------------------------------------------------------------------- servers
+
+    async def _add(self, action: AddServer, spec: ServiceSpec | None) -> None:
+        if spec is None:
+            raise RoutingError(f"server {action.target} cannot be added without the spec of service {action.service!r}")
+        name, backend = config.checked_server_name(action.target), config.checked_backend(action.backend)
+        address = config.checked_address(action.address)
+        server = f"{backend}/{name}"
+        present = [(s, number) for s, number in await self._servers() if s.backend == backend]
+        same_name = next((s for s, _ in present if s.name == name), None)
+        if same_name is not None and same_name.address != address:
+            await self._delete(backend, name)
+            same_name = None
+        if same_name is None:
+            # Without an id some versions' algorithms misplace it; the next free one after all that are there.
+            number = max((number for _, number in present), default=0) + 1
+            options = config.server_options(spec)
+            await self._runtime.ask(command("add", "server", server, address, "id", str(number), *options))
+        await self._runtime.ask(command("enable", "health", server))
+        await self._runtime.ask(command("enable", "server", server))
+
+    async def _set_state(self, action: SetServerState) -> None:
+        server = _server_path(action.backend, action.target)
+        try:
+            await self._runtime.ask(command("set", "server", server, "state", action.state.value))
+        except CommandRefused as error:
+            if action.state is ServerState.READY or not error.answer.startswith(_GONE):
+                raise
+
+    async def _shutdown_sessions(self, action: ShutdownSessions) -> None:
+        server = _server_path(action.backend, action.target)
+        try:
+            await self._runtime.ask(command("shutdown", "sessions", "server", server))
+        except CommandRefused as error:
+            if not error.answer.startswith(_GONE):
+                raise
+
+    async def _delete(self, backend: str, name: str) -> None:
+        server = _server_path(backend, name)
+        try:
+            await self._runtime.ask(command("set", "server", server, "state", "maint"))
+        except CommandRefused as error:
+            if error.answer.startswith(_GONE):
+                return
+            raise
+        wait = command("wait", f"{REMOVABLE_WAIT_S}s", "srv-removable", server)
+        try:
+            await self._runtime.ask(wait, timeout_s=REMOVABLE_WAIT_S + 3)
+        except CommandRefused as error:
+            raise RoutingError(
+                f"server {server} still has connections after {REMOVABLE_WAIT_S} s in maintenance and was not deleted "
+                f"(`{wait}`: {error.answer}); it is tried again, or end them with `shutdown sessions server {server}`"
+            ) from error
+        await self._runtime.ask(command("del", "server", server))
+
+    async def _servers(self) -> list[tuple[Server, int]]:
+        return state.servers(await self._runtime.ask("show servers state"), {})
+
+    async def _sessions_of_leaving_workers(self) -> Mapping[tuple[str, str], int]:
+        """Requests in flight by (backend, server) in workers that a reload replaced.
+
+        While the master cannot say (it starts itself anew at a reload) the last answer holds: too many keep a replica
+        for a moment longer, too few would end one that is still at work.
+        """
+        try:
+            total: dict[tuple[str, str], int] = {}
+            for pid in await self._master.leaving_workers():
+                for server, (in_flight, _) in state.sessions(
+                    await self._master.ask_worker(pid, "show stat -1 4 -1")
+                ).items():
+                    total[server] = total.get(server, 0) + in_flight
+            self._leaving = total
+        except RoutingUnreachable as error:
+            _log.warning("sessions of workers before the last reload are unknown, the last count holds: %s", error)
+        return self._leaving
+
+    # ------------------------------------------------------------------------------------------------------- file
+
+    async def _write_routing(self, services: Collection[ServiceSpec]) -> None:
+        text = config.render(services)
+        before = await self._running()
+        refusal = state.refusal_of_version(before.version)
+        if refusal:
+            raise RoutingError(f"HAProxy {refusal}. No routes were written.")
+        wanted = config.hash_of(text)
+        if before.routing_hash == wanted and config.hash_of(await asyncio.to_thread(self._read_config)) == wanted:
+            return
+        states = await self._runtime.ask("show servers state")
+        text = config.with_servers(text, _lines(state.servers(states, {}), keep_state=True))
+        previous = await asyncio.to_thread(self._read_config)
+        # The new worker takes checks' verdicts and drains from here, so nothing that is down or draining gets traffic.
+        await asyncio.to_thread(_write, self._states_file, f"{states}\n")
+        await asyncio.to_thread(_write, self._config_file, text)
+        try:
+            await self._master.reload()
+            await self._new_worker(wanted)
+        except RoutingError:
+            if previous and (await self._hash_now()) != wanted:
+                await asyncio.to_thread(_write, self._config_file, previous)
+            raise
+        finally:
+            await asyncio.to_thread(_write, self._states_file, _NO_STATES)
+
+    async def _running(self) -> RoutingState:
+        return state.routing_state(*await self._runtime.ask_all(state.QUESTIONS))
+
+    async def _hash_now(self) -> str | None:
+        try:
+            return (await self._running()).routing_hash
+        except RoutingUnreachable:
+            return None
+
+    async def _new_worker(self, wanted: str) -> None:
+        """Wait until the socket is answered by a worker that runs the new configuration."""
+        try:
+            async with asyncio.timeout(NEW_WORKER_WAIT_S):
+                while await self._hash_now() != wanted:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise RoutingUnreachable(
+                f"HAProxy loaded routing {wanted}, but no worker with it answered within {NEW_WORKER_WAIT_S:g} s"
+            ) from None
+
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self) -> AsyncIterator[None]:
+        """Hold off other changes; the last one of a queue brings the file on disk up to date."""
+        self._changes_waiting += 1
+        try:
+            async with self._changing:
+                try:
+                    yield
+                finally:
+                    if self._changes_waiting == 1:
+                        await self._refresh_file()
+        finally:
+            self._changes_waiting -= 1
+
+    async def _refresh_file(self) -> None:
+        """Put the servers of now into the file, so that a HAProxy that is started anew begins with them.
+
+        Traffic does not depend on it, so a failure is told in the log and mended with the next change. Servers that
+        drain are written as disabled: after a restart nothing must reach them any more.
+        """
+        try:
+            now, running = await self._runtime.ask_all(("show servers state", "get var proc.pierhead_routing"))
+            text = await asyncio.to_thread(self._read_config)
+            if not text or config.hash_of(text) != state.variable(running):
+                _log.warning(
+                    "%s is not what HAProxy runs and was left alone; the next change of a route writes it anew",
+                    self._config_file,
+                )
+                return
+            refreshed = config.with_servers(text, _lines(state.servers(now, {}), keep_state=False))
+            if refreshed != text:
+                await asyncio.to_thread(_write, self._config_file, refreshed)
+        except (RoutingError, OSError) as error:
+            _log.warning("%s could not be brought up to date: %s", self._config_file, error)
+
+    def _read_config(self) -> str:
+        try:
+            return self._config_file.read_text()
+        except FileNotFoundError:
+            return ""
+
+
+def _server_path(backend: str, name: str) -> str:
+    return f"{config.checked_backend(backend)}/{config.checked_server_name(name)}"
+
+
+def _lines(servers: Collection[tuple[Server, int]], *, keep_state: bool) -> list[config.ServerLine]:
+    """Lines for the file. With `keep_state` the state file tells what drains, else such servers are disabled."""
+    return [
+        config.ServerLine(
+            server.backend,
+            server.name,
+            server.address,
+            number,
+            disabled=server.state is ServerState.MAINT or (server.state is ServerState.DRAIN and not keep_state),
+        )
+        for server, number in servers
+    ]
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file in one step: a reader sees the old or the new one, also after a power cut."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

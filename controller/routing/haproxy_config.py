@@ -1,0 +1,292 @@
+"""HAProxy's configuration as text: rendered from services, with or without servers. Pure, but for reading the template.
+
+The template is `haproxy/haproxy.cfg.j2`, beside the package `controller` in a checkout (and in the controller's image,
+where that is /app/haproxy). The text is made in two stages. `render` gives everything that services decide; its hash is
+the routing hash, and a `# servers` mark stands in each backend. `with_servers` puts server lines after those marks. So
+scaling changes neither the hash nor anything that needs a reload.
+
+Every value that reaches the text is matched against a strict pattern first: whatever let it through before, nothing
+here can end a line or a quote.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import ipaddress
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import jinja2
+
+from controller.errors import RoutingError
+from controller.model import ServiceSpec, backend_name
+
+TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
+
+BACKEND_PREFIX = backend_name("")
+
+_SERVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62})")
+_SERVER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]{0,253})")
+_ROUTE = re.compile(r"/|(?:/[A-Za-z0-9._~-]+)+")
+_PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
+_GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$", re.MULTILINE)
+_SERVERS_MARK = "    # servers"
+_SERVER_LINE = "    server "
+_NO_HASH = ""
+
+CHECK_INTERVAL_CAP_S = 0.5
+"""HAProxy asks at least this often, so that a replica that went away is out of rotation within a second."""
+CHECK_AGAIN_S = 0.15
+"""Interval while the verdict is changing."""
+QUEUE_TIMEOUT_CAP_S = 30.0
+SERVER_TIMEOUT_SLACK_S = 5.0
+"""A replica ends a call at its own deadline; HAProxy only steps in when that did not happen."""
+HARD_STOP_FLOOR_S = 120
+
+_ERROR_CODES = (400, 408, 413, 500, 501, 502, 503, 504)
+# For gRPC callers: INTERNAL, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE by what HAProxy found.
+_GRPC_STATUS = MappingProxyType({400: 13, 408: 4, 413: 8, 500: 13, 501: 12, 502: 14, 503: 14, 504: 4})
+_GRPC_MESSAGE = MappingProxyType(
+    {
+        400: "Not a valid HTTP/2 request.",
+        408: "The headers of the call did not arrive within 30 s.",
+        413: "The call is larger than {} takes.",
+        500: "HAProxy could not process the call.",
+        501: "HAProxy does not support what this call asks for.",
+        502: "The replica of {} that had the call ended the connection. It may have done part of the work.",
+        503: "No replica of {} took the call: all are busy or cannot be reached. Nothing was done. Try again.",
+        504: "The replica of {} did not answer in time. It may still do the work.",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLine:
+    """One server as the file names it; options come from its backend's `default-server`."""
+
+    backend: str
+    name: str
+    address: str
+    id: int
+    disabled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """A service in the template's words."""
+
+    name: str
+    protocol: str
+    route: str | None
+    route_pattern: str
+    strip_prefix: bool
+    grpc_services: tuple[str, ...]
+    probe_path: str
+    max_queued_requests: int
+    timeout_server_ms: int
+    timeout_queue_ms: int
+    timeout_check_ms: int
+    server_options: str
+
+
+def is_routed(spec: ServiceSpec) -> bool:
+    """Whether anything from outside reaches the service; only then it has a backend."""
+    return spec.route is not None or bool(spec.grpc_services)
+
+
+def server_options(spec: ServiceSpec) -> tuple[str, ...]:
+    """Every option of a server of this service, for `add server` (which ignores `default-server`) and for the file.
+
+    Checks go to the probe's port in HTTP/1.1, whatever the service itself speaks. A server whose connections fail three
+    times in a row is down at once, without waiting for a check; one good check brings it back.
+    """
+    probe = spec.probe
+    interval = f"{_ms(min(probe.period_s, CHECK_INTERVAL_CAP_S))}ms"
+    options = ["check", "check-proto", "h1", "port", _number(probe.port, 1, 65535, "probe port", spec)]
+    options += ["inter", interval, "fastinter", f"{_ms(min(probe.period_s, CHECK_AGAIN_S))}ms", "downinter", interval]
+    options += ["fall", _number(probe.failures, 1, 1000, "probe failures", spec), "rise", "1"]
+    options += ["observe", "layer4", "error-limit", "3", "on-error", "mark-down"]
+    options += ["maxconn", _number(spec.max_ongoing_requests, 1, 1_000_000, "max_ongoing_requests", spec)]
+    if spec.protocol == "grpc":
+        options += ["proto", "h2"]
+    return tuple(options)
+
+
+def render(services: Collection[ServiceSpec]) -> str:
+    """Configuration for these services, without servers, with its own hash in it. The order given does not matter.
+
+    Raises RoutingError when a value may not be put into a configuration.
+    """
+    unsigned = _render(services, _NO_HASH)
+    return _render(services, hashlib.sha256(unsigned.encode()).hexdigest()[:16])
+
+
+def routing_hash(services: Collection[ServiceSpec]) -> str:
+    """16 hex digits over the configuration without servers. Raises RoutingError as `render` does."""
+    return hash_of(render(services))
+
+
+def hash_of(config: str) -> str:
+    """The hash that a configuration carries; empty when it carries none."""
+    found = _HASH_LINE.search(config)
+    return found.group(1) if found else ""
+
+
+def backends_of(config: str) -> frozenset[str]:
+    """Names of the services' backends in a configuration."""
+    return frozenset(re.findall(rf"^backend ({BACKEND_PREFIX}\S+)$", config, re.MULTILINE))
+
+
+def with_servers(config: str, servers: Iterable[ServerLine]) -> str:
+    """The configuration with exactly these servers; those of backends that it does not have are left out."""
+    wanted: dict[str, list[ServerLine]] = {}
+    for server in servers:
+        wanted.setdefault(server.backend, []).append(server)
+    lines: list[str] = []
+    backend = ""
+    for line in config.splitlines():
+        if line.startswith(_SERVER_LINE):
+            continue
+        lines.append(line)
+        if line.startswith("backend "):
+            backend = line.split()[1]
+        elif line == _SERVERS_MARK:
+            lines += [_server_line(server) for server in sorted(wanted.get(backend, ()), key=lambda s: s.id)]
+    return "\n".join(lines) + "\n"
+
+
+def checked_server_name(name: str) -> str:
+    """The name, or RoutingError when HAProxy could misread it."""
+    return _matching(_SERVER, name, "server name")
+
+
+def checked_backend(name: str) -> str:
+    """The backend's name, or RoutingError when it is not one of ours."""
+    if not name.startswith(BACKEND_PREFIX):
+        raise RoutingError(f"{name!r} is no backend of a service: expected a name that starts with {BACKEND_PREFIX!r}")
+    _matching(_SERVICE, name.removeprefix(BACKEND_PREFIX), "backend")
+    return name
+
+
+def checked_address(address: str) -> str:
+    """`ip:port` (IPv6 in brackets), or RoutingError: HAProxy resolves no names for servers added while it runs."""
+    host, _, port = address.rpartition(":")
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        host = ""
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise RoutingError(f"server address {address!r}: expected <IP address>:<port>")
+    return address
+
+
+def _server_line(server: ServerLine) -> str:
+    name, address = checked_server_name(server.name), checked_address(server.address)
+    return f"{_SERVER_LINE}{name} {address} id {server.id}{' disabled' if server.disabled else ''}"
+
+
+def _render(services: Collection[ServiceSpec], own_hash: str) -> str:
+    routed = [_service(spec) for spec in sorted(services, key=lambda s: s.name) if is_routed(spec)]
+    # The longest prefix decides, so it is asked first.
+    http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
+    grpc = [s for s in routed if s.grpc_services]
+    routes = {s.route: s.name for s in http if s.route}
+    grpc_names = sorted(name for s in grpc for name in s.grpc_services)
+    longest_call_s = max((s.timeout_server_ms // 1000 for s in routed), default=0)
+    return _template(TEMPLATE).render(
+        services=routed,
+        http_services=http,
+        grpc_services=grpc,
+        routes_json=json.dumps(routes, separators=(",", ":")),
+        routes_text=f"The routes are {', '.join(routes)}." if routes else "There are no routes yet.",
+        grpc_text="No such gRPC service here. "
+        + (f"Known are {', '.join(grpc_names)}." if grpc_names else "There are none yet."),
+        error_codes=_ERROR_CODES,
+        grpc_status=_GRPC_STATUS,
+        grpc_message=_GRPC_MESSAGE,
+        hard_stop_s=max(HARD_STOP_FLOOR_S, longest_call_s),
+        routing_hash=own_hash,
+    )
+
+
+@functools.cache
+def _template(path: Path) -> jinja2.Template:
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701  the text is no HTML; values are matched against patterns
+    )
+    return environment.from_string(path.read_text())
+
+
+def _service(spec: ServiceSpec) -> _Service:
+    route = spec.route
+    if route is not None:
+        _matching(_ROUTE, route, f"route of service {spec.name!r}")
+    return _Service(
+        name=_matching(_SERVICE, spec.name, "service name"),
+        protocol=_matching(re.compile("http|grpc"), spec.protocol, f"protocol of service {spec.name!r}"),
+        route=route,
+        route_pattern=(route or "").replace(".", "[.]"),
+        strip_prefix=spec.strip_prefix,
+        grpc_services=tuple(
+            _matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
+        ),
+        # HAProxy reads this one as a log format, where a percent sign is special.
+        probe_path=_matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%"),
+        max_queued_requests=int(_number(spec.max_queued_requests, -1, 1_000_000, "max_queued_requests", spec)),
+        timeout_server_ms=_ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S),
+        timeout_queue_ms=_ms(min(spec.request_timeout_s, QUEUE_TIMEOUT_CAP_S)),
+        timeout_check_ms=_ms(spec.probe.timeout_s),
+        server_options=" ".join(server_options(spec)),
+    )
+
+
+def _ms(seconds: float) -> int:
+    """Whole milliseconds, at least one: HAProxy takes 0 for "no limit". At most its 24 days."""
+    if not 0 < seconds <= 2_000_000:
+        raise RoutingError(
+            f"a duration of {seconds} s cannot be put into HAProxy's configuration: expected 0 to 2000000 s"
+        )
+    return max(1, round(seconds * 1000))
+
+
+def _number(value: int, low: int, high: int, what: str, spec: ServiceSpec) -> str:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise RoutingError(
+            f"{what} of service {spec.name!r}: expected an integer from {low} to {high}, found {value!r}"
+        )
+    return str(value)
+
+
+def _matching(pattern: re.Pattern[str], value: str, what: str) -> str:
+    if not pattern.fullmatch(value):
+        raise RoutingError(
+            f"{what} {value!r} may not be put into HAProxy's configuration: it must match {pattern.pattern}"
+        )
+    return value
+
+
+__all__ = [
+    "BACKEND_PREFIX",
+    "TEMPLATE",
+    "ServerLine",
+    "backends_of",
+    "checked_address",
+    "checked_backend",
+    "checked_server_name",
+    "hash_of",
+    "is_routed",
+    "render",
+    "routing_hash",
+    "server_options",
+    "with_servers",
+]

@@ -1,0 +1,154 @@
+"""HAProxy's two sockets: the worker's runtime API and the master's command line.
+
+One connection carries one line of commands and is closed by HAProxy when it has answered, so a reload in between can
+never leave us talking to a worker that is on its way out without noticing. Every exchange has a timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from controller.errors import RoutingError, RoutingUnreachable
+
+COMMAND_TIMEOUT_S = 5.0
+RELOAD_TIMEOUT_S = 30.0
+_ANSWER_LIMIT = 16 * 1024 * 1024
+_NUMBERED = re.compile(r"\[(\d)\]: ")
+_WORST_NON_ERROR = 4
+"""Severities as in syslog: 0 to 3 are errors, 4 and above warnings and information."""
+
+
+class CommandRefused(RoutingError):
+    """HAProxy answered a command with an error. `answer` is what it said, without severity."""
+
+    def __init__(self, command: str, answer: str) -> None:
+        super().__init__(f"HAProxy refused `{command}`: {answer}")
+        self.command = command
+        self.answer = answer
+
+
+def command(*words: str) -> str:
+    """Join words to one command. Raises RoutingError for a word that HAProxy would read as more than one word."""
+    for word in words:
+        if not word or re.search(r"[;\\\s]|<<", word) or not word.isprintable():
+            raise RoutingError(
+                f"{word!r} cannot be part of a HAProxy command ({' '.join(words)!r}): "
+                "expected one word without space, newline, ';', '<<' and backslash"
+            )
+    return " ".join(words)
+
+
+class RuntimeSocket:
+    """The worker's runtime API (`stats socket ... level admin`)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def ask(self, line: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Run one command and return its answer, empty where HAProxy says nothing.
+
+        Raises CommandRefused, RoutingUnreachable.
+        """
+        return (await self.ask_all((line,), timeout_s))[0]
+
+    async def ask_all(self, lines: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> list[str]:
+        """Run commands in order on one connection, so that one and the same worker answers all of them.
+
+        All are run whatever the others gave; raises CommandRefused for the first that failed, RoutingUnreachable when
+        HAProxy is not there, takes too long or closes the connection before its last answer.
+        """
+        for line in lines:
+            if ";" in line or "\n" in line:
+                raise RoutingError(f"{line!r} is more than one HAProxy command")
+        # Without numbers an error cannot be told from an answer.
+        raw = await _exchange(self._path, ";".join(("set severity-output number", *lines)), timeout_s, half_close=False)
+        answers = _split(raw)
+        if len(answers) != len(lines) + 1:
+            raise RoutingUnreachable(
+                f"HAProxy closed {self._path} before it had answered `{'; '.join(lines)}` "
+                f"({len(answers)} answers of {len(lines) + 1})"
+            )
+        return [_judged(line, answer) for line, answer in zip(lines, answers[1:], strict=True)]
+
+
+class MasterSocket:
+    """The master's command line (`haproxy -S`)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def reload(self) -> None:
+        """Start a new worker with the configuration on disk; returns when it runs.
+
+        Raises RoutingError with HAProxy's messages when it could not start (the old worker goes on), RoutingUnreachable.
+        """
+        answer = await _exchange(self._path, "reload", RELOAD_TIMEOUT_S, half_close=True)
+        status, _, log = answer.partition("\n--\n")
+        if status == "Success=1":
+            return
+        if status != "Success=0":
+            raise RoutingUnreachable(
+                f"HAProxy's master closed {self._path} without the outcome of `reload`: {answer!r}"
+            )
+        alerts = [line for line in log.splitlines() if line.startswith("[ALERT]")]
+        said = "\n".join(alerts or log.splitlines()).strip() or "it gave no reason; see the log of its container"
+        raise RoutingError(f"HAProxy refused to load the new configuration and goes on with the one it has: {said}")
+
+    async def leaving_workers(self) -> tuple[int, ...]:
+        """Pids of workers of before a reload that still have connections. Raises RoutingUnreachable."""
+        pids: list[int] = []
+        leaving = False
+        for line in (await _exchange(self._path, "show proc", COMMAND_TIMEOUT_S, half_close=True)).splitlines():
+            if line.startswith("#"):
+                leaving = line.strip() == "# old workers"
+            elif leaving and line.strip():
+                pids.append(int(line.split()[0]))
+        return tuple(pids)
+
+    async def ask_worker(self, pid: int, line: str) -> str:
+        """What a worker says to one command that only reads; empty when that worker has gone meanwhile."""
+        answer = await _exchange(self._path, f"@!{pid} {line}", COMMAND_TIMEOUT_S, half_close=True)
+        return "" if answer.startswith("Can't find the target") else answer
+
+
+async def _exchange(path: Path, line: str, timeout_s: float, *, half_close: bool) -> str:
+    """Send one line and read until HAProxy closes. The master only closes once we have closed our side (half_close)."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(str(path), limit=_ANSWER_LIMIT)
+            try:
+                writer.write(line.encode() + b"\n")
+                if half_close:
+                    writer.write_eof()
+                return (await reader.read(-1)).decode(errors="replace")
+            finally:
+                writer.close()
+    except TimeoutError:
+        raise RoutingUnreachable(f"HAProxy did not answer `{line}` on {path} within {timeout_s:g} s") from None
+    except OSError as error:
+        raise RoutingUnreachable(f"HAProxy cannot be reached on {path} for `{line}`: {error}") from error
+
+
+def _split(raw: str) -> list[str]:
+    """Answers of a line of commands: each ends with an empty line; what comes after the last one was cut off."""
+    answers: list[str] = []
+    current: list[str] = []
+    for line in raw.split("\n")[:-1]:
+        if line:
+            current.append(line)
+        else:
+            answers.append("\n".join(current))
+            current = []
+    return answers
+
+
+def _judged(line: str, answer: str) -> str:
+    numbered = _NUMBERED.match(answer)
+    text = answer[numbered.end() :] if numbered else answer
+    # HAProxy counts a command that it does not know as information.
+    if (numbered and int(numbered.group(1)) < _WORST_NON_ERROR) or text.startswith("Unknown command"):
+        raise CommandRefused(line, text.strip())
+    return text

@@ -1,0 +1,108 @@
+"""What HAProxy's runtime API prints, as values. Pure; columns are found by name, since versions add and move them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+
+from controller.errors import RoutingError
+from controller.model import RoutingState, Server, ServerState
+from controller.routing.haproxy_config import BACKEND_PREFIX
+
+QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 4 -1")
+"""Commands whose answers `routing_state` takes, in its order. `-1 4 -1`: of all proxies, servers only."""
+
+# srv_admin_state of "show servers state": forced by the runtime API, inherited, by resolution. 0x04 only says that the
+# configuration file once said `disabled`.
+_MAINT_BITS = 0x01 | 0x02 | 0x20 | 0x40
+_DRAIN_BITS = 0x08 | 0x10
+_STOPPED = 0
+
+
+def routing_state(info: str, routing: str, servers_state: str, stat: str) -> RoutingState:
+    """One snapshot out of the answers to QUESTIONS. Raises RoutingError when one of them is not what it should be."""
+    try:
+        facts = info_facts(info)
+        return RoutingState(
+            pid=int(facts["Pid"]),
+            started_at=float(facts["Start_time_sec"]),
+            version=facts["Version"],
+            routing_hash=variable(routing),
+            servers=tuple(server for server, _ in servers(servers_state, sessions(stat))),
+        )
+    except (KeyError, ValueError) as error:
+        raise RoutingError(
+            f"HAProxy's answers cannot be read: {error!r}; is this really HAProxy 3.0 or newer?"
+        ) from error
+
+
+def info_facts(text: str) -> Mapping[str, str]:
+    """`show info` as a mapping."""
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+
+
+def variable(text: str) -> str:
+    """Value that `get var` prints; empty when the variable is not a string that is set."""
+    found = re.search(r"type=str value=<(.*)>", text)
+    return found.group(1) if found else ""
+
+
+def sessions(stat: str) -> Mapping[tuple[str, str], tuple[int, int]]:
+    """`show stat` as (backend, server) -> (requests in flight, requests queued for it)."""
+    rows = csv.DictReader(stat.removeprefix("# ").splitlines())
+    return {(row["pxname"], row["svname"]): (int(row["scur"] or 0), int(row["qcur"] or 0)) for row in rows}
+
+
+def servers(servers_state: str, in_flight: Mapping[tuple[str, str], tuple[int, int]]) -> list[tuple[Server, int]]:
+    """Servers of services' backends with their ids, ordered by backend and name."""
+    _format, header, *lines = servers_state.splitlines()
+    columns = header.removeprefix("# ").split()
+    found = []
+    for line in lines:
+        row = dict(zip(columns, line.split(), strict=False))
+        if row["be_name"].startswith(BACKEND_PREFIX):
+            found.append((_server(row, in_flight), int(row["srv_id"])))
+    return sorted(found, key=lambda item: (item[0].backend, item[0].name))
+
+
+def _server(row: Mapping[str, str], in_flight: Mapping[tuple[str, str], tuple[int, int]]) -> Server:
+    scur, qcur = in_flight.get((row["be_name"], row["srv_name"]), (0, 0))
+    admin = int(row["srv_admin_state"])
+    address = f"[{row['srv_addr']}]" if ":" in row["srv_addr"] else row["srv_addr"]
+    return Server(
+        backend=row["be_name"],
+        name=row["srv_name"],
+        address=f"{address}:{row['srv_port']}",
+        state=_admin_state(admin),
+        up=int(row["srv_op_state"]) != _STOPPED,
+        sessions=scur,
+        queued=qcur,
+    )
+
+
+def _admin_state(bits: int) -> ServerState:
+    if bits & _MAINT_BITS:
+        return ServerState.MAINT
+    return ServerState.DRAIN if bits & _DRAIN_BITS else ServerState.READY
+
+
+def refusal_of_version(version: str) -> str | None:
+    """Why this HAProxy cannot be used, or None.
+
+    Needed: `wait ... srv-removable` (3.0), and a `leastconn` that survives servers coming and going: 3.2.6 until 3.2.17
+    and 3.3 until its fix of May 2026 hang or abort there (haproxy issue 3360; of 3.3, every version before 3.3.10 is taken for broken).
+    """
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+)|-dev)?", version)
+    if found is None:
+        return f"its version {version!r} cannot be read; use HAProxy 3.0"
+    major, minor, patch = int(found.group(1)), int(found.group(2)), int(found.group(3) or 0)
+    if (major, minor) < (3, 0):
+        return f"version {version} is older than 3.0 and cannot tell when a server may be deleted; use HAProxy 3.0"
+    if (major, minor) == (3, 2) and 6 <= patch <= 16:
+        return f"version {version} aborts when servers of a leastconn backend come and go (haproxy issue 3360); use 3.0"
+    if (major, minor) == (3, 3) and patch < 10:
+        return (
+            f"version {version} may abort when servers of a leastconn backend come and go (haproxy issue 3360); use 3.0"
+        )
+    return None
