@@ -219,7 +219,7 @@ class HAProxyRouter:
         """Wait until the socket is answered by a worker that runs the new configuration."""
         try:
             async with asyncio.timeout(NEW_WORKER_WAIT_S):
-                while await self._hash_now() != wanted:
+                while await self._hash_now() != wanted:  # noqa: ASYNC110  another process changes it
                     await asyncio.sleep(0.02)
         except TimeoutError:
             raise RoutingUnreachable(

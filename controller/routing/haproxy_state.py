@@ -90,8 +90,8 @@ def _admin_state(bits: int) -> ServerState:
 def refusal_of_version(version: str) -> str | None:
     """Why this HAProxy cannot be used, or None.
 
-    Needed: `wait ... srv-removable` (3.0), and a `leastconn` that survives servers coming and going: 3.2.6 until 3.2.17
-    and 3.3 until its fix of May 2026 hang or abort there (haproxy issue 3360; of 3.3, every version before 3.3.10 is taken for broken).
+    Needed are `wait ... srv-removable` (3.0) and a `leastconn` that survives servers coming and going: from 3.2.6 on it
+    hangs or aborts (haproxy issue 3360), until 3.2.17 and 3.4; which 3.3 has the fix is not known, so none is taken.
     """
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+)|-dev)?", version)
     if found is None:
@@ -99,9 +99,7 @@ def refusal_of_version(version: str) -> str | None:
     major, minor, patch = int(found.group(1)), int(found.group(2)), int(found.group(3) or 0)
     if (major, minor) < (3, 0):
         return f"version {version} is older than 3.0 and cannot tell when a server may be deleted; use HAProxy 3.0"
-    if (major, minor) == (3, 2) and 6 <= patch <= 16:
-        return f"version {version} aborts when servers of a leastconn backend come and go (haproxy issue 3360); use 3.0"
-    if (major, minor) == (3, 3) and patch < 10:
+    if (major, minor) == (3, 3) or ((major, minor) == (3, 2) and 6 <= patch <= 16):
         return (
             f"version {version} may abort when servers of a leastconn backend come and go (haproxy issue 3360); use 3.0"
         )
