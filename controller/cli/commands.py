@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -114,7 +115,7 @@ def events(
         if not follow:
             return
         query = {"since": str(page["next"]), "wait": "25", **only}
-        page = _patiently(lambda: api.get("/api/v1/events", query))
+        page = _patiently(partial(api.get, "/api/v1/events", query))
 
 
 @app.command()
