@@ -274,10 +274,11 @@ def _message(response: requests.Response) -> str:
 
 
 def _pull_failed(image: str, what: str, said: str) -> EngineError:
-    unknown = ("manifest unknown", "not found", "pull access denied", "does not exist")
+    unknown = ("manifest unknown", "not found", "pull access denied", "does not exist", "invalid reference format")
     if any(fragment in said for fragment in unknown):
         return ImageNotFound(
-            f"{what} failed: the registry says: {said}; check the name, or `docker login` where it is private"
+            f"{what} failed: the Docker Engine says: {said}; check the image's name, or `docker login` where it is "
+            "private"
         )
     return EngineError(
         f"{what} failed: the Docker Engine says: {said}; where no registry is reachable, bring the image with "

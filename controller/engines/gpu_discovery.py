@@ -43,8 +43,8 @@ class GpuSources:
 
     cdi_kind: str = "nvidia.com/gpu"
     cdi_directories: Sequence[Path] = (Path("/etc/cdi"), Path("/var/run/cdi"))
-    probe_image: str | None = None
-    """An image with glibc that is on this machine (the controller's own); None = never probe."""
+    probe_image: str | None = "pierhead/controller"
+    """An image with glibc that is on this machine, such as the controller's own; None = never probe."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,487 @@
+"""The Docker Engine's client against a daemon that answers what a test tells it to: what a real one does too rarely."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import logging
+import socketserver
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from docker import APIClient
+
+from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
+from controller.engines.docker import DockerEngine
+from controller.engines.docker_events import EventQueue, EventReader
+from controller.engines.gpu_discovery import GpuSources
+from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.model import (
+    ContainerState,
+    CreateContainer,
+    ProbeSpec,
+    PullImage,
+    RemoveContainer,
+    ServiceSpec,
+    SignalContainer,
+)
+
+SPEC = ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"))
+CREATE = CreateContainer(target="shop-ranker-0a1b2c3d-1", service="ranker", version="0a1b2c3d", number=1)
+LABELS = {
+    "pierhead.project": "shop",
+    "pierhead.service": "ranker",
+    "pierhead.version": "0a1b2c3d",
+    "pierhead.number": "1",
+    "com.docker.compose.project": "shop",
+}
+
+Answer = tuple[int, Any] | Callable[["Handler"], None]
+
+
+class Daemon(socketserver.ThreadingUnixStreamServer):
+    """Answers by method and path (without the version); 404 where a test has set nothing."""
+
+    daemon_threads = True
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, Handler)
+        self.path = path
+        self.answers: dict[str, Answer] = {
+            "GET /info": (200, {}),
+            "GET /containers/json": (200, []),
+        }
+        self.calls: list[str] = []
+        self.bodies: list[Any] = []
+        self.ending = threading.Event()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Daemon
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (the base class's name)
+        pass
+
+    def handle_one_request(self) -> None:
+        with contextlib.suppress(ConnectionError):  # a client that hangs up is part of these tests
+            super().handle_one_request()
+
+    def respond(self) -> None:
+        url = urlsplit(self.path)
+        call = f"{self.command} /{url.path.split('/', 2)[2]}"
+        length = int(self.headers.get("Content-Length") or 0)
+        self.server.bodies.append(json.loads(self.rfile.read(length)) if length else parse_qs(url.query))
+        self.server.calls.append(call)
+        answer = self.server.answers.get(call, (404, {"message": f"no answer for {call}"}))
+        if callable(answer):
+            answer(self)
+            return
+        status, body = answer
+        data = b"" if status in (204, 304) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_DELETE = respond  # noqa: N815  (the base class looks for these names)
+
+    def begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+    def say(self, **event: Any) -> None:
+        self.chunk(json.dumps(event).encode() + b"\n")
+
+    def end_stream(self) -> None:
+        self.chunk(b"")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    server = Daemon(str(tmp_path / "docker.sock"))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.ending.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def body(spec: ServiceSpec, *_: object) -> dict[str, Any]:
+    return {"Image": spec.image, "Labels": LABELS, **spec.container}
+
+
+@contextlib.asynccontextmanager
+async def engine(daemon: Daemon, version: str = "1.45") -> AsyncIterator[DockerEngine]:
+    client = APIClient(base_url=f"unix://{daemon.path}", version=version)
+    engine = DockerEngine(client, body, GpuSources(cdi_directories=()))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def summary(container_id: str = "c1", **changes: Any) -> dict[str, Any]:
+    """One line of `GET /containers/json`."""
+    return {
+        "Id": container_id,
+        "Names": ["/shop-ranker-0a1b2c3d-1"],
+        "State": "running",
+        "Status": "Up 2 minutes",
+        "Labels": LABELS,
+        "NetworkSettings": {"Networks": {"shop_default": {"IPAddress": "10.0.0.2"}}},
+    } | changes
+
+
+def inspected(**state: Any) -> dict[str, Any]:
+    """The parts of `GET /containers/<id>/json` that are read."""
+    default = {"Status": "running", "Running": True, "ExitCode": 0, "StartedAt": "2026-01-02T03:04:06.5Z"}
+    return {"Created": "2026-01-02T03:04:05.123456789Z", "State": default | state, "Config": {"Labels": LABELS}}
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+async def test_a_world_at_rest_costs_one_call(daemon: Daemon) -> None:
+    daemon.answers["GET /containers/json"] = (200, [summary("c1"), summary("c2")])
+    daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": "sha256:1"})
+    for container_id in ("c1", "c2"):
+        daemon.answers[f"GET /containers/{container_id}/json"] = (200, inspected())
+    async with engine(daemon) as docker:
+        first = await docker.observe("shop", ["ranker"], ["shop/ranker"])
+        daemon.calls.clear()
+        assert await docker.observe("shop", ["ranker"], ["shop/ranker"]) == first
+        assert daemon.calls == ["GET /containers/json"]
+        daemon.answers["GET /containers/json"] = (200, [summary("c1"), summary("c2", Status="Up 1 second")])
+        daemon.calls.clear()
+        await docker.observe("shop", ["ranker"], ["shop/ranker"])
+        assert daemon.calls == ["GET /containers/json", "GET /containers/c2/json"]
+    assert first.containers[0].created_at == pytest.approx(1767323045.123456)
+    assert first.containers[0].started_at == 1767323046.5
+
+
+async def test_a_container_that_vanishes_while_being_read_is_gone(daemon: Daemon) -> None:
+    daemon.answers["GET /containers/json"] = (200, [summary()])
+    async with engine(daemon) as docker:
+        assert (await docker.observe("shop", ["ranker"], [])).containers == ()
+
+
+@pytest.mark.parametrize(
+    ("networks", "address"),
+    [
+        ({"a": {"IPAddress": "10.0.0.1"}, "shop_default": {"IPAddress": "10.0.0.2"}}, "10.0.0.2"),
+        ({"b": {"IPAddress": "10.0.0.1"}, "a": {"IPAddress": "10.0.0.3"}}, "10.0.0.3"),
+        ({"shop_default": {"IPAddress": ""}, "z": {"IPAddress": "10.0.0.4"}}, "10.0.0.4"),
+        ({"shop_default": None}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+async def test_addresses(daemon: Daemon, networks: Any, address: str | None) -> None:
+    daemon.answers["GET /containers/json"] = (200, [summary(NetworkSettings={"Networks": networks})])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+    async with engine(daemon) as docker:
+        assert (await docker.observe("shop", ["ranker"], [])).containers[0].ip == address
+
+
+@pytest.mark.parametrize(("running", "state"), [(True, ContainerState.RUNNING), (False, ContainerState.EXITED)])
+async def test_a_state_of_a_later_engine(daemon: Daemon, running: bool, state: ContainerState) -> None:
+    daemon.answers["GET /containers/json"] = (200, [summary(State="stopping")])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="stopping", Running=running))
+    async with engine(daemon) as docker:
+        assert (await docker.observe("shop", ["ranker"], [])).containers[0].state is state
+
+
+async def test_labels_that_were_tampered_with_are_reported_once(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | {"pierhead.number": "one"})])
+    async with engine(daemon) as docker:
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                assert (await docker.observe("shop", ["ranker"], [])).containers == ()
+    (record,) = caplog.records
+    assert "docker rm -f shop-ranker-0a1b2c3d-1" in record.message
+
+
+async def test_an_engine_in_trouble_is_quoted(daemon: Daemon) -> None:
+    daemon.answers["GET /containers/json"] = (500, {"message": "out of\nfile descriptors"})
+    async with engine(daemon) as docker:
+        with pytest.raises(EngineError, match=r"reading containers failed: .* out of file descriptors$"):
+            await docker.observe("shop", [], [])
+
+
+async def test_a_cancelled_call_returns_at_once_and_the_engine_goes_on(daemon: Daemon) -> None:
+    asked = threading.Event()
+
+    def hang(handler: Handler) -> None:
+        asked.set()
+        handler.server.ending.wait()
+
+    daemon.answers["GET /containers/json"] = hang
+    async with engine(daemon) as docker:
+        task = asyncio.create_task(docker.exists("shop", "haproxy"))
+        await asyncio.to_thread(asked.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        daemon.answers["GET /containers/json"] = (200, [summary()])
+        assert await docker.exists("shop", "haproxy")
+
+
+# -------------------------------------------------------------------------------------------------------------- actions
+
+
+async def test_several_networks_go_into_the_create_call_where_the_engine_takes_them(daemon: Daemon) -> None:
+    spec = with_networks("a", "b")
+    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
+    async with engine(daemon, version="1.44") as docker:
+        await docker.perform(CREATE, "shop", spec)
+    assert daemon.calls == ["POST /containers/create"]
+    assert list(daemon.bodies[0]["NetworkingConfig"]["EndpointsConfig"]) == ["a", "b"]
+
+
+async def test_older_engines_get_the_others_connected(daemon: Daemon) -> None:
+    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
+    daemon.answers["POST /networks/a/connect"] = (200, {})
+    daemon.answers["POST /networks/c/connect"] = (403, {"message": "endpoint with name x already exists in network c"})
+    async with engine(daemon, version="1.43") as docker:
+        await docker.perform(CREATE, "shop", with_networks("a", "b", "c", main="b"))
+    assert daemon.calls == ["POST /containers/create", "POST /networks/a/connect", "POST /networks/c/connect"]
+    assert list(daemon.bodies[0]["NetworkingConfig"]["EndpointsConfig"]) == ["b"]
+    assert daemon.bodies[1]["EndpointConfig"]["Aliases"] == ["ranker"]
+
+
+def with_networks(*names: str, main: str | None = None) -> ServiceSpec:
+    endpoints = {name: {"Aliases": ["ranker"]} for name in names}
+    container = {
+        "HostConfig": {"NetworkMode": main or names[0]},
+        "NetworkingConfig": {"EndpointsConfig": endpoints},
+    }
+    return ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"), container=container)
+
+
+async def test_a_name_whose_container_is_just_going_is_for_the_next_plan(daemon: Daemon) -> None:
+    daemon.answers["POST /containers/create"] = (409, {"message": "Conflict. The name is in use"})
+    async with engine(daemon) as docker:
+        with pytest.raises(EngineError, match=r"create of replica shop-ranker-0a1b2c3d-1 failed: .*Conflict"):
+            await docker.perform(CREATE, "shop", SPEC)
+
+
+async def test_a_removal_under_way_is_done(daemon: Daemon) -> None:
+    said = {"message": "removal of container c1 is already in progress"}
+    daemon.answers["DELETE /containers/c1"] = (409, said)
+    async with engine(daemon) as docker:
+        await docker.perform(RemoveContainer(target="r", container_id="c1"), "shop", None)
+
+
+async def test_a_signal_that_the_engine_cannot_send_is_an_error(daemon: Daemon) -> None:
+    daemon.answers["POST /containers/c1/kill"] = (500, {"message": "tried to kill container, but did not receive"})
+    async with engine(daemon) as docker:
+        with pytest.raises(EngineError, match="SIGTERM to replica r failed"):
+            await docker.perform(SignalContainer(target="r", container_id="c1", signal="SIGTERM"), "shop", None)
+
+
+PULL = PullImage(target="ranker", service="ranker", image="shop/ranker:3")
+
+
+async def test_a_pull(daemon: Daemon) -> None:
+    def progress(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.say(status="Pulling from shop/ranker")
+        handler.say(status="Download complete", id="1")
+        handler.end_stream()
+
+    daemon.answers["POST /images/create"] = progress
+    async with engine(daemon) as docker:
+        await docker.perform(PULL, "shop", None)
+    assert daemon.bodies == [{"fromImage": ["shop/ranker"], "tag": ["3"]}]
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "error"),
+    [
+        (404, "manifest for shop/ranker:3 not found: manifest unknown", ImageNotFound),
+        (404, "pull access denied for shop/ranker", ImageNotFound),
+        (500, "dial tcp: no such host", EngineError),
+        (200, "unexpected EOF", EngineError),
+    ],
+)
+async def test_a_pull_that_fails(daemon: Daemon, status: int, said: str, error: type[EngineError]) -> None:
+    def fail(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.say(status="Pulling")
+        handler.say(error=said, errorDetail={"message": said})
+        handler.end_stream()
+
+    daemon.answers["POST /images/create"] = fail if status == 200 else (status, {"message": said})
+    async with engine(daemon) as docker:
+        with pytest.raises(error) as raised:
+            await docker.perform(PULL, "shop", None)
+    assert type(raised.value) is error
+    assert str(raised.value).startswith("pull of image shop/ranker:3 for service ranker failed: ")
+    assert said in str(raised.value)
+
+
+async def test_a_cancelled_pull_hangs_up(daemon: Daemon) -> None:
+    begun, hung_up = threading.Event(), threading.Event()
+
+    def endless(handler: Handler) -> None:
+        handler.begin_stream()
+        try:
+            while not handler.server.ending.wait(0.01):
+                handler.say(status="Downloading")
+                begun.set()
+        except OSError:
+            hung_up.set()
+            raise
+
+    daemon.answers["POST /images/create"] = endless
+    async with engine(daemon) as docker:
+        task = asyncio.create_task(docker.perform(PULL, "shop", None))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(hung_up.wait, 10)
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+
+
+def event(kind: str = "die", **attributes: str) -> dict[str, Any]:
+    labels = {"name": "shop-ranker-1", "com.docker.compose.project": "shop"} | attributes
+    return {"Type": "container", "Action": kind, "Actor": {"ID": "c1", "Attributes": labels}}
+
+
+async def test_events_of_this_project_and_of_images(daemon: Daemon) -> None:
+    def stream(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.say(**event("start", **{"com.docker.compose.project": "other"}))
+        whole = json.dumps(event("start")).encode() + b"\n"
+        handler.chunk(whole[:20])
+        handler.chunk(whole[20:] + json.dumps(event("die")).encode() + b"\n")
+        handler.say(Type="image", Action="tag", Actor={"ID": "sha256:1", "Attributes": {"name": "shop/ranker"}})
+        handler.server.ending.wait()
+
+    daemon.answers["GET /events"] = stream
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        events = aiter(docker.events("shop"))
+        assert [await anext(events) for _ in range(4)] == [
+            CONNECTED,
+            EngineEvent("start", "c1", "shop-ranker-1"),
+            EngineEvent("die", "c1", "shop-ranker-1"),
+            EngineEvent("image tag", "", "shop/ranker"),
+        ]
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+async def test_an_image_event_makes_its_id_be_read_again(daemon: Daemon) -> None:
+    tell = threading.Event()
+
+    def stream(handler: Handler) -> None:
+        handler.begin_stream()
+        tell.wait()
+        handler.say(Type="image", Action="tag", Actor={"ID": "sha256:2", "Attributes": {"name": "shop/ranker"}})
+        handler.server.ending.wait()
+
+    daemon.answers["GET /events"] = stream
+    daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": "sha256:1"})
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        events = aiter(docker.events("shop"))
+        assert await anext(events) == CONNECTED
+        assert (await docker.observe("shop", [], ["shop/ranker"])).images == {"shop/ranker": "sha256:1"}
+        daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": "sha256:2"})
+        tell.set()
+        assert (await anext(events)).kind == "image tag"
+        assert (await docker.observe("shop", [], ["shop/ranker"])).images == {"shop/ranker": "sha256:2"}
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, status: int) -> None:
+    def end(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.end_stream()
+
+    daemon.answers["GET /events"] = end if status == 200 else (status, {"message": "shutting down"})
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        with pytest.raises(EngineUnreachable, match="event stream: the Docker Engine does not answer"):
+            async for _ in docker.events("shop"):
+                pass
+
+
+async def test_a_quiet_stream_is_opened_anew(daemon: Daemon) -> None:
+    def quiet(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.server.ending.wait()
+
+    daemon.answers["GET /events"] = quiet
+    client = APIClient(base_url=f"unix://{daemon.path}", version="1.45")
+    queue = EventQueue(asyncio.get_running_loop())
+    reader = EventReader(client, queue, lambda _: None, quiet_s=0.05)
+    async with asyncio.timeout(10):
+        assert [await queue.get() for _ in range(3)] == [CONNECTED] * 3
+    reader.close()
+    reader.join(10)
+    client.close()
+
+
+async def test_a_daemon_that_takes_the_call_and_says_nothing_is_away(daemon: Daemon) -> None:
+    def silent(handler: Handler) -> None:
+        handler.server.ending.wait()
+
+    daemon.answers["GET /events"] = silent
+    client = APIClient(base_url=f"unix://{daemon.path}", version="1.45")
+    queue = EventQueue(asyncio.get_running_loop())
+    reader = EventReader(client, queue, lambda _: None, quiet_s=0.05)
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineUnreachable):
+            await queue.get()
+    reader.join(10)
+    client.close()
+
+
+async def test_more_events_than_the_queue_holds_become_one() -> None:
+    queue = EventQueue(asyncio.get_running_loop(), limit=3)
+    for number in range(100):
+        queue.put(EngineEvent("start", str(number), "x"))
+    queue.fail(EngineUnreachable("gone"))
+    got = [event async for event in until_unreachable(queue)]
+    assert got[0] == OVERFLOW
+    assert len(got) <= 3
+
+
+async def until_unreachable(queue: EventQueue) -> AsyncIterator[EngineEvent]:
+    with contextlib.suppress(EngineUnreachable):  # the end that is waited for
+        while True:
+            yield await queue.get()
+
+
+async def test_a_full_queue_wakes_a_waiting_reader_from_another_thread() -> None:
+    def fill() -> None:
+        for _ in range(10):
+            queue.put(EngineEvent("start", "c", "x"))
+
+    queue = EventQueue(asyncio.get_running_loop(), limit=3)
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(fill)
+        assert (await waiting).kind in ("start", "overflow")
