@@ -84,6 +84,7 @@ class BatchWindow(Generic[T]):
         if member in self._waiting:
             self._waiting.remove(member)
             self._rows -= member.rows
+            self._eager = self._eager and bool(self._waiting)
 
     def due_at(self) -> float | None:
         """When `take` is worth calling if nothing else happens; None when nothing waits or no batch may start."""

@@ -33,9 +33,8 @@ class Clients:
 
     @classmethod
     def use(cls, settings: Settings) -> Clients:
-        """Give the running loop's handles these settings instead of the environment's; before the first call."""
-        found = cls._of_loop[asyncio.get_running_loop()] = cls(settings)
-        return found
+        """Give the running loop's handles these settings instead of the environment's, unless one was used already."""
+        return cls._of_loop.setdefault(asyncio.get_running_loop(), cls(settings))
 
     def pool(self, service: str, transport: str) -> Pool:
         """The pool of a service; watching begins when it is first asked for."""

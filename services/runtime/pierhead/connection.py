@@ -21,8 +21,6 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # One connection per channel: replicas that come and go must not inherit an older channel's back-off.
     ("grpc.use_local_subchannel_pool", 1),
-    # gRPC's own retries know nothing of admission; the handle retries. Calls that never left are not affected by this.
-    ("grpc.enable_retries", 0),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", -1),

@@ -24,15 +24,14 @@ class Edge:
         self.admission = admission
         self.metrics = metrics
 
-    def refused(self, refusal: PierheadError, method: str) -> str:
+    def refused(self, refusal: PierheadError) -> str:
         """Count a refusal; returns the reason that `pierhead-refused` carries."""
         reason = "draining" if isinstance(refusal, Draining) else "overloaded"
         self.metrics.refused.inc((reason,))
-        self.metrics.requests.inc((method, refusal.grpc_status.name))
         return reason
 
     def finished(self, method: str, code: str, seconds: float) -> None:
-        """Count a request that was accepted, however it ended."""
+        """Count a request, however it ended."""
         labels = (method, code)
         self.metrics.requests.inc(labels)
         self.metrics.request_duration.observe(labels, seconds)

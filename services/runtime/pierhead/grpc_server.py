@@ -182,7 +182,8 @@ async def abort(context: Context, error: PierheadError, *more: tuple[str, str]) 
 
 
 async def _refuse(edge: Edge, method: str, context: Context, refusal: PierheadError) -> NoReturn:
-    reason = edge.refused(refusal, method)
+    reason = edge.refused(refusal)
+    edge.metrics.requests.inc((method, refusal.grpc_status.name))
     await abort(context, refusal, (REFUSED_KEY, reason), (ONGOING_KEY, str(edge.admission.ongoing)))
 
 

@@ -34,7 +34,12 @@ def guard(app: web.Application, edge: Edge) -> None:
 def make_runner(app: web.Application) -> web.AppRunner:
     """A runner whose handlers are cancelled when their client goes away; no access log on the path."""
     return web.AppRunner(
-        app, handle_signals=False, access_log=None, keepalive_timeout=KEEPALIVE_S, handler_cancellation=True
+        app,
+        handle_signals=False,
+        access_log=None,
+        keepalive_timeout=KEEPALIVE_S,
+        handler_cancellation=True,
+        shutdown_timeout=0.1,  # the drain is over by then
     )
 
 
@@ -85,7 +90,7 @@ async def _admitted(request: web.Request, handler: Handler, edge: Edge, method: 
     CURRENT.set(RequestContext(context.request_id, time.monotonic() + timeout, request.headers.get(TRACEPARENT_KEY)))
     refusal = edge.admission.enter_while_draining()
     if refusal is not None:
-        edge.refused(refusal, method)
+        edge.refused(refusal)
         raise refusal
     limit = asyncio.timeout(timeout)
     try:

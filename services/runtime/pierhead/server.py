@@ -15,7 +15,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from aiohttp import web
@@ -41,6 +41,9 @@ HEALTH_FAILURES = 3
 QUIET_S = 0.25
 """A drained replica stays this long without a request before it closes its ports: callers that have not heard of the
 drain yet get a refusal they can act upon, instead of a broken connection."""
+
+QUIET_TRIES = 8
+"""Somebody who keeps asking a draining replica does not keep it alive for longer than this many such moments."""
 
 
 def serve(*parts: object, settings: Settings | None = None) -> None:
@@ -115,8 +118,8 @@ class ReplicaServer:
         self._describe()
 
     def stop(self) -> None:
-        """What SIGTERM does: drain. Asked again: stop now."""
-        if self._stop_asked.is_set():
+        """What SIGTERM does: drain. Asked again, or while starting, when there is nothing to finish: stop now."""
+        if self._stop_asked.is_set() or not self.ready.is_set():
             self._stop_now.set()
         self._stop_asked.set()
 
@@ -124,10 +127,18 @@ class ReplicaServer:
         """Start, serve, drain, close. Raises whatever keeps the replica from starting."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                work = tasks.create_task(self._live(), name="replica")
-                stopper = tasks.create_task(self._cancel_when_told(work), name="stop now")
-                await asyncio.wait([work])
-                stopper.cancel()
+                life = tasks.create_task(self._live(), name="replica")
+                helpers = [
+                    tasks.create_task(self._watch_health(), name="health"),
+                    tasks.create_task(self._end_when_told(life), name="stop now"),
+                ]
+                await asyncio.wait([life])
+                for helper in helpers:
+                    helper.cancel()
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) > 1:
+                raise
+            raise group.exceptions[0] from None  # one failure needs no group around it
         finally:
             await self._close()
 
@@ -155,38 +166,23 @@ class ReplicaServer:
         self.metrics.ongoing.read = lambda: self._admission.ongoing
         self.metrics.ready.read = lambda: float(self.state == "ready")
 
-    async def _cancel_when_told(self, work: asyncio.Task[None]) -> None:
+    async def _end_when_told(self, life: asyncio.Task[None]) -> None:
         await self._stop_now.wait()
         logger.warning("told to stop now with %d requests in flight", self._admission.ongoing)
-        work.cancel()
+        life.cancel()
 
     async def _live(self) -> None:
+        """The replica's life in order."""
         await self._listen_admin()
-        if await self._start():
-            async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._watch_health(), name="health")
-                await self._stop_asked.wait()
-                watch.cancel()
-            await self._drain()
-
-    async def _start(self) -> bool:
-        """Check, listen, say ready. False when told to stop meanwhile."""
-        async with asyncio.TaskGroup() as tasks:
-            checking = tasks.create_task(self._check_all(), name="first check")
-            stopping = tasks.create_task(self._stop_asked.wait(), name="stop during start")
-            await asyncio.wait([checking, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopped = not checking.done()
-            checking.cancel()
-            stopping.cancel()
-        if stopped:
-            return False
+        await self._check_all()
         await self._listen()
         # What lives now lives for good: keep it out of every later garbage collection.
         gc.collect()
         gc.freeze()
         await self._say_ready()
         self.ready.set()
-        return True
+        await self._stop_asked.wait()
+        await self._drain()
 
     # ---- listening
 
@@ -243,12 +239,17 @@ class ReplicaServer:
     # ---- health
 
     async def _check_all(self) -> None:
-        for check in self._checks:
-            await check()
+        for name, check in self._checks:
+            try:
+                await check()
+            except Exception as error:
+                error.add_note(f"raised by {name}.check_health")
+                raise
 
     async def _watch_health(self) -> None:
         """Check now and then; three failures in a row take the replica out of rotation, one success brings it back."""
         failures = 0
+        await self.ready.wait()
         while True:
             await asyncio.sleep(self.settings.health_period_s)
             try:
@@ -258,7 +259,7 @@ class ReplicaServer:
                 failures += 1
                 reason = str(error) or type(error).__name__
                 logger.warning("check_health failed %d times in a row: %s", failures, reason)
-                if failures >= HEALTH_FAILURES:
+                if failures >= HEALTH_FAILURES and self.state != "draining":
                     self.state, self._detail = "starting", f"check_health failed {failures} times in a row: {reason}"
                     await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
             else:
@@ -266,7 +267,7 @@ class ReplicaServer:
                 await self._say_ready()
 
     async def _say_ready(self) -> None:
-        if self.state != "ready":
+        if self.state == "starting":
             self.state, self._detail = "ready", ""
             await self._set_grpc_health(health_pb2.HealthCheckResponse.SERVING)
             logger.info("ready")
@@ -294,14 +295,14 @@ class ReplicaServer:
             )
 
     async def _wait_quiet(self) -> None:
-        """Return once nothing has been in flight, and nothing was asked, for a moment."""
-        asked = -1.0
-        while True:
+        """Return once nothing is in flight and nothing has come for a moment: callers may not have heard yet."""
+        for _ in range(QUIET_TRIES):
             await self._admission.wait_idle()
-            asked, before = self._asked(), asked
-            if asked == before:
-                return
+            before = self._asked()
             await asyncio.sleep(QUIET_S)
+            if self._admission.ongoing == 0 and self._asked() == before:
+                return
+        await self._admission.wait_idle()
 
     def _asked(self) -> float:
         return sum(self.metrics.requests.values.values())
@@ -314,15 +315,15 @@ class ReplicaServer:
         logger.info("stopped")
 
 
-def _checks(parts: tuple[object, ...]) -> list[Callable[[], Awaitable[Any]]]:
-    found: list[Callable[[], Awaitable[Any]]] = []
+def _checks(parts: tuple[object, ...]) -> list[tuple[str, Callable[[], Awaitable[Any]]]]:
+    found: list[tuple[str, Callable[[], Awaitable[Any]]]] = []
     for part in parts:
         check = getattr(part, "check_health", None)
         if check is None:
             continue
         if not inspect.iscoroutinefunction(check):
             raise TypeError(f"{type(part).__name__}.check_health must be `async def check_health(self) -> None`")
-        found.append(cast("Callable[[], Awaitable[Any]]", check))
+        found.append((type(part).__name__, check))
     return found
 
 
