@@ -7,7 +7,10 @@ files mean the same here as to the user's own `docker compose`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -84,6 +87,7 @@ class ComposeProject:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # so that _end() reaches the plug-in, a child of the command
             )
         except OSError as error:
             raise ControllerError(
@@ -108,5 +112,6 @@ class ComposeProject:
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Leave no process behind, whatever ended the wait."""
     if process.returncode is None:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself in this moment: nothing is left to kill
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
