@@ -98,7 +98,11 @@ class DockerEngine:
     async def exists(self, project: str, compose_service: str) -> bool:
         """See `ClusterEngine.exists`. One that Docker is restarting exists."""
         filters = {
-            "label": [f"com.docker.compose.project={project}", f"com.docker.compose.service={compose_service}"],
+            "label": [
+                f"com.docker.compose.project={project}",
+                f"com.docker.compose.service={compose_service}",
+                "com.docker.compose.oneoff=False",
+            ],
             "status": ["running", "paused", "restarting"],
         }
         listed = await self._call(f"looking for {compose_service}", partial(self._client.containers, filters=filters))

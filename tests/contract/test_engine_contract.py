@@ -506,12 +506,13 @@ async def test_logs_have_a_tail(world: World) -> None:
 
 
 async def test_exists_means_up(world: World) -> None:
+    await asyncio.to_thread(lambda: world.compose_container("haproxy", one_off=True))
     assert not await world.engine.exists(world.project, "haproxy")
     await asyncio.to_thread(world.compose_container, "haproxy")
     assert await world.engine.exists(world.project, "haproxy")
     assert not await world.engine.exists(f"{world.project}-other", "haproxy")
-    await create(world, "runs")
-    assert not await world.engine.exists(world.project, "runs")
+    await start(world, "runs")
+    assert not await world.engine.exists(world.project, "runs"), "a replica is not a container of Compose's"
 
 
 # --------------------------------------------------------------------------------------------------------------- events
