@@ -32,13 +32,12 @@ BACKEND_PREFIX = backend_name("")
 
 _SERVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62})")
 _SERVER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]{0,253})")
-_ROUTE = re.compile(r"/|(?:/[A-Za-z0-9._~-]+)+")
+_ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$", re.MULTILINE)
 _SERVERS_MARK = "    # servers"
 _SERVER_LINE = "    server "
-_NO_HASH = ""
 
 CHECK_INTERVAL_CAP_S = 0.5
 """HAProxy asks at least this often, so that a replica that went away is out of rotation within a second."""
@@ -123,8 +122,9 @@ def render(services: Collection[ServiceSpec]) -> str:
 
     Raises RoutingError when a value may not be put into a configuration.
     """
-    unsigned = _render(services, _NO_HASH)
-    return _render(services, hashlib.sha256(unsigned.encode()).hexdigest()[:16])
+    unsigned = _render(services)
+    digest = hashlib.sha256(unsigned.encode()).hexdigest()[:16]
+    return _HASH_LINE.sub(lambda line: line.group().replace("()", f"({digest})"), unsigned)
 
 
 def routing_hash(services: Collection[ServiceSpec]) -> str:
@@ -136,11 +136,6 @@ def hash_of(config: str) -> str:
     """The hash that a configuration carries; empty when it carries none."""
     found = _HASH_LINE.search(config)
     return found.group(1) if found else ""
-
-
-def backends_of(config: str) -> frozenset[str]:
-    """Names of the services' backends in a configuration."""
-    return frozenset(re.findall(rf"^backend ({BACKEND_PREFIX}\S+)$", config, re.MULTILINE))
 
 
 def with_servers(config: str, servers: Iterable[ServerLine]) -> str:
@@ -191,7 +186,7 @@ def _server_line(server: ServerLine) -> str:
     return f"{_SERVER_LINE}{name} {address} id {server.id}{' disabled' if server.disabled else ''}"
 
 
-def _render(services: Collection[ServiceSpec], own_hash: str) -> str:
+def _render(services: Collection[ServiceSpec]) -> str:
     routed = [_service(spec) for spec in sorted(services, key=lambda s: s.name) if is_routed(spec)]
     # The longest prefix decides, so it is asked first.
     http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
@@ -211,7 +206,6 @@ def _render(services: Collection[ServiceSpec], own_hash: str) -> str:
         grpc_status=_GRPC_STATUS,
         grpc_message=_GRPC_MESSAGE,
         hard_stop_s=max(HARD_STOP_FLOOR_S, longest_call_s),
-        routing_hash=own_hash,
     )
 
 
@@ -273,20 +267,3 @@ def _matching(pattern: re.Pattern[str], value: str, what: str) -> str:
             f"{what} {value!r} may not be put into HAProxy's configuration: it must match {pattern.pattern}"
         )
     return value
-
-
-__all__ = [
-    "BACKEND_PREFIX",
-    "TEMPLATE",
-    "ServerLine",
-    "backends_of",
-    "checked_address",
-    "checked_backend",
-    "checked_server_name",
-    "hash_of",
-    "is_routed",
-    "render",
-    "routing_hash",
-    "server_options",
-    "with_servers",
-]

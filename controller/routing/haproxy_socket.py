@@ -83,7 +83,7 @@ class MasterSocket:
     async def reload(self) -> None:
         """Start a new worker with the configuration on disk; returns when it runs.
 
-        Raises RoutingUnreachable, and RoutingError with HAProxy's messages when it could not start (the old one goes on).
+        Raises RoutingUnreachable, or RoutingError with HAProxy's messages when it could not start (the old goes on).
         """
         answer = await _exchange(self._path, "reload", RELOAD_TIMEOUT_S, half_close=True)
         status, _, log = answer.partition("\n--\n")

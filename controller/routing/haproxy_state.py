@@ -10,14 +10,15 @@ from controller.errors import RoutingError
 from controller.model import RoutingState, Server, ServerState
 from controller.routing.haproxy_config import BACKEND_PREFIX
 
-QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 4 -1")
-"""Commands whose answers `routing_state` takes, in its order. `-1 4 -1`: of all proxies, servers only."""
+QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1")
+"""Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: backends (2) and servers (4) of all proxies."""
 
 # srv_admin_state of "show servers state": forced by the runtime API, inherited, by resolution. 0x04 only says that the
 # configuration file once said `disabled`.
 _MAINT_BITS = 0x01 | 0x02 | 0x20 | 0x40
 _DRAIN_BITS = 0x08 | 0x10
 _STOPPED = 0
+_BACKEND_ROW = "BACKEND"
 
 
 def routing_state(info: str, routing: str, servers_state: str, stat: str) -> RoutingState:
@@ -30,6 +31,9 @@ def routing_state(info: str, routing: str, servers_state: str, stat: str) -> Rou
             version=facts["Version"],
             routing_hash=variable(routing),
             servers=tuple(server for server, _ in servers(servers_state, sessions(stat))),
+            backends=frozenset(
+                backend for backend, row in sessions(stat) if row == _BACKEND_ROW and backend.startswith(BACKEND_PREFIX)
+            ),
         )
     except (KeyError, ValueError) as error:
         raise RoutingError(
@@ -49,7 +53,10 @@ def variable(text: str) -> str:
 
 
 def sessions(stat: str) -> Mapping[tuple[str, str], tuple[int, int]]:
-    """`show stat` as (backend, server) -> (requests in flight, requests queued for it)."""
+    """`show stat` as (backend, server) -> (requests in flight, requests queued for it).
+
+    A backend's own row goes by the server name BACKEND.
+    """
     rows = csv.DictReader(stat.removeprefix("# ").splitlines())
     return {(row["pxname"], row["svname"]): (int(row["scur"] or 0), int(row["qcur"] or 0)) for row in rows}
 

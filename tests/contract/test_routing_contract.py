@@ -1,0 +1,449 @@
+"""What every Router does, asked over the fake's sockets and of the real HAProxy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pytest
+import pytest_asyncio
+from aiohttp import ClientSession, web
+
+from controller.errors import RoutingError
+from controller.model import (
+    AddServer,
+    DeleteServer,
+    ProbeSpec,
+    RoutingState,
+    Server,
+    ServerState,
+    ServiceSpec,
+    SetServerState,
+    ShutdownSessions,
+    WriteRouting,
+    backend_name,
+)
+from controller.routing import haproxy, haproxy_config
+from controller.routing.haproxy import HAProxyRouter
+from tests.fakes.fake_haproxy import UNKNOWN_KEYWORD, FakeHAProxy
+from tests.harness.haproxy_container import HAProxyContainer, build
+
+T = TypeVar("T")
+
+
+def service(name: str, port: int, **changes: Any) -> ServiceSpec:
+    return ServiceSpec(
+        **{  # type: ignore[arg-type]
+            "name": name,
+            "image": name,
+            "protocol": "http",
+            "port": port,
+            "replicas": 1,
+            "probe": ProbeSpec(port=port, path="/ready"),
+            "route": f"/{name}",
+            **changes,
+        }
+    )
+
+
+class World(Protocol):
+    """One HAProxy, and what the Router's interface does not offer."""
+
+    run_dir: Path
+    addresses: list[str]
+    """Of three backends that answer."""
+
+    async def occupy(self, name: str, path: str) -> Callable[[], Any]:
+        """Let server `name`, the only one behind `path`, have one request until the returned function is called."""
+        ...
+
+    async def restart(self) -> None:
+        """Kill it and have it started again."""
+        ...
+
+
+class FakeWorld:
+    """The fake's sockets."""
+
+    def __init__(self, run_dir: Path, fake: FakeHAProxy) -> None:
+        self.run_dir, self.fake = run_dir, fake
+        self.addresses = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"]
+
+    async def occupy(self, name: str, path: str) -> Callable[[], Any]:
+        backend = backend_name(path.split("/")[1])
+        server = self.fake.server(backend, name)
+        server.in_flight = 1
+
+        async def release() -> None:
+            server.in_flight = 0
+            self.fake.finish_leaving_workers()
+
+        return release
+
+    async def restart(self) -> None:
+        await self.fake.restart()
+
+
+class Replicas:
+    """Three small HTTP servers of this process. `/.../hold` answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.runners: list[web.AppRunner] = []
+        self.let_go = asyncio.Event()
+        self.held = 0
+
+    async def start(self, host: str) -> str:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self._answer)
+        runner = web.AppRunner(app, keepalive_timeout=3600)
+        await runner.setup()
+        site = web.TCPSite(runner, host, 0)
+        await site.start()
+        self.runners.append(runner)
+        return f"{host}:{runner.addresses[0][1]}"
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.path.endswith("/hold"):
+            self.held += 1
+            await self.let_go.wait()
+            self.held -= 1
+        return web.Response(text=str(request.get_extra_info("sockname")[1]))
+
+    async def close(self) -> None:
+        self.let_go.set()
+        for runner in self.runners:
+            await runner.cleanup()
+
+
+class RealWorld:
+    """HAProxy in a container; the backends are servers of this process, on the network's gateway."""
+
+    def __init__(self, run_dir: Path, container: HAProxyContainer, replicas: Replicas, addresses: list[str]) -> None:
+        self.run_dir, self.container, self.replicas, self.addresses = run_dir, container, replicas, addresses
+        self.client = ClientSession(f"http://{container.ip}:8000")
+
+    async def occupy(self, name: str, path: str) -> Callable[[], Any]:
+        held = self.replicas.held
+        request = asyncio.ensure_future(self.client.get(f"{path}/hold"))
+        await until(lambda: self.replicas.held > held, "the request is with the replica")
+
+        async def release() -> None:
+            self.replicas.let_go.set()
+            with contextlib.suppress(OSError):  # whether it was cut off is for the test to say
+                async with asyncio.timeout(5):
+                    (await request).release()
+
+        return release
+
+    async def restart(self) -> None:
+        await asyncio.to_thread(self.container.kill_and_wait)
+
+
+async def until(look: Callable[[], T], what: str, within_s: float = 5.0) -> T:
+    """Wait for a state of the world."""
+    async with asyncio.timeout(within_s):
+        while not (seen := look()):
+            await asyncio.sleep(0.01)
+        return seen
+    raise AssertionError(what)
+
+
+@pytest.fixture(scope="session")
+def haproxy_image() -> str:
+    return build()
+
+
+@contextlib.asynccontextmanager
+async def _real_world(run_dir: Path) -> AsyncIterator[RealWorld]:
+    container = HAProxyContainer(run_dir)
+    with contextlib.ExitStack() as stack:
+        await asyncio.to_thread(stack.enter_context, container.running())
+        replicas = Replicas()
+        try:
+            world = RealWorld(run_dir, container, replicas, [await replicas.start(container.gateway) for _ in range(3)])
+            async with world.client:
+                yield world
+        finally:
+            await replicas.close()
+
+
+@pytest_asyncio.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    # pytest's own directories are too deep for the path of a unix socket.
+    run_dir = Path(tempfile.mkdtemp(prefix="pierhead-haproxy-"))
+    try:
+        if request.param == "fake":
+            async with FakeHAProxy(run_dir).running() as fake:
+                yield FakeWorld(run_dir, fake)
+        else:
+            request.getfixturevalue("haproxy_image")
+            async with _real_world(run_dir) as real:
+                yield real
+    finally:
+        shutil.rmtree(run_dir)
+
+
+@pytest.fixture
+def router(world: World) -> HAProxyRouter:
+    return HAProxyRouter(world.run_dir)
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+async def observe(router: HAProxyRouter) -> RoutingState:
+    state = await router.observe()
+    assert state is not None
+    return state
+
+
+async def server(router: HAProxyRouter, name: str) -> Server:
+    return next(s for s in (await observe(router)).servers if s.name == name)
+
+
+async def route(router: HAProxyRouter, *services: ServiceSpec) -> None:
+    action = WriteRouting(target="routing", services=services, routing_hash=router.routing_hash(services))
+    await router.perform(action, None)
+
+
+async def add(router: HAProxyRouter, spec: ServiceSpec, name: str, address: str) -> None:
+    action = AddServer(target=name, service=spec.name, backend=backend_name(spec.name), address=address)
+    await router.perform(action, spec)
+
+
+async def set_state(router: HAProxyRouter, name: str, state: ServerState, backend: str = "svc_echo") -> None:
+    await router.perform(SetServerState(target=name, backend=backend, state=state), None)
+
+
+async def delete(router: HAProxyRouter, name: str, backend: str = "svc_echo") -> None:
+    await router.perform(DeleteServer(target=name, backend=backend), None)
+
+
+async def routed(router: HAProxyRouter, world: World) -> ServiceSpec:
+    echo = service("echo", port_of(world.addresses[0]))
+    await route(router, echo)
+    return echo
+
+
+async def test_a_new_haproxy_runs_the_configuration_of_no_services(world: World, router: HAProxyRouter) -> None:
+    state = await observe(router)
+    assert state.routing_hash == router.routing_hash(())
+    assert state.servers == ()
+    assert state.backends == frozenset()
+    assert state.version.startswith("3.0")
+
+
+async def test_routes_are_written_and_reloaded_once(world: World, router: HAProxyRouter) -> None:
+    echo = service("echo", 8080)
+    before = await observe(router)
+    await route(router, echo)
+    after = await observe(router)
+    assert after.routing_hash == router.routing_hash([echo]) != before.routing_hash
+    assert after.backends == {"svc_echo"}
+    assert after.pid != before.pid
+    await route(router, echo)
+    assert (await observe(router)).pid == after.pid
+
+
+async def test_a_server_added_is_ready_and_up_at_once(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    assert (await observe(router)).servers == (
+        Server("svc_echo", "echo-1", world.addresses[0], ServerState.READY, up=True),
+    )
+
+
+async def test_adding_the_same_server_again_changes_nothing(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    before = await observe(router)
+    await add(router, echo, "echo-1", world.addresses[0])
+    assert await observe(router) == before
+
+
+async def test_adding_a_server_that_an_interrupted_controller_left_in_maintenance(
+    world: World, router: HAProxyRouter
+) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    await set_state(router, "echo-1", ServerState.MAINT)
+    await add(router, echo, "echo-1", world.addresses[0])
+    assert (await server(router, "echo-1")).state is ServerState.READY
+
+
+async def test_the_same_name_at_another_address_is_replaced(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    await add(router, echo, "echo-1", world.addresses[1])
+    assert [s.address for s in (await observe(router)).servers] == [world.addresses[1]]
+
+
+async def test_states_are_set_and_read_back(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    for state in (ServerState.DRAIN, ServerState.MAINT, ServerState.READY):
+        await set_state(router, "echo-1", state)
+        assert (await server(router, "echo-1")).state is state
+
+
+async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World, router: HAProxyRouter) -> None:
+    await routed(router, world)
+    for backend in ("svc_echo", "svc_never"):
+        await set_state(router, "echo-1", ServerState.DRAIN, backend)
+        await router.perform(ShutdownSessions(target="echo-1", backend=backend), None)
+        await delete(router, "echo-1", backend)
+    with pytest.raises(RoutingError, match=r"set server svc_echo/echo-1 state ready.*No such server"):
+        await set_state(router, "echo-1", ServerState.READY)
+
+
+async def test_a_server_cannot_be_added_to_a_backend_that_is_not_there(world: World, router: HAProxyRouter) -> None:
+    with pytest.raises(RoutingError, match=r"add server svc_echo/echo-1 .*No such backend"):
+        await add(router, service("echo", 8080), "echo-1", world.addresses[0])
+
+
+async def test_a_ready_server_is_deleted(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    await delete(router, "echo-1")
+    assert (await observe(router)).servers == ()
+
+
+async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
+    world: World, router: HAProxyRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy, "REMOVABLE_WAIT_S", 1)
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    release = await world.occupy("echo-1", "/echo")
+    await set_state(router, "echo-1", ServerState.DRAIN)
+    assert (await server(router, "echo-1")).sessions == 1
+    with pytest.raises(RoutingError, match="server svc_echo/echo-1 still has connections after 1 s"):
+        await delete(router, "echo-1")
+    await release()
+    await delete(router, "echo-1")
+    assert (await observe(router)).servers == ()
+
+
+async def test_a_deadline_ends_what_a_server_still_has(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    release = await world.occupy("echo-1", "/echo")
+    await router.perform(ShutdownSessions(target="echo-1", backend="svc_echo"), None)
+    await delete(router, "echo-1")
+    await release()
+    assert (await observe(router)).servers == ()
+
+
+async def test_the_process_survives_scaling(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    before = await observe(router)
+    for number in range(50):
+        await add(router, echo, f"echo-{number}", world.addresses[number % 3])
+        if number >= 3:
+            await delete(router, f"echo-{number - 3}")
+    after = await observe(router)
+    assert [s.name for s in after.servers] == ["echo-47", "echo-48", "echo-49"]
+    assert (after.pid, after.started_at) == (before.pid, before.started_at)
+
+
+async def test_changes_at_the_same_time_do_not_disturb_each_other(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(20):
+            tasks.create_task(add(router, echo, f"echo-{number:02}", world.addresses[number % 3]))
+    assert len((await observe(router)).servers) == 20
+    text = (world.run_dir / "haproxy.cfg").read_text()
+    assert text.count("\n    server echo-") == 20
+
+
+async def test_a_reload_keeps_the_servers_and_their_states(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    for number in range(3):
+        await add(router, echo, f"echo-{number}", world.addresses[number])
+    await set_state(router, "echo-2", ServerState.DRAIN)
+    before = await observe(router)
+    await route(router, echo, service("other", 8080))
+    after = await observe(router)
+    assert after.pid != before.pid
+    assert after.backends == {"svc_echo", "svc_other"}
+    assert after.servers == before.servers
+
+
+async def test_servers_that_came_with_a_reload_can_be_deleted(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    await route(router, echo, service("other", 8080))
+    await delete(router, "echo-1")
+    assert (await observe(router)).servers == ()
+
+
+async def test_requests_of_before_a_reload_still_count(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    release = await world.occupy("echo-1", "/echo")
+    await route(router, echo, service("other", 8080))
+    await set_state(router, "echo-1", ServerState.DRAIN)
+    assert (await server(router, "echo-1")).sessions == 1
+    await release()
+    async with asyncio.timeout(5):
+        while (await server(router, "echo-1")).sessions:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
+    world: World, router: HAProxyRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    before, file_before = await observe(router), (world.run_dir / "haproxy.cfg").read_text()
+    render = haproxy_config.render
+    with monkeypatch.context() as patch:
+        patch.setattr(haproxy_config, "render", lambda services: f"{render(services)}{UNKNOWN_KEYWORD} keyword\n")
+        with pytest.raises(RoutingError, match=rf"refused to load .*(?s:.*)unknown keyword '{UNKNOWN_KEYWORD}'"):
+            await route(router, echo, service("other", 8080))
+    assert await observe(router) == before
+    assert (world.run_dir / "haproxy.cfg").read_text() == file_before
+    await route(router, echo, service("other", 8080))
+    assert (await observe(router)).backends == {"svc_echo", "svc_other"}
+
+
+async def test_a_restart_begins_with_the_servers_of_now(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    for number in range(3):
+        await add(router, echo, f"echo-{number}", world.addresses[number])
+    await set_state(router, "echo-1", ServerState.DRAIN)
+    await delete(router, "echo-2")
+    before = await observe(router)
+    await world.restart()
+    after = await observe(router)
+    assert after.started_at > before.started_at
+    assert after.routing_hash == before.routing_hash
+    assert [(s.name, s.state) for s in after.servers] == [
+        ("echo-0", ServerState.READY),
+        ("echo-1", ServerState.MAINT),
+    ]
+    await set_state(router, "echo-1", ServerState.READY)
+    assert (await server(router, "echo-1")).state is ServerState.READY
+
+
+async def test_nothing_is_observed_where_nothing_answers(tmp_path: Path) -> None:
+    assert await HAProxyRouter(tmp_path).observe() is None
+
+
+async def test_a_broken_file_on_the_volume_does_not_keep_haproxy_from_starting(
+    world: World, router: HAProxyRouter
+) -> None:
+    if isinstance(world, FakeWorld):
+        pytest.skip("the image's entrypoint does this")
+    echo = await routed(router, world)
+    (world.run_dir / "haproxy.cfg").write_text("nonsense\n")
+    await world.restart()
+    assert (await observe(router)).routing_hash == router.routing_hash(())
+    await route(router, echo)
+    assert (await observe(router)).backends == {"svc_echo"}

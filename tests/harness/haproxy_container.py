@@ -1,0 +1,92 @@
+"""A real HAProxy for tests: the image built from haproxy/, its run directory on this host, on a network of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.harness.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "pierhead-test/haproxy"
+LABEL = "pierhead.test=haproxy"
+
+
+def docker(*arguments: str, check: bool = True) -> str:
+    """Run one docker command; its output, or an error with what it said."""
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=300, check=False)
+    if check and done.returncode:
+        raise RuntimeError(f"docker {' '.join(arguments)}: {done.stdout}{done.stderr}")
+    return done.stdout.strip()
+
+
+def build() -> str:
+    """Build the image (a cached build takes a second) and give its name."""
+    docker(
+        "build", "--network", "host", "--label", LABEL, "-t", IMAGE, "-f", str(ROOT / "haproxy/Dockerfile"), str(ROOT)
+    )
+    return IMAGE
+
+
+class HAProxyContainer:
+    """One running container; `ip` is its address, `gateway` this host's as it sees it."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.name = f"pierhead-test-haproxy-{secrets.token_hex(3)}"
+        self._run_dir = run_dir
+        self.ip = self.gateway = ""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[HAProxyContainer]:
+        """Start it, wait until it answers, remove it at the end."""
+        mount = f"{self._run_dir}:/run/haproxy"
+        docker("run", "--detach", "--restart=always", "--name", self.name, "--label", LABEL, "--volume", mount, IMAGE)
+        try:
+            network = json.loads(docker("inspect", "-f", "{{json .NetworkSettings}}", self.name))
+            self.ip, self.gateway = network["IPAddress"], network["Gateway"]
+            self.wait_until_up()
+            yield self
+        finally:
+            docker("rm", "--force", "--volumes", self.name, check=False)
+
+    def wait_until_up(self) -> None:
+        """Wait until both sockets are there."""
+        sockets = [self._run_dir / name for name in ("admin.sock", "master.sock")]
+        eventually(lambda: all(map(_answers, sockets)), "HAProxy answers on its sockets", within_s=30)
+
+    def kill_and_wait(self) -> None:
+        """Kill its master, as a crash would, and wait until Docker has started it again."""
+        started = self._inspect("{{.State.StartedAt}}")
+        os.kill(int(self._inspect("{{.State.Pid}}")), signal.SIGKILL)
+        eventually(lambda: self._inspect("{{.State.StartedAt}}") != started, "Docker starts HAProxy again", within_s=30)
+        self.wait_until_up()
+
+    def stop(self) -> float:
+        """`docker stop` with 20 s of grace; how long it took."""
+        started = time.monotonic()
+        docker("stop", "--time", "20", self.name)
+        return time.monotonic() - started
+
+    def log_lines(self) -> list[dict[str, object]]:
+        """The access log: every line of its standard output, which must be JSON."""
+        done = subprocess.run(["docker", "logs", self.name], capture_output=True, text=True, timeout=60, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def _inspect(self, template: str) -> str:
+        return docker("inspect", "-f", template, self.name)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):  # not there yet: the caller looks again
+        client.settimeout(1)
+        client.connect(str(path))
+        return True
+    return False
