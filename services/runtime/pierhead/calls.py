@@ -229,7 +229,7 @@ class Call:
             self._pauses += 1
             await asyncio.sleep(pause)
         if replica is None:
-            replica = await self._channel.wait_in_line(self._pool, self._deadline)
+            replica = await self._channel.wait_in_line(self._pool, self._deadline, first=True)
             self._tried.clear()
         self._open(replica, self._deadline - time.monotonic())
 

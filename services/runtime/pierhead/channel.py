@@ -59,9 +59,9 @@ class HandleChannel(grpc.aio.Channel):
             self._loop = loop
         return self._pool
 
-    async def wait_in_line(self, pool: Pool, deadline: float) -> Replica:
+    async def wait_in_line(self, pool: Pool, deadline: float, *, first: bool = False) -> Replica:
         """A replica for a call that found none with room. Raises Backpressure or NoReplica."""
-        if 0 <= self.max_queued <= self.queued:
+        if 0 <= self.max_queued <= self.queued and not first:
             self._refuse(pool, f"{self.queued} calls wait already (max_queued_requests = {self.max_queued})")
         now = time.monotonic()
         # A little before the deadline: so that the caller hears why, rather than that its time is over.
@@ -70,7 +70,7 @@ class HandleChannel(grpc.aio.Channel):
         self.metrics.queued.inc(self._target)
         try:
             async with asyncio.timeout(limit):
-                return await pool.wait(self.policy)
+                return await pool.wait(self.policy, first=first)
         except TimeoutError:
             self._refuse(pool, f"none had room within {limit:.3g} s")
         finally:

@@ -11,9 +11,12 @@ from typing import Any, Protocol
 import grpc
 
 CHANNEL_OPTIONS = (
-    # A peer that hangs or whose machine is gone answers no ping: calls on it fail after four seconds at most.
+    # A peer that hangs or whose machine is gone answers no ping: calls on it fail after five seconds at most.
+    # The ping's own timeout has to be named too: gRPC sends pings for its flow control as well, waits a minute for
+    # their answer by default, and sends no keep-alive ping meanwhile.
     ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -155,11 +155,17 @@ class Pool:
         """A replica with room, counted as taken; None when a call has to wait (also behind those that wait already)."""
         return None if self._waiters else self._take(policy, tried)
 
-    async def wait(self, policy: Policy) -> Replica:
-        """Wait in line for a replica with room, counted as taken. Cancelling leaves the line."""
+    async def wait(self, policy: Policy, *, first: bool = False) -> Replica:
+        """Wait in line for a replica with room, counted as taken. Cancelling leaves the line.
+
+        `first` is for a call that was refused: it had its turn already and does not go to the end.
+        """
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         entry = (future, policy)
-        self._waiters.append(entry)
+        if first:
+            self._waiters.appendleft(entry)
+        else:
+            self._waiters.append(entry)
         self._serve_waiters()
         try:
             return await future

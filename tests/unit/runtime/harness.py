@@ -1,0 +1,212 @@
+"""Real replicas on loopback ports inside the test's own event loop, and callers that know where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from pierhead import BadRequest, Settings
+from pierhead.clients import Clients, close_handles
+from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
+from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
+from pierhead.metrics import RuntimeMetrics
+from pierhead.request import RequestContext, current_request
+from pierhead.server import ReplicaServer
+
+
+class EchoService(echo_pb2_grpc.EchoServicer):
+    """Answers; blocks, fails or watches as the message says."""
+
+    def __init__(self, name: str = "echo") -> None:
+        self.name = name
+        self.gate = asyncio.Event()
+        self.calls = 0
+        self.begun = 0
+        self.cancelled = 0
+        self.seen: list[RequestContext | None] = []
+
+    async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
+        self.calls += 1
+        self.seen.append(current_request())
+        if request.message == "bad":
+            raise BadRequest('message: expected anything but "bad"')
+        if request.message == "boom":
+            raise ValueError("boom")
+        if request.message == "abort":
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "there is one already")
+        if request.message == "wait":
+            await self._wait()
+        return echo_pb2.EchoReply(response=f"{self.name}: {request.message}")
+
+    async def Generate(self, request: echo_pb2.GenerateRequest, context: Any) -> AsyncIterator[echo_pb2.Token]:
+        self.calls += 1
+        for index in range(request.num_tokens):
+            if request.message == "wait" and index == 1:
+                await self._wait()
+            if request.message == "boom" and index == 1:
+                raise ValueError("boom")
+            yield echo_pb2.Token(text=self.name, index=index)
+
+    async def _wait(self) -> None:
+        self.begun += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+def echo(message: str = "hi") -> echo_pb2.EchoRequest:
+    return echo_pb2.EchoRequest(message=message)
+
+
+def generate(message: str = "hi", num_tokens: int = 3) -> echo_pb2.GenerateRequest:
+    return echo_pb2.GenerateRequest(message=message, num_tokens=num_tokens)
+
+
+async def until(condition: Callable[[], bool], what: str, timeout: float = 5) -> None:
+    """Wait until a condition holds; the poll is the wait, not a synchronisation by sleeping."""
+    try:
+        async with asyncio.timeout(timeout):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout} s: {what}") from None
+
+
+class Cluster:
+    """Replicas of one test."""
+
+    def __init__(self) -> None:
+        self._running: dict[ReplicaServer, asyncio.Task[None]] = {}
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def start(self, *parts: object, **settings: Any) -> ReplicaServer:
+        """Start a replica and return it once it is ready."""
+        defaults: dict[str, Any] = {
+            "host": "127.0.0.1", "port": 0, "grpc_port": 0, "admin_port": 0, "service": "echo-child",
+            "drain_timeout_s": 5.0,
+        }  # fmt: skip
+        server = ReplicaServer(*parts, settings=Settings(**(defaults | settings)), metrics=RuntimeMetrics())
+        task = asyncio.create_task(server.run())
+        self._running[server] = task
+        ready = asyncio.create_task(server.ready.wait())
+        await asyncio.wait([ready, task], return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if task.done():
+            del self._running[server]
+            await task
+        return server
+
+    async def drained(self, server: ReplicaServer) -> None:
+        """Stop a replica and wait until it has ended."""
+        server.stop()
+        await self.ended(server)
+
+    async def ended(self, server: ReplicaServer) -> None:
+        """Wait until a replica has ended by itself."""
+        async with asyncio.timeout(10):
+            await self._running[server]
+
+    async def process(self, source: str, port: int, **environ: str) -> asyncio.subprocess.Process:
+        """Run a replica in a process of its own, which a test may kill; returns once it is ready."""
+        environ = {"PIERHEAD_HOST": "127.0.0.1", "PIERHEAD_PORT": str(port), "PIERHEAD_ADMIN_PORT": "0"} | environ
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", source, env=environ, stderr=asyncio.subprocess.PIPE
+        )
+        self._processes.append(process)
+        assert process.stderr is not None
+        lines = []
+        async with asyncio.timeout(20):
+            while line := await process.stderr.readline():
+                lines.append(line.decode())
+                if '"ready"' in lines[-1]:
+                    return process
+        raise AssertionError("the process ended before it was ready:\n" + "".join(lines))
+
+    async def close(self) -> None:
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            process._transport.close()  # type: ignore[attr-defined]
+        for server in self._running:
+            server.stop()
+            server.stop()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+
+def address(server: ReplicaServer) -> str:
+    return f"127.0.0.1:{server.grpc_port}"
+
+
+def know(*servers: ReplicaServer, **settings: Any) -> None:
+    """Tell the handles of this loop where the service "echo-child" is."""
+    Clients.use(Settings(static={"ECHO_CHILD": tuple(address(server) for server in servers)}, **settings))
+
+
+class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
+    """A controller's Discovery service whose lists a test sets."""
+
+    def __init__(self) -> None:
+        self.watches = 0
+        self.asked: list[list[str]] = []
+        self._states: dict[str, discovery_pb2.ServiceEndpoints] = {}
+        self._changed = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+
+    async def listen(self, port: int = 0) -> int:
+        """Listen on a loopback port and return it."""
+        self._server = grpc.aio.server()
+        discovery_pb2_grpc.add_DiscoveryServicer_to_server(self, self._server)
+        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+        return bound
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+
+    def say(self, service: str, *replicas: tuple[str, str, bool], limit: int = 0) -> None:
+        """The whole list of a service: (name, address, draining) each."""
+        known = self._states.get(service)
+        state = discovery_pb2.Endpoint.State
+        self._states[service] = discovery_pb2.ServiceEndpoints(
+            service=service,
+            generation=known.generation + 1 if known else 1,
+            epoch=1,
+            endpoints=[
+                discovery_pb2.Endpoint(
+                    replica=name,
+                    address=where,
+                    state=state.DRAINING if draining else state.READY,
+                    max_ongoing_requests=limit,
+                )
+                for name, where, draining in replicas
+            ],
+        )
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def Watch(
+        self, request: discovery_pb2.WatchRequest, context: Any
+    ) -> AsyncIterator[discovery_pb2.ServiceEndpoints]:
+        self.watches += 1
+        self.asked.append(list(request.services))
+        sent: dict[str, int] = {}
+        while True:
+            changed = self._changed
+            for service in request.services:
+                state = self._states.get(service)
+                if state is None:
+                    state = discovery_pb2.ServiceEndpoints(service=service, unknown=True)
+                if sent.get(service) != state.generation:
+                    sent[service] = state.generation
+                    yield state
+            await changed.wait()
+
+

@@ -1,0 +1,500 @@
+"""Calls through a handle to real replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from pierhead import (
+    Backpressure,
+    BadRequest,
+    DeadlineExceeded,
+    NoReplica,
+    ReplicaDied,
+    Settings,
+    UserCodeError,
+    handle,
+)
+from pierhead.channel import HandleChannel
+from pierhead.clients import Clients
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.errors import RemoteError
+from pierhead.metrics import RuntimeMetrics
+from pierhead.request import CURRENT, RequestContext
+from tests.unit.runtime.harness import Cluster, EchoService, FakeDiscovery, address, echo, generate, know, until
+
+DEFINED_AT_IMPORT = handle(EchoStub, "echo-child")
+
+
+def make(**options: Any) -> tuple[Any, HandleChannel]:
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), **options)
+    return EchoStub(channel), channel
+
+
+async def test_a_handle_made_at_import_works_in_any_loop(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    reply = await DEFINED_AT_IMPORT.Echo(echo())
+    assert reply.response == "echo: hi"
+
+
+async def test_the_same_handle_works_in_the_next_loop(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService("other")))
+    assert (await DEFINED_AT_IMPORT.Echo(echo())).response == "other: hi"
+
+
+async def test_replies_stream(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    stub, channel = make()
+    assert [token.index async for token in stub.Generate(generate(num_tokens=5))] == [0, 1, 2, 3, 4]
+    assert channel.metrics.handle_requests.values == {("echo-child", "ok"): 1}
+
+
+async def test_a_stream_can_be_read_message_by_message(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    call = make()[0].Generate(generate(num_tokens=1))
+    assert (await call.read()).index == 0
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_calls_spread_over_replicas(cluster: Cluster) -> None:
+    services = [EchoService(str(number)) for number in range(3)]
+    know(*[await cluster.start(service) for service in services])
+    stub, channel = make(policy="round_robin")
+    await until(lambda: len(channel.pool()._callable) == 3, "three connections")
+    await asyncio.gather(*[stub.Echo(echo()) for _ in range(30)])
+    assert [service.calls for service in services] == [10, 10, 10]
+
+
+class TestErrors:
+    async def test_the_callee_s_own_class_and_text_arrive(self, cluster: Cluster) -> None:
+        know(await cluster.start(EchoService()))
+        with pytest.raises(BadRequest, match='message: expected anything but "bad"') as caught:
+            await make()[0].Echo(echo("bad"))
+        assert caught.value.http_status == 400
+
+    async def test_a_user_s_exception_arrives_with_its_traceback(self, cluster: Cluster) -> None:
+        know(await cluster.start(EchoService()))
+        with pytest.raises(UserCodeError, match=r"^ValueError: boom \[error id \w{16}\]$") as caught:
+            await make()[0].Echo(echo("boom"))
+        assert 'raise ValueError("boom")' in caught.value.traceback
+        assert caught.value.error_id in str(caught.value)
+
+    async def test_the_service_s_own_abort_keeps_its_status(self, cluster: Cluster) -> None:
+        know(await cluster.start(EchoService()))
+        with pytest.raises(RemoteError, match="there is one already") as caught:
+            await make()[0].Echo(echo("abort"))
+        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert caught.value.http_status == 409
+
+    async def test_code_written_for_plain_stubs_goes_on_working(self, cluster: Cluster) -> None:
+        know(await cluster.start(EchoService()))
+        with pytest.raises(grpc.RpcError) as caught:
+            await make()[0].Echo(echo("bad"))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    async def test_an_error_in_the_middle_of_a_stream(self, cluster: Cluster) -> None:
+        know(await cluster.start(EchoService()))
+        seen = []
+        with pytest.raises(UserCodeError, match="boom"):
+            async for token in make()[0].Generate(generate("boom")):
+                seen.append(token.index)  # noqa: PERF401 - what came before the error counts
+        assert seen == [0]
+
+
+class TestDeadlines:
+    async def test_a_call_ends_at_its_timeout_and_so_does_the_work(self, cluster: Cluster) -> None:
+        service = EchoService()
+        know(await cluster.start(service))
+        with pytest.raises(DeadlineExceeded, match=r"echo-child replica .*: no reply within 0\.2 s"):
+            await make()[0].Echo(echo("wait"), timeout=0.2)
+        await until(lambda: service.cancelled == 1, "the work at the replica is cancelled")
+
+    async def test_a_call_within_a_request_gets_what_the_request_has_left(self, cluster: Cluster) -> None:
+        service = EchoService()
+        know(await cluster.start(service))
+        CURRENT.set(RequestContext("request-1", time.monotonic() + 0.3, "00-trace"))
+        with pytest.raises(DeadlineExceeded):
+            await make()[0].Echo(echo("wait"), timeout=50)
+        (seen,) = service.seen
+        assert seen is not None
+        assert seen.request_id == "request-1"
+        assert seen.traceparent == "00-trace"
+        assert seen.deadline <= time.monotonic() + 0.3
+
+    async def test_every_call_has_a_deadline(self, cluster: Cluster) -> None:
+        service = EchoService()
+        know(await cluster.start(service), request_timeout_s=7.0)
+        await make()[0].Echo(echo())
+        (seen,) = service.seen
+        assert seen is not None
+        assert 5 < seen.deadline - time.monotonic() <= 7
+
+
+class TestCancellation:
+    async def test_cancelling_the_caller_cancels_the_work(self, cluster: Cluster) -> None:
+        service = EchoService()
+        know(await cluster.start(service))
+        stub, channel = make()
+
+        async def call() -> None:
+            await stub.Echo(echo("wait"))
+
+        task = asyncio.create_task(call())
+        await until(lambda: service.begun == 1, "the call is at the replica")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: service.cancelled == 1, "the work is cancelled")
+        assert [replica.inflight for replica in channel.pool().replicas()] == [0]
+        assert channel.metrics.handle_requests.values == {("echo-child", "cancelled"): 1}
+
+    async def test_leaving_a_stream_cancels_it(self, cluster: Cluster) -> None:
+        service = EchoService()
+        know(await cluster.start(service))
+        stub, channel = make()
+        stream = aiter(stub.Generate(generate("wait")))
+        await anext(stream)
+        await until(lambda: service.begun == 1, "the stream waits at the replica")
+        assert [replica.inflight for replica in channel.pool().replicas()] == [1]
+        await stream.aclose()
+        await until(lambda: service.cancelled == 1, "the work is cancelled")
+        await until(lambda: all(r.inflight == 0 for r in channel.pool().replicas()), "the count is back")
+
+    @pytest.mark.parametrize("turns", range(12))
+    async def test_no_count_leaks_wherever_the_caller_is_cancelled(self, cluster: Cluster, turns: int) -> None:
+        know(await cluster.start(EchoService(), max_ongoing_requests=1))
+        stub, channel = make()
+        await stub.Echo(echo())
+
+        async def call() -> None:
+            await stub.Echo(echo())
+
+        tasks = [asyncio.create_task(call()) for _ in range(3)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await until(lambda: all(r.inflight == 0 for r in channel.pool().replicas()), "the counts are back")
+        assert channel.queued == 0
+        assert (await stub.Echo(echo(), timeout=2)).response
+
+
+class TestRefusals:
+    async def test_a_full_replica_s_call_goes_to_another(self, cluster: Cluster) -> None:
+        full, free = EchoService("full"), EchoService("free")
+        servers = [await cluster.start(full, max_ongoing_requests=1), await cluster.start(free)]
+        async with grpc.aio.insecure_channel(address(servers[0])) as other_process:
+            blocked = EchoStub(other_process).Echo(echo("wait"))
+            await until(lambda: full.begun == 1, "somebody else fills the first replica")
+            know(*servers)
+            stub, channel = make(policy="round_robin")
+            await until(lambda: len(channel.pool()._callable) == 2, "two connections")
+            replies = [(await stub.Echo(echo())).response for _ in range(10)]
+            assert set(replies) == {"free: hi"}
+            assert full.calls == 1, "refused before any work"
+            full.gate.set()
+            await blocked
+
+    async def test_calls_wait_in_line_for_a_full_replica(self, cluster: Cluster) -> None:
+        service = EchoService()
+        know(await cluster.start(service, max_ongoing_requests=2))
+        stub, channel = make()
+        calls = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(5)]
+        await until(lambda: service.begun == 2 and channel.queued == 3, "two work, three wait")
+        assert channel.metrics.queued.values == {("echo-child",): 3}
+        service.gate.set()
+        assert await asyncio.gather(*calls) == ["echo: wait"] * 5
+        assert channel.metrics.queued.values == {("echo-child",): 0}
+
+    async def test_a_full_line_is_backpressure_at_once(self, cluster: Cluster) -> None:
+        service = EchoService()
+        know(await cluster.start(service, max_ongoing_requests=1))
+        stub, channel = make(max_queued_requests=1)
+        await stub.Echo(echo())
+        calls = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(2)]
+        await until(lambda: service.begun == 1 and channel.queued == 1, "one works, one waits")
+        with pytest.raises(Backpressure, match=r"max_queued_requests = 1") as caught:
+            await stub.Echo(echo(), timeout=1)
+        assert caught.value.retry_after_s
+        service.gate.set()
+        await asyncio.gather(*calls)
+
+    async def test_waiting_ends_before_the_deadline_with_the_reason(self, cluster: Cluster) -> None:
+        service = EchoService()
+        know(await cluster.start(service, max_ongoing_requests=1))
+        stub, _ = make()
+        first = asyncio.ensure_future(_reply(stub, "wait"))
+        await until(lambda: service.begun == 1, "the replica is full")
+        with pytest.raises(Backpressure, match="every replica of echo-child is full"):
+            await stub.Echo(echo(), timeout=0.2)
+        service.gate.set()
+        await first
+
+    async def test_no_replica_says_what_is_known(self, cluster: Cluster) -> None:
+        Clients.use(Settings(static={"ECHO_CHILD": ("127.0.0.1:1",)}))
+        with pytest.raises(NoReplica, match=r"127\.0\.0\.1:1 is not connected"):
+            await make()[0].Echo(echo(), timeout=0.2)
+
+    async def test_a_call_waits_for_the_first_replica(self, cluster: Cluster) -> None:
+        discovery = FakeDiscovery()
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        discovery.say("echo-child")
+        stub, channel = make()
+        call = asyncio.ensure_future(_reply(stub, "hi"))
+        await until(lambda: channel.queued == 1, "the call waits")
+        server = await cluster.start(EchoService())
+        discovery.say("echo-child", ("r1", address(server), False))
+        assert await call == "echo: hi"
+        await discovery.close()
+
+
+async def _reply(stub: Any, message: str) -> str:
+    reply = await stub.Echo(echo(message))
+    return str(reply.response)
+
+
+class TestDrain:
+    async def test_no_caller_sees_a_drain(self, cluster: Cluster) -> None:
+        services = [EchoService(str(number)) for number in range(3)]
+        servers = [await cluster.start(service) for service in services]
+        know(*servers)
+        stub, _ = make()
+        errors: list[Exception] = []
+        done = 0
+        stop = False
+
+        async def caller() -> None:
+            nonlocal done
+            while not stop:
+                try:
+                    await stub.Echo(echo(), timeout=5)
+                    done += 1
+                except Exception as error:  # noqa: PERF203 - each is counted
+                    errors.append(error)
+
+        callers = [asyncio.create_task(caller()) for _ in range(16)]
+        await until(lambda: all(service.calls > 20 for service in services), "all three work")
+        await cluster.drained(servers[0])
+        await cluster.drained(servers[1])
+        before = done
+        await until(lambda: done > before + 50, "the last one carries on")
+        stop = True
+        await asyncio.gather(*callers)
+        assert errors == []
+
+    async def test_what_is_in_flight_finishes(self, cluster: Cluster) -> None:
+        old, new = EchoService("old"), EchoService("new")
+        servers = [await cluster.start(old), await cluster.start(new)]
+        know(servers[0])
+        stub, _ = make()
+        waiting = asyncio.ensure_future(_reply(stub, "wait"))
+        await until(lambda: old.begun == 1, "a call is in flight")
+        servers[0].stop()
+        await until(lambda: servers[0].state == "draining", "it drains")
+        with pytest.raises(NoReplica, match="is draining"):
+            await stub.Echo(echo(), timeout=0.2)
+        assert old.calls == 1, "refused before any work"
+        old.gate.set()
+        assert await waiting == "old: wait"
+        await cluster.ended(servers[0])
+
+    async def test_a_replica_that_the_controller_drains_gets_no_new_calls(self, cluster: Cluster) -> None:
+        one, two = EchoService("one"), EchoService("two")
+        servers = [await cluster.start(one), await cluster.start(two)]
+        discovery = FakeDiscovery()
+        discovery.say("echo-child", ("r1", address(servers[0]), False), ("r2", address(servers[1]), False))
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        stub, channel = make()
+        await stub.Echo(echo())
+        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        discovery.say("echo-child", ("r1", address(servers[0]), True), ("r2", address(servers[1]), False))
+        await until(lambda: len(channel.pool()._callable) == 1, "the news arrived")
+        calls = one.calls
+        assert {await _reply(stub, "hi") for _ in range(20)} == {"two: hi"}
+        assert one.calls == calls
+        await discovery.close()
+
+
+REPLICA = """
+import asyncio
+from pierhead import serve
+from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
+class Echo(echo_pb2_grpc.EchoServicer):
+    async def Echo(self, request, context):
+        if request.message == "wait":
+            await asyncio.sleep(60)
+        return echo_pb2.EchoReply(response="process: " + request.message)
+serve(Echo())
+"""
+
+
+class TestDeath:
+    async def test_only_what_a_killed_replica_had_begun_fails(self, cluster: Cluster, free_port: int) -> None:
+        process = await cluster.process(REPLICA, free_port)
+        other = EchoService("other")
+        server = await cluster.start(other)
+        Clients.use(Settings(static={"ECHO_CHILD": (address(server), f"127.0.0.1:{free_port}")}))
+        stub, channel = make(policy="round_robin")
+        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        begun = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(4)]
+        await until(lambda: other.begun == 2, "two calls each")
+        process.kill()
+        begun_there = [call for call in begun if not await _still_waits(call)]
+        errors = await asyncio.gather(*begun_there, return_exceptions=True)
+        assert len(errors) == 2
+        assert all(isinstance(error, ReplicaDied) for error in errors)
+        assert f"127.0.0.1:{free_port}: it went away after it may have begun" in str(errors[0])
+        replies = [await _reply(stub, "hi") for _ in range(20)]
+        assert replies == ["other: hi"] * 20
+        other.gate.set()
+        await asyncio.gather(*begun, return_exceptions=True)
+
+    async def test_a_replica_that_comes_back_is_used_again(self, cluster: Cluster, free_port: int) -> None:
+        process = await cluster.process(REPLICA, free_port)
+        Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
+        stub, _ = make()
+        assert await _reply(stub, "hi") == "process: hi"
+        process.kill()
+        await process.wait()
+        call = asyncio.ensure_future(_reply(stub, "again"))
+        await cluster.process(REPLICA, free_port)
+        assert await call == "process: again"
+
+    async def test_a_hanging_replica_is_noticed_within_seconds(self, cluster: Cluster, free_port: int) -> None:
+        process = await cluster.process(REPLICA, free_port)
+        Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
+        stub, _ = make()
+        await _reply(stub, "hi")
+        process.send_signal(19)  # SIGSTOP
+        started = time.monotonic()
+        with pytest.raises(ReplicaDied):
+            await stub.Echo(echo(), timeout=30)
+        assert time.monotonic() - started < 8
+
+
+async def _still_waits(call: asyncio.Future[str]) -> bool:
+    await asyncio.wait([call], timeout=0.5)
+    return not call.done()
+
+
+class TestDiscovery:
+    async def test_a_caller_that_loses_the_controller_keeps_its_last_list(self, cluster: Cluster) -> None:
+        server = await cluster.start(EchoService())
+        discovery = FakeDiscovery()
+        port = await discovery.listen()
+        discovery.say("echo-child", ("r1", address(server), False))
+        Clients.use(Settings(discovery=f"127.0.0.1:{port}"))
+        stub, channel = make()
+        await _reply(stub, "hi")
+        await discovery.close()
+        for _ in range(20):
+            await _reply(stub, "hi")
+        successor = FakeDiscovery()
+        successor.say("echo-child", ("r2", address(server), False))
+        await successor.listen(port)
+        await until(lambda: [r.name for r in channel.pool().replicas()] == ["r2"], "the next controller is heard")
+        await successor.close()
+
+    async def test_one_stream_carries_all_services(self, cluster: Cluster) -> None:
+        server = await cluster.start(EchoService())
+        discovery = FakeDiscovery()
+        discovery.say("echo-child", ("r1", address(server), False))
+        discovery.say("second", ("r2", address(server), False))
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        await make()[0].Echo(echo())
+        second = EchoStub(HandleChannel("second", metrics=RuntimeMetrics()))
+        await second.Echo(echo())
+        assert discovery.asked[-1] == ["echo-child", "second"]
+        await discovery.close()
+
+    async def test_dns_stands_in_until_the_controller_answers(self, cluster: Cluster) -> None:
+        server = await cluster.start(EchoService())
+        Clients.use(Settings(discovery="127.0.0.1:1"))
+        stub = EchoStub(HandleChannel(f"localhost:{server.grpc_port}", metrics=RuntimeMetrics()))
+        reply = await stub.Echo(echo(), timeout=5)
+        assert reply.response == "echo: hi"
+
+    async def test_the_replica_s_limit_is_obeyed_by_the_caller(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service)
+        discovery = FakeDiscovery()
+        discovery.say("echo-child", ("r1", address(server), False), limit=2)
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        stub, channel = make()
+        calls = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(5)]
+        await until(lambda: service.begun == 2 and channel.queued == 3, "two work, three wait here")
+        assert service.calls == 2
+        service.gate.set()
+        await asyncio.gather(*calls)
+        await discovery.close()
+
+
+class TestOtherKinds:
+    """Client and bidirectional streams, over a service made by hand: no .proto of ours has one."""
+
+    async def test_requests_from_an_iterator(self, cluster: Cluster) -> None:
+        know(await cluster.start(_Summing()))
+        channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
+
+        async def numbers() -> AsyncIterator[bytes]:
+            for number in (1, 2, 3):
+                yield str(number).encode()
+
+        assert await channel.stream_unary("/test.Sum/Total")(numbers(), timeout=5) == b"6"
+
+    async def test_messages_both_ways(self, cluster: Cluster) -> None:
+        know(await cluster.start(_Summing()))
+        channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
+        call = channel.stream_stream("/test.Sum/Running")(timeout=5)
+        sums = []
+        for number in (1, 2, 3):
+            await call.write(str(number).encode())
+            sums.append(await call.read())
+        await call.done_writing()
+        assert sums == [b"1", b"3", b"6"]
+        assert await call.read() is grpc.aio.EOF
+        assert channel.metrics.handle_requests.values == {("echo-child", "ok"): 1}
+
+    async def test_a_refused_stream_says_so(self, cluster: Cluster) -> None:
+        server = await cluster.start(_Summing())
+        server._admission.max_ongoing_requests = 0
+        know(server)
+        channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
+
+        async def numbers() -> AsyncIterator[bytes]:
+            yield b"1"
+
+        with pytest.raises(Backpressure, match="already works on 0 requests"):
+            await channel.stream_unary("/test.Sum/Total")(numbers(), timeout=5)
+
+
+class SumServicer:
+    """As generated code would have it."""
+
+
+class _Summing(SumServicer):
+    async def total(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        return str(sum([int(number) async for number in requests])).encode()
+
+    async def running(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        total = 0
+        async for number in requests:
+            total += int(number)
+            yield str(total).encode()
+
+
+def add_SumServicer_to_server(servicer: _Summing, server: Any) -> None:
+    server.add_registered_method_handlers(
+        "test.Sum",
+        {
+            "Total": grpc.stream_unary_rpc_method_handler(servicer.total),
+            "Running": grpc.stream_stream_rpc_method_handler(servicer.running),
+        },
+    )
