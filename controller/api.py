@@ -84,7 +84,7 @@ class Api:
                 "at": view.at,
                 "services": [service_json(row, view) for row in view.services],
                 "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
-                "spec_errors": list(view.spec_problems),
+                "spec_problems": list(view.spec_problems),
                 "notices": list(view.notices),
                 "settled": view.desired is not None,
             }
@@ -152,7 +152,7 @@ class Api:
             "last_tick_age_s": round(age_s, 3),
             "engine_reachable": view.engine_reachable,
             "haproxy_reachable": view.haproxy_reachable,
-            "spec_errors": list(view.spec_problems),
+            "spec_problems": list(view.spec_problems),
         }
         return web.json_response(body, status=200 if age_s < STUCK_AFTER_S else 503)
 

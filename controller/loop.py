@@ -213,12 +213,15 @@ class Loop:
 
     def scale(self, service: str, replicas: int) -> None:
         """Set a service's target and wake the loop. Raises UnknownService, SpecError, StoreError."""
-        spec = self.known(service)
-        if self._world.store.overrides.get(service) != Override(replicas, spec.services[service].replicas):
-            self._world.store.set_override(service, Override(replicas, spec.services[service].replicas))
-            before = self.view.desired.targets.get(service) if self.view.desired else None
-            message = f"{service}: {before} -> {replicas} replicas" if before is not None else f"{service}: {replicas}"
-            self.events.record("scale", message, service=service, outcome="ok")
+        written = self.known(service).services[service].replicas
+        before = self._world.store.overrides.get(service)
+        if replicas != written and (before is None or before.replicas != replicas):
+            self._world.store.set_override(service, Override(replicas, written))
+        elif replicas == written and before is not None:
+            self._world.store.drop_override(service)
+        was = written if before is None else before.replicas
+        if was != replicas:
+            self.events.record("scale", f"{service}: {was} -> {replicas} replicas", service=service, outcome="ok")
         self._wakeup.ring()
 
     async def logs(self, service: str, tail: int) -> Mapping[str, str]:

@@ -21,12 +21,12 @@ COUNTDOWN = re.compile(r"\bin \d+ s\b")
 
 def status(document: Document) -> Iterator[RenderableType]:
     """Yield what `pierhead status` shows."""
-    for problem in document["spec_errors"]:
+    for problem in document["spec_problems"]:
         yield Text(f"compose files: {problem}", style="red")
     for notice in document["notices"]:
         yield Text(notice, style="red")
     if not document["settled"]:
-        if not document["spec_errors"]:
+        if not document["spec_problems"]:
             yield Text("the controller was just started and reads the compose files")
         return
     if not document["services"]:

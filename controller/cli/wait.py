@@ -44,7 +44,7 @@ class ScaleWait:
 
 def judge_all(document: Document) -> Verdict:
     """Judge /api/v1/services: done when every service has what it wants."""
-    errors = document["spec_errors"]
+    errors = document["spec_problems"]
     if errors:
         return Verdict("the compose files cannot be used:\n" + "\n".join(errors), hopeless=True, exit_code=2)
     if not document["settled"]:

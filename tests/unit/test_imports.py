@@ -1,102 +1,130 @@
-"""Imports run one way: CONTRIBUTING.md, "Layout and imports"."""
+"""Imports run one way: nouns <- pure decisions <- what acts <- what constructs. The data plane knows no controller."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-GENERATED = "services/runtime/pierhead/*/v1/*"
+ROOT = Path(__file__).resolve().parents[2]
 
-OUTSIDE_THE_CORE = {
-    "aiohttp",
-    "asyncio",
-    "docker",
-    "grpc",
-    "logging",
-    "os",
-    "random",
-    "socket",
-    "sqlite3",
-    "subprocess",
+NOUNS = {"controller.model", "controller.errors"}
+PURE = {
+    "controller.scale",
+    "controller.phases",
+    "controller.placement",
+    "controller.plan",
+    "controller.plan_text",
 }
-"""Nothing that reads or changes the world, or remembers that it did."""
+ACTING = {
+    "controller.apply",
+    "controller.perform",
+    "controller.observe",
+    "controller.probe",
+    "controller.store",
+    "controller.events",
+    "controller.loop",
+    "controller.api",
+    "controller.discovery",
+    "controller.metrics",
+    "controller.down",
+    "controller.spec_watch",
+}
+IO_LIBRARIES = {"aiohttp", "asyncio", "docker", "grpc", "logging", "random", "socket", "sqlite3", "subprocess", "time"}
 
 
 def module_of(path: Path) -> str:
-    """The name under which a file is imported."""
-    relative = path.relative_to(ROOT).with_suffix("")
-    parts = relative.parts[2:] if relative.parts[:2] == ("services", "runtime") else relative.parts
-    return ".".join(part for part in parts if part != "__init__")
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path) -> set[str]:
-    """The modules a file names, imports inside functions included."""
-    found = set()
+def sources(folder: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        yield module_of(path), path
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of everything a file imports, wherever in the file."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found - {"controller"}  # `from controller import plan` names controller.plan too
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
-GRAPH = {
-    module_of(path): imports_of(path)
-    for folder in ("controller", "services", "dashboards")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    if not path.match(GENERATED)
-}
+def within(names: set[str], *packages: str) -> set[str]:
+    return {name for name in names for package in packages if name == package or name.startswith(f"{package}.")}
 
 
-def inside(module: str, *packages: str) -> bool:
-    """Whether a module is one of these, or in one of them."""
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
+CONTROLLER = dict(sources("controller"))
 
 
-def within(*packages: str) -> list[str]:
-    return [module for module in GRAPH if inside(module, *packages)]
+@pytest.mark.parametrize("module", sorted(NOUNS))
+def test_nouns_import_nothing_of_ours_but_nouns(module: str) -> None:
+    ours = within(imported(CONTROLLER[module]), "controller", "services", "pierhead")
+    assert ours - within(ours, *NOUNS, "controller.plan_text") == set()
 
 
-def reachable(module: str) -> set[str]:
-    """All modules of the controller that importing this one brings along, itself included."""
-    found: set[str] = set()
-    waiting = [module]
-    while waiting:
-        current = waiting.pop()
-        if current in GRAPH and current not in found:
-            found.add(current)
-            waiting += [name for name in GRAPH[current] if inside(name, "controller")]
-    return found
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_decisions_are_pure(module: str) -> None:
+    names = imported(CONTROLLER[module])
+    assert within(names, "controller") - within(names, *NOUNS, *PURE) == set()
+    assert within(names, *IO_LIBRARIES) == set()
 
 
-@pytest.mark.parametrize("module", within("services", "pierhead"))
-def test_services_know_nothing_of_the_controller(module: str) -> None:
-    assert [name for name in GRAPH[module] if inside(name, "controller", "dashboards", "tests")] == []
+@pytest.mark.parametrize("module", [name for name in CONTROLLER if name.startswith("controller.engines")])
+def test_engines_know_the_nouns_and_each_other(module: str) -> None:
+    names = imported(CONTROLLER[module])
+    assert within(names, "controller") - within(names, *NOUNS, "controller.engines") == set()
 
 
-@pytest.mark.parametrize("module", within("pierhead"))
-def test_the_runtime_knows_no_service(module: str) -> None:
-    assert [name for name in GRAPH[module] if inside(name, "services")] == []
+@pytest.mark.parametrize("module", [name for name in CONTROLLER if name.startswith("controller.routing")])
+def test_routers_know_the_nouns_and_each_other(module: str) -> None:
+    names = imported(CONTROLLER[module])
+    assert within(names, "controller") - within(names, *NOUNS, "controller.routing") == set()
 
 
-@pytest.mark.parametrize("module", within("controller"))
-def test_the_controller_knows_of_services_what_the_protos_say(module: str) -> None:
-    foreign = [name for name in GRAPH[module] if inside(name, "services", "pierhead", "tests", "dashboards")]
-    assert [name for name in foreign if not inside(name, "pierhead.discovery")] == []
+@pytest.mark.parametrize("module", [name for name in CONTROLLER if name not in {"controller.__main__"}])
+def test_only_main_knows_the_real_boundaries(module: str) -> None:
+    if module.startswith(("controller.engines", "controller.routing")):
+        return
+    real = within(imported(CONTROLLER[module]), "controller.engines", "controller.routing")
+    assert real - within(real, "controller.engines.base", "controller.routing.base") <= {
+        "controller.engines",
+        "controller.routing",
+    }
 
 
-@pytest.mark.parametrize("package", ["controller.engines", "controller.routing"])
-def test_what_is_outside_is_reached_through_the_model(package: str) -> None:
-    allowed = (package, "controller.model", "controller.errors")
-    for module in within(package):
-        assert [name for name in GRAPH[module] if inside(name, "controller") and not inside(name, *allowed)] == []
+@pytest.mark.parametrize(
+    "module", [name for name in CONTROLLER if name not in ACTING and name != "controller.__main__"]
+)
+def test_nothing_imports_the_loop_from_below(module: str) -> None:
+    assert within(imported(CONTROLLER[module]), "controller.loop", "controller.api", "controller.__main__") == set()
 
 
-@pytest.mark.parametrize("module", ["controller.spec", "controller.scale", "controller.plan", "controller.plan_text"])
-def test_the_core_is_pure(module: str) -> None:
-    for reached in reachable(module):
-        assert {name.split(".")[0] for name in GRAPH[reached]} & OUTSIDE_THE_CORE == set(), reached
-        assert not inside(reached, "controller.engines", "controller.routing", "controller.loop"), reached
+def test_the_daemon_does_not_import_the_command() -> None:
+    for module, path in CONTROLLER.items():
+        if not module.startswith("controller.cli"):
+            assert within(imported(path), "controller.cli", "typer", "rich") == set(), module
+
+
+def test_the_command_does_not_import_the_daemon() -> None:
+    for module, path in CONTROLLER.items():
+        if module.startswith("controller.cli"):
+            names = imported(path)
+            assert within(names, "controller") - within(names, "controller.cli") == set(), module
+
+
+@pytest.mark.parametrize("folder", ["services"])
+def test_services_never_import_the_controller(folder: str) -> None:
+    for module, path in sources(folder):
+        assert within(imported(path), "controller") == set(), module
+
+
+def test_the_runtime_imports_no_service() -> None:
+    for module, path in sources("services/runtime"):
+        assert within(imported(path), "services") == set(), module

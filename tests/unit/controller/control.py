@@ -1,0 +1,198 @@
+"""A controller on fakes, for tests: engine, HAProxy, compose files and replicas in memory, everything else real."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Hashable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from controller.errors import ControllerError, RoutingError
+from controller.loop import Loop, World
+from controller.model import (
+    AddServer,
+    DeleteServer,
+    RoutingState,
+    Server,
+    ServerState,
+    ServiceSpec,
+    SetServerState,
+    ShutdownSessions,
+    Spec,
+    WriteRouting,
+    backend_name,
+)
+from controller.probe import Reading, Subject
+from controller.routing.base import RoutingAction
+from controller.store import Store
+from tests.fakes.fake_engine import FakeEngine
+
+PROJECT = "p"
+
+
+async def until(look: Callable[[], object], within_s: float = 5.0) -> None:
+    """Return when `look` returns something true; fail after `within_s` seconds."""
+    async with asyncio.timeout(within_s):
+        while not look():  # noqa: ASYNC110 - tests look at many things, none of which tells
+            await asyncio.sleep(0.005)
+
+
+@dataclass
+class FakeRouter:
+    """HAProxy in memory. `up` = it answers."""
+
+    up: bool = True
+    pid: int = 1
+    servers: dict[tuple[str, str], Server] = field(default_factory=dict)
+    backends: frozenset[str] = frozenset()
+    hash: str = ""
+    done: list[RoutingAction] = field(default_factory=list)
+    failing: dict[type[RoutingAction], RoutingError] = field(default_factory=dict)
+
+    async def observe(self) -> RoutingState | None:
+        await asyncio.sleep(0)
+        if not self.up:
+            return None
+        return RoutingState(self.pid, float(self.pid), "3.0.11", self.hash, tuple(self.servers.values()), self.backends)
+
+    async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
+        await asyncio.sleep(0)
+        self.done.append(action)
+        if type(action) in self.failing:
+            raise self.failing[type(action)]
+        match action:
+            case WriteRouting():
+                self.hash = action.routing_hash
+                self.backends = frozenset(backend_name(service.name) for service in action.services)
+            case AddServer():
+                self._put(Server(action.backend, action.target, action.address, ServerState.READY, up=True))
+            case SetServerState():
+                server = self.servers.get((action.backend, action.target))
+                if server:
+                    self._put(replace(server, state=action.state))
+            case DeleteServer():
+                self.servers.pop((action.backend, action.target), None)
+            case ShutdownSessions():
+                pass
+
+    def routing_hash(self, services: Collection[ServiceSpec]) -> str:
+        routes = sorted((service.name, service.route or "", *service.grpc_services) for service in services)
+        return hashlib.sha256(repr(routes).encode()).hexdigest()[:8]
+
+    async def close(self) -> None:
+        pass
+
+    def restart(self) -> None:
+        """A new process, without servers."""
+        self.pid += 1
+        self.servers.clear()
+
+    def ready(self, service: str) -> list[str]:
+        """Names of the servers that get traffic."""
+        return sorted(
+            server.name
+            for server in self.servers.values()
+            if server.backend == backend_name(service) and server.state is ServerState.READY
+        )
+
+    def _put(self, server: Server) -> None:
+        self.servers[(server.backend, server.name)] = server
+
+
+@dataclass
+class FakeSource:
+    """Compose files in memory."""
+
+    services: dict[str, ServiceSpec] = field(default_factory=dict)
+    error: ControllerError | None = None
+    edits: int = 0
+
+    async def load(self) -> Spec:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return Spec(PROJECT, dict(self.services))
+
+    def fingerprint(self) -> Hashable:
+        return self.edits
+
+    def edit(self, *services: ServiceSpec, error: ControllerError | None = None) -> None:
+        """Write other files."""
+        self.services = {service.name: service for service in services}
+        self.error = error
+        self.edits += 1
+
+
+@dataclass
+class Control:
+    """The running controller and the world around it."""
+
+    directory: Path
+    engine: FakeEngine
+    router: FakeRouter
+    source: FakeSource
+    clock: Callable[[], float] = time.time
+    silent: set[str] = field(default_factory=set)
+    """Names of replicas whose probes get no answer, although the engine says they are fine."""
+    loop: Loop = field(init=False)
+    store: Store = field(init=False)
+
+    @classmethod
+    def of(cls, directory: Path, *services: ServiceSpec) -> Control:
+        engine = FakeEngine(time.time)
+        for service in services:
+            engine.add_image(service.image)
+        source = FakeSource({service.name: service for service in services})
+        return cls(directory, engine, FakeRouter(), source)
+
+    async def ask(self, subject: Subject) -> Reading:
+        """Answer a probe the way the fake engine's container would."""
+        await asyncio.sleep(0)
+        container = self.engine.containers.get(subject.container_id)
+        name = container.name if container else ""
+        state = "silent" if name in self.silent else self.engine.readiness(name)
+        match state:
+            case "ready":
+                return Reading(ok=True, detail="200 from :9100/readyz", ongoing=0, queued=0)
+            case "draining":
+                return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)
+            case "starting":
+                return Reading(ok=False, detail="503 from :9100/readyz: loading", ongoing=0, queued=0)
+            case _:
+                return Reading(ok=False, detail="no answer from :9100/readyz within 2 s")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Loop]:
+        """A controller from its start to its end, which leaves the world as it is."""
+
+        class Ended(Exception):
+            pass
+
+        self.store = Store(self.directory)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                world = World(PROJECT, self.engine, self.router, self.source, self.store, self.ask)
+                self.loop = Loop(world, tasks.create_task, clock=self.clock)
+                self.loop.start()
+                yield self.loop
+                raise Ended  # noqa: TRY301
+        except* Ended:
+            pass
+        finally:
+            self.store.close()
+
+    def row(self, service: str) -> tuple[int, int, int]:
+        """(wanted, ready, replicas shown) of a service, as the status says."""
+        rows = [row for row in self.loop.view.services if row.name == service]
+        return (rows[0].wanted, rows[0].ready, len(rows[0].replicas)) if rows else (-1, -1, -1)
+
+    async def settled(self, service: str, replicas: int, within_s: float = 5.0) -> None:
+        await until(lambda: self.row(service) == (replicas, replicas, replicas), within_s)
+
+    def kinds(self, outcome: str | None = None) -> list[str]:
+        """Kinds of the events so far."""
+        events = [stored.event for stored in self.loop.events.select(limit=1000)]
+        return [event.kind for event in events if outcome in (None, event.outcome)]

@@ -1,0 +1,263 @@
+"""The whole controller on fakes: states of the world after things happened to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.errors import EngineError, ImageNotFound, RoutingError, SpecError, UnknownService
+from controller.loop import Wakeup
+from controller.model import AddServer, CreateContainer, StartContainer
+from tests.fakes.fake_engine import Behaviour
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.worlds import gpu_service, gpus, service
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return Control.of(tmp_path, service("web"), service("api", replicas=1))
+
+
+async def test_starts_what_is_wanted_and_sends_it_traffic(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        assert len(control.router.ready("web")) == 2
+        assert len(control.loop.view.endpoints["web"]) == 2
+        assert "nothing to do" in str(control.loop.view.plan)
+        assert control.kinds("failed") == []
+
+
+async def test_scales_up_down_and_to_nothing(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        for count in (5, 1, 0, 3):
+            loop.scale("web", count)
+            await control.settled("web", count)
+            assert len(control.router.ready("web")) == count
+        assert len(control.engine.names()) == 4
+        assert control.store.retirements == {}
+
+
+async def test_a_killed_replica_is_replaced_and_the_cause_told(control: Control) -> None:
+    control.engine.behaviours["web"] = Behaviour(output="loading\nboom\n")
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        victim = control.router.ready("web")[0]
+        control.engine.crash(victim, code=3)
+        await until(lambda: control.row("web")[1] == 1)
+        await control.settled("web", 2)
+        failed = [stored.event for stored in loop.events.select(limit=1000) if stored.event.kind == "replica_failed"]
+        assert [event.target for event in failed] == [victim]
+        assert "code 3" in failed[0].message
+        assert failed[0].message.endswith("boom")
+        assert "boom" in control.store.failures["web"].detail
+
+
+async def test_a_crash_loop_is_slowed_and_named(control: Control) -> None:
+    control.engine.behaviours["api"] = Behaviour(exits_after_s=0.0, exit_code=1, output="no such file\n")
+    async with control.running() as loop:
+        await until(lambda: control.store.failures.get("api") is not None and control.store.failures["api"].count >= 3)
+        row = next(row for row in loop.view.services if row.name == "api")
+        await until(lambda: "CRASH_LOOP" in next(r for r in loop.view.services if r.name == "api").message)
+        assert row.ready == 0
+        await control.settled("web", 2)
+
+
+async def test_a_new_controller_adopts_everything_and_restarts_nothing(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+    containers, done = set(control.engine.containers), len(control.engine.done) + len(control.router.done)
+    async with control.running() as loop:
+        await until(lambda: "adopted" in control.kinds())
+        await control.settled("web", 2)
+        # The very first view that it published already knew that they are ready.
+        assert [stored.event.kind for stored in loop.events.select(limit=1000)].count("replica_ready") == 3
+        await loop.tick()
+    assert set(control.engine.containers) == containers
+    assert len(control.engine.done) + len(control.router.done) == done
+
+
+async def test_a_new_controller_goes_on_with_a_retirement(control: Control) -> None:
+    control.engine.behaviours["web"] = Behaviour(drain_s=0.3)
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        loop.scale("web", 1)
+        await until(lambda: len(control.store.retirements) == 1)
+    async with control.running():
+        await control.settled("web", 1)
+
+
+async def test_scale_targets_outlive_the_controller_until_the_files_change(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        loop.scale("web", 3)
+        await control.settled("web", 3)
+    async with control.running():
+        await control.settled("web", 3)
+        control.source.edit(service("web", replicas=1), service("api", replicas=1))
+        await control.settled("web", 1)
+        assert control.store.overrides == {}
+
+
+async def test_a_restarted_haproxy_gets_its_servers_back(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        control.router.restart()
+        await until(lambda: len(control.router.ready("web")) == 2, within_s=2.0)
+        await until(lambda: "haproxy_restarted" in control.kinds())
+
+
+async def test_haproxy_away_is_told_and_survived(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        control.router.up = False
+        await until(lambda: loop.view.haproxy_reachable is False)
+        assert any("HAProxy" in notice for notice in loop.view.notices)
+        control.router.up = True
+        await until(lambda: loop.view.haproxy_reachable)
+        assert {"haproxy_silent", "haproxy_answers"} <= set(control.kinds())
+
+
+async def test_nothing_is_done_while_the_engine_is_away(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        done = len(control.engine.done)
+        control.engine.go_away()
+        await until(lambda: loop.view.engine_reachable is False)
+        loop.scale("web", 4)
+        await until(lambda: any(row.wanted == 4 for row in loop.view.services))
+        assert len(control.engine.done) == done
+        assert len(loop.view.endpoints["web"]) == 2
+        control.engine.come_back()
+        await control.settled("web", 4)
+
+
+async def test_a_spec_error_at_run_time_touches_nothing(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        containers = set(control.engine.containers)
+        control.source.edit(error=SpecError(["services.web.x-serve.rout: unknown key"]))
+        await until(lambda: loop.view.spec_problems)
+        assert loop.view.spec_problems == ("services.web.x-serve.rout: unknown key",)
+        assert set(control.engine.containers) == containers
+        control.source.edit(service("web"), service("api", replicas=1))
+        await until(lambda: not loop.view.spec_problems)
+        assert set(control.engine.containers) == containers
+
+
+async def test_a_spec_error_at_the_start_waits_for_the_files(control: Control) -> None:
+    control.source.error = SpecError(["services.web.image: expected a name, found nothing"])
+    async with control.running() as loop:
+        await until(lambda: loop.view.spec_problems)
+        assert loop.view.desired is None
+        with pytest.raises(SpecError):
+            loop.scale("web", 1)
+        control.source.edit(service("web"))
+        await control.settled("web", 2)
+
+
+async def test_a_removed_service_is_drained_and_gone(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        control.source.edit(service("api", replicas=1))
+        await until(lambda: len(control.engine.containers) == 1)
+        assert not [name for name in control.engine.names() if "-web-" in name]
+        await until(lambda: [row.name for row in loop.view.services] == ["api"])
+
+
+async def test_a_new_build_replaces_one_by_one(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        before = set(control.router.ready("web"))
+        control.engine.add_image("image/web", "2")
+        await until(lambda: not before & set(control.router.ready("web")), within_s=10)
+        await control.settled("web", 2)
+
+
+async def test_a_hanging_replica_is_replaced(control: Control) -> None:
+    control.source.services["web"] = replace(
+        control.source.services["web"], probe=replace(service().probe, period_s=0.05, failures=2)
+    )
+    async with control.running():
+        await control.settled("web", 2)
+        victim = control.router.ready("web")[0]
+        control.engine.hang(victim)
+        hung = control.engine.by_name(victim).id
+        await until(lambda: hung not in control.engine.containers, within_s=10)
+        await control.settled("web", 2)
+
+
+async def test_gpu_shortage_is_one_sentence_and_blocks(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, gpu_service("ranker", replicas=3))
+    control.engine.gpus = gpus(2)
+    async with control.running() as loop:
+        await until(lambda: control.row("ranker")[1] == 2)
+        await until(lambda: loop.view.services[0].blocked)
+        assert "0 of 2 are free" in loop.view.services[0].blocked
+        assert "replica_pending" in control.kinds("warning")
+        assert sum(bool(gpu.holder) for gpu in loop.view.gpus) == 2
+
+
+async def test_a_missing_image_blocks(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web", has_build=False, image="nowhere/web"))
+    control.engine.images.clear()
+    async with control.running() as loop:
+        await until(lambda: loop.view.services and loop.view.services[0].blocked)
+        assert "manifest unknown" in loop.view.services[0].blocked
+        assert control.kinds("failed") == ["pull_image"]  # repeated failures are counted on the first
+
+
+async def test_a_failed_action_is_tried_again_later(control: Control) -> None:
+    control.engine.fail_next(StartContainer, EngineError("the disk is full"))
+    control.engine.fail_next(CreateContainer, ImageNotFound("vanished"))
+    control.router.failing[AddServer] = RoutingError("no such backend")
+    async with control.running() as loop:
+        await until(lambda: any("no such backend" in row.message for row in loop.view.services))
+        control.router.failing.clear()
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        assert set(control.kinds("failed")) == {"start_container", "create_container", "add_server"}
+
+
+async def test_an_unknown_service_is_named_with_its_neighbours(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        with pytest.raises(UnknownService, match=r"no service 'wep' .* did you mean 'web'\? Services: api, web"):
+            loop.scale("wep", 1)
+
+
+async def test_logs_of_every_replica(control: Control) -> None:
+    control.engine.behaviours["web"] = Behaviour(output="one\ntwo\nthree\n")
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        texts = await loop.logs("web", 2)
+        assert sorted(texts) == control.router.ready("web")
+        assert set(texts.values()) == {"two\nthree\n"}
+        with pytest.raises(UnknownService):
+            await loop.logs("nobody", 2)
+
+
+async def test_a_defect_in_the_planner_is_an_event_and_ends_nothing(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        planner, loop._planner = loop._planner, lambda *_: 1 / 0  # type: ignore[assignment]
+        await until(lambda: "tick_failed" in control.kinds("failed"))
+        loop._planner = planner
+        loop.scale("web", 3)
+        await control.settled("web", 3)
+
+
+async def test_a_burst_of_wakes_is_one() -> None:
+    wakeup, clock = Wakeup(debounce_s=0.01), asyncio.get_running_loop().time
+    for _ in range(100):
+        wakeup.ring()
+    await wakeup.wait(1.0)
+    started = clock()
+    await wakeup.wait(0.05)
+    assert clock() - started >= 0.04, "nothing was left of the burst"

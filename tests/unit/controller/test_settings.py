@@ -1,0 +1,51 @@
+"""Environment -> settings; every wrong value is named, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.errors import SettingsError
+from controller.settings import Settings
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = Settings.from_env({"COMPOSE_PROJECT_NAME": "pierhead", "PIERHEAD_PROJECT_DIR": str(tmp_path)})
+    assert settings == Settings(project="pierhead", project_dir=tmp_path)
+    assert (settings.api_port, settings.discovery_port, settings.api_token) == (8100, 8101, None)
+
+
+def test_empty_means_default(tmp_path: Path) -> None:
+    settings = Settings.from_env(
+        {
+            "COMPOSE_PROJECT_NAME": "p",
+            "PIERHEAD_PROJECT_DIR": str(tmp_path),
+            "PIERHEAD_API_TOKEN": "",
+            "PIERHEAD_LOG_LEVEL": "",
+            "PIERHEAD_CDI_DIRS": "",
+        }
+    )
+    assert settings.api_token is None
+    assert settings.cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
+
+
+def test_every_wrong_value_is_named() -> None:
+    env = {
+        "COMPOSE_PROJECT_NAME": "Pier Head",
+        "PIERHEAD_PROJECT_DIR": "relative",
+        "PIERHEAD_API_PORT": "70000",
+        "PIERHEAD_DISCOVERY_PORT": "²",
+        "PIERHEAD_GPU_CDI_KIND": "nvidia",
+        "PIERHEAD_LOG_LEVEL": "loud",
+    }
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env(env)
+    assert str(caught.value).splitlines() == [
+        "COMPOSE_PROJECT_NAME: expected a Compose project name, found 'Pier Head'",
+        "PIERHEAD_PROJECT_DIR: expected the absolute path of the project's directory, found 'relative'",
+        "PIERHEAD_GPU_CDI_KIND: expected <vendor>/<class>, found 'nvidia'",
+        "PIERHEAD_API_PORT: expected a port between 1 and 65535, found '70000'",
+        "PIERHEAD_DISCOVERY_PORT: expected a port between 1 and 65535, found '²'",
+        "PIERHEAD_LOG_LEVEL: expected one of DEBUG, INFO, WARNING, ERROR, found 'LOUD'",
+    ]

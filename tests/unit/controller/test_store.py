@@ -1,0 +1,168 @@
+"""The state file: what is written is there after any end of the process, and a damaged file stops nobody."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from controller.errors import StoreError
+from controller.events import EventLog
+from controller.model import Event, FailureRecord, Retirement
+from controller.store import EVENTS_KEPT, FILE_NAME, Override, Store
+
+
+def retirement(container_id: str = "c1") -> Retirement:
+    return Retirement("web-1", container_id, 10.0, None, "3 replicas, 2 wanted", failed=True)
+
+
+def event(message: str = "m", at: float = 1.0) -> Event:
+    return Event(at, "scale", "web", "web", message, "ok")
+
+
+def again(store: Store, tmp_path: Path) -> Store:
+    """What another controller finds; the first was killed: it never closed the file."""
+    return Store(tmp_path)
+
+
+def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.set_override("web", Override(4, 2))
+    store.set_override("api", Override(1, 2))
+    store.drop_override("api")
+    store.retire(retirement())
+    store.stopping("c1", 12.5)
+    store.failure("web", 3.0, "code 1")
+    store.failure("web", 4.0, "code 2")
+    store.note_ready("c2", 7.0)
+    assert store.append_event(event()) == 1
+    found = again(store, tmp_path)
+    assert dict(found.overrides) == {"web": Override(4, 2)}
+    assert found.retirements == {"c1": Retirement("web-1", "c1", 10.0, 12.5, "3 replicas, 2 wanted", failed=True)}
+    assert found.failures == {"web": FailureRecord(2, 4.0, "code 2")}
+    assert found.seen_ready("c2", 7.0)
+    assert not found.seen_ready("c2", 8.0)
+    assert [stored.event for stored in found.events()] == [event()]
+    found.close()
+    store.close()
+
+
+def test_forgetting(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.retire(retirement("c1"))
+    store.retire(retirement("c2"))
+    store.note_ready("c1", 7.0)
+    store.failure("web", 3.0, "code 1")
+    before = store.retirements
+    store.forget("c1")
+    store.forget("c1")
+    store.clear_failure("web")
+    assert set(before) == {"c1", "c2"}, "a snapshot does not change"
+    found = again(store, tmp_path)
+    assert found.containers() == {"c2"}
+    assert found.failures == {}
+    found.close()
+    store.close()
+
+
+def test_the_first_time_counts(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.retire(retirement())
+    store.stopping("c1", 12.0)
+    store.stopping("c1", 99.0)
+    store.retire(retirement())
+    store.stopping("unknown", 1.0)
+    assert store.retirements["c1"].stopping_since == 12.0
+    store.close()
+
+
+def test_only_the_last_events_are_kept_and_numbers_go_on(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for number in range(EVENTS_KEPT + 5):
+        store.append_event(event(str(number)))
+    kept = store.events()
+    assert (len(kept), kept[0].seq, kept[-1].seq) == (EVENTS_KEPT, 6, EVENTS_KEPT + 5)
+    assert again(store, tmp_path).append_event(event()) == EVENTS_KEPT + 6
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "damage", [b"not a database at all, but long enough to look", b"SQLite format 3\x00" + b"x" * 4096]
+)
+def test_a_damaged_file_is_kept_aside(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(damage)
+    store = Store(tmp_path, clock=lambda: 77.0)
+    assert store.set_aside == tmp_path / f"{FILE_NAME}.damaged-77"
+    assert store.set_aside.read_bytes() == damage
+    store.set_override("web", Override(1, 2))
+    assert again(store, tmp_path).set_aside is None
+    store.close()
+
+
+def test_damage_in_the_middle_is_found(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for number in range(500):
+        store.append_event(event(str(number) * 20))
+    store.close()
+    path = tmp_path / FILE_NAME
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 6000] = b"\xff" * 6000
+    path.write_bytes(content)
+    assert Store(tmp_path).set_aside is not None
+
+
+def test_a_file_of_another_version_is_kept_aside(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / FILE_NAME)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    assert Store(tmp_path).set_aside is not None
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="state directory"):
+        Store(tmp_path / "file")
+
+
+def test_a_failed_write_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store._db.execute("PRAGMA query_only = ON")  # as good as a full disk
+    with pytest.raises(StoreError, match="readonly"):
+        store.set_override("web", Override(4, 2))
+    with pytest.raises(StoreError):
+        store.retire(retirement())
+    assert dict(store.overrides) == {}
+    assert store.retirements == {}
+    EventLog(store).record("scale", "an event is not worth an end")
+    store.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- events
+
+
+def test_repetitions_are_counted_on_the_first(tmp_path: Path) -> None:
+    store, now = Store(tmp_path), [100.0]
+    log = EventLog(store, lambda: now[0])
+    for _ in range(5):
+        log.record("pull_image", "failed: no such image", service="web", outcome="failed")
+        log.record("pull_image", "failed: no such image", service="api", outcome="failed")
+        now[0] += 1.0
+    log.record("pull_image", "failed: timeout", service="web", outcome="failed")
+    log.record("start", "started", service="web", outcome="ok")
+    log.record("start", "started", service="web", outcome="ok")
+    expected = [("web", 5), ("api", 5), ("web", 1), ("web", 1), ("web", 1)]
+    assert [(stored.event.service, stored.times) for stored in log.select()] == expected
+    assert [(stored.event.service, stored.times) for stored in EventLog(store).select()] == expected
+    store.close()
+
+
+def test_selection(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    log = EventLog(store)
+    for number in range(10):
+        log.record("scale", str(number), service="web" if number % 2 else "api")
+    assert [stored.event.message for stored in log.select(limit=3)] == ["7", "8", "9"]
+    assert [stored.event.message for stored in log.select(since=2, limit=3)] == ["2", "3", "4"]
+    assert [stored.event.message for stored in log.select(service="api", limit=2)] == ["6", "8"]
+    store.close()
