@@ -16,7 +16,6 @@ readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects th
 
 main() {
   "$here/lint.sh" check
-  "$here/venv.sh" torch
   "$here/engine.sh"
   "$here/base-images.sh"
   choose_files '' ''

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sees to the Python environment that the checks and tests run in: .venv, as uv.lock says. venv.sh [torch]: with the CPU
-# build of torch as well, from this machine's own wheels where they hold one.
+# Sees to the Python environment that the checks and tests run in: .venv, as uv.lock says, but for torch: that is the
+# build for CPUs, from this machine's own wheels where they hold it.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -18,9 +18,7 @@ main() {
   make_environment
   trust_own_certificates
   step "Installing Python packages" install_packages || give_up "the packages of uv.lock could not be installed."
-  if [ "${1:-}" = torch ] && ! has_torch; then
-    step "Installing $TORCH" install_torch || give_up "$TORCH could not be installed."
-  fi
+  has_torch || step "Installing $TORCH" install_torch || give_up "$TORCH could not be installed."
 }
 
 make_environment() {
@@ -67,8 +65,8 @@ install_torch() {
   if [ -n "$wheels" ] && compgen -G "$wheels/torch-*" >/dev/null; then
     uv pip install --python "$PYTHON" --find-links "$wheels" "$TORCH"
   else
-    uv pip install --python "$PYTHON" --torch-backend auto "$TORCH"
+    uv pip install --python "$PYTHON" --torch-backend cpu "$TORCH"
   fi
 }
 
-main "$@"
+main
