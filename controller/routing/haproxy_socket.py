@@ -15,6 +15,8 @@ from controller.errors import RoutingError, RoutingUnreachable
 
 COMMAND_TIMEOUT_S = 5.0
 RELOAD_TIMEOUT_S = 30.0
+_MASTER_AWAY_S = 2.0
+"""The master starts itself anew after its own start and after a reload, and is not to be reached for a moment."""
 _ANSWER_LIMIT = 16 * 1024 * 1024
 _NUMBERED = re.compile(r"\[(\d)\]: ")
 _WORST_NON_ERROR = 4
@@ -64,7 +66,7 @@ class RuntimeSocket:
             if ";" in line or "\n" in line:
                 raise RoutingError(f"{line!r} is more than one HAProxy command")
         # Without numbers an error cannot be told from an answer.
-        raw = await _exchange(self._path, ";".join(("set severity-output number", *lines)), timeout_s, half_close=False)
+        raw = await _exchange(self._path, ";".join(("set severity-output number", *lines)), timeout_s, of_master=False)
         answers = _split(raw)
         if len(answers) != len(lines) + 1:
             raise RoutingUnreachable(
@@ -85,7 +87,7 @@ class MasterSocket:
 
         Raises RoutingUnreachable, or RoutingError with HAProxy's messages when it could not start (the old goes on).
         """
-        answer = await _exchange(self._path, "reload", RELOAD_TIMEOUT_S, half_close=True)
+        answer = await _exchange(self._path, "reload", RELOAD_TIMEOUT_S, of_master=True)
         status, _, log = answer.partition("\n--\n")
         if status == "Success=1":
             return
@@ -101,7 +103,7 @@ class MasterSocket:
         """Pids of workers of before a reload that still have connections. Raises RoutingUnreachable."""
         pids: list[int] = []
         leaving = False
-        for line in (await _exchange(self._path, "show proc", COMMAND_TIMEOUT_S, half_close=True)).splitlines():
+        for line in (await _exchange(self._path, "show proc", COMMAND_TIMEOUT_S, of_master=True)).splitlines():
             if line.startswith("#"):
                 leaving = line.strip() == "# old workers"
             elif leaving and line.strip():
@@ -110,18 +112,18 @@ class MasterSocket:
 
     async def ask_worker(self, pid: int, line: str) -> str:
         """What a worker says to one command that only reads; empty when that worker has gone meanwhile."""
-        answer = await _exchange(self._path, f"@!{pid} {line}", COMMAND_TIMEOUT_S, half_close=True)
+        answer = await _exchange(self._path, f"@!{pid} {line}", COMMAND_TIMEOUT_S, of_master=True)
         return "" if answer.startswith("Can't find the target") else answer
 
 
-async def _exchange(path: Path, line: str, timeout_s: float, *, half_close: bool) -> str:
-    """Send one line and read until HAProxy closes. The master only closes once we have closed our side (half_close)."""
+async def _exchange(path: Path, line: str, timeout_s: float, *, of_master: bool) -> str:
+    """Send one line and read until HAProxy closes."""
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_unix_connection(str(path), limit=_ANSWER_LIMIT)
+            reader, writer = await _connect(path, _MASTER_AWAY_S if of_master else 0.0)
             try:
                 writer.write(line.encode() + b"\n")
-                if half_close:
+                if of_master:  # which only closes its side once we have closed ours
                     writer.write_eof()
                 return (await reader.read(-1)).decode(errors="replace")
             finally:
@@ -130,6 +132,18 @@ async def _exchange(path: Path, line: str, timeout_s: float, *, half_close: bool
         raise RoutingUnreachable(f"HAProxy did not answer `{line}` on {path} within {timeout_s:g} s") from None
     except OSError as error:
         raise RoutingUnreachable(f"HAProxy cannot be reached on {path} for `{line}`: {error}") from error
+
+
+async def _connect(path: Path, patience_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect, and where nobody listens try again for a while: nothing was asked yet, so nothing is asked twice."""
+    deadline = asyncio.get_running_loop().time() + patience_s
+    while True:
+        try:
+            return await asyncio.open_unix_connection(str(path), limit=_ANSWER_LIMIT)
+        except (ConnectionRefusedError, FileNotFoundError):
+            if asyncio.get_running_loop().time() >= deadline:
+                raise
+        await asyncio.sleep(0.02)
 
 
 def _split(raw: str) -> list[str]:

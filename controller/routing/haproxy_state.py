@@ -11,7 +11,7 @@ from controller.model import RoutingState, Server, ServerState
 from controller.routing.haproxy_config import BACKEND_PREFIX
 
 QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1")
-"""Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: backends (2) and servers (4) of all proxies."""
+"""Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4)."""
 
 # srv_admin_state of "show servers state": forced by the runtime API, inherited, by resolution. 0x04 only says that the
 # configuration file once said `disabled`.

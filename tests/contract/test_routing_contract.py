@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
-from aiohttp import ClientSession, web
+from aiohttp import ClientError, ClientSession, web
 
 from controller.errors import RoutingError
 from controller.model import (
@@ -33,12 +33,10 @@ from controller.routing.haproxy import HAProxyRouter
 from tests.fakes.fake_haproxy import UNKNOWN_KEYWORD, FakeHAProxy
 from tests.harness.haproxy_container import HAProxyContainer, build
 
-T = TypeVar("T")
-
 
 def service(name: str, port: int, **changes: Any) -> ServiceSpec:
     return ServiceSpec(
-        **{  # type: ignore[arg-type]
+        **{
             "name": name,
             "image": name,
             "protocol": "http",
@@ -95,11 +93,11 @@ class Replicas:
     def __init__(self) -> None:
         self.runners: list[web.AppRunner] = []
         self.let_go = asyncio.Event()
-        self.held = 0
+        self.begun = asyncio.Event()
 
     async def start(self, host: str) -> str:
         app = web.Application()
-        app.router.add_get("/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(app, keepalive_timeout=3600)
         await runner.setup()
         site = web.TCPSite(runner, host, 0)
@@ -109,10 +107,9 @@ class Replicas:
 
     async def _answer(self, request: web.Request) -> web.Response:
         if request.path.endswith("/hold"):
-            self.held += 1
+            self.begun.set()
             await self.let_go.wait()
-            self.held -= 1
-        return web.Response(text=str(request.get_extra_info("sockname")[1]))
+        return web.Response(text="ok")
 
     async def close(self) -> None:
         self.let_go.set()
@@ -128,13 +125,13 @@ class RealWorld:
         self.client = ClientSession(f"http://{container.ip}:8000")
 
     async def occupy(self, name: str, path: str) -> Callable[[], Any]:
-        held = self.replicas.held
-        request = asyncio.ensure_future(self.client.get(f"{path}/hold"))
-        await until(lambda: self.replicas.held > held, "the request is with the replica")
+        request = asyncio.ensure_future(self.client.post(f"{path}/hold"))  # a GET would be sent again
+        async with asyncio.timeout(5):
+            await self.replicas.begun.wait()
 
         async def release() -> None:
             self.replicas.let_go.set()
-            with contextlib.suppress(OSError):  # whether it was cut off is for the test to say
+            with contextlib.suppress(ClientError):  # whether it was cut off is for the test to say
                 async with asyncio.timeout(5):
                     (await request).release()
 
@@ -144,13 +141,14 @@ class RealWorld:
         await asyncio.to_thread(self.container.kill_and_wait)
 
 
-async def until(look: Callable[[], T], what: str, within_s: float = 5.0) -> T:
+async def until(look: Callable[[], Awaitable[object]], what: str, within_s: float = 5.0) -> None:
     """Wait for a state of the world."""
-    async with asyncio.timeout(within_s):
-        while not (seen := look()):
-            await asyncio.sleep(0.01)
-        return seen
-    raise AssertionError(what)
+    try:
+        async with asyncio.timeout(within_s):
+            while not await look():  # noqa: ASYNC110  another process changes it
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not within {within_s:g} s: {what}") from None
 
 
 @pytest.fixture(scope="session")
@@ -391,9 +389,11 @@ async def test_requests_of_before_a_reload_still_count(world: World, router: HAP
     await set_state(router, "echo-1", ServerState.DRAIN)
     assert (await server(router, "echo-1")).sessions == 1
     await release()
-    async with asyncio.timeout(5):
-        while (await server(router, "echo-1")).sessions:
-            await asyncio.sleep(0.02)
+
+    async def nothing_left() -> bool:
+        return (await server(router, "echo-1")).sessions == 0
+
+    await until(nothing_left, "the worker of before the reload is done with echo-1")
 
 
 async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
