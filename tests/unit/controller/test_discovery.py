@@ -1,0 +1,136 @@
+"""Discovery over a real channel: whole state at once, then every change, the newest wins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
+
+from controller.discovery import Board, DiscoveryServer
+from controller.model import Endpoint
+from tests.unit.controller.control import until
+
+READY, DRAINING = discovery_pb2.Endpoint.READY, discovery_pb2.Endpoint.DRAINING
+
+
+def endpoint(number: int, *, draining: bool = False) -> Endpoint:
+    return Endpoint(f"p-web-v-{number}", f"10.0.0.{number}:50051", draining, 100, "v")
+
+
+@contextlib.asynccontextmanager
+async def serving(board: Board) -> AsyncIterator[discovery_pb2_grpc.DiscoveryAsyncStub]:
+    server = DiscoveryServer(board, "127.0.0.1", 0)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            yield discovery_pb2_grpc.DiscoveryStub(channel)
+    finally:
+        await server.stop()
+
+
+def request(*services: str) -> discovery_pb2.WatchRequest:
+    return discovery_pb2.WatchRequest(services=services, watcher="test")
+
+
+async def read(call: AsyncIterator[discovery_pb2.ServiceEndpoints]) -> discovery_pb2.ServiceEndpoints:
+    async with asyncio.timeout(2):
+        return await anext(call)
+
+
+async def test_whole_state_at_once_then_changes() -> None:
+    board = Board(epoch=7)
+    board.publish({"web": (endpoint(1), endpoint(2))})
+    async with serving(board) as stub:
+        call = aiter(stub.Watch(request("web")))
+        first = await read(call)
+        assert (first.service, first.generation, first.epoch, first.unknown) == ("web", 1, 7, False)
+        assert [(e.replica, e.address, e.state) for e in first.endpoints] == [
+            ("p-web-v-1", "10.0.0.1:50051", READY),
+            ("p-web-v-2", "10.0.0.2:50051", READY),
+        ]
+        board.publish({"web": (endpoint(1), endpoint(2))})
+        board.publish({"web": (endpoint(1), endpoint(2, draining=True))})
+        second = await read(call)
+        assert second.generation == 2, "what did not change is not told"
+        assert [e.state for e in second.endpoints] == [READY, DRAINING]
+
+
+async def test_services_come_and_go() -> None:
+    board = Board()
+    board.publish({})
+    async with serving(board) as stub:
+        call = aiter(stub.Watch(request("web")))
+        states = [await read(call)]
+        for published in ({"web": ()}, {"web": (endpoint(1),)}, {}):
+            board.publish(published)
+            states.append(await read(call))
+    assert [(s.unknown, len(s.endpoints), s.generation) for s in states] == [
+        (True, 0, 0),
+        (False, 0, 1),
+        (False, 1, 2),
+        (True, 0, 3),
+    ]
+
+
+async def test_nothing_is_told_before_the_world_was_seen() -> None:
+    board = Board()
+    async with serving(board) as stub:
+        call = aiter(stub.Watch(request("web", "nobody")))
+        first = asyncio.ensure_future(anext(call))
+        await until(lambda: board.watchers == 1)
+        assert not first.done()
+        board.publish({"web": (endpoint(1),)})
+        assert (await first).service == "web"
+        assert (await read(call)).unknown
+
+
+async def test_a_caller_that_leaves_is_forgotten() -> None:
+    board = Board()
+    board.publish({"web": ()})
+    async with serving(board) as stub:
+        call = stub.Watch(request("web"))
+        await read(aiter(call))
+        assert board.watchers == 1
+        call.cancel()
+        await until(lambda: board.watchers == 0)
+
+
+@pytest.mark.parametrize(
+    ("services", "words"),
+    [((), "at least one"), (("web", ""), "an empty one"), (tuple(map(str, range(1001))), "at most 1000")],
+)
+async def test_bad_requests_say_what_is_wrong(services: tuple[str, ...], words: str) -> None:
+    async with serving(Board()) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read(aiter(stub.Watch(request(*services))))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert words in (caught.value.details() or "")
+
+
+async def test_a_slow_caller_is_owed_only_the_newest() -> None:
+    board = Board()
+    board.publish({"web": (), "api": ()})
+    watcher = board.watch(["web", "api", "web"])
+    for number in range(100):
+        board.publish({"web": (endpoint(number),), "api": ()})
+    due = {state.service: state for state in await watcher.take()}
+    assert due["web"].endpoints[0].replica == "p-web-v-99"
+    assert len(due) == 2
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), st.lists(st.integers(1, 3), unique=True)), max_size=12))
+def test_generations_grow_exactly_with_changes(history: list[dict[str, list[int]]]) -> None:
+    board = Board()
+    for published in history:
+        before = {name: board.state(name) for name in ("a", "b")}
+        board.publish({name: tuple(map(endpoint, numbers)) for name, numbers in published.items()})
+        for name, old in before.items():
+            new = board.state(name)
+            same = list(new.endpoints) == list(old.endpoints) and new.unknown == old.unknown
+            assert new.generation == old.generation + (0 if same else 1)

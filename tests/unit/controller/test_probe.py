@@ -1,0 +1,325 @@
+"""Readings -> verdicts, and the tasks that ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import unused_port
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.model import ContainerState, Health, ProbeSpec, ReplicaContainer
+from controller.probe import EAGER_S, PATIENT_S, RETIRING_S, HttpProbe, Judge, Prober, Reading, Subject
+from tests.unit.controller.control import until
+from tests.unit.controller.worlds import replica, service
+
+SPEC = ProbeSpec(port=9100, path="/readyz", period_s=1.0, timeout_s=0.2, failures=3)
+GOOD = Reading(ok=True, detail="200 from :9100/readyz", ongoing=2, queued=0)
+BAD = Reading(ok=False, detail="503 from :9100/readyz: loading")
+DRAINING = Reading(ok=False, detail="503 from :9100/readyz", draining=True, ongoing=1)
+
+
+def healths(*readings: Reading, was_ready: bool = False) -> list[Health]:
+    judge = Judge(SPEC, 0.0, was_ready=was_ready)
+    found = []
+    for number, reading in enumerate(readings):
+        judge.record(reading, float(number))
+        found.append(judge.verdict.health)
+    return found
+
+
+def test_unknown_until_ready_first() -> None:
+    assert healths(*[BAD] * 10, GOOD) == [Health.UNKNOWN] * 10 + [Health.READY]
+
+
+def test_failed_after_that_many_in_a_row_and_ready_when_it_answers_again() -> None:
+    seen = healths(GOOD, BAD, BAD, GOOD, BAD, BAD, BAD, BAD, GOOD)
+    assert seen == [Health.READY] * 6 + [Health.FAILED] * 2 + [Health.READY]
+
+
+def test_one_that_was_ready_before_this_controller_may_fail_at_once() -> None:
+    assert healths(BAD, BAD, BAD, was_ready=True) == [Health.UNKNOWN, Health.UNKNOWN, Health.FAILED]
+
+
+def test_draining_is_neither_good_nor_bad() -> None:
+    assert healths(GOOD, BAD, BAD, DRAINING, BAD, BAD, DRAINING, DRAINING) == [Health.READY] * 8
+    judge = Judge(SPEC, 0.0)
+    judge.record(GOOD, 1.0)
+    assert judge.record(DRAINING, 2.0), "somebody waits for that"
+    assert judge.verdict.draining
+    assert judge.verdict.ongoing == 1
+
+
+def test_a_failure_is_told_in_words() -> None:
+    judge = Judge(SPEC, 0.0)
+    for number, reading in enumerate([GOOD, BAD, BAD, BAD]):
+        judge.record(reading, float(number))
+    assert judge.verdict.detail == "3 bad answers in a row, the last: 503 from :9100/readyz: loading"
+    assert judge.verdict.ready_since is None
+
+
+def test_ready_since_holds_while_it_is_ready() -> None:
+    judge = Judge(SPEC, 0.0)
+    for now in (1.0, 2.0, 3.0):
+        judge.record(GOOD, now)
+    judge.record(BAD, 4.0)
+    assert judge.verdict.ready_since == 1.0
+
+
+def test_the_pace() -> None:
+    judge = Judge(SPEC, since=100.0)
+    assert judge.pause_s(100.0, retiring=False) == EAGER_S
+    assert judge.pause_s(131.0, retiring=False) == PATIENT_S
+    judge.record(GOOD, 132.0)
+    assert judge.pause_s(132.0, retiring=False) == SPEC.period_s
+    assert judge.pause_s(132.0, retiring=True) == RETIRING_S
+
+
+@given(st.lists(st.sampled_from([GOOD, BAD, DRAINING])), st.booleans())
+def test_health_follows_from_the_readings_alone(readings: list[Reading], was_ready: bool) -> None:
+    judge = Judge(SPEC, 0.0, was_ready=was_ready)
+    seen: list[Reading] = []
+    for number, reading in enumerate(readings):
+        before = judge.verdict.health
+        changed = judge.record(reading, float(number))
+        seen.append(reading)
+        health = judge.verdict.health
+        assert (health is Health.READY) or reading is not GOOD
+        if health is Health.FAILED and before is not Health.FAILED:
+            assert seen[-SPEC.failures :] == [BAD] * SPEC.failures
+        if health is Health.UNKNOWN:
+            assert GOOD not in seen
+        if before is not health:
+            assert changed
+
+
+# ----------------------------------------------------------------------------------------------------- over HTTP
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@contextlib.asynccontextmanager
+async def listening(answer: Answer) -> AsyncIterator[Subject]:
+    """A replica on 127.0.0.1 that answers like that."""
+    app = web.Application()
+    app.router.add_get("/readyz", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    port = unused_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield subject(port)
+    finally:
+        await runner.cleanup()
+
+
+def subject(port: int, *, managed: bool = True) -> Subject:
+    return Subject("c1", 0.0, "127.0.0.1", replace(SPEC, port=port), managed)
+
+
+async def ask(target: Subject) -> Reading:
+    probe = HttpProbe()
+    try:
+        return await probe(target)
+    finally:
+        await probe.close()
+
+
+async def test_a_ready_replica_tells_its_numbers() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"state": "ready", "ongoing": 3, "queued": 1, "detail": ""})
+
+    async with listening(answer) as target:
+        reading = await ask(target)
+        assert reading == Reading(True, f"200 from :{target.spec.port}/readyz", ongoing=3, queued=1)
+        foreign = await ask(replace(target, managed=False))
+        assert foreign == Reading(True, f"200 from :{target.spec.port}/readyz")
+
+
+async def test_a_starting_one_says_why() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"state": "starting", "ongoing": 0, "detail": "loading weights"}, status=503)
+
+    async with listening(answer) as target:
+        reading = await ask(target)
+        assert reading == Reading(False, f"503 from :{target.spec.port}/readyz: loading weights", ongoing=0)
+
+
+async def test_a_draining_one_is_seen() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"state": "draining", "ongoing": 4}, status=503)
+
+    async with listening(answer) as target:
+        assert (await ask(target)).draining
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b'{"ongoing": -1}', b'{"ongoing": true}', b'{"ongoing": "2"}', b"\xff\xfe", b"1" * 300_000],
+)
+async def test_any_body_is_survived(body: bytes) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=body)
+
+    async with listening(answer) as target:
+        reading = await ask(target)
+        assert reading.ok
+        assert reading.ongoing is None
+
+
+async def test_a_body_in_pieces_is_read_whole() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b'{"ongo', b'ing": 7', b"}"):
+            await response.write(piece)
+            await asyncio.sleep(0.01)
+        return response
+
+    async with listening(answer) as target:
+        assert (await ask(target)).ongoing == 7
+
+
+async def test_silence_and_refusal_are_told_apart() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async with listening(answer) as target:
+        assert (await ask(target)).detail == f"no answer from :{target.spec.port}/readyz within 0.2 s"
+    assert "Connect" in (await ask(target)).detail or "connect" in (await ask(target)).detail
+
+
+async def test_a_redirect_is_not_ready() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/elsewhere")
+
+    async with listening(answer) as target:
+        assert not (await ask(target)).ok
+
+
+# --------------------------------------------------------------------------------------------------------- the prober
+
+
+class Replicas:
+    """What each container answers; the tests' end of the prober."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Reading] = {}
+        self.asked: list[Subject] = []
+        self.wakes = 0
+        self.noted: list[tuple[str, float]] = []
+
+    async def ask(self, target: Subject) -> Reading:
+        self.asked.append(target)
+        await asyncio.sleep(0)
+        if target.container_id not in self.answers:
+            await asyncio.Event().wait()
+        return self.answers[target.container_id]
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    @contextlib.asynccontextmanager
+    async def prober(self) -> AsyncIterator[Prober]:
+        async with asyncio.TaskGroup() as tasks:
+            prober = Prober(
+                self.ask, tasks.create_task, self.wake, note_ready=lambda one, at: self.noted.append((one, at))
+            )
+            yield prober
+            prober.sync((), {}, ())
+
+
+WEB = service("web", probe=replace(SPEC, period_s=0.01))
+
+
+def one(number: int = 1, **changes: object) -> ReplicaContainer:
+    bare = {"health": Health.UNKNOWN, "ongoing": None, "ongoing_at": None}
+    return replica(WEB, number, **{**bare, **changes})
+
+
+async def test_verdicts_reach_the_snapshot_and_wake_the_loop() -> None:
+    world = Replicas()
+    container = one()
+    world.answers[container.id] = GOOD
+    async with world.prober() as prober:
+        assert prober.judged(container) == container, "never asked: unknown"
+        prober.sync([container], {"web": WEB}, ())
+        await prober.first_round(1.0)
+        judged = prober.judged(container)
+        assert (judged.health, judged.ongoing, judged.queued) == (Health.READY, 2, 0)
+        assert judged.ongoing_at is not None
+        assert world.noted == [(container.id, container.started_at)]
+        wakes = world.wakes
+        world.answers[container.id] = BAD
+        await until(lambda: prober.judged(container).health is Health.FAILED)
+        assert world.wakes > wakes
+        assert prober.ready_since(container.id) is None
+
+
+async def test_only_replicas_that_are_up_are_asked() -> None:
+    world = Replicas()
+    containers = [one(1), one(2, ip=None), one(3, state=ContainerState.EXITED)]
+    world.answers = {container.id: GOOD for container in containers}
+    async with world.prober() as prober:
+        prober.sync(containers, {"web": WEB}, ())
+        await prober.first_round(1.0)
+        assert {target.container_id for target in world.asked} == {containers[0].id}
+        prober.sync([], {"web": WEB}, ())
+        assert prober.judged(containers[0]).health is Health.UNKNOWN
+
+
+async def test_another_start_is_judged_afresh() -> None:
+    world = Replicas()
+    container = one()
+    world.answers[container.id] = GOOD
+    async with world.prober() as prober:
+        prober.sync([container], {"web": WEB}, ())
+        await prober.first_round(1.0)
+        world.answers[container.id] = BAD
+        restarted = replace(container, started_at=5_000.0)
+        prober.sync([restarted], {"web": WEB}, ())
+        await prober.first_round(1.0)
+        assert prober.judged(restarted).health is Health.UNKNOWN
+
+
+async def test_the_first_round_does_not_wait_for_the_silent() -> None:
+    world = Replicas()
+    async with world.prober() as prober:
+        prober.sync([one()], {"web": WEB}, ())
+        await prober.first_round(0.05)
+
+
+async def test_a_retiring_replica_is_asked_at_once_and_often() -> None:
+    world = Replicas()
+    slow = replace(WEB, probe=replace(SPEC, period_s=3600.0))
+    container = one()
+    world.answers[container.id] = GOOD
+    async with world.prober() as prober:
+        prober.sync([container], {"web": slow}, ())
+        await prober.first_round(1.0)
+        prober.sync([container], {"web": slow}, [container.id])
+        world.answers[container.id] = replace(GOOD, ongoing=0)
+        await until(lambda: prober.judged(container).ongoing == 0)
+        await until(lambda: len(world.asked) >= 4)
+
+
+async def test_an_outdated_or_removed_one_is_asked_as_before() -> None:
+    world = Replicas()
+    container = one()
+    world.answers[container.id] = GOOD
+    moved = replace(WEB, probe=replace(SPEC, port=1234, period_s=0.01))
+    async with world.prober() as prober:
+        prober.sync([container], {"web": WEB}, ())
+        await prober.first_round(1.0)
+        prober.sync([container], {"web": moved}, (), outdated=[container.id])
+        prober.sync([container], {}, ())
+        await until(lambda: len(world.asked) > 3)
+        assert {target.spec.port for target in world.asked} == {9100}
+        prober.sync([container], {"web": moved}, ())
+        await until(lambda: world.asked[-1].spec.port == 1234)
