@@ -47,12 +47,17 @@ engine_version() { docker version --format '{{.Server.Version}}' 2>/dev/null || 
 
 compose_version() { docker compose version --short 2>/dev/null || true; }
 
-# An engine that answers "permission denied", or that DOCKER_HOST places elsewhere, is not ours to start.
+# An engine that answers "permission denied", or that the user's settings place elsewhere, is not ours to start.
 refuse_unreachable_engine() {
-  local answer
+  local answer context
   if [ -n "${DOCKER_HOST:-}" ]; then
     refuse "DOCKER_HOST is $DOCKER_HOST, and no Docker Engine answers there." \
       "Start that engine, or unset DOCKER_HOST to use this machine's own."
+  fi
+  context=$(docker context show 2>/dev/null || true)
+  if [ "${context:-default}" != default ]; then
+    refuse "the Docker context is \"$context\", and no Docker Engine answers there." \
+      "Start that engine, or use this machine's own: docker context use default"
   fi
   answer=$(docker info 2>&1 || true)
   case $answer in

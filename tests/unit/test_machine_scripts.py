@@ -60,6 +60,7 @@ class Machine:
                 "PATH": str(self.programs),
                 "HOME": str(self.directory),
                 "TMPDIR": str(self.directory),
+                "COMPOSE_PROJECT_NAME": "pierhead",
                 "PIERHEAD_OS_RELEASE": str(self.directory / "os-release"),
                 **environment,
             },
@@ -175,6 +176,14 @@ class TestEngine:
         result = machine.run("engine.sh", DOCKER_HOST="tcp://build-box:2375")
         assert result.returncode == 2
         assert "DOCKER_HOST is tcp://build-box:2375, and no Docker Engine answers there." in result.stderr
+        assert not [call for call in machine.calls() if call.startswith("apt-get")]
+
+    def test_an_engine_of_another_context_is_not_replaced_by_a_local_one(self, machine: Machine) -> None:
+        machine.has("apt-get")
+        machine.has("docker", 'case "$*" in "context show") echo desktop-linux ;; *) exit 1 ;; esac')
+        result = machine.run("engine.sh")
+        assert result.returncode == 2
+        assert 'the Docker context is "desktop-linux", and no Docker Engine answers there.' in result.stderr
         assert not [call for call in machine.calls() if call.startswith("apt-get")]
 
 
