@@ -216,10 +216,11 @@ def _devices(source: ServiceSource, path: str, value: Any, body: dict[str, Any],
 
 def _logging(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
     section = problems.mapping(path, value)
-    driver, options = section.get("driver") or "", section.get("options")
-    if not isinstance(driver, str):
-        problems.expected(at(path, "driver"), "a string", driver)
-    log_config = {"Type": driver, "Config": problems.text_map(at(path, "options"), options) or {}}
+    driver = section.get("driver")
+    log_config = {
+        "Type": "" if driver is None else problems.text(at(path, "driver"), driver),
+        "Config": problems.text_map(at(path, "options"), section.get("options")) or {},
+    }
     _put(body, "HostConfig", "LogConfig", log_config)
 
 

@@ -84,6 +84,31 @@ def test_any_garbage_around_a_block_is_a_spec_or_a_spec_error(garbage: dict[str,
     reading_ends_well(config(ranker={**service(), **garbage}))
 
 
+def of(*keys: str) -> st.SearchStrategy[dict[str, Any]]:
+    """A mapping with some of these keys, and garbage for values."""
+    return st.fixed_dictionaries({}, optional=dict.fromkeys(keys, GARBAGE))
+
+
+@given(
+    volumes=st.lists(of("type", "source", "target", "bind", "volume", "tmpfs", "read_only", "consistency"), max_size=3),
+    kind=st.sampled_from(["bind", "volume", "tmpfs"]),
+    networks=st.dictionaries(st.sampled_from(["default", "back"]), of("aliases", "driver_opts", "priority")),
+    gpus=st.lists(of("driver", "count", "device_ids", "capabilities", "options"), max_size=2),
+    logging=of("driver", "options"),
+    healthcheck=of("test", "interval", "retries", "disable"),
+    garbage=GARBAGE,
+)
+@settings(max_examples=300, deadline=None)
+def test_garbage_inside_what_has_the_right_shape(
+    volumes: list[dict[str, Any]], kind: str, networks: dict[str, Any], gpus: list[Any], garbage: Any, **others: Any
+) -> None:
+    mounted = [{"type": kind, "target": "/a", **volume} for volume in volumes]
+    whole = config(ranker=service(volumes=mounted, networks=networks, gpus=gpus, ulimits={"x": garbage}, **others))
+    whole["volumes"] = {"x": garbage, "": garbage}
+    whole["networks"]["back"] = garbage
+    reading_ends_well(whole)
+
+
 @given(st.dictionaries(st.sampled_from([*SECTIONS, "name"]), GARBAGE))
 @settings(max_examples=100, deadline=None)
 def test_any_garbage_for_a_project_is_a_spec_or_a_spec_error(garbage: dict[str, Any]) -> None:
