@@ -51,12 +51,19 @@ async def remove_replicas(engine: ClusterEngine, project: str, limit_s: float = 
         logger.warning("some replicas did not end within %g s, ending them", limit_s - FORCE_S)
     try:
         async with asyncio.timeout_at(deadline):
-            # More than once: a creation that was under way when the controller was told to stop may still come true.
-            while replicas := await _replicas(engine, project):
-                await _perform_all(engine, project, [_removal(replica) for replica in replicas])
-                await asyncio.sleep(LOOK_S)
+            await _remove_all(engine, project)
     except TimeoutError:
         logger.error("replicas were left behind: `docker compose down --remove-orphans` removes them")  # noqa: TRY400
+
+
+async def _remove_all(engine: ClusterEngine, project: str) -> None:
+    """Remove until two looks in a row find nothing: a creation may have been under way when the loop was ended."""
+    empty_looks = 0
+    while empty_looks < 2:
+        replicas = await _replicas(engine, project)
+        empty_looks = 0 if replicas else empty_looks + 1
+        await _perform_all(engine, project, [_removal(replica) for replica in replicas])
+        await asyncio.sleep(LOOK_S)
 
 
 async def _replicas(engine: ClusterEngine, project: str) -> tuple[ReplicaContainer, ...]:

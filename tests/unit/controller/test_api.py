@@ -1,0 +1,251 @@
+"""The REST API in front of a whole controller on fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.api import MOST_REPLICAS, Api, replicas_in
+from controller.callers import Gatekeeper
+from controller.errors import InvalidRequest, SpecError
+from tests.fakes.fake_engine import Behaviour
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.worlds import gpu_service, gpus, service
+
+Client = TestClient[Any, Any]
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return Control.of(tmp_path, service("web", metrics_port=9100), service("api", replicas=1))
+
+
+@contextlib.asynccontextmanager
+async def serving(control: Control, gatekeeper: Gatekeeper | None = None) -> AsyncIterator[Client]:
+    async with control.running() as loop:
+        application = Api(loop, gatekeeper or Gatekeeper(None, frozenset)).application()
+        async with TestClient(TestServer(application)) as client:
+            yield client
+
+
+async def error_of(response: ClientResponse) -> tuple[int, str, str]:
+    error = (await response.json())["error"]
+    assert set(error) == {"code", "message"}
+    return response.status, error["code"], error["message"]
+
+
+async def test_services_as_status_shows_them(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        document = await (await client.get("/api/v1/services")).json()
+        assert document["project"] == "p"
+        assert document["settled"]
+        assert [(row["name"], row["wanted"], row["ready"]) for row in document["services"]] == [
+            ("api", 1, 1),
+            ("web", 2, 2),
+        ]
+        row = await (await client.get("/api/v1/services/web")).json()
+        assert (row["route"], row["image"], row["converged"]) == ("/web", "image/web", True)
+        assert {replica["state"] for replica in row["replicas"]} == {"RUNNING"}
+
+
+async def test_scaling(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        response = await client.put("/api/v1/services/web/scale", json={"replicas": 4})
+        assert (response.status, await response.json()) == (202, {"service": "web", "replicas": 4})
+        await control.settled("web", 4)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "expected JSON"),
+        (b"{", "expected JSON"),
+        (b"[" * 50_000, "expected JSON"),
+        (b"[]", "found []"),
+        (b"{}", "found {}"),
+        (b'{"replicas": 2, "force": true}', "and nothing else"),
+        (b'{"replicas": -1}', "found -1"),
+        (b'{"replicas": "two"}', 'found "two"'),
+        (b'{"replicas": 2.0}', "found 2.0"),
+        (b'{"replicas": true}', "found true"),
+        (b'{"replicas": null}', "found null"),
+        (b'{"replicas": 1001}', "found 1001"),
+        (b'{"replicas": NaN}', "found NaN"),
+    ],
+)
+def test_bad_bodies(body: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        replicas_in(body)
+    assert words in str(caught.value)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
+def test_only_integers_in_range_are_targets(value: object) -> None:
+    body = json.dumps({"replicas": value}).encode()
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_REPLICAS:
+        assert replicas_in(body) == value
+    else:
+        with pytest.raises(InvalidRequest):
+            replicas_in(body)
+
+
+async def test_refused_scales_change_nothing(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        path = "/api/v1/services/web/scale"
+        assert (await error_of(await client.put(path, data=b"x")))[:2] == (400, "invalid_request")
+        assert (await error_of(await client.put(path, data=b"x" * 100_000)))[0] == 413
+        status, code, message = await error_of(await client.put("/api/v1/services/wep/scale", json={"replicas": 1}))
+        assert (status, code) == (404, "unknown_service")
+        assert "did you mean 'web'? Services: api, web" in message
+        assert control.store.overrides == {}
+        await control.settled("web", 2)
+
+
+@pytest.mark.parametrize(
+    ("token", "headers", "status"),
+    [
+        (None, {}, 403),
+        ("secret", {}, 403),
+        ("secret", {"Authorization": "Bearer wrong"}, 403),
+        ("secret", {"Authorization": "Bearer secret"}, 202),
+    ],
+)
+async def test_changes_from_elsewhere_need_the_token(
+    control: Control, token: str | None, headers: Mapping[str, str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gatekeeper, "_is_this_machine", lambda self, peer: False)
+    async with serving(control, Gatekeeper(token, frozenset)) as client:
+        await control.settled("web", 2)
+        response = await client.put("/api/v1/services/web/scale", json={"replicas": 1}, headers=headers)
+        assert response.status == status
+        assert (await client.get("/api/v1/services")).status == 200, "looking is free"
+        assert bool(control.store.overrides) is (status == 202)
+
+
+async def test_unknown_paths_and_methods(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        assert (await error_of(await client.get("/api/v2")))[:2] == (404, "not_found")
+        assert (await error_of(await client.post("/api/v1/plan")))[:2] == (405, "method_not_allowed")
+        assert (await error_of(await client.get("/api/v1/services/nobody")))[:2] == (404, "unknown_service")
+        assert (await error_of(await client.get("/api/v1/plan?format=xml")))[:2] == (400, "invalid_request")
+        for query in ("limit=0", "limit=x", "since=-1", "wait=61", "limit=1001", f"since={'9' * 30}"):
+            assert (await error_of(await client.get(f"/api/v1/events?{query}")))[0] == 400, query
+
+
+async def test_a_defect_is_a_500_without_its_inside(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        monkeypatch.setattr("controller.api.service_json", lambda row, view: 1 / 0)
+        status, code, message = await error_of(await client.get("/api/v1/services"))
+        assert (status, code) == (500, "internal")
+        assert "ZeroDivisionError" in message
+
+
+async def test_the_plan_as_text_and_data(control: Control) -> None:
+    control.source.services["web"] = replace(control.source.services["web"], replicas=3, gpu=gpu_service().gpu)
+    control.engine.gpus = gpus(1)
+    async with serving(control) as client:
+        await until(lambda: control.row("web")[1] == 1)
+        await until(lambda: not control.loop.in_progress and not control.loop.view.plan.steps)
+        text = await (await client.get("/api/v1/plan?format=text")).text()
+        assert text.startswith("pending web: it asks for 1 GPU and 0 of 1 are free")
+        document = await (await client.get("/api/v1/plan")).json()
+        assert document["steps"] == []
+        assert [pending["service"] for pending in document["pending"]] == ["web", "web"]
+
+
+async def test_events_are_followed(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        page = await (await client.get("/api/v1/events?limit=1000")).json()
+        kinds = [event["kind"] for event in page["events"]]
+        assert {"spec_read", "create_container", "start_container", "add_server", "replica_ready"} <= set(kinds)
+        assert all(event["message"] for event in page["events"])
+        following = asyncio.ensure_future(client.get(f"/api/v1/events?since={page['next']}&wait=30&service=web"))
+        await client.put("/api/v1/services/web/scale", json={"replicas": 0})
+        news = await (await following).json()
+        assert news["events"][0]["kind"] == "scale"
+        assert news["events"][0]["message"] == "web: 2 -> 0 replicas"
+        first = await (await client.get("/api/v1/events?since=0&limit=2")).json()
+        assert first["next"] == first["events"][-1]["seq"]
+
+
+async def test_waiting_for_events_ends_with_the_server(control: Control) -> None:
+    async with control.running() as loop:
+        client = TestClient(TestServer(Api(loop, Gatekeeper(None, frozenset)).application()))
+        await client.start_server()
+        await control.settled("api", 1)
+        await control.settled("web", 2)
+        waiting = asyncio.ensure_future(client.get(f"/api/v1/events?since={loop.events.last_seq}&wait=60"))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            await client.server.close()
+        with contextlib.suppress(Exception):  # an answer or a closed connection, but no waiting
+            async with asyncio.timeout(5):
+                await waiting
+        await client.close()
+
+
+async def test_logs(control: Control) -> None:
+    control.engine.behaviours["web"] = Behaviour(output="one\ntwo\nthree\n")
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        document = await (await client.get("/api/v1/services/web/logs?tail=2")).json()
+        assert [replica["lines"] for replica in document["replicas"]] == [["two", "three"]] * 2
+        assert (await error_of(await client.get("/api/v1/services/nobody/logs")))[0] == 404
+        assert (await error_of(await client.get("/api/v1/services/web/logs?tail=0")))[0] == 400
+
+
+async def test_targets_health_and_metrics(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        groups = await (await client.get("/api/v1/targets")).json()
+        assert {group["labels"]["replica"] for group in groups} == set(control.router.ready("web"))
+        health = await (await client.get("/healthz")).json()
+        assert (health["status"], health["engine_reachable"], health["haproxy_reachable"]) == ("ok", True, True)
+        metrics = await (await client.get("/metrics")).text()
+        assert 'pierhead_service_ready_replicas{service="web"} 2.0' in metrics
+        assert "pierhead_controller_spec_error 0.0" in metrics
+        assert 'pierhead_controller_actions_total{action="create_container",outcome="ok"}' in metrics
+        control.source.edit(service("api", replicas=1))
+        await until(lambda: [row.name for row in control.loop.view.services] == ["api"])
+        assert 'service="web"' not in await (await client.get("/metrics")).text(), "its series went with it"
+
+
+async def test_files_that_cannot_be_used_are_told(control: Control) -> None:
+    control.source.error = SpecError(["services.web.x-serve.rout: unknown key", "services.api: no image"])
+    async with serving(control) as client:
+        await until(lambda: control.loop.view.spec_problems)
+        document = await (await client.get("/api/v1/services")).json()
+        assert document["spec_problems"] == ["services.web.x-serve.rout: unknown key", "services.api: no image"]
+        assert not document["settled"]
+        status, _, message = await error_of(await client.put("/api/v1/services/web/scale", json={"replicas": 1}))
+        assert (status, "unknown key" in message) == (400, True)
+        assert "unknown key" in await (await client.get("/api/v1/plan?format=text")).text()
+        assert "pierhead_controller_spec_error 1.0" in await (await client.get("/metrics")).text()
+
+
+async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        late = Api(loop, Gatekeeper(None, frozenset), clock=lambda: (loop.last_tick_at or 0) + 500)
+        async with TestClient(TestServer(late.application())) as client:
+            response = await client.get("/healthz")
+            assert (response.status, (await response.json())["status"]) == (503, "stuck")

@@ -1,0 +1,74 @@
+"""A controller that is told to stop: a restart leaves the replicas, the end of the stack removes them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from controller.down import is_going_down, remove_replicas
+from controller.engines.base import EngineState
+from controller.errors import EngineUnreachable
+from controller.model import ReplicaContainer
+from tests.fakes.fake_engine import Behaviour, FakeEngine
+from tests.unit.controller.control import PROJECT, Control
+from tests.unit.controller.worlds import service
+
+
+async def started(tmp_path: Path, behaviour: Behaviour) -> FakeEngine:
+    control = Control.of(tmp_path, service("web", replicas=3))
+    control.engine.behaviours["web"] = behaviour
+    async with control.running():
+        await control.settled("web", 3)
+    return control.engine
+
+
+async def test_with_its_haproxy_there_it_is_a_restart() -> None:
+    engine = FakeEngine(time.time)
+    assert await is_going_down(engine, PROJECT)
+    engine.add_container("haproxy", project=PROJECT, service="haproxy")
+    assert not await is_going_down(engine, PROJECT)
+
+
+async def test_when_nobody_can_tell_replicas_stay() -> None:
+    engine = FakeEngine(time.time)
+    engine.go_away()
+    assert not await is_going_down(engine, PROJECT)
+
+
+async def test_replicas_end_by_themselves_and_are_removed(tmp_path: Path) -> None:
+    engine = await started(tmp_path, Behaviour(drain_s=0.3))
+    foreign = engine.add_container("somebody", project="other", service="web")
+    before = time.monotonic()
+    await remove_replicas(engine, PROJECT)
+    assert 0.3 <= time.monotonic() - before < 5
+    assert list(engine.containers) == [foreign.id]
+
+
+async def test_those_that_do_not_end_are_ended(tmp_path: Path) -> None:
+    engine = await started(tmp_path, Behaviour(ignores_sigterm=True))
+    await remove_replicas(engine, PROJECT, limit_s=10.5)
+    assert engine.containers == {}
+
+
+async def test_a_creation_that_comes_late_is_removed_too(tmp_path: Path) -> None:
+    engine = await started(tmp_path, Behaviour())
+    late = (await engine.observe(PROJECT, (), ())).containers[0]
+    looks: list[tuple[ReplicaContainer, ...]] = [(), (), (), (late,), (), ()]
+
+    class Late(FakeEngine):
+        async def observe(self, *arguments: object) -> EngineState:
+            return EngineState(looks.pop(0), (), {}, (), {})
+
+    other = Late(time.time)
+    await remove_replicas(other, PROJECT)
+    assert [action.target for action in other.done] == [late.name]
+    assert looks == []
+
+
+async def test_an_engine_that_goes_away_ends_it(tmp_path: Path) -> None:
+    engine = await started(tmp_path, Behaviour(ignores_sigterm=True))
+    engine.go_away()
+    with pytest.raises(EngineUnreachable):
+        await remove_replicas(engine, PROJECT)

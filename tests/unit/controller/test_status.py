@@ -1,0 +1,308 @@
+"""What people and machines are told of a snapshot: rows, endpoints, targets, events of change, forgiveness."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from controller.apply import Refusal
+from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.model import (
+    ContainerState,
+    CreateContainer,
+    Desired,
+    FailureRecord,
+    Gpu,
+    Health,
+    Observed,
+    PendingReplica,
+    Plan,
+    PullImage,
+    ReplicaContainer,
+    Retirement,
+    RoutingState,
+    Server,
+    ServerState,
+    ServiceSpec,
+    ServiceStatus,
+    Step,
+    backend_name,
+)
+from controller.recovery import STEADY_S, recovered
+from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
+from controller.transitions import transitions
+from tests.unit.controller.worlds import IMAGE_ID, NOW, gpu_service, gpus, replica, service, version
+
+WEB = service("web", metrics_port=9100)
+RANKER = gpu_service("ranker", metrics_port=9100)
+
+
+def desired(*services: ServiceSpec, **targets: int) -> Desired:
+    wanted = {one.name: targets.get(one.name, one.replicas) for one in services}
+    return Desired("p", {one.name: one for one in services}, wanted)
+
+
+def observed(*containers: ReplicaContainer, **changes: object) -> Observed:
+    images = {f"image/{name}": IMAGE_ID for name in ("web", "ranker")}
+    return Observed(containers=containers, images=images, **{"routing": routing(*containers), **changes})  # type: ignore[arg-type]
+
+
+def routing(*containers: ReplicaContainer, state: ServerState = ServerState.READY) -> RoutingState:
+    servers = [Server(backend_name(c.service), c.name, f"{c.ip}:8080", state, up=True) for c in containers]
+    return RoutingState(1, 1.0, "3.0.11", "r", tuple(servers))
+
+
+def retired(container: ReplicaContainer, stopping_since: float | None = None) -> dict[str, Retirement]:
+    return {container.id: Retirement(container.name, container.id, NOW - 1, stopping_since, "2 replicas, 1 wanted")}
+
+
+def row_of(
+    world: Observed, wanted: Desired, plan: Plan | None = None, refusals: tuple[Refusal, ...] = (), **overrides: int
+) -> ServiceStatus:
+    (row,) = service_rows(wanted, world, plan or Plan(), refusals, overrides, NOW)
+    return row
+
+
+def test_a_converged_service_needs_no_words() -> None:
+    row = row_of(observed(replica(WEB, 1), replica(WEB, 2)), desired(WEB))
+    assert (row.wanted, row.ready, row.message, row.converged, row.blocked) == (2, 2, "", True, "")
+    assert [(one.state, one.address, one.ongoing) for one in row.replicas] == [
+        ("RUNNING", "10.0.0.1:8080", 0),
+        ("RUNNING", "10.0.0.2:8080", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "words"),
+    [
+        ({"state": ContainerState.CREATED, "ip": None}, "STARTING", "is being started"),
+        (
+            {"health": Health.UNKNOWN, "health_detail": "503 from :9100/readyz: loading"},
+            "STARTING",
+            "not ready yet: 503 from :9100/readyz: loading",
+        ),
+        ({"health": Health.FAILED, "health_detail": "no answer"}, "FAILED", "its readiness probe failed: no answer"),
+        ({"state": ContainerState.EXITED, "exit_code": 3}, "FAILED", "exited by itself with code 3"),
+        ({"reported_draining": True}, "DRAINING", "somebody told it to stop: it finishes what it has"),
+        ({}, "RUNNING", ""),
+    ],
+)
+def test_states_of_a_replica(changes: dict[str, object], state: str, words: str) -> None:
+    row = row_of(observed(replica(WEB, 1, **changes)), desired(WEB, web=1))
+    assert (row.replicas[0].state, row.replicas[0].message) == (state, words)
+    assert row.converged is (state == "RUNNING")
+
+
+def test_a_retiring_replica_is_told_with_its_cause() -> None:
+    stays, leaves = replica(WEB, 1), replica(WEB, 2)
+    row = row_of(observed(stays, leaves, retirements=retired(leaves)), desired(WEB, web=1))
+    assert (row.ready, row.converged, row.message) == (1, False, "1 draining")
+    assert (row.replicas[1].state, row.replicas[1].message) == ("DRAINING", "2 replicas, 1 wanted")
+    row = row_of(observed(stays, leaves, retirements=retired(leaves, NOW)), desired(WEB, web=1))
+    assert row.replicas[1].state == "STOPPING"
+
+
+def test_a_routed_replica_runs_when_haproxy_sends_to_it() -> None:
+    container = replica(WEB, 1)
+    for there in (RoutingState(1, 1.0, "3", "r"), routing(container, state=ServerState.MAINT)):
+        row = row_of(observed(container, routing=there), desired(WEB, web=1))
+        assert (row.ready, row.replicas[0].message) == (0, "ready, HAProxy does not send to it yet")
+    assert row_of(observed(container, routing=None), desired(WEB, web=1)).ready == 1, "what HAProxy does is not known"
+    assert row_of(observed(replica(RANKER, 1), routing=None), desired(RANKER, ranker=1)).ready == 1
+
+
+def test_an_outdated_replica_serves_and_is_not_the_end() -> None:
+    row = row_of(observed(replica(WEB, 1, version="old00000")), desired(WEB, web=1))
+    assert (row.ready, row.converged) == (1, False)
+
+
+def test_pending_replicas_say_why_once() -> None:
+    plan = Plan(pending=(PendingReplica("ranker", "it asks for 1 GPU and 0 of 2 are free", blocked=True),) * 2)
+    row = row_of(observed(replica(RANKER, 1)), desired(RANKER, ranker=3), plan)
+    assert row.message == "2 pending: it asks for 1 GPU and 0 of 2 are free"
+    assert row.blocked == "it asks for 1 GPU and 0 of 2 are free"
+    assert [one.state for one in row.replicas] == ["RUNNING", "PENDING", "PENDING"]
+
+
+def test_nothing_is_hopeless_while_somebody_is_on_his_way_out() -> None:
+    plan = Plan(pending=(PendingReplica("ranker", "no GPU", blocked=True),))
+    leaving = replica(WEB, 9)
+    row = service_rows(desired(RANKER), observed(leaving, retirements=retired(leaving)), plan, (), {}, NOW)[0]
+    assert (row.name, row.blocked) == ("ranker", "")
+
+
+def test_a_replica_that_is_being_created_is_shown() -> None:
+    action = CreateContainer(
+        target="p-web-v-2", service="web", version="v", number=2, gpus=(Gpu("GPU-1"),), cause="1 of 2 replicas exist"
+    )
+    for world, plan in (
+        (observed(replica(WEB, 1)), Plan((Step(1, action),))),
+        (observed(replica(WEB, 1), in_progress=(action,)), Plan()),
+    ):
+        row = row_of(world, desired(WEB), plan)
+        assert [(one.name, one.state) for one in row.replicas][1] == ("p-web-v-2", "PENDING")
+        assert row.message == "1 being created"
+
+
+def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
+    pull = PullImage(target="web", service="web", image="nowhere/web", cause="missing")
+    refusal = Refusal(pull, ImageNotFound("nowhere/web: manifest unknown"), 3, NOW + 4)
+    row = row_of(observed(), desired(WEB, web=1), refusals=(refusal,))
+    assert row.blocked == "nowhere/web: manifest unknown"
+    assert row.message == "could not pull nowhere/web for web 3 times, next try in 4 s: nowhere/web: manifest unknown"
+    row = row_of(observed(), desired(WEB, web=1), refusals=(replace(refusal, error=EngineError("no route")),))
+    assert row.blocked == ""
+
+
+def test_a_crash_loop_is_named() -> None:
+    failures = {"web": FailureRecord(3, NOW - 1, "exited by itself with code 1")}
+    plan = Plan(pending=(PendingReplica("web", "failed 3 times in a row, next try in 1 s"),))
+    row = row_of(observed(failures=failures), desired(WEB, web=1), plan)
+    assert row.message == "CRASH_LOOP: 1 pending: failed 3 times in a row, next try in 1 s"
+    once = {"web": FailureRecord(1, NOW - 1, "exited by itself with code 1")}
+    assert "is being replaced: exited by itself" in row_of(observed(failures=once), desired(WEB, web=1)).message
+
+
+def test_where_the_number_is_from() -> None:
+    row = row_of(observed(replica(WEB, 1)), desired(WEB, web=1), web=1)
+    assert (row.message, row.override) == ("set by scale; the compose files say 2", 1)
+
+
+def test_a_removed_service_is_shown_until_it_is_gone() -> None:
+    row = row_of(observed(replica(WEB, 1)), desired())
+    assert (row.name, row.wanted, row.converged) == ("web", 0, False)
+    assert row.message == "the compose files have it no more: its replicas finish and go"
+
+
+def test_endpoints() -> None:
+    ready, leaving, starting, told, gone = (replica(RANKER, number) for number in range(1, 6))
+    world = observed(
+        ready,
+        leaving,
+        replace(starting, health=Health.UNKNOWN),
+        replace(told, reported_draining=True),
+        replace(gone, state=ContainerState.EXITED),
+        replica(WEB, 1),
+        retirements=retired(leaving, NOW),
+    )
+    listed = endpoints(desired(RANKER, service("idle")), world)
+    assert [(one.address, one.draining) for one in listed["ranker"]] == [
+        ("10.0.0.1:50051", False),
+        ("10.0.0.2:50051", True),
+        ("10.0.0.4:50051", True),
+    ]
+    assert listed["idle"] == ()
+    assert set(listed) == {"ranker", "idle"}
+    assert (
+        endpoints(desired(RANKER), observed(replica(RANKER, 1, ip="fd00::1")))["ranker"][0].address == "[fd00::1]:50051"
+    )
+
+
+def test_a_failed_replica_is_no_endpoint() -> None:
+    assert endpoints(desired(RANKER), observed(replica(RANKER, 1, health=Health.FAILED)))["ranker"] == ()
+
+
+def test_targets() -> None:
+    world = observed(replica(RANKER, 1, gpus=("GPU-0", "GPU-1")), replica(RANKER, 2, ip=None), replica(WEB, 1))
+    assert scrape_targets(desired(RANKER, service("web")), world) == (
+        {
+            "targets": ["10.0.0.1:9100"],
+            "labels": {
+                "job": "replicas",
+                "service": "ranker",
+                "replica": f"p-ranker-{version(RANKER)}-1",
+                "version": version(RANKER),
+                "gpu": "GPU-0,GPU-1",
+                "__metrics_path__": "/metrics",
+            },
+        },
+    )
+
+
+def test_gpus_and_their_holders() -> None:
+    world = observed(replica(RANKER, 1, gpus=("GPU-0",)), gpus=gpus(3), foreign_gpu_holders={"GPU-2": "training"})
+    assert [(gpu.uuid, gpu.holder) for gpu in gpu_uses(world)] == [
+        ("GPU-0", f"p-ranker-{version(RANKER)}-1"),
+        ("GPU-1", ""),
+        ("GPU-2", "training"),
+    ]
+
+
+def test_notices() -> None:
+    refusal = Refusal(PullImage(target="routing", image="x"), EngineUnreachable("gone"), 1, NOW)
+    found = notices(observed(routing=None), (refusal,), "no answer", NOW)
+    assert [notice.split(":")[0] for notice in found] == [
+        "the Docker Engine does not answer, what is shown is old",
+        "HAProxy does not answer",
+        "could not pull x for routing, trying again",
+    ]
+    assert notices(observed(), (), "", NOW) == ()
+
+
+# --------------------------------------------------------------------------------------------------------- transitions
+
+
+def view(*containers: ReplicaContainer, plan: Plan | None = None, **changes: object) -> View:
+    wanted, world = desired(WEB), observed(*containers, **changes)
+    rows = service_rows(wanted, world, plan or Plan(), (), {}, NOW)
+    up = world.routing is not None
+    return View(NOW, "p", wanted, world, services=rows, haproxy_reachable=up, engine_reachable=True)
+
+
+def kinds(before: View, after: View) -> list[str]:
+    return [change.kind for change in transitions(before, after)]
+
+
+def test_what_changed_is_told_once() -> None:
+    starting, ready = view(replica(WEB, 1, health=Health.UNKNOWN)), view(replica(WEB, 1))
+    assert kinds(starting, starting) == []
+    (change,) = transitions(starting, ready)
+    assert (change.kind, change.message) == (
+        "replica_ready",
+        f"p-web-{version(WEB)}-1 is ready, 100.0 s after its start",
+    )
+    assert kinds(ready, view(replica(WEB, 1, health=Health.FAILED))) == ["replica_not_ready"]
+    assert kinds(ready, view(replica(WEB, 1), routing=None)) == ["haproxy_silent"]
+    assert kinds(view(replica(WEB, 1), routing=None), ready) == ["haproxy_answers"]
+    other = replace(routing(replica(WEB, 1)), pid=2)
+    assert kinds(ready, view(replica(WEB, 1), routing=other)) == ["haproxy_restarted"]
+
+
+def test_the_first_view_is_an_adoption() -> None:
+    empty = View(NOW, "p")
+    assert kinds(empty, view()) == []
+    (change,) = transitions(empty, view(replica(WEB, 1), replica(WEB, 2)))
+    assert change.message == "found 2 replicas of 1 services, adopted them"
+    assert kinds(empty, view(routing=None)) == ["haproxy_silent"]
+
+
+def test_a_block_is_told_when_it_begins() -> None:
+    plan = Plan(pending=(PendingReplica("web", "no GPU", blocked=True),))
+    assert kinds(view(), view(plan=plan)) == ["replica_pending"]
+    assert kinds(view(plan=plan), view(plan=plan)) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ recovery
+
+
+def forgiven(*ready_since: float | None, failed_at: float, wanted: int) -> bool:
+    containers = [replica(WEB, n, health=Health.READY if at else Health.UNKNOWN) for n, at in enumerate(ready_since, 1)]
+    times = {container.id: at for container, at in zip(containers, ready_since, strict=True)}
+    world = observed(*containers, failures={"web": FailureRecord(2, failed_at, "code 1")})
+    return recovered(desired(WEB, web=wanted), world, times.get, NOW) == {"web"}
+
+
+def test_failures_are_forgiven_when_the_replacement_stands() -> None:
+    assert forgiven(NOW - STEADY_S, failed_at=NOW - 70, wanted=1)
+    assert not forgiven(NOW - STEADY_S + 1, failed_at=NOW - 70, wanted=1)
+
+
+def test_a_healthy_sibling_forgives_nothing() -> None:
+    assert not forgiven(NOW - 500, failed_at=NOW - 61, wanted=2)
+    assert not forgiven(NOW - 500, None, failed_at=NOW - 61, wanted=2)
+
+
+def test_a_service_that_has_all_it_wants_is_forgiven() -> None:
+    assert forgiven(NOW - 500, failed_at=NOW - 61, wanted=1)
+    assert not forgiven(NOW - 500, failed_at=NOW - 59, wanted=1)
