@@ -18,14 +18,12 @@ import contextvars
 import functools
 import inspect
 import time
-import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast, overload
 
 from pierhead import metrics as runtime_metrics
-from pierhead.errors import PierheadError
 from pierhead.request import CURRENT, RequestContext
 
 T = TypeVar("T")
@@ -279,18 +277,20 @@ class BatchMethod(Generic[T, R]):
         self._function = function
         self._limits = limits
         self._rows_of = batch_size_fn
-        self._of_instance: weakref.WeakKeyDictionary[object, Batcher[T, R]] = weakref.WeakKeyDictionary()
+        self._name = function.__name__
         self._free: Batcher[T, R] | None = None
 
-    def __get__(self, instance: object | None, owner: type | None = None) -> Batcher[T, R]:
-        """The Batcher of one instance; made at its first use."""
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Batcher[T, R]:
+        """The Batcher of one instance, made at its first use; the instance holds it from then on."""
         if instance is None:
             return cast("Batcher[T, R]", self)
-        found = self._of_instance.get(instance)
-        if found is None:
-            method = weakref.WeakMethod(self._function.__get__(instance))
-            found = self._of_instance[instance] = self._make(functools.partial(_call_weak, method))
-        return found
+        made = self._make(self._function.__get__(instance))
+        # In the instance's dictionary it is found before this descriptor is.
+        vars(instance)[self._name] = made
+        return made
 
     async def __call__(self, item: T) -> R:
         """Call a decorated function that is not a method."""
@@ -346,16 +346,6 @@ class _Decorator:
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"@batch: {function.__qualname__} must be `async def`: it takes a list and returns a list")
         return BatchMethod(function, self._limits, self._rows_of)
-
-
-async def _call_weak(
-    method: weakref.WeakMethod[Callable[[list[T]], Awaitable[Sequence[R]]]], items: list[T]
-) -> Sequence[R]:
-    """Call a method of an instance that the batcher does not keep alive."""
-    function = method()
-    if function is None:
-        raise PierheadError("the object whose method is batched no longer exists")
-    return await function(items)
 
 
 def _merged(members: Sequence[_Waiting[T]]) -> RequestContext | None:

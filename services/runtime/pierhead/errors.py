@@ -64,7 +64,7 @@ class PierheadError(grpc.RpcError):
 
     def details(self) -> str:
         """What travels as the gRPC status message."""
-        return self.message
+        return clip(self.message, MAX_DETAILS)
 
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]  # the stubs are wrong
         """What travels beside the status so that the caller can rebuild this class."""
@@ -265,6 +265,7 @@ def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> Pi
 def clip(text: str, limit: int, *, keep: str = "start") -> str:
     """Shorten `text` until its percent-encoded form (how gRPC sends it) takes at most `limit` bytes."""
     mark = "... [cut]"
+    text = text.encode(errors="replace").decode()  # lone surrogates have no encoding
     if len(quote(text)) <= limit:
         return text
     low, high = 0, len(text)

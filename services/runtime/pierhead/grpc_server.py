@@ -126,6 +126,7 @@ class _Call:
         limit = edge.settings.request_timeout_s if remaining is None else remaining
         request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
+        context.set_trailing_metadata((self._ongoing(),))  # also on a reply that the service itself aborts
         # gRPC itself ends calls that bring a deadline; the others get the service's.
         self._timeout = asyncio.timeout(limit) if remaining is None else None
 
@@ -155,8 +156,12 @@ class _Call:
         code = self.context.code()
         if code:
             self.code = _status_name(code)
-        ours = (ONGOING_KEY, str(self.edge.admission.ongoing - 1))  # what is left when this call is gone
-        self.context.set_trailing_metadata((*(self.context.trailing_metadata() or ()), ours))
+        theirs = [pair for pair in self.context.trailing_metadata() or () if pair[0] != ONGOING_KEY]
+        self.context.set_trailing_metadata((*theirs, self._ongoing()))
+
+    def _ongoing(self) -> tuple[str, str]:
+        """The load that the reply tells: what is left when this call is gone."""
+        return (ONGOING_KEY, str(self.edge.admission.ongoing - 1))
 
     async def _fail(self, error: BaseException) -> None:
         """Answer with a status. Raises what `abort` raises; leaves cancellation and the user's own abort alone."""
@@ -168,7 +173,7 @@ class _Call:
             return
         answer = self.edge.error_for(error, self.method)
         self.code = answer.grpc_status.name
-        await abort(self.context, answer, (ONGOING_KEY, str(self.edge.admission.ongoing - 1)))
+        await abort(self.context, answer, self._ongoing())
 
 
 def _status_name(code: object) -> str:

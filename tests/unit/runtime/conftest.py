@@ -4,8 +4,8 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-
 from pierhead import close_handles
+
 from tests.unit.runtime.harness import Cluster
 
 

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
-
 from pierhead import BadRequest, Settings
-from pierhead.clients import Clients, close_handles
+from pierhead.clients import Clients
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.metrics import RuntimeMetrics
@@ -72,7 +71,7 @@ async def until(condition: Callable[[], bool], what: str, timeout: float = 5) ->
     """Wait until a condition holds; the poll is the wait, not a synchronisation by sleeping."""
     try:
         async with asyncio.timeout(timeout):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - states of the world have no event
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"not within {timeout} s: {what}") from None
@@ -208,5 +207,3 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
                     sent[service] = state.generation
                     yield state
             await changed.wait()
-
-

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-
 from pierhead import (
     Backpressure,
     BadRequest,
@@ -26,6 +25,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
+
 from tests.unit.runtime.harness import Cluster, EchoService, FakeDiscovery, address, echo, generate, know, until
 
 DEFINED_AT_IMPORT = handle(EchoStub, "echo-child")
@@ -101,9 +101,9 @@ class TestErrors:
     async def test_an_error_in_the_middle_of_a_stream(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService()))
         seen = []
-        with pytest.raises(UserCodeError, match="boom"):
+        with pytest.raises(UserCodeError, match="boom"):  # noqa: PT012 - what came before the error counts
             async for token in make()[0].Generate(generate("boom")):
-                seen.append(token.index)  # noqa: PERF401 - what came before the error counts
+                seen.append(token.index)  # noqa: PERF401
         assert seen == [0]
 
 
@@ -276,7 +276,7 @@ class TestDrain:
                 try:
                     await stub.Echo(echo(), timeout=5)
                     done += 1
-                except Exception as error:  # noqa: PERF203 - each is counted
+                except Exception as error:
                     errors.append(error)
 
         callers = [asyncio.create_task(caller()) for _ in range(16)]

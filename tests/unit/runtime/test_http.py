@@ -1,0 +1,298 @@
+"""An aiohttp application behind the edge, asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp.client_exceptions import ClientConnectionError, ClientPayloadError
+from pierhead import BadRequest, current_request, handle
+from pierhead.channel import HandleChannel
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.metrics import RuntimeMetrics
+from pierhead.server import ReplicaServer
+
+from tests.unit.runtime.harness import Cluster, EchoService, echo, know, until
+
+child = handle(EchoStub, "echo-child")
+
+
+class Site:
+    """An application and what happened in it."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+        self.cancelled = 0
+        self.app = web.Application()
+        self.app.add_routes(
+            [
+                web.get("/items/{id}", self.item),
+                web.get("/wait", self.wait),
+                web.get("/child", self.child),
+                web.get("/stream", self.stream),
+                web.get("/fail/{how}", self.fail),
+                web.post("/body", self.body),
+            ]
+        )
+
+    async def item(self, request: web.Request) -> web.Response:
+        context = current_request()
+        assert context is not None
+        left = round(context.remaining_s())
+        return web.json_response({"id": request.match_info["id"], "trace": context.traceparent, "left": left})
+
+    async def wait(self, _: web.Request) -> web.Response:
+        self.begun += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return web.json_response({})
+
+    async def child(self, request: web.Request) -> web.Response:
+        reply = await child.Echo(echo(request.query.get("message", "")))
+        return web.json_response({"response": reply.response})
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"one\n")
+        if "fail" in request.query:
+            raise ValueError("in the middle")
+        return response
+
+    async def fail(self, request: web.Request) -> web.Response:
+        match request.match_info["how"]:
+            case "bad":
+                raise BadRequest("user_id: expected an integer >= 0, found -1")
+            case "conflict":
+                raise web.HTTPConflict(text="twice")
+            case "move":
+                raise web.HTTPFound("/items/1")
+        raise ValueError("boom")
+
+    async def body(self, request: web.Request) -> web.Response:
+        return web.json_response({"bytes": len(await request.read())})
+
+
+@pytest.fixture
+async def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ClientSession]:
+    async with ClientSession(timeout=ClientTimeout(total=10)) as session:
+        yield session
+
+
+async def start(cluster: Cluster, site: Site, **settings: Any) -> tuple[ReplicaServer, str]:
+    server = await cluster.start(site.app, service="echo", **settings)
+    return server, f"http://127.0.0.1:{server.http_port}"
+
+
+async def test_the_request_s_id_goes_in_and_out(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    _, url = await start(cluster, site)
+    async with client.get(f"{url}/items/7", headers={"x-request-id": "mine", "traceparent": "00-1"}) as response:
+        assert response.headers["x-request-id"] == "mine"
+        assert await response.json() == {"id": "7", "trace": "00-1", "left": 60}
+    async with client.get(f"{url}/stream") as response:
+        assert len(response.headers["x-request-id"]) == 16
+    async with client.get(f"{url}/items/7", headers={"x-request-id": "x" * 500}) as response:
+        assert len(response.headers["x-request-id"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code", "message"),
+    [
+        ("GET", "/fail/bad", 400, "bad_request", "user_id: expected an integer >= 0, found -1"),
+        ("GET", "/fail/conflict", 409, "conflict", "twice"),
+        ("GET", "/nowhere", 404, "not_found", "no route for /nowhere; this service has /body, /child"),
+        ("DELETE", "/items/1", 405, "method_not_allowed", "/items/1 does not take DELETE; it takes GET, HEAD"),
+    ],
+)
+async def test_errors_have_one_shape(
+    cluster: Cluster, site: Site, client: ClientSession, method: str, path: str, status: int, code: str, message: str
+) -> None:
+    _, url = await start(cluster, site)
+    async with client.request(method, url + path) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (status, code)
+        assert error["message"].startswith(message)
+        assert error["request_id"] == response.headers["x-request-id"]
+
+
+async def test_a_user_s_exception_is_a_500_that_can_be_found_in_the_log(
+    cluster: Cluster, site: Site, client: ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, url = await start(cluster, site)
+    async with client.get(f"{url}/fail/boom") as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (500, "internal")
+        assert error["message"].startswith("ValueError: boom [error id ")
+    assert error["message"].split("[error id ")[1].rstrip("]") in caplog.text
+    async with client.get(f"{url}/items/1") as response:
+        assert response.status == 200, "the replica goes on"
+
+
+async def test_a_redirect_is_no_error(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    _, url = await start(cluster, site)
+    async with client.get(f"{url}/fail/move", allow_redirects=False) as response:
+        assert (response.status, response.headers["location"]) == (302, "/items/1")
+
+
+async def test_a_body_that_is_too_large(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    _, url = await start(cluster, site)
+    async with client.post(f"{url}/body", data=io.BytesIO(bytes(1024**2 + 1))) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (413, "payload_too_large")
+        assert "1048576 bytes" in error["message"]
+
+
+class TestDeadline:
+    async def test_the_service_s_own(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        _, url = await start(cluster, site, request_timeout_s=0.1)
+        async with client.get(f"{url}/wait") as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (504, "deadline_exceeded")
+            assert error["message"] == "GET /wait was not done within 0.1 s"
+        assert site.cancelled == 1
+
+    async def test_the_client_s(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        _, url = await start(cluster, site)
+        async with client.get(f"{url}/wait", headers={"x-request-timeout-seconds": "0.1"}) as response:
+            assert response.status == 504
+        async with client.get(f"{url}/items/1", headers={"x-request-timeout-seconds": "7"}) as response:
+            assert (await response.json())["left"] == 7
+
+    @pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf"])
+    async def test_one_that_makes_no_sense(
+        self, cluster: Cluster, site: Site, client: ClientSession, value: str
+    ) -> None:
+        _, url = await start(cluster, site)
+        async with client.get(f"{url}/items/1", headers={"x-request-timeout-seconds": value}) as response:
+            assert response.status == 400
+            message = (await response.json())["error"]["message"]
+            assert message == f'x-request-timeout-seconds: expected a number of seconds above 0, found "{value}"'
+
+    async def test_it_reaches_the_next_service(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        service = EchoService()
+        know(await cluster.start(service))
+        _, url = await start(cluster, site)
+        headers = {"x-request-timeout-seconds": "5", "x-request-id": "mine", "traceparent": "00-1"}
+        async with client.get(f"{url}/child?message=hi", headers=headers) as response:
+            assert await response.json() == {"response": "echo: hi"}
+        (seen,) = service.seen
+        assert seen is not None
+        assert (seen.request_id, seen.traceparent) == ("mine", "00-1")
+        assert 3 < seen.deadline - time.monotonic() <= 5
+
+
+class TestCallee:
+    @pytest.mark.parametrize(
+        ("message", "status", "code", "text"),
+        [
+            ("bad", 400, "bad_request", 'message: expected anything but "bad"'),
+            ("boom", 500, "internal", "ValueError: boom [error id "),
+            ("abort", 409, "remote", "there is one already"),
+        ],
+    )
+    async def test_a_callee_s_error_arrives_with_its_own_code_and_text(
+        self, cluster: Cluster, site: Site, client: ClientSession, message: str, status: int, code: str, text: str
+    ) -> None:
+        know(await cluster.start(EchoService()))
+        _, url = await start(cluster, site)
+        async with client.get(f"{url}/child", params={"message": message}) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (status, code)
+            assert error["message"].startswith(text)
+            assert "Traceback" not in error["message"], "a callee's traceback is not the client's business"
+
+    async def test_no_replica(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        know()
+        _, url = await start(cluster, site)
+        async with client.get(f"{url}/child", headers={"x-request-timeout-seconds": "0.3"}) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
+            assert (await response.json())["error"]["code"] == "no_replica"
+
+    async def test_a_client_that_leaves_cancels_the_work_at_the_callee(self, cluster: Cluster, site: Site) -> None:
+        service = EchoService()
+        know(await cluster.start(service))
+        server, url = await start(cluster, site)
+        async with ClientSession() as client:
+            asking = asyncio.ensure_future(client.get(f"{url}/child?message=wait").__aenter__())
+            await until(lambda: service.begun == 1, "the call is at the callee")
+            asking.cancel()
+            await asyncio.wait([asking])
+        await until(lambda: service.cancelled == 1, "the work is cancelled")
+        await until(lambda: server.readiness().ongoing == 0, "the count is back")
+        assert server.metrics.requests.values == {("GET /child", "499"): 1}
+
+
+async def test_a_full_replica_refuses_before_any_work(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    server, url = await start(cluster, site, max_ongoing_requests=1)
+    first = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+    await until(lambda: site.begun == 1, "one request is in flight")
+    async with client.get(f"{url}/wait") as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        assert (await response.json())["error"]["code"] == "backpressure"
+    assert site.begun == 1
+    site.gate.set()
+    (await first).release()
+    assert server.metrics.refused.values == {("overloaded",): 1}
+
+
+async def test_a_failure_after_the_response_has_begun_cuts_the_connection(
+    cluster: Cluster, site: Site, client: ClientSession
+) -> None:
+    _, url = await start(cluster, site)
+    with pytest.raises((ClientPayloadError, ClientConnectionError)):
+        async with client.get(f"{url}/stream?fail=1") as response:
+            await response.read()
+    async with client.get(f"{url}/items/1") as response:
+        assert response.status == 200
+
+
+class TestDrain:
+    async def test_open_connections_are_served_to_the_end_and_then_closed(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        server, url = await start(cluster, site)
+        first = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+        await until(lambda: site.begun == 1, "one request is in flight")
+        server.stop()
+        await until(lambda: server.state == "draining", "it drains")
+        async with client.get(f"{url}/items/1") as response:
+            assert (response.status, response.headers["Connection"]) == (200, "close")
+        site.gate.set()
+        response = await first
+        assert response.status == 200
+        response.release()
+        await cluster.ended(server)
+
+    async def test_a_drain_ends_at_its_timeout(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        server, url = await start(cluster, site, drain_timeout_s=0.2)
+        asking = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+        await until(lambda: site.begun == 1, "one request is in flight")
+        await cluster.drained(server)
+        with pytest.raises(ClientConnectionError):
+            await asking
+
+
+async def test_labels_are_routes_as_declared(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    server, url = await start(cluster, site)
+    for path in ("/items/1", "/items/2", "/nowhere", "/elsewhere"):
+        async with client.get(url + path):
+            pass
+    assert server.metrics.requests.values == {("GET /items/{id}", "200"): 2, ("unmatched", "404"): 2}
+
+
+def test_a_channel_is_made_without_a_loop() -> None:
+    assert HandleChannel("echo-child", metrics=RuntimeMetrics()).queued == 0

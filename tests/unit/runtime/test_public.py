@@ -1,0 +1,45 @@
+"""The public door."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pierhead
+import pytest
+
+PACKAGE = Path(pierhead.__file__).parent
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert pierhead.__all__ == sorted(pierhead.__all__)
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    imported = {
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert set(pierhead.__all__) == imported
+
+
+@pytest.mark.parametrize("name", pierhead.__all__)
+def test_everything_public_is_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(pierhead, name))
+
+
+def test_importing_brings_no_array_library() -> None:
+    source = "import pierhead, sys; print(sorted({'numpy', 'torch', 'pandas'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: str(path.stem))
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    module = importlib.import_module("pierhead" if path.stem == "__init__" else f"pierhead.{path.stem}")
+    assert module.__doc__
