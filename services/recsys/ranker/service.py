@@ -97,6 +97,11 @@ class Ranker(RankerServicer):
                 "finite or too large (PIERHEAD_RANKER_WEIGHTS), or the device computes wrongly"
             )
 
+    def close(self) -> None:
+        """End the scoring thread. A process that ends needs no call."""
+        if self._scorer is not None:
+            self._scorer.close()
+
 
 def load_scorer(settings: RankerSettings) -> Scorer:
     """Make the model and its scorer; takes seconds. Raises WeightsError."""

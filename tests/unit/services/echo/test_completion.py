@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+
+from services.echo.completion import DONE, CompletionStream
+
+
+def chunk(event: bytes) -> object:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2, "an event of several lines would be several data fields"
+    return json.loads(event.removeprefix(b"data: "))
+
+
+def test_an_event_is_one_chunk_object() -> None:
+    events = CompletionStream("cmpl-1", 1_700_000_000, "echo")
+    assert chunk(events.event("hi 0", last=False)) == {
+        "id": "cmpl-1",
+        "object": "text_completion.chunk",
+        "created": 1_700_000_000,
+        "model": "echo",
+        "choices": [{"index": 0, "text": "hi 0", "logprobs": None, "finish_reason": None}],
+    }
+
+
+def test_only_the_last_event_is_finished() -> None:
+    events = CompletionStream("cmpl-1", 1_700_000_000, "echo")
+    last = chunk(events.event("hi 1", last=True))
+    assert isinstance(last, dict)
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
+def test_text_of_any_kind_stays_within_its_event() -> None:
+    events = CompletionStream("cmpl-\x00", 1, "echo")
+    for text in ("", "a\nb\r\n\n", '"\\', "\x00", "grüezi \u2028 \N{SNOWMAN}", "data: [DONE]\n\n"):
+        found = chunk(events.event(text, last=False))
+        assert isinstance(found, dict)
+        assert found["choices"][0]["text"] == text
+
+
+def test_done_is_what_clients_look_for() -> None:
+    assert DONE == b"data: [DONE]\n\n"

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pierhead import BadRequest, Unavailable, tensors
+from pierhead.recsys.v1.ranker_pb2 import RankReply, RankRequest
+from pierhead.recsys.v1.ranker_pb2_grpc import RankerStub
+from pierhead.tensor.v1.tensor_pb2 import Tensor
+
+from services.recsys.ranker.scorer import CPU_CHUNK_ROWS, Rows, Scorer
+from services.recsys.ranker.service import MAX_BATCH_ROWS, Ranker, read_request
+from services.recsys.ranker.settings import RankerSettings
+from services.recsys.ranker.weights import seeded_weights
+from tests.unit.runtime.harness import Cluster
+from tests.unit.services.ranker.small_model import random_rows
+
+CPU = RankerSettings(weights=None, device=torch.device("cpu"), threads=1)
+
+
+def dense_tensor(array: npt.NDArray[np.float32]) -> Tensor:
+    return tensors.to_proto(tensors.FLOAT32, array.shape, array.tobytes())
+
+
+def sparse_tensor(array: npt.NDArray[np.int64]) -> Tensor:
+    return tensors.to_proto(tensors.INT64, array.shape, array.tobytes())
+
+
+def rank_request(rows: int = 2, seed: int = 1) -> RankRequest:
+    dense, sparse = random_rows(rows, seed)
+    return RankRequest(dense=dense_tensor(dense), sparse=sparse_tensor(sparse))
+
+
+def scores_of(reply: RankReply) -> npt.NDArray[np.float32]:
+    (rows,) = tensors.check("scores", reply.scores, tensors.FLOAT32, (None,))
+    return np.frombuffer(reply.scores.data, "<f4").reshape(rows)
+
+
+@pytest.fixture
+async def ranker(small_tables: None) -> AsyncIterator[Ranker]:
+    made = Ranker(CPU)
+    await made.check_health()
+    yield made
+    made.close()
+
+
+class RecordingScorer:
+    """Keeps the row counts of each batch that a scorer is given."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self.batches: list[list[int]] = []
+
+    async def score(self, blocks: list[Rows]) -> list[npt.NDArray[np.float32]]:
+        self.batches.append([len(block.dense) for block in blocks])
+        return await self._scorer.score(blocks)
+
+    def close(self) -> None:
+        self._scorer.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ scoring
+
+
+async def test_requests_of_any_size_together_score_as_they_do_alone(ranker: Ranker) -> None:
+    sizes = [1, 32, 7, CPU_CHUNK_ROWS + 1, 32, 1, 100]
+    requests = [rank_request(rows, seed) for seed, rows in enumerate(sizes)]
+    alone = [scores_of(await ranker.Rank(request, None)) for request in requests]
+    together = [scores_of(reply) for reply in await asyncio.gather(*(ranker.Rank(r, None) for r in requests))]
+    assert [len(scores) for scores in together] == sizes
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+async def test_requests_that_arrive_together_share_a_batch(ranker: Ranker) -> None:
+    recording = ranker._scorer = RecordingScorer(ranker._scorer)  # type: ignore[assignment, arg-type]
+    await asyncio.gather(*(ranker.Rank(rank_request(32, seed), None) for seed in range(250)))
+    assert [len(batch) for batch in recording.batches] == [100, 100, 50]
+
+
+async def test_a_batch_is_bounded_in_rows(ranker: Ranker) -> None:
+    recording = ranker._scorer = RecordingScorer(ranker._scorer)  # type: ignore[assignment, arg-type]
+    sizes = [4096, 3000, 1000, 97, 1]
+    await asyncio.gather(*(ranker.Rank(rank_request(rows), None) for rows in sizes))
+    assert recording.batches == [[4096], [3000, 1000], [97, 1]]
+    assert all(sum(batch) <= MAX_BATCH_ROWS for batch in recording.batches)
+
+
+async def test_a_bad_request_fails_alone(ranker: Ranker) -> None:
+    bad = rank_request()
+    bad.sparse.CopyFrom(sparse_tensor(np.full((2, 26), 100_000, dtype=np.int64)))
+    good, refused = await asyncio.gather(
+        ranker.Rank(rank_request(), None), ranker.Rank(bad, None), return_exceptions=True
+    )
+    assert isinstance(good, RankReply)
+    assert isinstance(refused, BadRequest)
+
+
+async def test_a_request_that_is_cancelled_harms_no_other(ranker: Ranker) -> None:
+    calls = [asyncio.ensure_future(ranker.Rank(rank_request(8, seed), None)) for seed in range(3)]
+    await asyncio.sleep(0)
+    calls[1].cancel()
+    replies = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(replies[1], asyncio.CancelledError)
+    for seed in (0, 2):
+        reply = replies[seed]
+        assert isinstance(reply, RankReply)
+        np.testing.assert_allclose(
+            scores_of(reply), scores_of(await ranker.Rank(rank_request(8, seed), None)), atol=1e-6
+        )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.lists(st.integers(1, 600), min_size=1, max_size=6))
+def test_any_split_of_rows_into_blocks_scores_alike(small_tables: None, sizes: list[int]) -> None:
+    scorer = Scorer(seeded_weights(), torch.device("cpu"), max_rows=MAX_BATCH_ROWS)
+    try:
+        dense, sparse = random_rows(sum(sizes))
+        whole = scorer.score_now([Rows(dense, sparse)])[0]
+        cuts = np.cumsum(sizes)[:-1]
+        blocks = [Rows(d, s) for d, s in zip(np.split(dense, cuts), np.split(sparse, cuts), strict=True)]
+        parts = scorer.score_now(blocks)
+        assert [len(part) for part in parts] == sizes
+        np.testing.assert_allclose(np.concatenate(parts), whole, atol=1e-6)
+    finally:
+        scorer.close()
+
+
+async def test_scores_outlive_the_batches_that_follow(ranker: Ranker) -> None:
+    first = scores_of(await ranker.Rank(rank_request(4, seed=1), None))
+    copy = first.copy()
+    await ranker.Rank(rank_request(4, seed=2), None)
+    np.testing.assert_array_equal(first, copy)
+
+
+# --------------------------------------------------------------------------------------------------------- validation
+
+
+def with_dense(row: int, column: int, value: float) -> RankRequest:
+    dense, sparse = random_rows(3)
+    dense[row, column] = value
+    return RankRequest(dense=dense_tensor(dense), sparse=sparse_tensor(sparse))
+
+
+def with_sparse(row: int, column: int, value: int) -> RankRequest:
+    dense, sparse = random_rows(3)
+    sparse[row, column] = value
+    return RankRequest(dense=dense_tensor(dense), sparse=sparse_tensor(sparse))
+
+
+def of(dense: Any, sparse: Any) -> RankRequest:
+    return RankRequest(dense=dense, sparse=sparse)
+
+
+GOOD = rank_request(2)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (
+            of(dense_tensor(np.zeros((2, 12), np.float32)), GOOD.sparse),
+            "dense: expected float32 [*, 13], found float32 [2, 12]",
+        ),
+        (of(GOOD.dense, GOOD.dense), "sparse: expected int64 [*, 26], found float32 [2, 13]"),
+        (
+            of(tensors.to_proto(tensors.FLOAT64, (2, 13), bytes(208)), GOOD.sparse),
+            "dense: expected float32 [*, 13], found float64 [2, 13]",
+        ),
+        (of(GOOD.dense, None), "sparse: expected int64 [*, 26], found dtype_unspecified []"),
+        (
+            of(Tensor(dtype=tensors.FLOAT32, shape=[2, 13], data=bytes(100)), GOOD.sparse),
+            "dense: expected 104 bytes of data for float32 [2, 13], found 100 bytes",
+        ),
+        (
+            of(dense_tensor(np.zeros((0, 13), np.float32)), sparse_tensor(np.zeros((0, 26), np.int64))),
+            "dense: expected 1 to 4096 rows, found 0",
+        ),
+        (rank_request(4097), "dense: expected 1 to 4096 rows, found 4097"),
+        (of(GOOD.dense, rank_request(3).sparse), "sparse: expected as many rows as dense, 2, found 3"),
+        (with_dense(2, 12, float("nan")), "dense[2][12]: expected a finite number, found nan"),
+        (with_dense(0, 3, float("-inf")), "dense[0][3]: expected a finite number, found -inf"),
+        (with_sparse(1, 25, 100_000), "sparse[1][25]: expected an id from 0 to 99999, found 100000"),
+        (with_sparse(0, 0, -1), "sparse[0][0]: expected an id from 0 to 99999, found -1"),
+        (with_sparse(2, 7, -(2**63)), f"sparse[2][7]: expected an id from 0 to 99999, found {-(2**63)}"),
+    ],
+)
+def test_a_wrong_request_is_told_in_one_message(request_: RankRequest, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_request(request_)
+    assert str(caught.value) == message
+
+
+def test_a_request_is_read_without_copying_its_numbers() -> None:
+    request = rank_request(3)
+    rows = read_request(request)
+    assert not rows.dense.flags.owndata
+    assert not rows.sparse.flags.owndata
+    np.testing.assert_array_equal(rows.dense, random_rows(3)[0])
+    np.testing.assert_array_equal(rows.sparse, random_rows(3)[1])
+
+
+# --------------------------------------------------------------------------------------------------------------- life
+
+
+async def test_before_its_first_check_it_has_no_model() -> None:
+    ranker = Ranker(CPU)
+    with pytest.raises(Unavailable, match="the model is not loaded yet"):
+        await ranker.Rank(rank_request(), None)
+
+
+@pytest.mark.usefixtures("small_tables")
+async def test_weights_that_score_nan_are_not_healthy(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    broken = dict(seeded_weights().state_dict())
+    broken["top.3.bias"] = torch.tensor([float("nan")])
+    path = tmp_path / "broken.safetensors"
+    save_file(broken, path)
+    ranker = Ranker(RankerSettings(path, torch.device("cpu"), 1))
+    with pytest.raises(RuntimeError, match=r"^the model scored its check row nan, expected 0 to 1"):
+        await ranker.check_health()
+    ranker.close()
+
+
+@pytest.mark.usefixtures("small_tables")
+async def test_a_replica_is_ready_once_it_can_score(cluster: Cluster) -> None:
+    import grpc
+
+    ranker = Ranker(CPU)
+    replica = await cluster.start(ranker, service="ranker")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{replica.grpc_port}") as channel:
+        stub = RankerStub(channel)
+        assert len(scores_of(await stub.Rank(rank_request(32), timeout=10))) == 32
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Rank(with_sparse(0, 0, -1), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == "sparse[0][0]: expected an id from 0 to 99999, found -1"
+    ranker.close()

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.recsys.ingress.candidates import MAX_USER_ID, candidates
+
+DIGEST_OF_USER_7 = "cf249cd24c1dbe8ed77aecc3a4b5dcc680dbf69fb2e96a50f869ec0ac70de20a"
+ROOT = Path(__file__).parents[4]
+
+
+def digest(user_id: int) -> str:
+    dense, sparse = candidates(user_id)
+    return hashlib.sha256(dense.astype("<f4").tobytes() + sparse.astype("<i8").tobytes()).hexdigest()
+
+
+def test_the_rows_of_a_user_never_change() -> None:
+    assert digest(7) == DIGEST_OF_USER_7
+
+
+def test_the_rows_are_the_same_in_another_process() -> None:
+    source = "from tests.unit.services.recsys.test_candidates import digest; print(digest(7))"
+    printed = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == DIGEST_OF_USER_7
+
+
+@given(st.integers(0, MAX_USER_ID))
+def test_rows_have_the_models_shape_and_bounds(user_id: int) -> None:
+    dense, sparse = candidates(user_id)
+    assert (dense.shape, dense.dtype.name) == ((32, 13), "float32")
+    assert (sparse.shape, sparse.dtype.name) == ((32, 26), "int64")
+    assert dense.min() >= -1
+    assert dense.max() < 1
+    assert sparse.min() >= 0
+    assert sparse.max() < 100_000
+
+
+@pytest.mark.parametrize("other", [8, 6, 7 + 2**32, 7 * 2**32, MAX_USER_ID, 0])
+def test_users_share_no_rows(other: int) -> None:
+    rows = {row.tobytes() for user in (7, other) for row in candidates(user)[1]}
+    assert len(rows) == 64
+
+
+def test_numbers_are_spread_evenly() -> None:
+    dense = np.concatenate([candidates(user)[0] for user in range(100)])
+    sparse = np.concatenate([candidates(user)[1] for user in range(100)])
+    assert abs(dense.mean()) < 0.02
+    assert abs(dense.var() - 1 / 3) < 0.02
+    assert abs(sparse.mean() / 100_000 - 0.5) < 0.02
