@@ -48,19 +48,13 @@ SERVER_TIMEOUT_SLACK_S = 5.0
 """A replica ends a call at its own deadline; HAProxy only steps in when that did not happen."""
 HARD_STOP_FLOOR_S = 120
 
-_ERROR_CODES = (400, 408, 413, 500, 501, 502, 503, 504)
-# For gRPC callers: INTERNAL, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE by what HAProxy found.
-_GRPC_STATUS = MappingProxyType({400: 13, 408: 4, 413: 8, 500: 13, 501: 12, 502: 14, 503: 14, 504: 4})
-_GRPC_MESSAGE = MappingProxyType(
+# What gRPC callers get for HTTP statuses that HAProxy gives itself: status and message, {} = the service.
+_GRPC_ERRORS = MappingProxyType(
     {
-        400: "Not a valid HTTP/2 request.",
-        408: "The headers of the call did not arrive within 30 s.",
-        413: "The call is larger than {} takes.",
-        500: "HAProxy could not process the call.",
-        501: "HAProxy does not support what this call asks for.",
-        502: "The replica of {} that had the call ended the connection. It may have done part of the work.",
-        503: "No replica of {} took the call: all are busy or cannot be reached. Nothing was done. Try again.",
-        504: "The replica of {} did not answer in time. It may still do the work.",
+        500: (13, "HAProxy could not process the call of {}."),  # INTERNAL
+        502: (14, "The replica of {} that had the call ended the connection. It may have done part of the work."),
+        503: (14, "No replica of {} took the call: all are busy or cannot be reached. Nothing was done. Try again."),
+        504: (4, "The replica of {} did not answer in time. It may still do the work."),  # DEADLINE_EXCEEDED
     }
 )
 
@@ -202,9 +196,7 @@ def _render(services: Collection[ServiceSpec]) -> str:
         routes_text=f"The routes are {', '.join(routes)}." if routes else "There are no routes yet.",
         grpc_text="No such gRPC service here. "
         + (f"Known are {', '.join(grpc_names)}." if grpc_names else "There are none yet."),
-        error_codes=_ERROR_CODES,
-        grpc_status=_GRPC_STATUS,
-        grpc_message=_GRPC_MESSAGE,
+        grpc_errors=_GRPC_ERRORS,
         hard_stop_s=max(HARD_STOP_FLOOR_S, longest_call_s),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -76,9 +77,10 @@ class HAProxyContainer:
         return time.monotonic() - started
 
     def log_lines(self) -> list[dict[str, object]]:
-        """The access log: every line of its standard output, which must be JSON."""
+        """The access log: every line of its standard output must be JSON, but for what leaving workers say."""
         done = subprocess.run(["docker", "logs", self.name], capture_output=True, text=True, timeout=60, check=True)
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        lines = done.stdout.splitlines()
+        return [json.loads(line) for line in lines if not re.fullmatch(r"Proxy \S+ stopped \(.*\)\.", line)]
 
     def _inspect(self, template: str) -> str:
         return docker("inspect", "-f", template, self.name)
