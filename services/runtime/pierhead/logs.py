@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from datetime import UTC, datetime
 from typing import TextIO
@@ -42,6 +43,8 @@ class JsonFormatter(logging.Formatter):
 
 def configure(settings: Settings, stream: TextIO | None = None) -> None:
     """Send everything of this process's root logger through the formatter. Called by `serve`, never at import."""
+    # gRPC's core writes lines of its own, connections that end included. Its errors still come.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(settings.service, settings.replica))
     root = logging.getLogger()

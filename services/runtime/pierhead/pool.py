@@ -43,8 +43,8 @@ class Replica:
     """One replica as this process sees it."""
 
     __slots__ = (
-        "address", "closing", "connection", "inflight", "limit", "listed_draining", "name", "others", "others_until",
-        "refuses", "reported_at",
+        "address", "closing", "connection", "inflight", "limit", "listed_draining", "listed_limit", "name", "others",
+        "others_until", "refuses", "reported_at",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -60,14 +60,25 @@ class Replica:
         """It said itself that it is draining; true until its connection breaks."""
         self.closing = False
         """No source lists it any more."""
+        self.listed_limit = sys.maxsize
+        self.limit = sys.maxsize
+        """Requests it takes at a time: what the source says, or what its refusals teach."""
         self.update(endpoint)
 
     def update(self, endpoint: Endpoint) -> None:
         """Take over what a source says of it."""
         self.name = endpoint.name
-        self.limit = endpoint.max_ongoing_requests or sys.maxsize
+        listed = endpoint.max_ongoing_requests or sys.maxsize
+        if listed != self.listed_limit:
+            self.limit = self.listed_limit = listed
         self.listed_draining = endpoint.draining
         self.closing = False
+
+    def renewed(self) -> None:
+        """Its connection broke: whoever answers there next may be another process."""
+        self.refuses = False
+        self.others = 0
+        self.limit = self.listed_limit
 
     @property
     def load(self) -> int:
@@ -197,10 +208,9 @@ class Pool:
         replica.others_until = now + trusted_s
 
     def refused(self, replica: Replica, ongoing: int) -> None:
-        """The replica is full: leave it alone for a moment."""
-        now = self._clock()
-        self.report(replica, max(ongoing, 1), now, FULL_TRUSTED_S)
-        replica.others = max(replica.others, replica.limit - replica.inflight)
+        """The replica is full: what it has in flight is its limit. Others may make room there any time."""
+        replica.limit = min(replica.limit, max(1, ongoing))
+        self.report(replica, max(ongoing, replica.limit), self._clock(), FULL_TRUSTED_S)
 
     def refuses(self, replica: Replica) -> None:
         """The replica drains: leave it alone for good."""
@@ -254,8 +264,7 @@ class Pool:
     def _watcher_of(self, replica: Replica) -> Callable[[], None]:
         def changed() -> None:
             if not replica.connection.ready:
-                replica.refuses = False  # whoever answers there next is another process
-                replica.others = 0
+                replica.renewed()
             self._refresh()
 
         return changed

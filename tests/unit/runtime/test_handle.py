@@ -213,6 +213,18 @@ class TestRefusals:
         assert await asyncio.gather(*calls) == ["echo: wait"] * 5
         assert channel.metrics.queued.values == {("echo-child",): 0}
 
+    async def test_a_caller_learns_a_limit_that_nobody_told_it(self, cluster: Cluster) -> None:
+        server = await cluster.start(EchoService(), max_ongoing_requests=4)
+        know(server)
+        stub, _ = make()
+        started = time.monotonic()
+        await asyncio.gather(*[_reply(stub, "hi") for _ in range(300)])
+        assert server.metrics.refused.values.get(("overloaded",), 0) < 310, "not one refusal more per round"
+        first_round = server.metrics.refused.values.get(("overloaded",), 0)
+        await asyncio.gather(*[_reply(stub, "hi") for _ in range(300)])
+        assert server.metrics.refused.values.get(("overloaded",), 0) == first_round, "it knows now"
+        assert time.monotonic() - started < 5
+
     async def test_a_full_line_is_backpressure_at_once(self, cluster: Cluster) -> None:
         service = EchoService()
         know(await cluster.start(service, max_ongoing_requests=1))

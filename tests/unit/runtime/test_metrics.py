@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead.metrics import SECONDS, Histogram, RuntimeMetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+NAMES = {
+    "pierhead_batch_duration_seconds",
+    "pierhead_batch_rows",
+    "pierhead_batch_size",
+    "pierhead_batch_wait_seconds",
+    "pierhead_handle_duration_seconds",
+    "pierhead_handle_requests",
+    "pierhead_handle_retries",
+    "pierhead_ongoing_requests",
+    "pierhead_queued_requests",
+    "pierhead_refused_requests",
+    "pierhead_replica_ready",
+    "pierhead_request_duration_seconds",
+    "pierhead_requests",
+}
+
+
+def test_names_are_what_dashboards_ask_for() -> None:
+    families = text_string_to_metric_families(RuntimeMetrics().expose().decode())
+    assert {family.name for family in families} == NAMES
+
+
+@given(st.lists(st.floats(0, 1000), max_size=60))
+def test_a_histogram_counts_as_prometheus_does(values: list[float]) -> None:
+    histogram = Histogram("x_seconds", "x", ("target",), SECONDS)
+    for value in values:
+        histogram.observe(("t",), value)
+    family = histogram.collect(("service",), ("s",))
+    for sample in family.samples:
+        assert sample.labels["service"] == "s"
+        assert sample.labels["target"] == "t"
+        if sample.name.endswith("_bucket"):
+            assert sample.value == sum(value <= float(sample.labels["le"]) for value in values)
+        elif sample.name.endswith("_count"):
+            assert sample.value == len(values)
+        elif sample.name.endswith("_sum"):
+            assert abs(sample.value - sum(values)) < 1e-6
+
+
+def test_labels_are_escaped() -> None:
+    metrics = RuntimeMetrics()
+    metrics.service = 'a"b\\c\n'
+    metrics.requests.inc(("GET /", "200"))
+    (family,) = [
+        family
+        for family in text_string_to_metric_families(metrics.expose().decode())
+        if family.name == "pierhead_requests"
+    ]
+    assert family.samples[0].labels["service"] == 'a"b\\c\n'

@@ -1,0 +1,351 @@
+"""A replica's gRPC side and its life, asked the way its callers, the controller and grpcurl ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import ClientSession, web
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pierhead.echo.v1 import echo_pb2_grpc
+from pierhead.errors import SettingsError
+from pierhead.server import ReplicaServer
+
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo, generate, until
+
+ECHO = "pierhead.echo.v1.Echo"
+
+
+def plain(server: ReplicaServer) -> grpc.aio.Channel:
+    """A channel as any other gRPC client has one."""
+    return grpc.aio.insecure_channel(address(server), options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+async def readyz(server: ReplicaServer) -> tuple[int, dict[str, Any]]:
+    url = f"http://127.0.0.1:{server.admin_port}/readyz"
+    async with ClientSession() as client, client.get(url) as response:
+        return response.status, await response.json()
+
+
+class TestGrpc:
+    async def test_replies_tell_the_replica_s_load(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service)
+        async with plain(server) as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            other = stub.Echo(echo("wait"))
+            await until(lambda: service.begun == 1, "another call is in flight")
+            call = stub.Echo(echo())
+            await call
+            assert ("pierhead-ongoing", "1") in tuple(await call.trailing_metadata())
+            service.gate.set()
+            await other
+
+    async def test_a_full_replica_refuses_before_any_work(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service, max_ongoing_requests=1, replica="echo-child-1")
+        async with plain(server) as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            first = stub.Echo(echo("wait"))
+            await until(lambda: service.begun == 1, "it is full")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Echo(echo())
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert str(caught.value.details()).startswith("echo-child-1 already works on 1 requests")
+            trailing = dict(caught.value.trailing_metadata() or ())
+            assert (trailing["pierhead-refused"], trailing["pierhead-ongoing"]) == ("overloaded", "1")
+            assert service.calls == 1
+            service.gate.set()
+            await first
+        assert server.metrics.refused.values == {("overloaded",): 1}
+
+    async def test_a_draining_replica_refuses_before_any_work(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service)
+        async with plain(server) as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            first = stub.Echo(echo("wait"))
+            await until(lambda: service.begun == 1, "a call is in flight")
+            server.stop()
+            await until(lambda: server.state == "draining", "it drains")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Echo(echo())
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert dict(caught.value.trailing_metadata() or ())["pierhead-refused"] == "draining"
+            service.gate.set()
+            assert (await first).response == "echo: wait"
+        await cluster.ended(server)
+        assert service.calls == 1
+
+    async def test_a_call_without_a_deadline_gets_the_service_s(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service, request_timeout_s=0.1)
+        async with plain(server) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "was not done within 0.1 s" in str(caught.value.details())
+        assert service.cancelled == 1
+        assert server.readiness().ongoing == 0
+
+    async def test_bytes_that_are_no_message_are_the_caller_s_fault(self, cluster: Cluster) -> None:
+        server = await cluster.start(EchoService())
+        async with plain(server) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary(f"/{ECHO}/Echo")(b"\xff\xff")  # type: ignore[arg-type]
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    async def test_a_method_that_the_service_lacks(self, cluster: Cluster) -> None:
+        class Half(echo_pb2_grpc.EchoServicer):
+            async def Echo(self, request: Any, context: Any) -> Any:
+                raise NotImplementedError
+
+        server = await cluster.start(Half())  # type: ignore[abstract]
+        async with plain(server) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                [token async for token in echo_pb2_grpc.EchoStub(channel).Generate(generate())]
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    @pytest.mark.parametrize("turns", range(0, 30, 3))
+    async def test_no_count_leaks_wherever_a_call_is_cancelled(self, cluster: Cluster, turns: int) -> None:
+        server = await cluster.start(EchoService())
+        async with plain(server) as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            calls = [*[stub.Echo(echo("wait")) for _ in range(3)], *[stub.Generate(generate("wait")) for _ in range(3)]]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
+            await stub.Echo(echo())
+        assert server.readiness().ongoing == 0
+
+    async def test_health_and_reflection(self, cluster: Cluster) -> None:
+        server = await cluster.start(EchoService(), max_ongoing_requests=1)
+        async with plain(server) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", ECHO):
+                reply = await health.Check(health_pb2.HealthCheckRequest(service=name))
+                assert reply.status == health_pb2.HealthCheckResponse.SERVING
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
+            names = [service.name for service in (await call.read()).list_services_response.service]
+        assert set(names) == {ECHO, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+    async def test_health_says_not_serving_while_draining(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service)
+        async with plain(server) as channel:
+            first = echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
+            await until(lambda: service.begun == 1, "a call is in flight")
+            server.stop()
+            await until(lambda: server.state == "draining", "it drains")
+            reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=ECHO))
+            assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            service.gate.set()
+            await first
+
+
+class TestAdmin:
+    async def test_readyz_tells_state_and_load(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service)
+        assert await readyz(server) == (200, {"state": "ready", "ongoing": 0, "queued": 0, "detail": ""})
+        async with plain(server) as channel:
+            call = echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
+            await until(lambda: service.begun == 1, "a call is in flight")
+            assert (await readyz(server))[1]["ongoing"] == 1
+            server.stop()
+            await until(lambda: server.state == "draining", "it drains")
+            assert await readyz(server) == (
+                503,
+                {"state": "draining", "ongoing": 1, "queued": 0, "detail": "told to stop"},
+            )
+            service.gate.set()
+            await call
+
+    async def test_metrics_name_the_service_and_the_replica(self, cluster: Cluster) -> None:
+        server = await cluster.start(EchoService(), service="ranker", replica="ranker-1")
+        async with plain(server) as channel:
+            await echo_pb2_grpc.EchoStub(channel).Echo(echo())
+        url = f"http://127.0.0.1:{server.admin_port}/metrics"
+        async with ClientSession() as client, client.get(url) as response:
+            assert response.headers["Content-Type"].startswith("text/plain")
+            lines = (await response.text()).splitlines()
+        both = 'replica="ranker-1",service="ranker"'
+        assert f'pierhead_requests_total{{code="OK",method="{ECHO}/Echo",{both}}} 1.0' in lines
+        assert f"pierhead_replica_ready{{{both}}} 1.0" in lines
+        assert f"pierhead_ongoing_requests{{{both}}} 0.0" in lines
+
+
+class Checked:
+    """A part whose health a test decides."""
+
+    def __init__(self) -> None:
+        self.problem: Exception | None = None
+        self.checks = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def check_health(self) -> None:
+        self.checks += 1
+        await self.gate.wait()
+        if self.problem is not None:
+            raise self.problem
+
+
+class TestHealth:
+    async def test_a_replica_is_ready_only_after_its_first_check(self, cluster: Cluster) -> None:
+        part = Checked()
+        part.gate.clear()
+        starting = asyncio.create_task(cluster.start(EchoService(), part))
+        await until(lambda: part.checks == 1, "the check runs")
+        (server,) = cluster._running
+        assert server.readiness().state == "starting"
+        assert (await readyz(server))[0] == 503
+        part.gate.set()
+        assert (await starting).state == "ready"
+
+    async def test_a_first_check_that_fails_ends_the_start(self, cluster: Cluster) -> None:
+        part = Checked()
+        part.problem = RuntimeError("CUDA is not there")
+        with pytest.raises(RuntimeError, match="CUDA is not there") as caught:
+            await cluster.start(EchoService(), part)
+        assert caught.value.__notes__ == ["raised by Checked.check_health"]
+
+    async def test_three_failures_take_it_out_and_one_success_brings_it_back(self, cluster: Cluster) -> None:
+        part = Checked()
+        server = await cluster.start(EchoService(), part, health_period_s=0.01)
+        part.problem = RuntimeError("the GPU fell off the bus")
+        await until(lambda: server.state == "starting", "it says that it is not ready")
+        status, body = await readyz(server)
+        assert status == 503
+        assert body["detail"].startswith("check_health failed 3 times in a row: the GPU fell off the bus")
+        part.problem = None
+        await until(lambda: server.state == "ready", "it is ready again")
+
+    async def test_a_check_that_hangs_counts_as_failed(self, cluster: Cluster) -> None:
+        part = Checked()
+        server = await cluster.start(EchoService(), part, health_period_s=0.01, health_timeout_s=0.01)
+        part.gate.clear()
+        await until(lambda: server.state == "starting", "it says that it is not ready")
+
+    async def test_told_to_stop_while_starting_it_stops(self, cluster: Cluster) -> None:
+        part = Checked()
+        part.gate.clear()
+        starting = asyncio.create_task(cluster.start(EchoService(), part))
+        await until(lambda: part.checks == 1, "the check runs")
+        (server,) = cluster._running
+        server.stop()
+        await starting
+        assert server.grpc_port is None
+
+
+class TestParts:
+    async def test_one_process_may_serve_both_kinds(self, cluster: Cluster) -> None:
+        app = web.Application()
+        server = await cluster.start(EchoService(), app)
+        assert server.http_port is not None
+        assert server.grpc_port is not None
+
+    @pytest.mark.parametrize(
+        ("parts", "message"),
+        [
+            ((), "needs at least one part"),
+            ((object(),), "cannot serve a object"),
+            ((web.Application(), web.Application()), "takes one aiohttp application, found 2"),
+        ],
+    )
+    async def test_what_cannot_be_served_is_refused(self, parts: tuple[object, ...], message: str) -> None:
+        with pytest.raises(TypeError, match=message):
+            ReplicaServer(*parts)
+
+    async def test_a_method_that_would_block_the_loop_is_refused(self, cluster: Cluster) -> None:
+        class Blocking(EchoService):
+            def Echo(self, request: Any, context: Any) -> Any:
+                return None
+
+        with pytest.raises(TypeError, match=r"Blocking\.Echo must be `async def`"):
+            await cluster.start(Blocking())
+
+    async def test_a_check_that_is_not_async_is_refused(self) -> None:
+        class Part:
+            def check_health(self) -> None: ...
+
+        with pytest.raises(TypeError, match=r"Part\.check_health must be `async def"):
+            ReplicaServer(Part())
+
+    async def test_a_port_that_is_taken_is_named(self, cluster: Cluster) -> None:
+        first = await cluster.start(EchoService())
+        with pytest.raises(SettingsError, match=rf"PIERHEAD_PORT: cannot listen on 127\.0\.0\.1:{first.grpc_port}"):
+            await cluster.start(EchoService(), port=first.grpc_port)
+        with pytest.raises(SettingsError, match=rf"PIERHEAD_ADMIN_PORT: cannot listen on .*:{first.admin_port}"):
+            await cluster.start(EchoService(), admin_port=first.admin_port)
+
+
+SLOW = """
+import asyncio
+from pierhead import serve
+from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
+class Echo(echo_pb2_grpc.EchoServicer):
+    async def Echo(self, request, context):
+        if request.message == "slow":
+            await asyncio.sleep(0.5)
+        if request.message == "wait":
+            await asyncio.sleep(60)
+        return echo_pb2.EchoReply(response=request.message)
+serve(Echo())
+"""
+
+
+class TestSignals:
+    async def test_sigterm_drains_and_exits_with_0(self, cluster: Cluster, free_port: int) -> None:
+        process = await cluster.process(SLOW, free_port)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            await stub.Echo(echo())
+            call = stub.Echo(echo("slow"))
+            await stub.Echo(echo())  # on the same connection: when it is answered, the slow one has begun
+            process.send_signal(signal.SIGTERM)
+            assert (await call).response == "slow"
+        async with asyncio.timeout(5):
+            assert await process.wait() == 0
+
+    async def test_a_second_signal_stops_now(self, cluster: Cluster, free_port: int) -> None:
+        process = await cluster.process(SLOW, free_port)
+        assert process.stderr is not None
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            await stub.Echo(echo())
+            call = stub.Echo(echo("wait"))
+            await stub.Echo(echo())  # as above
+            process.send_signal(signal.SIGTERM)
+            while b"draining" not in await process.stderr.readline():
+                pass
+            started = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+                await call
+            async with asyncio.timeout(5):
+                await process.wait()
+            assert time.monotonic() - started < 3
+
+    async def test_bad_settings_stop_the_start_with_2(self, cluster: Cluster, free_port: int) -> None:
+        with pytest.raises(AssertionError, match=r'PIERHEAD_REQUEST_TIMEOUT_S: expected .*, found "soon"'):
+            await cluster.process(SLOW, free_port, PIERHEAD_REQUEST_TIMEOUT_S="soon")
+        (process,) = cluster._processes
+        assert await process.wait() == 2
+
+    async def test_every_line_of_the_log_is_json(self, cluster: Cluster, free_port: int) -> None:
+        process = await cluster.process(SLOW, free_port, PIERHEAD_SERVICE="echo", PIERHEAD_REPLICA="echo-1")
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        lines = [json.loads(line) for line in (await process.stderr.read()).splitlines()]
+        assert [line["message"] for line in lines] == ["draining: 0 requests in flight", "stopped"]
+        assert {(line["service"], line["replica"], line["level"]) for line in lines} == {("echo", "echo-1", "info")}
