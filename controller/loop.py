@@ -111,6 +111,7 @@ class Loop:
             world.engine, world.router, world.store, self.events, world.project, self._service_specs, clock
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
+        self._defect = ""
         self._made_of: dict[str, tuple[str, str | None]] = {}
         if world.store.set_aside is not None:
             lost = (
@@ -142,11 +143,15 @@ class Loop:
             look_s = await self.tick()
         except Exception as error:
             # A defect that one state of the world brings out must not take the API and the probes down with it.
-            logger.exception("internal: a tick raised")
             message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
+            if message != self._defect:  # its traceback once, not every second
+                logger.exception("internal: a tick raised")
+            self._defect = message
             self.events.record("tick_failed", message, outcome="failed")
             self.metrics.tick_failed()
             look_s = LOOK_S
+        else:
+            self._defect = ""
         self.last_tick_at = self._clock()
         self.metrics.tick(self.last_tick_at - started)
         return look_s
