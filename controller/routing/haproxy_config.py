@@ -16,6 +16,7 @@ import hashlib
 import ipaddress
 import json
 import re
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,3 +260,7 @@ def _matching(pattern: re.Pattern[str], value: str, what: str) -> str:
             f"{what} {value!r} may not be put into HAProxy's configuration: it must match {pattern.pattern}"
         )
     return value
+
+
+if __name__ == "__main__":  # for the image: the configuration of no services
+    sys.stdout.write(render(()))

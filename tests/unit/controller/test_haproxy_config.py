@@ -1,0 +1,182 @@
+"""The configuration's text: what it depends on, what it refuses, and that the image carries that of no services."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.errors import RoutingError
+from controller.model import ProbeSpec, ServiceSpec
+from controller.routing import haproxy_config as config
+from controller.routing.haproxy_config import ServerLine
+
+WEB = ServiceSpec("web", "web", "http", 8080, 1, ProbeSpec(9100, "/readyz"), route="/web")
+RANKER = ServiceSpec(
+    "ranker", "ranker", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"), grpc_services=("pierhead.recsys.v1.Ranker",)
+)
+INTERNAL = ServiceSpec("internal", "internal", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"))
+
+
+def section(text: str, name: str) -> list[str]:
+    """Lines of one section, without indentation and comments."""
+    lines = text.split(f"\n{name}\n", 1)[1].splitlines()
+    end = next((n for n, line in enumerate(lines) if line and not line.startswith(" ")), len(lines))
+    return [line.strip() for line in lines[:end] if line.strip() and not line.strip().startswith("#")]
+
+
+def test_the_image_carries_the_configuration_of_no_services() -> None:
+    baked_in = (config.TEMPLATE.parent / "haproxy.cfg").read_text()
+    assert baked_in == config.render(()), (
+        "render it anew: python -m controller.routing.haproxy_config > haproxy/haproxy.cfg"
+    )
+
+
+def test_every_error_page_is_json_and_every_page_named_exists() -> None:
+    pages = config.TEMPLATE.parent / "errors"
+    named = set(re.findall(r"/errors/(\S+)", config.render([WEB, replace(WEB, name="b", max_queued_requests=0)])))
+    assert named == {page.name for page in pages.iterdir()}
+    for page in pages.iterdir():
+        error = json.loads(page.read_text())["error"]
+        assert error.keys() == {"code", "message", "request_id"}
+
+
+def test_only_routed_services_have_a_backend() -> None:
+    text = config.render([WEB, RANKER, INTERNAL])
+    assert re.findall(r"^backend svc_(\w+)$", text, re.MULTILINE) == ["ranker", "web"]
+
+
+def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> None:
+    text = config.render([WEB, RANKER])
+    assert config.hash_of(text) == config.routing_hash([RANKER, WEB])
+    assert f"set-var proc.pierhead_routing str({config.hash_of(text)})" in text
+    filled = config.with_servers(text, [ServerLine("svc_web", "web-1", "10.0.0.1:8080", 1)])
+    assert config.hash_of(filled) == config.hash_of(text)
+    assert config.hash_of("global\n") == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"route": "/other"},
+        {"strip_prefix": True},
+        {"max_ongoing_requests": 7},
+        {"max_queued_requests": 7},
+        {"request_timeout_s": 7.0},
+        {"probe": ProbeSpec(9100, "/other")},
+        {"probe": ProbeSpec(9101, "/readyz")},
+    ],
+)
+def test_the_hash_changes_with_what_the_backend_needs(change: dict[str, Any]) -> None:
+    assert config.routing_hash([WEB]) != config.routing_hash([replace(WEB, **change)])
+
+
+@pytest.mark.parametrize(
+    "change", [{"replicas": 9}, {"image": "other"}, {"definition_hash": "x"}, {"graceful_shutdown_timeout_s": 9.0}]
+)
+def test_the_hash_does_not_change_with_anything_else(change: dict[str, Any]) -> None:
+    assert config.routing_hash([WEB]) == config.routing_hash([replace(WEB, **change)])
+
+
+def test_the_longest_prefix_is_asked_first() -> None:
+    services = [replace(WEB, name=name, route=route) for name, route in (("r", "/"), ("a", "/a"), ("ab", "/a/b"))]
+    rules = [line for line in section(config.render(services), "frontend http") if line.startswith("use_backend")]
+    assert rules == [
+        "use_backend svc_ab if { path /a/b } || { path_beg /a/b/ }",
+        "use_backend svc_a if { path /a } || { path_beg /a/ }",
+        "use_backend svc_r if { path_beg / }",
+    ]
+
+
+def test_every_option_of_a_server_is_in_its_backend_too() -> None:
+    assert " ".join(config.server_options(RANKER)) == (
+        "check check-proto h1 port 9100 inter 500ms fastinter 150ms downinter 500ms fall 3 rise 1 "
+        "observe layer4 error-limit 3 on-error mark-down maxconn 100 proto h2"
+    )
+    options = " ".join(config.server_options(RANKER))
+    assert f"default-server {options}" in section(config.render([RANKER]), "backend svc_ranker")
+
+
+def test_a_long_call_outlives_a_reload() -> None:
+    assert "hard-stop-after 120s" in section(config.render([WEB]), "global")
+    assert "hard-stop-after 905s" in section(config.render([replace(WEB, request_timeout_s=900.0)]), "global")
+
+
+def test_servers_are_put_into_their_backends_and_replaced() -> None:
+    text = config.render([WEB, RANKER])
+    one = config.with_servers(
+        text,
+        [
+            ServerLine("svc_web", "web-2", "10.0.0.2:8080", 2, disabled=True),
+            ServerLine("svc_web", "web-1", "10.0.0.1:8080", 1),
+            ServerLine("svc_ranker", "ranker-1", "[fd00::1]:50051", 1),
+            ServerLine("svc_gone", "gone-1", "10.0.0.3:8080", 1),
+        ],
+    )
+    assert section(one, "backend svc_web")[-2:] == [
+        "server web-1 10.0.0.1:8080 id 1",
+        "server web-2 10.0.0.2:8080 id 2 disabled",
+    ]
+    assert section(one, "backend svc_ranker")[-1] == "server ranker-1 [fd00::1]:50051 id 1"
+    assert "gone-1" not in one
+    assert config.with_servers(one, []) == text
+
+
+HOSTILE = st.text(min_size=1).filter(lambda text: not re.fullmatch(r"[A-Za-z0-9_./?&=%:@+,~-]+", text))
+FIELDS: dict[str, Callable[[str], ServiceSpec]] = {
+    "name": lambda text: replace(WEB, name=text),
+    "route": lambda text: replace(WEB, route=f"/{text}"),
+    "grpc service": lambda text: replace(RANKER, grpc_services=(text,)),
+    "probe path": lambda text: replace(WEB, probe=ProbeSpec(9100, f"/{text}")),
+    "protocol": lambda text: replace(WEB, protocol=text),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@given(text=HOSTILE)
+def test_what_could_end_a_line_or_a_quote_is_refused(field: str, text: str) -> None:
+    with pytest.raises(RoutingError):
+        config.render([FIELDS[field](text)])
+
+
+@given(text=HOSTILE)
+def test_names_of_servers_and_backends_are_single_words(text: str) -> None:
+    for check in (config.checked_server_name, config.checked_address, lambda t: config.checked_backend(f"svc_{t}")):
+        with pytest.raises(RoutingError):
+            check(text)
+
+
+@pytest.mark.parametrize(
+    "address", ["web:80", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536", ":80", "10.0.0.1:8 0", "::1", ""]
+)
+def test_an_address_is_an_ip_and_a_port(address: str) -> None:
+    with pytest.raises(RoutingError, match=r"expected <IP address>:<port>"):
+        config.checked_address(address)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"max_ongoing_requests": 0},
+            "max_ongoing_requests of service 'web': expected an integer from 1 to 1000000, found 0",
+        ),
+        ({"request_timeout_s": float("nan")}, "a duration of nan s"),
+        ({"probe": ProbeSpec(0, "/")}, "probe port of service 'web': expected an integer from 1 to 65535, found 0"),
+        ({"name": "a b"}, "service name 'a b' may not be put into HAProxy's configuration"),
+    ],
+)
+def test_a_refusal_says_what_and_where(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RoutingError, match=re.escape(message)):
+        config.render([replace(WEB, **change)])
+
+
+def test_a_percent_sign_in_a_probe_path_is_no_log_format() -> None:
+    text = config.render([replace(WEB, probe=ProbeSpec(9100, "/ready?x=%20"))])
+    assert "http-check send meth GET uri /ready?x=%%20 ver HTTP/1.1 hdr host web" in section(text, "backend svc_web")
