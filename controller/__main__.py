@@ -67,7 +67,8 @@ async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | Non
         except EngineUnreachable as error:
             logger.warning("waiting for the Docker Engine: %s", error)
         else:
-            return DockerEngine(client, create_body, GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs))
+            sources = GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs, settings.controller_image)
+            return DockerEngine(client, create_body, sources)
         with contextlib.suppress(TimeoutError):  # nobody told us to stop: try again
             async with asyncio.timeout(ENGINE_RETRY_S):
                 await stop.wait()

@@ -26,6 +26,8 @@ class Settings:
     haproxy_run: Path = Path("/run/haproxy")
     gpu_cdi_kind: str = "nvidia.com/gpu"
     cdi_dirs: tuple[Path, ...] = (Path("/etc/cdi"), Path("/var/run/cdi"))
+    controller_image: str = "pierhead/controller:latest"
+    """This program's own image, which the probe for GPUs runs in (PIERHEAD_TAG is its tag)."""
     api_host: str = "0.0.0.0"
     api_port: int = 8100
     discovery_port: int = 8101
@@ -44,6 +46,7 @@ class Settings:
             haproxy_run=Path(env.get("PIERHEAD_HAPROXY_RUN") or "/run/haproxy"),
             gpu_cdi_kind=reader.matching("PIERHEAD_GPU_CDI_KIND", CDI_KIND, "<vendor>/<class>", "nvidia.com/gpu"),
             cdi_dirs=tuple(Path(part) for part in (env.get("PIERHEAD_CDI_DIRS") or "/etc/cdi:/var/run/cdi").split(":")),
+            controller_image=f"pierhead/controller:{env.get('PIERHEAD_TAG') or 'latest'}",
             api_host=env.get("PIERHEAD_API_HOST") or "0.0.0.0",
             api_port=reader.port("PIERHEAD_API_PORT", 8100),
             discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),

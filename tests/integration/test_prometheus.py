@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-IMAGE = os.environ.get("PIERHEAD_PROMETHEUS_IMAGE", "pierhead/prometheus")
+IMAGE = os.environ.get("PIERHEAD_PROMETHEUS_IMAGE", f"pierhead/prometheus:{os.environ.get('PIERHEAD_TAG', 'latest')}")
 
 pytestmark = pytest.mark.engine
 
