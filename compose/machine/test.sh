@@ -12,6 +12,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/stack.sh"
 
 export PIERHEAD_TEST_RUN=run-$$
+# Images of their own: a stack that runs from this clone keeps its version while its tests are built.
+export PIERHEAD_TAG=${PIERHEAD_TAG:-test}
 readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects that tests start begin with
 
 main() {
