@@ -48,6 +48,9 @@ NEVER_SENT = "failed to connect to all addresses"
 TOO_LARGE = "larger than max"
 """What gRPC's core says of a message above max_receive_message_length or max_send_message_length."""
 
+RETRY_REASONS = ("overloaded", "draining", "connect")
+"""Why a call may go to another replica: none of its work was begun."""
+
 BACKOFF_S = (0.01, 0.5)
 """Shortest and longest pause of a call for which the retry budget has nothing left."""
 
@@ -89,6 +92,7 @@ class Call:
         self._tried: list[Replica] = []
         self._pauses = 0
         self._ended = False
+        self._callbacks: list[Callable[[Any], None]] = []
         self._call: Any = None
         self._replica: Replica | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -105,9 +109,11 @@ class Call:
 
     def cancel(self) -> bool:
         """Cancel the call, wherever it is: in line, or at the replica."""
-        if self._call is not None:
-            return bool(self._call.cancel())
-        return self._opening is not None and self._opening.cancel()
+        running = self._call if self._call is not None else self._opening
+        cancelled = running is not None and bool(running.cancel())
+        if cancelled:
+            self._end("cancelled")
+        return cancelled
 
     def cancelled(self) -> bool:
         """Whether it was cancelled."""
@@ -126,11 +132,11 @@ class Call:
         return max(0.0, self._deadline - time.monotonic())
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Have `callback(call)` called when it ends; a try that was refused is no end."""
-        if self._call is not None:
-            self._call.add_done_callback(lambda _: callback(self))
-        elif self._opening is not None:
-            self._opening.add_done_callback(lambda _: self._pass_on(callback))
+        """Have `callback(call)` called when it has ended for its caller; a try that was refused is no end."""
+        if self._ended:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
 
     async def initial_metadata(self) -> Any:
         """What the replica sent first."""
@@ -180,12 +186,6 @@ class Call:
         if self._call is None and self._opening is not None:
             await self._opening
         return self._call
-
-    def _pass_on(self, callback: Callable[[Any], None]) -> None:
-        if self._call is not None:
-            self.add_done_callback(callback)
-        else:
-            callback(self)
 
     # ---- ends
 
@@ -263,6 +263,8 @@ class Call:
         if not self._ended:
             self._ended = True
             self._channel.ended(outcome, (now or time.monotonic()) - self._started)
+            for callback in self._callbacks:
+                callback(self)
 
     def _failed(self, error: BaseException) -> None:
         """Count a failure; a cancelled caller takes the call with it."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import grpc
 
 from pierhead import metrics as runtime_metrics
-from pierhead.calls import Call, StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
+from pierhead.calls import RETRY_REASONS, Call, StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
 from pierhead.clients import Clients
 from pierhead.connection import Kind, Method
 from pierhead.errors import Backpressure, NoReplica
@@ -57,7 +57,15 @@ class HandleChannel(grpc.aio.Channel):
             self.timeout_s = settings.request_timeout_s if self._timeout_s is None else self._timeout_s
             self.max_queued = settings.max_queued_requests if self._max_queued is None else self._max_queued
             self._loop = loop
+            self._show_zeros()
         return self._pool
+
+    def _show_zeros(self) -> None:
+        """Make the target's series exist before anything has happened: a panel shows 0 rather than nothing."""
+        self.metrics.queued.inc(self._target, 0)
+        self.metrics.handle_requests.inc((self.service, "ok"), 0)
+        for reason in RETRY_REASONS:
+            self.metrics.handle_retries.inc((self.service, reason), 0)
 
     async def wait_in_line(self, pool: Pool, deadline: float, *, first: bool = False) -> Replica:
         """A replica for a call that found none with room. Raises Backpressure or NoReplica."""

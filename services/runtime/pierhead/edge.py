@@ -15,6 +15,9 @@ from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
 
+REFUSAL_REASONS = ("overloaded", "draining")
+"""What `pierhead-refused` and the metric's label may say."""
+
 
 class Edge:
     """One replica's door. Holds what every request passes, whatever protocol it came with."""

@@ -27,7 +27,7 @@ from pierhead import metrics as runtime_metrics
 from pierhead.admin import Readiness, State, admin_app
 from pierhead.admission import Admission
 from pierhead.clients import Clients, close_handles
-from pierhead.edge import Edge
+from pierhead.edge import REFUSAL_REASONS, Edge
 from pierhead.errors import SettingsError
 from pierhead.grpc_server import SERVER_OPTIONS, register, registration_of
 from pierhead.http_server import guard, make_runner
@@ -163,6 +163,8 @@ class ReplicaServer:
     def _describe(self) -> None:
         self.metrics.service = self.settings.service
         self.metrics.replica = self.settings.replica
+        for reason in REFUSAL_REASONS:
+            self.metrics.refused.inc((reason,), 0)
         self.metrics.ongoing.read = lambda: self._admission.ongoing
         self.metrics.ready.read = lambda: float(self.state == "ready")
 

@@ -54,6 +54,18 @@ async def test_replies_stream(cluster: Cluster) -> None:
     assert channel.metrics.handle_requests.values == {("echo-child", "ok"): 1}
 
 
+async def test_a_done_callback_runs_once_when_the_call_has_ended(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    ended: list[object] = []
+    call = make()[0].Echo(echo())
+    call.add_done_callback(ended.append)
+    await call
+    call.add_done_callback(ended.append)
+    assert ended == [call, call]
+    assert call.done()
+    assert not call.cancelled()
+
+
 async def test_a_stream_can_be_read_message_by_message(cluster: Cluster) -> None:
     know(await cluster.start(EchoService()))
     call = make()[0].Generate(generate(num_tokens=1))
@@ -152,7 +164,7 @@ class TestCancellation:
             await task
         await until(lambda: service.cancelled == 1, "the work is cancelled")
         assert [replica.inflight for replica in channel.pool().replicas()] == [0]
-        assert channel.metrics.handle_requests.values == {("echo-child", "cancelled"): 1}
+        assert channel.metrics.handle_requests.values[("echo-child", "cancelled")] == 1
 
     async def test_leaving_a_stream_cancels_it(self, cluster: Cluster) -> None:
         service = EchoService()
