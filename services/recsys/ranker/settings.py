@@ -33,15 +33,23 @@ class RankerSettings:
         """Read the environment. Raises SettingsError naming every variable that cannot be used."""
         environ = os.environ if environ is None else environ
         problems: list[str] = []
-        weights = environ.get("PIERHEAD_RANKER_WEIGHTS", "").strip()
         settings = cls(
-            weights=Path(weights) if weights else None,
+            weights=_weights(environ.get("PIERHEAD_RANKER_WEIGHTS", "").strip(), problems),
             device=_device(environ.get("PIERHEAD_RANKER_DEVICE", "").strip() or "auto", problems),
             threads=_threads(environ.get("PIERHEAD_TORCH_THREADS", "").strip(), problems),
         )
         if problems:
             raise SettingsError("\n".join(problems))
         return settings
+
+
+def _weights(raw: str, problems: list[str]) -> Path | None:
+    if raw and not Path(raw).is_file():
+        problems.append(
+            f"PIERHEAD_RANKER_WEIGHTS: expected a safetensors file inside the container, found none at {raw}; mount it "
+            "with `volumes`, or leave the variable out for weights from a fixed seed"
+        )
+    return Path(raw) if raw else None
 
 
 def _device(raw: str, problems: list[str]) -> torch.device:

@@ -16,21 +16,33 @@ def test_nothing_set_means_the_seed_and_whatever_there_is() -> None:
     assert settings.threads >= 1
 
 
-def test_values_are_taken() -> None:
+def test_values_are_taken(tmp_path: Path) -> None:
+    weights = tmp_path / "ranker.safetensors"
+    weights.touch()
     settings = RankerSettings.from_env(
         {
-            "PIERHEAD_RANKER_WEIGHTS": "/models/ranker.safetensors",
+            "PIERHEAD_RANKER_WEIGHTS": f" {weights}",
             "PIERHEAD_RANKER_DEVICE": "cpu",
             "PIERHEAD_TORCH_THREADS": "3",
         }
     )
-    assert settings == RankerSettings(Path("/models/ranker.safetensors"), torch.device("cpu"), 3)
+    assert settings == RankerSettings(weights, torch.device("cpu"), 3)
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(SettingsError) as caught:
-        RankerSettings.from_env({"PIERHEAD_RANKER_DEVICE": "tpu", "PIERHEAD_TORCH_THREADS": "0"})
+        RankerSettings.from_env(
+            {
+                "PIERHEAD_RANKER_WEIGHTS": "/nowhere",
+                "PIERHEAD_RANKER_DEVICE": "tpu",
+                "PIERHEAD_TORCH_THREADS": "0",
+            }
+        )
     assert str(caught.value).splitlines() == [
+        (
+            "PIERHEAD_RANKER_WEIGHTS: expected a safetensors file inside the container, found none at /nowhere; mount "
+            "it with `volumes`, or leave the variable out for weights from a fixed seed"
+        ),
         'PIERHEAD_RANKER_DEVICE: expected auto, cpu or cuda, found "tpu"',
         'PIERHEAD_TORCH_THREADS: expected an integer >= 1, found "0"',
     ]
