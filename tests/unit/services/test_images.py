@@ -1,0 +1,49 @@
+"""What holds for every service's Dockerfile."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+SERVICES = Path(__file__).parents[3] / "services"
+DOCKERFILES = sorted(SERVICES.glob("**/Dockerfile"))
+NAMES = [str(path.parent.relative_to(SERVICES)) for path in DOCKERFILES]
+
+
+def shared_stages(dockerfile: Path) -> str:
+    """Everything from the first instruction to the mark; comments above it are the file's own."""
+    text = dockerfile.read_text()
+    return text[text.index("ARG PYTHON_BASE") : text.index("# own marks:")]
+
+
+def test_there_are_images() -> None:
+    assert NAMES == ["echo", "recsys/ingress", "recsys/ranker"]
+
+
+def test_the_first_stages_are_the_same_so_that_they_are_built_once() -> None:
+    first, *others = [shared_stages(path) for path in DOCKERFILES]
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=NAMES)
+def test_the_service_is_the_first_process_and_not_root(dockerfile: Path) -> None:
+    last_stage = dockerfile.read_text().rpartition("\nFROM ")[2]
+    assert "\nUSER pierhead\n" in last_stage
+    assert "\nSTOPSIGNAL SIGTERM\n" in last_stage
+    command = re.search(r"^CMD (.*)$", last_stage, re.MULTILINE)
+    assert command is not None
+    assert json.loads(command[1])[:2] == ["python", "-m"], "exec form: signals reach Python, not a shell"
+    assert "ENTRYPOINT" not in last_stage
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=NAMES)
+def test_code_comes_last_so_that_an_edit_rebuilds_only_itself(dockerfile: Path) -> None:
+    last_stage = dockerfile.read_text().rpartition("\nFROM ")[2]
+    copies = re.findall(r"^COPY (.*)$", last_stage, re.MULTILINE)
+    assert copies[0].endswith("/opt/venv /opt/venv"), "dependencies, which seldom change"
+    assert copies[1].endswith("/app /app"), "the runtime"
+    assert all(copy.startswith("services/") for copy in copies[2:])
+    assert "RUN" not in last_stage.partition(copies[2])[2]
