@@ -89,6 +89,10 @@ class EventLog:
         seq = self._store.append_event(event)
         self._events.append(StoredEvent(seq, event, event.at))
         self._latest[(event.kind, event.service, event.target)] = seq
+        if event.outcome == "ok":  # what failed before this did not just fail again
+            self._latest = {
+                key: value for key, value in self._latest.items() if key[1:] != (event.service, event.target)
+            }
         if len(self._latest) > 2 * EVENTS_KEPT:  # names of replicas long gone
             oldest = self._events[0].seq
             self._latest = {key: value for key, value in self._latest.items() if value >= oldest}

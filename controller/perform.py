@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 
@@ -27,6 +28,7 @@ from controller.routing.base import Router
 from controller.store import Store
 
 LAST_LINES = 20
+LONGEST_GIST = 200
 
 
 class Performer:
@@ -85,7 +87,7 @@ class Performer:
         await self._engine.perform(action, self._project, spec)
         if action.failed:
             lines = [line.rstrip() for line in log.splitlines() if line.strip()]
-            last_line = f"; last line of its log: {lines[-1][:200]}" if lines else "; its log is empty"
+            last_line = f"; last line of its log: {_gist(lines[-1])}" if lines else "; its log is empty"
             self._store.failure(action.service, self._clock(), action.cause + last_line)
             self._events.record(
                 "replica_failed",
@@ -95,3 +97,14 @@ class Performer:
                 outcome="failed",
             )
         self._store.forget(action.container_id)
+
+
+def _gist(line: str) -> str:
+    """Return what a log line says, without the frame of a structured log."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        said = None
+    if isinstance(said, dict) and isinstance(said.get("message"), str):
+        line = said["message"]
+    return line if len(line) <= LONGEST_GIST else f"{line[:LONGEST_GIST]}..."

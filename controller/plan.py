@@ -60,7 +60,8 @@ PROPAGATION_S = 0.25
 BLIND_DRAIN_S = 2.0
 """Drain time of a replica that nobody can ask how much it has in flight (Ray Serve: graceful_shutdown_wait_loop_s)."""
 FAILED_GRACE_S = 5.0
-"""SIGTERM to SIGKILL for a replica that has failed: it may not be listening at all."""
+"""SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
+begun as a container's first ignores SIGTERM), and nobody waits for it."""
 DRAIN_LOOK_S = 0.1
 BACKOFF_MAX_S = 60.0
 
@@ -210,7 +211,8 @@ class _Outlook:
             phase, detail = phase_of(container, spec, retirement, draft.now)
             outdated = version is not None and container.version != version
             replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy))
-        seen = {replica.name for replica in replicas}
+        # A replacement has the name of the one it follows: until that is gone, the name is not yet the new one's.
+        seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
         creating = tuple(
             action
             for action in draft.observed.in_progress
@@ -299,7 +301,8 @@ def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
     if retirement is None or retirement.stopping_since is None:
         raise AssertionError("internal: a replica stops without a time of its SIGTERM")
     grace_s = outlook.spec.stop_grace_period_s if outlook.spec else 30.0
-    if retirement.failed:
+    never_served = replica.container.health is Health.UNKNOWN and not replica.container.reported_draining
+    if retirement.failed or never_served:
         grace_s = min(grace_s, FAILED_GRACE_S)
     left_s = retirement.stopping_since + grace_s - draft.now
     if left_s > 0:

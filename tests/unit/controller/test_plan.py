@@ -16,6 +16,7 @@ from controller.model import (
     Health,
     Observed,
     Plan,
+    RemoveContainer,
     ServerState,
     StrayContainer,
     WriteRouting,
@@ -267,6 +268,24 @@ def test_creation_in_progress_holds_its_number_and_its_gpu() -> None:
         f"#1 create p-ranker-{RV}-2 on GPU-1: 1 of 2 replicas exist",
         f"#2 after #1 start p-ranker-{RV}-2: 1 of 2 replicas exist",
     )
+
+
+def test_a_replacement_in_progress_counts_although_its_predecessor_has_its_name() -> None:
+    gone = replica(WEB, 2, state=ContainerState.EXITED, exit_code=137, ip=None)
+    remove = RemoveContainer(target=gone.name, service="web", container_id=gone.id, failed=True, cause="test")
+    create = CreateContainer(target=gone.name, service="web", version=V, number=2, cause="test")
+    world = observed(replica(WEB, 1), gone, specs=(WEB,), in_progress=(remove, create))
+    assert text(desired(WEB), world) == "nothing to do"
+
+
+def test_one_that_was_never_ready_is_not_waited_for_long() -> None:
+    starting = replica(WEB, 2, health=Health.UNKNOWN)
+    told = retirement(starting, draining_since=NOW - 6, stopping_since=NOW - 6)
+    world = observed(replica(WEB, 1), starting, specs=(WEB,), retirements=told)
+    assert "send SIGKILL" in text(desired(WEB, web=1), world)
+    drains = replace(starting, reported_draining=True)  # seen so by a new controller, which never saw it ready
+    world = observed(replica(WEB, 1), drains, specs=(WEB,), retirements=told)
+    assert "send SIGKILL" not in text(desired(WEB, web=1), world)
 
 
 def test_nothing_is_planned_for_a_target_in_progress_and_no_server_during_a_reload() -> None:

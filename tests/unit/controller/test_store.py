@@ -157,6 +157,16 @@ def test_repetitions_are_counted_on_the_first(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_success_in_between_ends_the_counting(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    log = EventLog(store)
+    for _ in range(2):
+        log.record("haproxy_silent", "HAProxy does not answer", target="haproxy", outcome="warning")
+        log.record("haproxy_answers", "HAProxy answers", target="haproxy", outcome="ok")
+    assert [stored.times for stored in log.select()] == [1, 1, 1, 1]
+    store.close()
+
+
 def test_selection(tmp_path: Path) -> None:
     store = Store(tmp_path)
     log = EventLog(store)
