@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from pierhead.connection import Method
+from pierhead.connection import Kind, Method
 from pierhead.errors import (
     DeadlineExceeded,
     NoReplica,
@@ -91,6 +91,7 @@ class Call:
         self._deadline = now + limit
         self._tried: list[Replica] = []
         self._pauses = 0
+        self._opened_at = now
         self._ended = False
         self._callbacks: list[Callable[[Any], None]] = []
         self._call: Any = None
@@ -177,6 +178,7 @@ class Call:
         call.add_done_callback(lambda _: pool.release(replica))
         self._replica = replica
         self._call = call
+        self._opened_at = time.monotonic()
 
     async def _wait_and_open(self) -> None:
         replica = await self._channel.wait_in_line(self._pool, self._deadline)
@@ -254,6 +256,8 @@ class Call:
         """Count a success, and read the replica's load from it now and then."""
         replica, now = self._replica, time.monotonic()
         self._end("ok", now)
+        if self._method.kind is Kind.UNARY_UNARY:
+            self._channel.took(now - self._opened_at)
         if replica is not None and self._pool.wants_report(replica, now):
             trailers = Trailers(await self._call.trailing_metadata())
             if trailers.ongoing is not None:

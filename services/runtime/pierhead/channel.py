@@ -38,6 +38,8 @@ class HandleChannel(grpc.aio.Channel):
         self.policy = make_policy(policy, rng or Random())  # noqa: S311 - load balancing
         self.metrics = metrics or runtime_metrics.PROCESS
         self.queued = 0
+        self.typical_s = 0.0
+        """How long a unary call takes at a replica, by a moving average."""
         self._timeout_s = timeout_s
         self._max_queued = max_queued_requests
         self._transport = transport
@@ -71,9 +73,11 @@ class HandleChannel(grpc.aio.Channel):
         """A replica for a call that found none with room. Raises Backpressure or NoReplica."""
         if 0 <= self.max_queued <= self.queued and not first:
             self._refuse(pool, f"{self.queued} calls wait already (max_queued_requests = {self.max_queued})")
-        now = time.monotonic()
-        # A little before the deadline: so that the caller hears why, rather than that its time is over.
-        limit = max(0.0, (deadline - now) - min(0.05, (deadline - now) * 0.1))
+        remaining = max(0.0, deadline - time.monotonic())
+        # So long before the deadline that the caller hears why, and that a call which starts can still be finished:
+        # when everything is full, work that ends after its deadline would crowd out work that is in time.
+        margin = max(min(0.05, 0.1 * remaining), min(1.5 * self.typical_s, 0.5 * remaining))
+        limit = remaining - margin
         self.queued += 1
         self.metrics.queued.inc(self._target)
         try:
@@ -94,6 +98,10 @@ class HandleChannel(grpc.aio.Channel):
         """Count a call."""
         self.metrics.handle_requests.inc((self.service, outcome))
         self.metrics.handle_duration.observe(self._target, seconds)
+
+    def took(self, seconds: float) -> None:
+        """Learn how long a call was at a replica."""
+        self.typical_s += 0.1 * (seconds - self.typical_s)
 
     def retried(self, reason: str) -> None:
         """Count a call that goes to another replica."""

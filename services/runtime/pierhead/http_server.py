@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from pierhead.edge import Edge
 from pierhead.errors import BadRequest, DeadlineExceeded, PierheadError
@@ -151,7 +151,10 @@ def _json(status: int, code: str, message: str, request_id: str, headers: dict[s
 def _template(request: web.Request) -> str:
     """The route as it was declared (`GET /items/{id}`): raw paths as labels would grow without bound."""
     resource = request.match_info.route.resource
-    return f"{request.method} {_canonical(resource)}" if resource is not None else "unmatched"
+    if resource is None:
+        return "unmatched"
+    method = request.method if request.method in hdrs.METH_ALL else "OTHER"
+    return f"{method} {_canonical(resource)}"
 
 
 def _canonical(resource: web.AbstractResource) -> str:

@@ -42,7 +42,7 @@ QUIET_S = 0.25
 """A drained replica stays this long without a request before it closes its ports: callers that have not heard of the
 drain yet get a refusal they can act upon, instead of a broken connection."""
 
-QUIET_TRIES = 8
+QUIET_TRIES = 20
 """Somebody who keeps asking a draining replica does not keep it alive for longer than this many such moments."""
 
 

@@ -39,6 +39,8 @@ class EchoService(echo_pb2_grpc.EchoServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "there is one already")
         if request.message == "wait":
             await self._wait()
+        if request.message == "work":
+            await asyncio.sleep(0.1)
         return echo_pb2.EchoReply(response=f"{self.name}: {request.message}")
 
     async def Generate(self, request: echo_pb2.GenerateRequest, context: Any) -> AsyncIterator[echo_pb2.Token]:

@@ -14,6 +14,7 @@ from pierhead import (
     BadRequest,
     DeadlineExceeded,
     NoReplica,
+    PayloadTooLarge,
     ReplicaDied,
     Settings,
     UserCodeError,
@@ -260,6 +261,36 @@ class TestRefusals:
             await stub.Echo(echo(), timeout=0.2)
         service.gate.set()
         await first
+
+    async def test_ten_times_the_capacity_leaves_the_goodput_at_capacity(self, cluster: Cluster) -> None:
+        """Capacity is 4 calls / 0.1 s; 40 callers want ten times that, each within 0.25 s."""
+        service = EchoService()
+        server = await cluster.start(service, max_ongoing_requests=4)
+        know(server)
+        stub, _ = make()
+        finished = refused = late = 0
+        ends = time.monotonic() + 2
+
+        async def caller() -> None:
+            nonlocal finished, refused, late
+            while time.monotonic() < ends:
+                try:
+                    await stub.Echo(echo("work"), timeout=0.25)
+                    finished += 1
+                except Backpressure:
+                    refused += 1
+                except DeadlineExceeded:
+                    late += 1
+
+        await asyncio.gather(*[caller() for _ in range(40)])
+        assert refused > 0
+        assert finished >= 0.7 * 80, (finished, refused, late)
+        assert late <= 0.25 * finished, (finished, refused, late)
+
+    async def test_a_message_too_large_for_grpc_is_the_caller_s_fault(self, cluster: Cluster) -> None:
+        know(await cluster.start(EchoService()))
+        with pytest.raises(PayloadTooLarge, match="larger than max"):
+            await make()[0].Echo(echo("x" * (64 * 1024 * 1024)))
 
     async def test_no_replica_says_what_is_known(self, cluster: Cluster) -> None:
         Clients.use(Settings(static={"ECHO_CHILD": ("127.0.0.1:1",)}))

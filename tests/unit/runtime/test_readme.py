@@ -1,0 +1,53 @@
+"""What the runtime's README shows is run, and what it lists is complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pierhead
+import pytest
+from aiohttp import web
+from pierhead import BadRequest, errors, handle
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+
+from tests.unit.runtime.harness import Cluster, echo, know
+from tests.unit.runtime.test_metrics import NAMES
+
+README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+SERVICE, CALLER = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+async def test_the_service_shown_works(cluster: Cluster) -> None:
+    shown: dict[str, Any] = {"__name__": "shown"}
+    exec(SERVICE, shown)  # noqa: S102 - our own README
+    know(await cluster.start(shown["Echo"]()))
+    stub = handle(EchoStub, "echo-child")
+    assert (await stub.Echo(echo("hi"))).response == "HI"
+    with pytest.raises(BadRequest, match="message: expected some text, found none"):
+        await stub.Echo(echo(""))
+
+
+def test_the_caller_shown_is_served() -> None:
+    app = web.Application()
+    with patch("pierhead.serve") as serve:
+        exec("from pierhead import handle, serve\n" + CALLER, {"web": web, "EchoStub": EchoStub, "app": app})  # noqa: S102
+    serve.assert_called_once_with(app)
+
+
+def test_the_error_table_is_the_tree() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (\d+)(, Retry-After)? \| (\w+) \|$", README, re.MULTILINE)
+    assert len(rows) == 9
+    for name, status, http, retry, kind in rows:
+        error = getattr(errors, name)
+        assert (error.grpc_status.name, error.http_status, error.kind) == (status, int(http), kind)
+        assert (error.retry_after_s is not None) == bool(retry)
+
+
+def test_the_metrics_table_is_complete() -> None:
+    table = README[README.index("## Metrics") : README.index("## Inside")]
+    names = set(re.findall(r"pierhead_\w+", table))
+    names |= {f"pierhead_batch{suffix}" for suffix in re.findall(r", (_\w+)", table)}
+    assert {name.removesuffix("_total") for name in names} == NAMES
