@@ -2,7 +2,7 @@
 
 The template is `haproxy/haproxy.cfg.j2`, beside the package `controller` in a checkout (and in the controller's image,
 where that is /app/haproxy). The text is made in two stages. `render` gives everything that services decide; its hash is
-the routing hash, and a `# servers` mark stands in each backend. `with_servers` puts server lines after those marks. So
+the routing hash, and each backend has a `# servers: <options>` mark. `with_servers` puts server lines after them. So
 scaling changes neither the hash nor anything that needs a reload.
 
 Every value that reaches the text is matched against a strict pattern first: whatever let it through before, nothing
@@ -37,7 +37,7 @@ _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$", re.MULTILINE)
-_SERVERS_MARK = "    # servers"
+_SERVERS_MARK = "    # servers: "
 _SERVER_LINE = "    server "
 
 CHECK_INTERVAL_CAP_S = 0.5
@@ -62,7 +62,7 @@ _GRPC_ERRORS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """One server as the file names it; options come from its backend's `default-server`."""
+    """One server as the file names it; its options are those of its backend."""
 
     backend: str
     name: str
@@ -95,7 +95,7 @@ def is_routed(spec: ServiceSpec) -> bool:
 
 
 def server_options(spec: ServiceSpec) -> tuple[str, ...]:
-    """Every option of a server of this service, for `add server` (which ignores `default-server`) and for the file.
+    """Every option of a server of this service, for `add server` and for the file.
 
     Checks go to the probe's port in HTTP/1.1, whatever the service itself speaks. A server whose connections fail three
     times in a row is down at once, without waiting for a check; one good check brings it back.
@@ -146,8 +146,9 @@ def with_servers(config: str, servers: Iterable[ServerLine]) -> str:
         lines.append(line)
         if line.startswith("backend "):
             backend = line.split()[1]
-        elif line == _SERVERS_MARK:
-            lines += [_server_line(server) for server in sorted(wanted.get(backend, ()), key=lambda s: s.id)]
+        elif line.startswith(_SERVERS_MARK):
+            options = line.removeprefix(_SERVERS_MARK)
+            lines += [_server_line(server, options) for server in sorted(wanted.get(backend, ()), key=lambda s: s.id)]
     return "\n".join(lines) + "\n"
 
 
@@ -176,9 +177,9 @@ def checked_address(address: str) -> str:
     return address
 
 
-def _server_line(server: ServerLine) -> str:
+def _server_line(server: ServerLine, options: str) -> str:
     name, address = checked_server_name(server.name), checked_address(server.address)
-    return f"{_SERVER_LINE}{name} {address} id {server.id}{' disabled' if server.disabled else ''}"
+    return f"{_SERVER_LINE}{name} {address} id {server.id} {options}{' disabled' if server.disabled else ''}"
 
 
 def _render(services: Collection[ServiceSpec]) -> str:

@@ -29,7 +29,7 @@ from controller.model import (
 )
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
-from tests.harness.haproxy_container import HAProxyContainer, build
+from tests.harness.haproxy_container import HAProxyContainer
 
 pytestmark = pytest.mark.engine
 
@@ -180,11 +180,6 @@ async def until(look: Callable[[], Awaitable[object]], what: str, within_s: floa
     except TimeoutError:
         raise AssertionError(f"not within {within_s:g} s: {what}") from None
     return time.monotonic() - started
-
-
-@pytest.fixture(scope="session")
-def haproxy_image() -> str:
-    return build()
 
 
 @pytest_asyncio.fixture
@@ -398,6 +393,21 @@ async def test_a_replica_that_went_away_costs_no_request(edge: Edge) -> None:
             assert (answer.status, (await answer.json())["replica"]) == (200, "echo-1")
 
 
+async def test_a_restarted_haproxy_serves_at_once_and_goes_on_checking(edge: Edge) -> None:
+    async with grpc_edge(edge) as (_, channel):
+        await asyncio.to_thread(edge.container.kill_and_wait)
+        call = channel.unary_unary("/test.Echo/Unary")(b"x", wait_for_ready=True, timeout=10)
+        assert await call == b"x"
+
+        async def checked() -> bool:
+            return (
+                'haproxy_server_check_status{proxy="svc_echo",server="echo-1",state="L7OK"} 1' in await edge.metrics()
+            )
+
+        await until(checked, "HAProxy has checked echo-1 itself and found it well")
+        assert await edge.is_up("echo-1")
+
+
 async def test_docker_stop_lets_requests_finish(edge: Edge) -> None:
     await edge.route(service("echo"))
     replica = await edge.serve("echo", "echo-1")
@@ -499,7 +509,8 @@ async def grpc_edge(edge: Edge, **changes: Any) -> AsyncIterator[tuple[GrpcRepli
     replica = GrpcReplica(edge.container.gateway)
     await replica.server.start()
     probe = await edge.replica("probe")
-    await edge.route(service("echo", protocol="grpc", route=None, grpc_services=("test.Echo", "test.Other"), **changes))
+    spec = service("echo", protocol="grpc", route=None, grpc_services=("test.Echo", "test.Other"), **changes)
+    await edge.route(with_probe_port(spec, probe.port))
     await edge.add("echo", "echo-1", replica.address, probe.port)
     async with grpc.aio.insecure_channel(f"{edge.container.ip}:9000") as channel:
         yield replica, channel
@@ -649,3 +660,40 @@ async def test_no_request_fails_while_routes_change(edge: Edge) -> None:
         await load.more(200)
     assert load.answers.keys() == {"200"}
     assert replicas[2].requests == served
+
+
+async def test_no_grpc_call_fails_while_servers_come_and_go_and_routes_change(edge: Edge) -> None:
+    async with grpc_edge(edge) as (first, channel):
+        probe = edge.replicas[0]
+        grown = [first]
+        echo, outcomes, stop = edge.specs["echo"], dict[grpc.StatusCode, int](), asyncio.Event()
+
+        async def client() -> None:
+            while not stop.is_set():
+                code = await channel.unary_unary("/test.Echo/Unary")(b"x").code()
+                outcomes[code] = outcomes.get(code, 0) + 1
+
+        async def more(calls: int) -> None:
+            before = sum(outcomes.values())
+
+            async def enough() -> bool:
+                return sum(outcomes.values()) >= before + calls
+
+            await until(enough, f"{calls} more calls are answered", within_s=20)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(10):
+                tasks.create_task(client())
+            for number in range(2, 6):
+                grown.append(GrpcReplica(edge.container.gateway))
+                await grown[-1].server.start()
+                await edge.add("echo", f"echo-{number}", grown[-1].address, probe.port)
+                await more(100)
+                await edge.remove("echo", f"echo-{number - 1}")
+                await grown[-2].server.stop(0)
+                await more(100)
+                await edge.route(echo, service(f"other-{number}"))
+                await more(200)
+            stop.set()
+        await grown[-1].server.stop(0)
+    assert outcomes.keys() == {grpc.StatusCode.OK}

@@ -31,7 +31,7 @@ from controller.model import (
 from controller.routing import haproxy, haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from tests.fakes.fake_haproxy import UNKNOWN_KEYWORD, FakeHAProxy
-from tests.harness.haproxy_container import HAProxyContainer, build
+from tests.harness.haproxy_container import HAProxyContainer
 
 
 def service(name: str, port: int, **changes: Any) -> ServiceSpec:
@@ -149,11 +149,6 @@ async def until(look: Callable[[], Awaitable[object]], what: str, within_s: floa
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"not within {within_s:g} s: {what}") from None
-
-
-@pytest.fixture(scope="session")
-def haproxy_image() -> str:
-    return build()
 
 
 @contextlib.asynccontextmanager

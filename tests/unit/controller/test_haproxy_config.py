@@ -94,13 +94,16 @@ def test_the_longest_prefix_is_asked_first() -> None:
     ]
 
 
-def test_every_option_of_a_server_is_in_its_backend_too() -> None:
+def test_every_server_has_every_option() -> None:
     assert " ".join(config.server_options(RANKER)) == (
         "check check-proto h1 port 9100 inter 500ms fastinter 150ms downinter 500ms fall 3 rise 1 "
         "observe layer4 error-limit 3 on-error mark-down maxconn 100 proto h2"
     )
     options = " ".join(config.server_options(RANKER))
-    assert f"default-server {options}" in section(config.render([RANKER]), "backend svc_ranker")
+    text = config.render([RANKER])
+    assert f"\n    # servers: {options}\n" in text
+    filled = config.with_servers(text, [ServerLine("svc_ranker", "ranker-1", "10.0.0.1:50051", 1)])
+    assert f"server ranker-1 10.0.0.1:50051 id 1 {options}" in section(filled, "backend svc_ranker")
 
 
 def test_a_long_call_outlives_a_reload() -> None:
@@ -119,11 +122,12 @@ def test_servers_are_put_into_their_backends_and_replaced() -> None:
             ServerLine("svc_gone", "gone-1", "10.0.0.3:8080", 1),
         ],
     )
+    web, ranker = (" ".join(config.server_options(spec)) for spec in (WEB, RANKER))
     assert section(one, "backend svc_web")[-2:] == [
-        "server web-1 10.0.0.1:8080 id 1",
-        "server web-2 10.0.0.2:8080 id 2 disabled",
+        f"server web-1 10.0.0.1:8080 id 1 {web}",
+        f"server web-2 10.0.0.2:8080 id 2 {web} disabled",
     ]
-    assert section(one, "backend svc_ranker")[-1] == "server ranker-1 [fd00::1]:50051 id 1"
+    assert section(one, "backend svc_ranker")[-1] == f"server ranker-1 [fd00::1]:50051 id 1 {ranker}"
     assert "gone-1" not in one
     assert config.with_servers(one, []) == text
 

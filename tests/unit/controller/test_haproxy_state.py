@@ -13,7 +13,8 @@ ROUTING = "proc.pierhead_routing: type=str value=<365ab53adac48011>"
 SERVERS = """1
 # be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight \
 srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state srv_agent_state \
-bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord srv_use_ssl srv_check_port srv_check_addr srv_agent_addr srv_agent_port
+bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord \
+srv_use_ssl srv_check_port srv_check_addr srv_agent_addr srv_agent_port
 7 svc_echo 7 two 127.0.0.1 0 0 1 1 3 15 3 3 6 0 0 1 - 18082 - 0 18081 - - 18081
 7 svc_echo 1 one fd00::1 2 8 1 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
 9 other 1 x 127.0.0.1 2 8 1 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
