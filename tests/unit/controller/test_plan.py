@@ -288,6 +288,21 @@ def test_one_that_was_never_ready_is_not_waited_for_long() -> None:
     assert "send SIGKILL" not in text(desired(WEB, web=1), world)
 
 
+def test_replacement_that_waits_for_the_removal_of_its_namesake_is_not_made_twice() -> None:
+    dead = replica(WEB, 2, state=ContainerState.EXITED, exit_code=137)
+    first = made(desired(WEB), observed(replica(WEB, 1), dead, specs=(WEB,)))
+    underway = tuple(step.action for step in first.steps)
+    again = observed(replica(WEB, 1), dead, specs=(WEB,), in_progress=underway)
+    assert text(desired(WEB), again) == "nothing to do"
+
+
+def test_replica_that_was_never_ready_is_not_given_a_long_grace() -> None:
+    unready = replica(WEB, 2, health=Health.UNKNOWN)
+    marks = retirement(unready, stopping_since=NOW - 6)
+    world = observed(replica(WEB, 1), unready, specs=(WEB,), retirements=marks)
+    assert "send SIGKILL" in text(desired(WEB, web=1), world)
+
+
 def test_nothing_is_planned_for_a_target_in_progress_and_no_server_during_a_reload() -> None:
     reload = WriteRouting(target="routing", services=(), routing_hash="new", cause="x")
     world = observed(replica(WEB, 1), specs=(WEB,), routing=routing(), in_progress=(reload,))

@@ -314,5 +314,14 @@ def test_actions_in_progress_are_never_planned_twice(ops: list[tuple[str, int, s
         created = [step.action for step in (*result.steps, *again.steps) if isinstance(step.action, CreateContainer)]
         uuids = [gpu.uuid for action in created for gpu in action.gpus]
         assert len(uuids) == len(set(uuids))
+        retired = {action.target for action in in_progress if isinstance(action, BeginRetirement)}
+        for name, target in world.targets.items():
+            alive = [
+                c
+                for c in world.containers.values()
+                if c.service == name and world.phase(c).serves_or_will and c.name not in retired
+            ]
+            total = len(alive) + sum(action.service == name for action in created)
+            assert total <= max(target + SURGE, len(alive)), "what is being created counts"
         world.apply(result, set(fails))
         world.let_time_pass()
