@@ -79,6 +79,7 @@ async def _serve(
     settings: Settings, engine: DockerEngine, router: Router, probe: HttpProbe, store: Store, stop: asyncio.Event
 ) -> None:
     project = ComposeProject.from_environment(os.environ)
+    lost: EngineUnreachable | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             world = World(settings.project, engine, router, project, store, probe)
@@ -89,6 +90,10 @@ async def _serve(
                 await _end_with(stop)
     except* _Stopped:
         logger.info("told to stop")
+    except* EngineUnreachable as group:
+        lost = EngineUnreachable(str(group.exceptions[0]))
+    if lost is not None:
+        raise lost
 
 
 async def _end_with(stop: asyncio.Event) -> None:

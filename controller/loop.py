@@ -19,7 +19,7 @@ from typing import Any
 from controller.apply import Executor, Outcome
 from controller.discovery import Board
 from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
-from controller.errors import ControllerError, EngineError, SpecError, StoreError, UnknownService
+from controller.errors import ControllerError, EngineError, EngineUnreachable, SpecError, StoreError, UnknownService
 from controller.events import EventLog
 from controller.metrics import ControllerMetrics, action_name
 from controller.model import Action, Desired, Observed, Plan, Spec
@@ -43,6 +43,9 @@ LOOK_S = 1.0
 DEBOUNCE_S = 0.02
 """A burst of wakes within this time is one tick."""
 REOPEN_S = 1.0
+ENGINE_LOST_S = 30.0
+"""An engine that comes back with a new socket file is out of reach of a container that has the old one mounted. After
+this long the controller ends: traffic goes on, and Docker starts it again with the new file."""
 """Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
 
 Planner = Callable[[Desired, Observed, float], Plan]
@@ -92,11 +95,13 @@ class Loop:
         *,
         clock: Callable[[], float] = time.time,
         planner: Planner = make_plan,
+        engine_lost_s: float = ENGINE_LOST_S,
     ) -> None:
         self._world = world
         self._spawn = spawn
         self._clock = clock
         self._planner = planner
+        self._engine_lost_s = engine_lost_s
         self._wakeup = Wakeup()
         self.events = EventLog(world.store, clock)
         self.metrics = ControllerMetrics(lambda: self.view)
@@ -292,14 +297,23 @@ class Loop:
         self._wakeup.ring()
 
     async def _follow_engine(self) -> None:
+        """Wake the loop at every event. Raises EngineUnreachable when the engine stays away."""
+        heard_at = self._clock()
         while True:
             try:
                 async for event in self._world.engine.events(self._world.project):
+                    heard_at = self._clock()
                     self._observer.stream_open = self._observer.stream_open or event == CONNECTED
                     self._observer.engine_changed()
                     self._wakeup.ring()
             except EngineError as error:
                 logger.warning("the engine's event stream broke, opening it again: %s", error)
+                heard_at = heard_at if not self._observer.stream_open else self._clock()
+                if self._clock() - heard_at > self._engine_lost_s:
+                    raise EngineUnreachable(
+                        f"the Docker Engine has not answered for {self._engine_lost_s:g} s ({error}); "
+                        "the controller ends and Docker, when it is back, starts it again"
+                    ) from error
             finally:
                 self._observer.stream_open = False
             self._wakeup.ring()

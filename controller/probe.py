@@ -61,12 +61,15 @@ class Judge:
     """One replica's verdict, from its readings. Times are seconds of the caller's clock."""
 
     def __init__(self, spec: ProbeSpec, since: float, *, was_ready: bool = False) -> None:
-        """`was_ready`: it was ready before this controller began, so `failures` bad readings mean FAILED."""
+        """`was_ready`: it was ready before this controller began, and counts as ready until it has failed.
+
+        A controller that starts on a busy machine must not take from callers what serves them.
+        """
         self._spec = spec
         self._since = since
         self._was_ready = was_ready
         self._bad_in_a_row = 0
-        self.verdict = Verdict()
+        self.verdict = Verdict(Health.READY, "was ready when last asked", ready_since=since) if was_ready else Verdict()
 
     def record(self, reading: Reading, now: float) -> bool:
         """Learn one reading; return whether the verdict changed in a way that somebody waits for."""

@@ -135,6 +135,7 @@ class Control:
     router: FakeRouter
     source: FakeSource
     clock: Callable[[], float] = time.time
+    engine_lost_s: float = 30.0
     silent: set[str] = field(default_factory=set)
     """Names of replicas whose probes get no answer, although the engine says they are fine."""
     loop: Loop = field(init=False)
@@ -175,7 +176,7 @@ class Control:
         try:
             async with asyncio.TaskGroup() as tasks:
                 world = World(PROJECT, self.engine, self.router, self.source, self.store, self.ask)
-                self.loop = Loop(world, tasks.create_task, clock=self.clock)
+                self.loop = Loop(world, tasks.create_task, clock=self.clock, engine_lost_s=self.engine_lost_s)
                 self.loop.start()
                 yield self.loop
                 raise Ended  # noqa: TRY301

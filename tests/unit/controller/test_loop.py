@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.errors import EngineError, ImageNotFound, RoutingError, SpecError, UnknownService
+from controller.errors import EngineError, EngineUnreachable, ImageNotFound, RoutingError, SpecError, UnknownService
 from controller.loop import Wakeup
 from controller.model import AddServer, CreateContainer, StartContainer
 from tests.fakes.fake_engine import Behaviour
@@ -135,6 +135,17 @@ async def test_nothing_is_done_while_the_engine_is_away(control: Control) -> Non
         assert len(loop.view.endpoints["web"]) == 2
         control.engine.come_back()
         await control.settled("web", 4)
+
+
+async def test_a_controller_whose_engine_stays_away_ends_and_touches_nothing(control: Control) -> None:
+    control.engine_lost_s = 0.5
+    with pytest.RaisesGroup(EngineUnreachable):
+        async with control.running():
+            await control.settled("web", 2)
+            done = len(control.engine.done)
+            control.engine.go_away()
+            await until(lambda: False, within_s=10.0)
+    assert len(control.engine.done) == done
 
 
 async def test_a_spec_error_at_run_time_touches_nothing(control: Control) -> None:

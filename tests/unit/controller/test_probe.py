@@ -42,8 +42,9 @@ def test_failed_after_that_many_in_a_row_and_ready_when_it_answers_again() -> No
     assert seen == [Health.READY] * 6 + [Health.FAILED] * 2 + [Health.READY]
 
 
-def test_one_that_was_ready_before_this_controller_may_fail_at_once() -> None:
-    assert healths(BAD, BAD, BAD, was_ready=True) == [Health.UNKNOWN, Health.UNKNOWN, Health.FAILED]
+def test_one_that_was_ready_before_this_controller_stays_so_until_it_has_failed() -> None:
+    assert Judge(SPEC, 0.0, was_ready=True).verdict.health is Health.READY
+    assert healths(BAD, BAD, BAD, was_ready=True) == [Health.READY, Health.READY, Health.FAILED]
 
 
 def test_draining_is_neither_good_nor_bad() -> None:
