@@ -36,7 +36,7 @@ from pierhead.errors import (
     Trailers,
     from_status,
 )
-from pierhead.pool import Replica
+from pierhead.pool import Lease, Replica
 from pierhead.request import CURRENT, REQUEST_ID_KEY, TRACEPARENT_KEY, new_request_id
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class Call:
         self._callbacks: list[Callable[[Any], None]] = []
         self._call: Any = None
         self._replica: Replica | None = None
+        self._lease: Lease
         self._opening: asyncio.Task[None] | None = None
         pool.budget.called()
         replica = pool.take(channel.policy)
@@ -168,14 +169,15 @@ class Call:
     # ---- opening
 
     def _open(self, replica: Replica, timeout: float) -> None:
-        pool = self._pool
+        lease = Lease(self._pool, replica)
         try:
             call = replica.connection.open(self._method, self._request, timeout, self._metadata, self._compression)
         except BaseException:
-            pool.release(replica)
+            lease.end()
             raise
         # gRPC calls this however the call ends, also when it is dropped: the count cannot leak.
-        call.add_done_callback(lambda _: pool.release(replica))
+        call.add_done_callback(lease.end)
+        self._lease = lease
         self._replica = replica
         self._call = call
         self._opened_at = time.monotonic()
@@ -208,7 +210,7 @@ class Call:
             self._pool.refuses(replica)
             return "draining"
         if trailers.refused is not None:
-            self._pool.refused(replica, _count(trailers.ongoing))
+            self._pool.refused(replica, _count(trailers.ongoing), self._lease.left)
             return "overloaded"
         if error.code() is grpc.StatusCode.UNAVAILABLE and trailers.ongoing is None:
             replica.connection.check()
@@ -261,7 +263,7 @@ class Call:
         if replica is not None and self._pool.wants_report(replica, now):
             trailers = Trailers(await self._call.trailing_metadata())
             if trailers.ongoing is not None:
-                self._pool.report(replica, _count(trailers.ongoing), now)
+                self._pool.report(replica, _count(trailers.ongoing), self._lease.left, now)
 
     def _end(self, outcome: str, now: float | None = None) -> None:
         if not self._ended:

@@ -43,8 +43,8 @@ class Replica:
     """One replica as this process sees it."""
 
     __slots__ = (
-        "address", "closing", "connection", "inflight", "limit", "listed_draining", "listed_limit", "name", "others",
-        "others_until", "refuses", "reported_at",
+        "address", "closing", "connection", "full", "inflight", "limit", "listed_draining", "listed_limit", "name",
+        "others", "others_until", "refuses", "reported_at",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -55,6 +55,8 @@ class Replica:
         self.others = 0
         """Calls of other processes there, by the replica's own last word."""
         self.others_until = 0.0
+        self.full = False
+        """Its last word on its load was a refusal."""
         self.reported_at = 0.0
         self.refuses = False
         """It said itself that it is draining; true until its connection breaks."""
@@ -74,9 +76,15 @@ class Replica:
         self.listed_draining = endpoint.draining
         self.closing = False
 
+    def expire(self, now: float) -> None:
+        """What it said of others' calls is old. One that refused is asked by one call at a time, not by all at once."""
+        self.others = max(0, self.limit - self.inflight - 1) if self.full else 0
+        self.others_until = now + FULL_TRUSTED_S
+
     def renewed(self) -> None:
         """Its connection broke: whoever answers there next may be another process."""
         self.refuses = False
+        self.full = False
         self.others = 0
         self.limit = self.listed_limit
 
@@ -98,6 +106,23 @@ class Replica:
             return f"{self.name} is not connected"
         limit = "" if self.limit == sys.maxsize else f" of {self.limit}"
         return f"{self.name} works on {self.load}{limit}"
+
+
+class Lease:
+    """One call's place at a replica. Holds no reference to the call: a call that is dropped must end at once."""
+
+    __slots__ = ("_pool", "_replica", "left")
+
+    def __init__(self, pool: Pool, replica: Replica) -> None:
+        self._pool = pool
+        self._replica = replica
+        self.left = 0
+        """Calls of this process that were at the replica when this one's end arrived."""
+
+    def end(self, _: object = None) -> None:
+        """Give the place back; called once."""
+        self.left = self._replica.inflight - 1
+        self._pool.release(self._replica)
 
 
 class Pool:
@@ -191,26 +216,38 @@ class Pool:
         """A call there is over."""
         replica.inflight -= 1
         if self._waiters:
-            self._serve_waiters()
+            # How the call ended is known a moment later; a refusal made no room.
+            if replica.full:
+                self._look_again()
+            else:
+                self._serve_waiters()
         if replica.closing and replica.inflight == 0:
             self._close_when_idle(replica)
 
     # ---- what calls learn
 
     def wants_report(self, replica: Replica, now: float) -> bool:
-        """Whether it is time to read a reply's word on the load: it matters where there is a choice."""
-        return len(self._callable) > 1 and now - replica.reported_at > REPORT_PERIOD_S
+        """Whether to read a reply's word on the load: it matters where there is a choice, or where there are others."""
+        matters = replica.others or len(self._callable) > 1
+        return replica.full or bool(matters and now - replica.reported_at > REPORT_PERIOD_S)
 
-    def report(self, replica: Replica, ongoing: int, now: float, trusted_s: float = REPORT_TRUSTED_S) -> None:
-        """The replica said how many requests it has in flight."""
-        replica.others = max(0, ongoing - replica.inflight)
+    def report(self, replica: Replica, ongoing: int, ours: int, now: float) -> None:
+        """A reply said how many requests the replica has in flight; `ours` of them were this process's at its arrival.
+
+        Not `replica.inflight`, which has moved on: what has ended since would be taken for others' calls.
+        """
+        replica.full = False
+        replica.others = max(0, ongoing - ours)
         replica.reported_at = now
-        replica.others_until = now + trusted_s
+        replica.others_until = now + REPORT_TRUSTED_S
+        self._serve_waiters()
 
-    def refused(self, replica: Replica, ongoing: int) -> None:
+    def refused(self, replica: Replica, ongoing: int, ours: int) -> None:
         """The replica is full: what it has in flight is its limit. Others may make room there any time."""
+        replica.full = True
         replica.limit = min(replica.limit, max(1, ongoing))
-        self.report(replica, max(ongoing, replica.limit), self._clock(), FULL_TRUSTED_S)
+        replica.others = max(0, replica.limit - ours)
+        replica.others_until = self._clock() + FULL_TRUSTED_S
 
     def refuses(self, replica: Replica) -> None:
         """The replica drains: leave it alone for good."""
@@ -238,7 +275,7 @@ class Pool:
         candidates = []
         for replica in self._callable:
             if replica.others and now >= replica.others_until:
-                replica.others = 0
+                replica.expire(now)
             if replica.inflight + replica.others < replica.limit and replica not in tried:
                 candidates.append(replica)
         if not candidates:
@@ -280,9 +317,15 @@ class Pool:
     def _look_again(self) -> None:
         """What replicas said of others' calls wears off without an event: look again then."""
         times = [replica.others_until for replica in self._callable if replica.others]
-        if times and self._timer is None:
-            delay = max(0.0, min(times) - self._clock()) + 0.001
-            self._timer = asyncio.get_running_loop().call_later(delay, self._timer_fired)
+        if not times:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(0.0, min(times) - self._clock()) + 0.001
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None

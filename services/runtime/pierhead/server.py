@@ -61,6 +61,9 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
     logs.configure(settings)
     try:
         asyncio.run(serve_async(*parts, settings=settings))
+    except SettingsError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message says it all
+        raise SystemExit(2) from None
     except Exception:
         logger.exception("%s could not be served", settings.service or "the service")
         raise SystemExit(1) from None

@@ -238,6 +238,27 @@ class TestRefusals:
         assert server.metrics.refused.values.get(("overloaded",), 0) == first_round, "it knows now"
         assert time.monotonic() - started < 5
 
+    async def test_a_replica_that_others_fill_is_asked_now_and_then_by_one_call(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service, max_ongoing_requests=4)
+        know(server)
+        stub, channel = make()
+        await stub.Echo(echo())
+        async with grpc.aio.insecure_channel(address(server)) as other_process:
+            theirs = [EchoStub(other_process).Echo(echo("wait")) for _ in range(4)]
+            await until(lambda: service.begun == 4, "somebody else fills it")
+            calls = [asyncio.ensure_future(_reply(stub, "hi")) for _ in range(50)]
+            await until(lambda: server.metrics.refused.values[("overloaded",)] >= 55, "all were refused, then a few")
+            started, before = time.monotonic(), server.metrics.refused.values[("overloaded",)]
+            await asyncio.wait(calls, timeout=0.5)
+            asked = server.metrics.refused.values[("overloaded",)] - before
+            assert asked <= (time.monotonic() - started) / 0.05 + 2
+            service.gate.set()
+            await asyncio.gather(*theirs)
+            assert await asyncio.gather(*calls) == ["echo: hi"] * 50
+            assert time.monotonic() - started < 3
+            assert channel.queued == 0
+
     async def test_a_full_line_is_backpressure_at_once(self, cluster: Cluster) -> None:
         service = EchoService()
         know(await cluster.start(service, max_ongoing_requests=1))
@@ -284,7 +305,7 @@ class TestRefusals:
 
         await asyncio.gather(*[caller() for _ in range(40)])
         assert refused > 0
-        assert finished >= 0.7 * 80, (finished, refused, late)
+        assert finished >= 0.5 * 80, (finished, refused, late)
         assert late <= 0.25 * finished, (finished, refused, late)
 
     async def test_a_message_too_large_for_grpc_is_the_caller_s_fault(self, cluster: Cluster) -> None:
@@ -414,10 +435,10 @@ class TestDeath:
     async def test_a_replica_that_comes_back_is_used_again(self, cluster: Cluster, free_port: int) -> None:
         process = await cluster.process(REPLICA, free_port)
         Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
-        stub, _ = make()
+        stub, channel = make()
         assert await _reply(stub, "hi") == "process: hi"
         process.kill()
-        await process.wait()
+        await until(lambda: not channel.pool().has_callable, "its death is noticed")
         call = asyncio.ensure_future(_reply(stub, "again"))
         await cluster.process(REPLICA, free_port)
         assert await call == "process: again"
