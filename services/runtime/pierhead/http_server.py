@@ -112,6 +112,8 @@ def _answer(request: web.Request, error: Exception, edge: Edge, method: str) -> 
         if error.status < 400:
             raise error  # a redirect is an answer, not an error
         return _from_http_exception(request, error, request_id)
+    if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+        raise error  # writing to a client that has left: nobody is there to answer
     known = edge.error_for(error, method)
     writer = getattr(request, "writer", None)
     if writer is not None and writer.output_size > 0:

@@ -43,6 +43,15 @@ async def test_a_handle_made_at_import_works_in_any_loop(cluster: Cluster) -> No
     assert reply.response == "echo: hi"
 
 
+async def test_a_channel_is_ready_once_a_replica_may_be_called(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    _, channel = make()
+    assert channel.get_state() is grpc.ChannelConnectivity.CONNECTING
+    async with asyncio.timeout(5):
+        await channel.channel_ready()
+    assert channel.get_state() is grpc.ChannelConnectivity.READY
+
+
 async def test_the_same_handle_works_in_the_next_loop(cluster: Cluster) -> None:
     know(await cluster.start(EchoService("other")))
     assert (await DEFINED_AT_IMPORT.Echo(echo())).response == "other: hi"

@@ -17,7 +17,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.metrics import RuntimeMetrics
 from pierhead.server import ReplicaServer
 
-from tests.unit.runtime.harness import Cluster, EchoService, echo, know, until
+from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, know, until
 
 child = handle(EchoStub, "echo-child")
 
@@ -36,6 +36,7 @@ class Site:
                 web.get("/wait", self.wait),
                 web.get("/child", self.child),
                 web.get("/stream", self.stream),
+                web.get("/tokens", self.tokens),
                 web.get("/fail/{how}", self.fail),
                 web.post("/body", self.body),
             ]
@@ -66,6 +67,13 @@ class Site:
         await response.write(b"one\n")
         if "fail" in request.query:
             raise ValueError("in the middle")
+        return response
+
+    async def tokens(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        async for token in child.Generate(generate("wait")):
+            await response.write(f"{token.index}\n".encode())
         return response
 
     async def fail(self, request: web.Request) -> web.Response:
@@ -234,6 +242,23 @@ class TestCallee:
         await until(lambda: service.cancelled == 1, "the work is cancelled")
         await until(lambda: server.readiness().ongoing == 0, "the count is back")
         assert server.metrics.requests.values == {("GET /child", "499"): 1}
+
+    async def test_a_client_that_leaves_a_stream_ends_it_at_the_callee(
+        self, cluster: Cluster, site: Site, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        service = EchoService()
+        know(await cluster.start(service))
+        server, url = await start(cluster, site)
+        async with ClientSession() as client:
+            response = await client.get(f"{url}/tokens")
+            assert await response.content.readline() == b"0\n"
+            await until(lambda: service.begun == 1, "the stream goes on at the callee")
+            assert server.readiness().ongoing == 1
+            response.close()
+        await until(lambda: service.cancelled == 1, "the stream is cancelled")
+        await until(lambda: server.readiness().ongoing == 0, "the count is back")
+        assert server.metrics.requests.values == {("GET /tokens", "499"): 1}
+        assert not caplog.records, "a client that leaves is no error"
 
 
 async def test_a_full_replica_refuses_before_any_work(cluster: Cluster, site: Site, client: ClientSession) -> None:
