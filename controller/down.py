@@ -1,7 +1,8 @@
 """`docker compose down` ends the controller too; the replicas, which Compose does not know, go with it.
 
-HAProxy depends on the controller, so `down` removes HAProxy first. A controller that is told to stop and still sees its
-HAProxy is only being restarted: its replicas stay and serve.
+Prometheus depends on the controller, so `down` removes Prometheus first. A controller that is told to stop and still
+sees its Prometheus is only being restarted: its replicas stay and serve. (HAProxy cannot play that part: Compose makes
+the dependents of a container anew when it makes the container anew.)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from controller.model import Action, RemoveContainer, ReplicaContainer, SignalCo
 
 logger = logging.getLogger(__name__)
 
-GATEWAY_SERVICE = "haproxy"
+DEPENDENT_SERVICE = "prometheus"
 LIMIT_S = 45.0
 """Compose gives the controller 60 s."""
 FORCE_S = 10.0
@@ -30,7 +31,7 @@ async def is_going_down(engine: ClusterEngine, project: str) -> bool:
     """Whether the stack is being taken down, not just this controller. When nobody can tell: no, which harms nobody."""
     try:
         async with asyncio.timeout(ASK_S):
-            return not await engine.exists(project, GATEWAY_SERVICE)
+            return not await engine.exists(project, DEPENDENT_SERVICE)
     except (ControllerError, TimeoutError) as error:
         logger.warning("replicas are left as they are, whether the stack goes down cannot be seen: %s", error)
         return False

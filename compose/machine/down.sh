@@ -12,7 +12,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/stack.sh"
 
 main() {
-  local options=(--remove-orphans)
+  local options=()
   case ${1:-} in
     '' | 0) ;;
     1) options+=(--volumes) ;;
@@ -36,6 +36,7 @@ choose_readable_files() {
   fi
 }
 
+# Not with --remove-orphans: Compose and the controller would remove the same replicas at the same time.
 # A controller that was killed in the middle, or had no time, leaves replicas that Compose does not know.
 remove_leftovers() {
   local containers network

@@ -67,7 +67,7 @@ class ClusterEngine(Protocol):
         ...
 
     async def exists(self, project: str, compose_service: str) -> bool:
-        """Whether Compose's own container of that service is up (tells `down` from a restart)."""
+        """Whether Compose's own container of that service is there, in any state (tells `down` from a restart)."""
         ...
 
     def events(self, project: str) -> AsyncIterator[EngineEvent]:

@@ -96,17 +96,16 @@ class DockerEngine:
         return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail))
 
     async def exists(self, project: str, compose_service: str) -> bool:
-        """See `ClusterEngine.exists`. One that Docker is restarting exists."""
+        """See `ClusterEngine.exists`."""
         filters = {
             "label": [
                 f"com.docker.compose.project={project}",
                 f"com.docker.compose.service={compose_service}",
                 "com.docker.compose.oneoff=False",
             ],
-            "status": ["running", "paused", "restarting"],
         }
-        listed = await self._call(f"looking for {compose_service}", partial(self._client.containers, filters=filters))
-        return bool(listed)
+        look = partial(self._client.containers, all=True, filters=filters)
+        return bool(await self._call(f"looking for {compose_service}", look))
 
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """See `ClusterEngine.events`."""

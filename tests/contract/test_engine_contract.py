@@ -505,7 +505,7 @@ async def test_logs_have_a_tail(world: World) -> None:
     assert await world.engine.logs(one.id, 10) == ""
 
 
-async def test_exists_means_up(world: World) -> None:
+async def test_exists_means_a_container_of_composes_own(world: World) -> None:
     await asyncio.to_thread(lambda: world.compose_container("haproxy", one_off=True))
     assert not await world.engine.exists(world.project, "haproxy")
     await asyncio.to_thread(world.compose_container, "haproxy")

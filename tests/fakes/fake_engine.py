@@ -161,9 +161,7 @@ class FakeEngine:
     async def exists(self, project: str, compose_service: str) -> bool:
         await self._turn()
         return any(
-            one.state.is_up
-            and not (one.ours or one.one_off)
-            and (one.project, one.service) == (project, compose_service)
+            not (one.ours or one.one_off) and (one.project, one.service) == (project, compose_service)
             for one in self.containers.values()
         )
 

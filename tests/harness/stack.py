@@ -86,8 +86,10 @@ class Stack:
         assert done.returncode == 0, done.stderr
 
     def down(self) -> None:
-        done = self.compose("down", "--remove-orphans", "--volumes", "--timeout", "45")
-        assert done.returncode == 0, done.stderr
+        """Remove everything; what the controller could not (it is dead, say) goes with the orphans."""
+        for orphans in ([], ["--remove-orphans"]):
+            done = self.compose("down", "--volumes", *orphans)
+            assert done.returncode == 0, done.stderr
 
     def pierhead(self, *arguments: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Run the controller's CLI, as every make target does."""

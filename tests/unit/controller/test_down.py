@@ -24,10 +24,10 @@ async def started(tmp_path: Path, behaviour: Behaviour) -> FakeEngine:
     return control.engine
 
 
-async def test_with_its_haproxy_there_it_is_a_restart() -> None:
+async def test_with_its_prometheus_there_it_is_a_restart() -> None:
     engine = FakeEngine(time.time)
     assert await is_going_down(engine, PROJECT)
-    engine.add_container("haproxy", project=PROJECT, service="haproxy")
+    engine.add_container("prometheus", project=PROJECT, service="prometheus")
     assert not await is_going_down(engine, PROJECT)
 
 
