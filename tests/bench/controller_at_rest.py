@@ -1,4 +1,4 @@
-"""What the controller costs when nothing happens: `python -m tests.bench.controller_at_rest --replicas 20 --seconds 60`.
+"""The controller's cost when nothing happens: `python -m tests.bench.controller_at_rest --replicas 20 --seconds 60`.
 
 Starts a stack of its own with that many small replicas, lets it come to rest, and reads the CPU time and the resident
 memory of the controller's process from /proc. Prints one line of JSON; the images must have been built (`make build`).
