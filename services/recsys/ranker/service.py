@@ -55,6 +55,17 @@ def _first(wrong: npt.NDArray[np.bool_]) -> tuple[int, int]:
     return int(row), int(column)
 
 
+def _check_scores(scores: npt.NDArray[np.float32], dense: npt.NDArray[np.float32]) -> None:
+    """Refuse finite features whose products are not: the model makes NaN of them. Raises BadRequest."""
+    unknown = np.isnan(scores)
+    if unknown.any():
+        row = int(unknown.argmax())
+        raise BadRequest(
+            f"dense[{row}]: expected numbers that the model can compute with in float32, found some up to "
+            f"{np.abs(dense[row]).max():g} either way: the row's score is not a number"
+        )
+
+
 def _row_count(rows: Rows) -> int:
     return len(rows.dense)
 
@@ -68,7 +79,9 @@ class Ranker(RankerServicer):
 
     async def Rank(self, request: RankRequest, context: Any) -> RankReply:
         """Score every row. The request is checked before it joins a batch, so a bad one fails alone."""
-        scores = await self._score(read_request(request))
+        rows = read_request(request)
+        scores = await self._score(rows)
+        _check_scores(scores, rows.dense)
         return RankReply(scores=tensors.to_proto(tensors.FLOAT32, scores.shape, scores.tobytes()))
 
     @batch(
@@ -90,7 +103,8 @@ class Ranker(RankerServicer):
         if self._scorer is None:
             self._scorer = await asyncio.to_thread(load_scorer, self._settings)
         row = Rows(np.zeros((1, DENSE_FEATURES), dtype=np.float32), np.zeros((1, SPARSE_FEATURES), dtype=np.int64))
-        score = float((await self._score(row))[0])
+        # Past the requests that wait for a batch: a check must not take a full replica for an ill one.
+        score = float((await self._scorer.score([row]))[0][0])
         if not 0 <= score <= 1:  # also true of NaN
             raise RuntimeError(
                 f"the model scored its check row {score}, expected 0 to 1: the weights hold values that are not "

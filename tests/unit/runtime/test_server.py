@@ -236,6 +236,24 @@ class TestHealth:
         part.gate.clear()
         await until(lambda: server.state == "starting", "it says that it is not ready")
 
+    async def test_a_check_that_waits_behind_work_is_no_illness(
+        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        part = Checked()
+        server = await cluster.start(EchoService(), part, health_period_s=0.01, health_timeout_s=0.1)
+        part.gate.clear()  # as behind a long queue: the check's turn never comes in time
+        async with plain(server) as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            checks = part.checks
+            while part.checks < checks + 6:
+                await stub.Echo(echo())
+                assert server.state == "ready", "a busy replica stays in rotation"
+            assert "did not end within 0.1 s" in caplog.text
+            part.gate.set()
+            part.problem = RuntimeError("the GPU fell off the bus")
+            while server.state == "ready":  # being busy excuses no failure
+                await stub.Echo(echo())
+
     async def test_told_to_stop_while_starting_it_stops(self, cluster: Cluster) -> None:
         part = Checked()
         part.gate.clear()

@@ -141,6 +141,23 @@ async def test_scores_outlive_the_batches_that_follow(ranker: Ranker) -> None:
     np.testing.assert_array_equal(first, copy)
 
 
+async def test_features_too_large_to_compute_with_are_refused_and_harm_no_other(ranker: Ranker) -> None:
+    """Each is a float32; their sums are not, and a score that is no number is no JSON either."""
+    dense, sparse = random_rows(3)
+    dense[1] = 3e38 * np.array([1, -1] * 6 + [1], np.float32)
+    good, refused = await asyncio.gather(
+        ranker.Rank(rank_request(), None),
+        ranker.Rank(RankRequest(dense=dense_tensor(dense), sparse=sparse_tensor(sparse)), None),
+        return_exceptions=True,
+    )
+    assert isinstance(good, RankReply)
+    assert isinstance(refused, BadRequest)
+    assert str(refused) == (
+        "dense[1]: expected numbers that the model can compute with in float32, found some up to 3e+38 either way: "
+        "the row's score is not a number"
+    )
+
+
 # --------------------------------------------------------------------------------------------------------- validation
 
 
@@ -229,6 +246,14 @@ async def test_weights_that_score_nan_are_not_healthy(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"^the model scored its check row nan, expected 0 to 1"):
         await ranker.check_health()
     ranker.close()
+
+
+async def test_a_check_does_not_wait_behind_the_requests(ranker: Ranker) -> None:
+    calls = [asyncio.ensure_future(ranker.Rank(rank_request(4096, seed), None)) for seed in range(10)]
+    await asyncio.sleep(0)
+    await ranker.check_health()
+    assert sum(call.done() for call in calls) <= 2, "its turn came after the batch in work, not after all of them"
+    await asyncio.gather(*calls)
 
 
 @pytest.mark.usefixtures("small_tables")
