@@ -102,7 +102,7 @@ def _stat_all(files: tuple[Path, ...]) -> Fingerprint:
 def _stat(file: Path) -> tuple[str, int, int, int]:
     try:
         status = file.stat()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no file can have such a name
         return (str(file), -1, -1, -1)
     return (str(file), status.st_mtime_ns, status.st_size, status.st_ino)
 

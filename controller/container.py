@@ -113,6 +113,7 @@ def _labels(
         "pierhead.version": version,
         "pierhead.number": str(number),
         "pierhead.replica": replica,
+        "pierhead.port": str(spec.port),
         "pierhead.gpus": ",".join(gpu.uuid for gpu in gpus),
         "com.docker.compose.project": project,
         "com.docker.compose.service": spec.name,

@@ -146,6 +146,9 @@ class ReplicaContainer:
     number: int
     state: ContainerState
     ip: str | None = None
+    port: int | None = None
+    """Where it takes requests: a replica of an older version may listen elsewhere than the spec says now. None = the
+    container does not say (an earlier controller made it): the spec's port."""
     gpus: tuple[str, ...] = ()
     created_at: float = 0.0
     started_at: float | None = None
@@ -428,6 +431,17 @@ def replica_name(project: str, service: str, version: str, number: int) -> str:
 def version_of(definition_hash: str, image_id: str) -> str:
     """Eight hex digits over the definition and the image's content: what a replica was made from."""
     return hashlib.sha256(f"{definition_hash}\n{image_id}".encode()).hexdigest()[:8]
+
+
+def socket_address(ip: str, port: int) -> str:
+    """`ip:port`, an IPv6 address in brackets."""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def service_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:
+    """Where a replica takes the service's requests; None while it has no address."""
+    port = spec.port if container.port is None else container.port
+    return None if container.ip is None else socket_address(container.ip, port)
 
 
 def backend_name(service: str) -> str:

@@ -48,6 +48,7 @@ from controller.model import (
     WriteRouting,
     backend_name,
     replica_name,
+    service_address,
     version_of,
 )
 from controller.phases import Phase, phase_of
@@ -513,9 +514,9 @@ def _register(draft: _Draft, outlook: _Outlook) -> None:
 def _register_ready(
     draft: _Draft, outlook: _Outlook, spec: ServiceSpec, replica: _Replica, server: Server | None
 ) -> None:
-    if replica.container.ip is None:
+    address = service_address(replica.container, spec)
+    if address is None:
         return
-    address = f"{replica.container.ip}:{spec.port}"
     deleted: int | None = None
     if server and server.address != address:
         deleted = draft.delete_server(server, outlook.name, f"the replica moved to {address}", force=True)

@@ -177,7 +177,7 @@ class Prober:
             spec = services.get(container.service)
             known = self._watches.get(container.id)
             if spec is not None and not (known and container.id in outdated):
-                subject = _subject(container, spec.probe, managed=spec.managed)
+                subject = _subject(container, _probe_of(container, spec), managed=spec.managed)
             elif known is not None:
                 subject = _subject(container, known.subject.spec, managed=known.subject.managed)
             else:
@@ -258,6 +258,13 @@ class Prober:
         watch.nudge.clear()
 
 
+def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
+    """The service's probe; where it goes to the port of requests, that is the replica's own."""
+    if spec.probe.port != spec.port or container.port is None:
+        return spec.probe
+    return replace(spec.probe, port=container.port)
+
+
 def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> Subject | None:
     if container.ip is None or not container.state.is_up:
         return None
@@ -317,7 +324,7 @@ def _report(body: bytes) -> Mapping[str, Any]:
     """Return the JSON object of a managed replica's answer; empty when it is none (an old or a broken runtime)."""
     try:
         report = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return report if isinstance(report, dict) else {}
 

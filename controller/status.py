@@ -26,6 +26,8 @@ from controller.model import (
     ServiceSpec,
     ServiceStatus,
     backend_name,
+    service_address,
+    socket_address,
     version_of,
 )
 from controller.phases import Phase, phase_of
@@ -154,7 +156,7 @@ def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, A
                 "gpu": ",".join(container.gpus),
                 "__metrics_path__": spec.metrics_path,
             }
-            groups.append({"targets": [_address(container.ip, spec.metrics_port)], "labels": labels})
+            groups.append({"targets": [socket_address(container.ip, spec.metrics_port)], "labels": labels})
     return tuple(groups)
 
 
@@ -213,8 +215,10 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
             message = material.observed.retirements[container.id].cause
         case _:
             pass
-    address = _address(container.ip, material.spec.port) if container.ip and material.spec else container.ip or ""
-    return ReplicaStatus(container.name, state, container.version, address, container.gpus, container.ongoing, message)
+    address = service_address(container, material.spec) if material.spec else container.ip
+    return ReplicaStatus(
+        container.name, state, container.version, address or "", container.gpus, container.ongoing, message
+    )
 
 
 def _awaits_traffic(material: _Material, container: ReplicaContainer) -> bool:
@@ -311,7 +315,8 @@ def _blocked(material: _Material) -> str:
 
 
 def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> Endpoint | None:
-    if container.ip is None or not container.state.is_up:
+    address = service_address(container, spec)
+    if address is None or not container.state.is_up:
         return None
     serving = container.health is Health.READY
     finishing = container.reported_draining or (retiring and container.health is not Health.UNKNOWN)
@@ -319,12 +324,8 @@ def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool)
         return None
     return Endpoint(
         replica=container.name,
-        address=_address(container.ip, spec.port),
+        address=address,
         draining=retiring or container.reported_draining,
         max_ongoing_requests=max(spec.max_ongoing_requests, 0),
         version=container.version,
     )
-
-
-def _address(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

@@ -134,6 +134,7 @@ class EngineReader:
             number=int(number),
             state=details.state,
             ip=_address(summary, project) if details.state.is_up else None,
+            port=_port(labels.get("pierhead.port", "")),
             gpus=tuple(filter(None, labels.get("pierhead.gpus", "").split(","))),
             created_at=details.created_at,
             started_at=details.started_at,
@@ -215,13 +216,22 @@ def _is_up(summary: Summary) -> bool:
 
 
 def _address(summary: Summary, project: str) -> str | None:
-    """Its address in the project's default network, else in the first by name that gives one."""
+    """Its address in the network it was created in (the one shared with the controller, see networks.py).
+
+    Else in the project's default network, else in the first by name that gives one.
+    """
     networks: Mapping[str, Any] = (summary.get("NetworkSettings") or {}).get("Networks") or {}
-    for name in sorted(networks, key=lambda name: (name != f"{project}_default", name)):
+    main = (summary.get("HostConfig") or {}).get("NetworkMode")
+    for name in sorted(networks, key=lambda name: (name != main, name != f"{project}_default", name)):
         address = (networks[name] or {}).get("IPAddress")
         if address:
             return str(address)
     return None
+
+
+def _port(text: str) -> int | None:
+    """The port that a replica was made for; None where its label does not say."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None
 
 
 def _details(container: Mapping[str, Any]) -> _Details:

@@ -97,12 +97,15 @@ def is_routed(spec: ServiceSpec) -> bool:
 def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     """Every option of a server of this service, for `add server` and for the file.
 
-    Checks go to the probe's port in HTTP/1.1, whatever the service itself speaks. A server whose connections fail three
+    Checks go to the probe's port in HTTP/1.1, whatever the service itself speaks; where that is the service's own port,
+    it is not named: replicas of an older version may have another one, and are asked there. A server whose connections fail three
     times in a row is down at once, without waiting for a check; one good check brings it back.
     """
     probe = spec.probe
     interval = f"{_ms(min(probe.period_s, CHECK_INTERVAL_CAP_S))}ms"
-    options = ["check", "check-proto", "h1", "port", _number(probe.port, 1, 65535, "probe port", spec)]
+    options = ["check", "check-proto", "h1"]
+    if probe.port != spec.port:
+        options += ["port", _number(probe.port, 1, 65535, "probe port", spec)]
     options += ["inter", interval, "fastinter", f"{_ms(min(probe.period_s, CHECK_AGAIN_S))}ms", "downinter", interval]
     options += ["fall", _number(probe.failures, 1, 1000, "probe failures", spec), "rise", "1"]
     options += ["observe", "layer4", "error-limit", "3", "on-error", "mark-down"]

@@ -65,6 +65,7 @@ class FakeContainer:
     created_at: float
     version: str = ""
     number: int = 0
+    port: int | None = None
     gpus: tuple[str, ...] = ()
     ours: bool = True
     one_off: bool = False
@@ -335,6 +336,7 @@ class FakeEngine:
             created_at=self.clock(),
             version=action.version,
             number=action.number,
+            port=spec.port,
             gpus=tuple(gpu.uuid for gpu in action.gpus),
         )
         with contextlib.suppress(KeyError):  # the name is free: the usual case
@@ -415,6 +417,7 @@ def _replica(one: FakeContainer) -> ReplicaContainer:
         number=one.number,
         state=one.state,
         ip=one.ip,
+        port=one.port,
         gpus=one.gpus,
         created_at=one.created_at,
         started_at=one.started_at,

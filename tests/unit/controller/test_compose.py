@@ -311,7 +311,9 @@ def test_files_that_include_each_other_end(tmp_path: Path) -> None:
     assert {Path(row[0]).name for row in ComposeProject(tmp_path, {}).fingerprint()} >= {"compose.yaml", "b.yaml"}
 
 
-@pytest.mark.parametrize("text", ["a: [", "[1, 2]", "\0", "services: [a]", "services: {a: 3}", "include: {path: 3}"])
+@pytest.mark.parametrize(
+    "text", ["a: [", "[1, 2]", "\0", "services: [a]", "services: {a: 3}", "include: {path: 3}", 'include: ["a\\0b"]']
+)
 def test_files_that_are_broken_are_watched(tmp_path: Path, text: str) -> None:
     write(tmp_path / "compose.yaml", text)
     files = ComposeProject(tmp_path, {"COMPOSE_FILE": "compose.yaml"})

@@ -200,6 +200,25 @@ async def test_addresses(daemon: Daemon, networks: Any, address: str | None) -> 
         assert (await docker.observe("shop", ["ranker"], [])).containers[0].ip == address
 
 
+async def test_the_address_is_in_the_network_it_was_created_in(daemon: Daemon) -> None:
+    networks = {"back": {"IPAddress": "10.0.0.1"}, "front": {"IPAddress": "10.0.0.2"}}
+    joined = summary(NetworkSettings={"Networks": networks}, HostConfig={"NetworkMode": "front"})
+    daemon.answers["GET /containers/json"] = (200, [joined])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+    async with engine(daemon) as docker:
+        assert (await docker.observe("shop", ["ranker"], [])).containers[0].ip == "10.0.0.2"
+
+
+@pytest.mark.parametrize(
+    ("labels", "port"), [({"pierhead.port": "8081"}, 8081), ({"pierhead.port": "x"}, None), ({}, None)]
+)
+async def test_the_port_that_a_replica_was_made_for(daemon: Daemon, labels: dict[str, str], port: int | None) -> None:
+    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | labels)])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+    async with engine(daemon) as docker:
+        assert (await docker.observe("shop", ["ranker"], [])).containers[0].port == port
+
+
 @pytest.mark.parametrize(("running", "state"), [(True, ContainerState.RUNNING), (False, ContainerState.EXITED)])
 async def test_a_state_of_a_later_engine(daemon: Daemon, running: bool, state: ContainerState) -> None:
     daemon.answers["GET /containers/json"] = (200, [summary(State="stopping")])

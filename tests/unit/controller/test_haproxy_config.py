@@ -184,3 +184,9 @@ def test_a_refusal_says_what_and_where(change: dict[str, Any], message: str) -> 
 def test_a_percent_sign_in_a_probe_path_is_no_log_format() -> None:
     text = config.render([replace(WEB, probe=ProbeSpec(9100, "/ready?x=%20"))])
     assert "http-check send meth GET uri /ready?x=%%20 ver HTTP/1.1 hdr host web" in section(text, "backend svc_web")
+
+
+def test_checks_that_go_to_the_port_of_requests_follow_each_server() -> None:
+    """Replicas of before and after a change of the port are then each asked at their own."""
+    foreign = replace(WEB, probe=replace(WEB.probe, port=WEB.port))
+    assert " port " not in " ".join(config.server_options(foreign))

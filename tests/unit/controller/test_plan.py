@@ -406,3 +406,15 @@ def test_the_first_failure_is_replaced_at_once() -> None:
 @pytest.mark.parametrize(("failures", "expected"), [(0, 0), (1, 0), (2, 1), (3, 2), (5, 8), (9, 60), (1000, 60)])
 def test_backoff_table(failures: int, expected: float) -> None:
     assert backoff_s(failures) == expected
+
+
+def test_replicas_of_an_older_version_keep_the_port_they_were_made_for() -> None:
+    old = replica(WEB, 1, port=8080)
+    new = replace(WEB, port=9090, definition_hash="d2")
+    world = observed(old, specs=(new,), routing=routing(server(old)))
+    assert "server" not in text(desired(new, web=1), world)
+    successor = replica(new, 2, port=9090)
+    world = observed(old, successor, specs=(new,), routing=routing(server(old)))
+    assert f"add server svc_web/{successor.name} at 10.0.0.2:9090" in text(desired(new, web=1), world)
+    restarted = observed(old, specs=(new,), routing=routing())
+    assert f"add server svc_web/{old.name} at 10.0.0.1:8080" in text(desired(new, web=1), restarted)

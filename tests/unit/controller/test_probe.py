@@ -161,7 +161,17 @@ async def test_a_draining_one_is_seen() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[1]", b'{"ongoing": -1}', b'{"ongoing": true}', b'{"ongoing": "2"}', b"\xff\xfe", b"1" * 300_000],
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'{"ongoing": -1}',
+        b'{"ongoing": true}',
+        b'{"ongoing": "2"}',
+        b"\xff\xfe",
+        b"1" * 300_000,
+        b"[" * 60_000,
+    ],
 )
 async def test_any_body_is_survived(body: bytes) -> None:
     async def answer(request: web.Request) -> web.Response:
@@ -324,3 +334,13 @@ async def test_an_outdated_or_removed_one_is_asked_as_before() -> None:
         assert {target.spec.port for target in world.asked} == {9100}
         prober.sync([container], {"web": moved}, ())
         await until(lambda: world.asked[-1].spec.port == 1234)
+
+
+async def test_one_that_is_asked_at_its_port_of_requests_is_asked_at_its_own() -> None:
+    world = Replicas()
+    spec = replace(WEB, port=9090, probe=replace(SPEC, port=9090))
+    old, unlabelled = replace(one(), port=8080), replace(one(), id="other")
+    async with world.prober() as prober:
+        prober.sync([old, unlabelled], {"web": spec}, ())
+        await prober.first_round(1.0)
+    assert {target.container_id: target.spec.port for target in world.asked} == {old.id: 8080, "other": 9090}

@@ -306,3 +306,13 @@ def test_a_healthy_sibling_forgives_nothing() -> None:
 def test_a_service_that_has_all_it_wants_is_forgiven() -> None:
     assert forgiven(NOW - 500, failed_at=NOW - 61, wanted=1)
     assert not forgiven(NOW - 500, failed_at=NOW - 59, wanted=1)
+
+
+def test_addresses_are_those_the_replicas_were_made_for() -> None:
+    old, new = replica(WEB, 1, port=8080), replica(WEB, 2, port=None)
+    moved = replace(WEB, port=9090)
+    wanted = Desired("p", {"web": moved}, {"web": 2})
+    world = Observed(containers=(old, new), images={moved.image: IMAGE_ID})
+    assert [endpoint.address for endpoint in endpoints(wanted, world)["web"]] == ["10.0.0.1:8080", "10.0.0.2:9090"]
+    (row,) = service_rows(wanted, world, Plan(), (), {}, NOW)
+    assert [one.address for one in row.replicas] == ["10.0.0.1:8080", "10.0.0.2:9090"]
