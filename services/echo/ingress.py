@@ -26,7 +26,7 @@ def make_app(child: EchoAsyncStub) -> web.Application:
     ingress = EchoIngress(child)
     app = web.Application()
     app.router.add_get("/echo", ingress.echo)
-    app.router.add_get("/echo/stream", ingress.stream)
+    app.router.add_get("/echo/stream", ingress.stream, allow_head=False)
     return app
 
 

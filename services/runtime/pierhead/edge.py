@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 
@@ -17,6 +18,18 @@ logger = logging.getLogger("pierhead")
 
 REFUSAL_REASONS = ("overloaded", "draining")
 """What `pierhead-refused` and the metric's label may say."""
+
+
+def is_answerable(error: BaseException) -> bool:
+    """Whether somebody waits to be told of `error`: not when the request's task is being cancelled.
+
+    A CancelledError that nobody asked for comes from a future of the service's own; without an answer the caller would
+    wait in vain until its deadline.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return isinstance(error, Exception)
 
 
 class Edge:
@@ -39,7 +52,7 @@ class Edge:
         self.metrics.requests.inc(labels)
         self.metrics.request_duration.observe(labels, seconds)
 
-    def error_for(self, exception: Exception, method: str) -> PierheadError:
+    def error_for(self, exception: BaseException, method: str) -> PierheadError:
         """The error to answer with. A user's exception is logged with an id, under which the answer can be found."""
         if isinstance(exception, PierheadError):
             return exception

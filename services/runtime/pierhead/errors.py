@@ -265,6 +265,8 @@ def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> Pi
 def clip(text: str, limit: int, *, keep: str = "start") -> str:
     """Shorten `text` until its percent-encoded form (how gRPC sends it) takes at most `limit` bytes."""
     mark = "... [cut]"
+    # Each character takes a byte at least, so what lies beyond need not be looked at, however long the text.
+    text = text[: limit + 1] if keep == "start" else text[-limit - 1 :]
     text = text.encode(errors="replace").decode()  # lone surrogates have no encoding
     if len(quote(text)) <= limit:
         return text

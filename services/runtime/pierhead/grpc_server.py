@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
 
-from pierhead.edge import Edge
+from pierhead.edge import Edge, is_answerable
 from pierhead.errors import ONGOING_KEY, REFUSED_KEY, BadRequest, DeadlineExceeded, PierheadError
 from pierhead.request import CURRENT, RequestContext, from_metadata
 
@@ -168,7 +168,7 @@ class _Call:
         if isinstance(error, grpc.aio.AbortError):
             self.code = _status_name(self.context.code())
             return
-        if not isinstance(error, Exception):
+        if not is_answerable(error):
             self.code = grpc.StatusCode.CANCELLED.name
             return
         answer = self.edge.error_for(error, self.method)

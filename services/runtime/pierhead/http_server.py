@@ -9,18 +9,29 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import hdrs, web
 
-from pierhead.edge import Edge
+from pierhead.edge import Edge, is_answerable
 from pierhead.errors import BadRequest, DeadlineExceeded, PierheadError
-from pierhead.request import CURRENT, REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, RequestContext, accept_id
+from pierhead.request import (
+    CURRENT,
+    REQUEST_ID_KEY,
+    TIMEOUT_KEY,
+    TRACEPARENT_KEY,
+    RequestContext,
+    accept_id,
+    accept_trace,
+)
 
 logger = logging.getLogger("pierhead")
 
 KEEPALIVE_S = 3600.0
 """Idle connections outlive HAProxy's reuse of them: the side that closes first must never be the server."""
+
+MAX_HEAD_BYTES = 32 * 1024
+"""Of a request line or a header. HAProxy takes heads of 16 KiB at most and answers longer ones itself."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,6 +50,8 @@ def make_runner(app: web.Application) -> web.AppRunner:
         access_log=None,
         keepalive_timeout=KEEPALIVE_S,
         handler_cancellation=True,
+        max_line_size=MAX_HEAD_BYTES,
+        max_field_size=MAX_HEAD_BYTES,
         shutdown_timeout=0.1,  # the drain is over by then
     )
 
@@ -51,11 +64,15 @@ def error_response(error: PierheadError, request_id: str) -> web.Response:
     return _json(error.http_status, error.kind, error.message, request_id, headers)
 
 
-async def _stamp(_: web.Request, response: web.StreamResponse) -> None:
+async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
     """Every response, streamed ones included, names its request."""
     context = CURRENT.get()
     if context is not None:
         response.headers[REQUEST_ID_KEY] = context.request_id
+    if request.method == hdrs.METH_HEAD and not isinstance(response, web.Response):
+        # A handler that streams goes on to write a body, which the next request on the connection would get.
+        response.force_close()
+        response.headers[hdrs.CONNECTION] = "close"
 
 
 def _middleware(edge: Edge) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
@@ -70,7 +87,14 @@ def _middleware(edge: Edge) -> Callable[[web.Request, Handler], Awaitable[web.St
         try:
             try:
                 response = await _admitted(request, handler, edge, method)
-            except Exception as error:
+            except web.HTTPException as error:
+                status = error.status
+                if status < 400:
+                    raise  # a redirect is an answer, not an error
+                response = _from_http_exception(request, error, request_id)
+            except (Exception, asyncio.CancelledError) as error:
+                if not is_answerable(error):
+                    raise
                 response = _answer(request, error, edge, method)
             status = response.status
         finally:
@@ -87,7 +111,8 @@ async def _admitted(request: web.Request, handler: Handler, edge: Edge, method: 
     context = CURRENT.get()
     assert context is not None  # noqa: S101 - set by the caller
     timeout = _timeout(request.headers.get(TIMEOUT_KEY), edge.settings.request_timeout_s)
-    CURRENT.set(RequestContext(context.request_id, time.monotonic() + timeout, request.headers.get(TRACEPARENT_KEY)))
+    trace = accept_trace(request.headers.get(TRACEPARENT_KEY))
+    CURRENT.set(RequestContext(context.request_id, time.monotonic() + timeout, trace))
     refusal = edge.admission.enter_while_draining()
     if refusal is not None:
         edge.refused(refusal)
@@ -95,23 +120,28 @@ async def _admitted(request: web.Request, handler: Handler, edge: Edge, method: 
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
-            return await handler(request)
+            response = await handler(request)
     except TimeoutError as error:
         if limit.expired():
             raise DeadlineExceeded(f"{method} was not done within {timeout:g} s") from error
         raise
     finally:
         edge.admission.leave()
+    if not isinstance(response, web.StreamResponse):
+        raise TypeError(
+            f"the handler of {method} returned {type(response).__name__}, expected a web.StreamResponse; is a `return` "
+            "missing?"
+        )
+    return response
 
 
-def _answer(request: web.Request, error: Exception, edge: Edge, method: str) -> web.StreamResponse:
+def _answer(request: web.Request, error: BaseException, edge: Edge, method: str) -> web.StreamResponse:
     """The response for an exception of the handler."""
     context = CURRENT.get()
     request_id = context.request_id if context is not None else ""
-    if isinstance(error, web.HTTPException):
-        if error.status < 400:
-            raise error  # a redirect is an answer, not an error
-        return _from_http_exception(request, error, request_id)
+    if isinstance(error, web.RequestPayloadError):
+        why = str(error).removeprefix("400, message:").strip()
+        return error_response(BadRequest(f"the request body cannot be read: {why}"), request_id)
     if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
         raise error  # writing to a client that has left: nobody is there to answer
     known = edge.error_for(error, method)
@@ -128,7 +158,9 @@ def _answer(request: web.Request, error: Exception, edge: Edge, method: str) -> 
 
 def _from_http_exception(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:
     """What aiohttp and handlers say with exceptions, in the one error shape."""
-    headers = {name: value for name, value in error.headers.items() if name.lower() in ("allow", "retry-after")}
+    headers = error.headers.copy()
+    headers.popall(hdrs.CONTENT_TYPE, None)
+    headers.popall(hdrs.CONTENT_LENGTH, None)
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         limit = request.client_max_size
         message = f"the request body is larger than the {limit} bytes that this service takes; send less at a time"
@@ -145,7 +177,7 @@ def _from_http_exception(request: web.Request, error: web.HTTPException, request
     return _json(error.status, code, error.text or error.reason, request_id, headers)
 
 
-def _json(status: int, code: str, message: str, request_id: str, headers: dict[str, str]) -> web.Response:
+def _json(status: int, code: str, message: str, request_id: str, headers: Mapping[str, str]) -> web.Response:
     body = {"error": {"code": code, "message": message, "request_id": request_id}}
     return web.json_response(body, status=status, headers=headers)
 

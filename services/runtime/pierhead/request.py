@@ -13,6 +13,7 @@ TRACEPARENT_KEY = "traceparent"
 TIMEOUT_KEY = "x-request-timeout-seconds"
 
 MAX_ID_LENGTH = 128
+"""Characters of a request id or a trace context (of which version 00 has 55)."""
 
 
 class RequestContext(NamedTuple):
@@ -44,9 +45,16 @@ def new_request_id() -> str:
 
 def accept_id(value: str | None) -> str:
     """The caller's request id where it can stand in a header and a log line, else a new one."""
-    if value and len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable():
-        return value
-    return new_request_id()
+    return value if value and _can_travel(value) else new_request_id()
+
+
+def accept_trace(value: str | None) -> str | None:
+    """The caller's trace context where it can travel on, else none: as metadata, gRPC would refuse it with the call."""
+    return value if value and _can_travel(value) else None
+
+
+def _can_travel(value: str) -> bool:
+    return len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable()
 
 
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]], deadline: float) -> RequestContext:
@@ -58,4 +66,4 @@ def from_metadata(metadata: Iterable[tuple[str, str | bytes]], deadline: float) 
             request_id = value
         elif key == TRACEPARENT_KEY and isinstance(value, str):
             trace = value
-    return RequestContext(accept_id(request_id), deadline, trace)
+    return RequestContext(accept_id(request_id), deadline, accept_trace(trace))

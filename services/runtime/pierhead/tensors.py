@@ -39,6 +39,9 @@ ITEM_BYTES: Final[dict[DType, int]] = {
 }
 """Bytes that one element takes in `Tensor.data`."""
 
+SPELT_DIMENSIONS: Final = 8
+"""Dimensions that a message lists."""
+
 
 def to_proto(
     dtype: DType, shape: Sequence[int], data: bytes | bytearray | memoryview, *, field: str = "tensor"
@@ -57,21 +60,22 @@ def check(field: str, tensor: Tensor, dtype: DType, shape: Sequence[int | None])
     Raises BadRequest that names the field, what was found and what was expected. Looks at no element: whether numbers
     are finite or in range is for the service to say.
     """
+    # The number of dimensions comes first: a message may hold millions of them.
+    fits = tensor.dtype == dtype and len(tensor.shape) == len(shape)
+    if not fits or not all(
+        length >= 0 and expected in (None, length) for length, expected in zip(tensor.shape, shape, strict=True)
+    ):
+        raise BadRequest(f"{field}: expected {spell(dtype, shape)}, found {spell(tensor.dtype, tensor.shape)}")
     found = tuple(tensor.shape)
-    if tensor.dtype != dtype:
-        raise BadRequest(f"{field}: expected {spell(dtype, shape)}, found {spell(tensor.dtype, found)}")
-    fits = len(found) == len(shape) and all(
-        length >= 0 and expected in (None, length) for length, expected in zip(found, shape, strict=True)
-    )
-    if not fits:
-        raise BadRequest(f"{field}: expected {spell(dtype, shape)}, found {spell(tensor.dtype, found)}")
     _check_size(field, dtype, found, len(tensor.data))
     return found
 
 
 def spell(dtype: DType, shape: Sequence[int | None]) -> str:
-    """A dtype and shape as messages show them: `float32 [*, 13]`."""
-    dimensions = ", ".join("*" if length is None else str(length) for length in shape)
+    """A dtype and shape as messages show them: `float32 [*, 13]`; of very many dimensions the first and how many."""
+    dimensions = ", ".join("*" if length is None else str(length) for length in shape[:SPELT_DIMENSIONS])
+    if len(shape) > SPELT_DIMENSIONS:
+        dimensions += f", ... {len(shape)} dimensions"
     return f"{dtype_name(dtype)} [{dimensions}]"
 
 

@@ -84,6 +84,12 @@ class Site:
                 raise web.HTTPConflict(text="twice")
             case "move":
                 raise web.HTTPFound("/items/1")
+            case "login":
+                raise web.HTTPUnauthorized(text="who are you?", headers={"WWW-Authenticate": "Bearer"})
+            case "nothing":
+                return None  # type: ignore[return-value]  # the mistake
+            case "cancelled":
+                raise asyncio.CancelledError
         raise ValueError("boom")
 
     async def body(self, request: web.Request) -> web.Response:
@@ -106,6 +112,18 @@ async def start(cluster: Cluster, site: Site, **settings: Any) -> tuple[ReplicaS
     return server, f"http://127.0.0.1:{server.http_port}"
 
 
+async def raw(server: ReplicaServer, request: bytes, body: bytes = b"") -> bytes:
+    """Everything that is answered to bytes on a connection of their own; `request` lacks its last line ends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+    try:
+        writer.write(request + b"\r\nConnection: close\r\n\r\n" + body)
+        async with asyncio.timeout(5):
+            return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_the_request_s_id_goes_in_and_out(cluster: Cluster, site: Site, client: ClientSession) -> None:
     _, url = await start(cluster, site)
     async with client.get(f"{url}/items/7", headers={"x-request-id": "mine", "traceparent": "00-1"}) as response:
@@ -115,6 +133,19 @@ async def test_the_request_s_id_goes_in_and_out(cluster: Cluster, site: Site, cl
         assert len(response.headers["x-request-id"]) == 16
     async with client.get(f"{url}/items/7", headers={"x-request-id": "x" * 500}) as response:
         assert len(response.headers["x-request-id"]) == 16
+
+
+@pytest.mark.parametrize("trace", [b"00-\xe9", "00-\u00e9".encode(), b"00-\t1", b"x" * 5000])
+async def test_a_trace_that_could_not_travel_on_is_dropped(cluster: Cluster, site: Site, trace: bytes) -> None:
+    """gRPC refuses to send such metadata: the client's header would fail every call that is made for it."""
+    service = EchoService()
+    know(await cluster.start(service))
+    server, _ = await start(cluster, site)
+    answer = await raw(server, b"GET /child?message=hi HTTP/1.1\r\nHost: x\r\ntraceparent: " + trace)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    (seen,) = service.seen
+    assert seen is not None
+    assert seen.traceparent is None
 
 
 @pytest.mark.parametrize(
@@ -151,9 +182,74 @@ async def test_a_user_s_exception_is_a_500_that_can_be_found_in_the_log(
 
 
 async def test_a_redirect_is_no_error(cluster: Cluster, site: Site, client: ClientSession) -> None:
-    _, url = await start(cluster, site)
+    server, url = await start(cluster, site)
     async with client.get(f"{url}/fail/move", allow_redirects=False) as response:
         assert (response.status, response.headers["location"]) == (302, "/items/1")
+    assert server.metrics.requests.values == {("GET /fail/{how}", "302"): 1}
+
+
+async def test_an_error_keeps_the_headers_that_belong_to_it(
+    cluster: Cluster, site: Site, client: ClientSession
+) -> None:
+    _, url = await start(cluster, site)
+    async with client.get(f"{url}/fail/login") as response:
+        assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+        assert response.content_type == "application/json"
+        assert (await response.json())["error"]["message"] == "who are you?"
+
+
+async def test_a_handler_that_forgets_its_answer_is_told_so(
+    cluster: Cluster, site: Site, client: ClientSession
+) -> None:
+    server, url = await start(cluster, site)
+    async with client.get(f"{url}/fail/nothing") as response:
+        assert response.status == 500
+        assert (await response.json())["error"]["message"].startswith(
+            "TypeError: the handler of GET /fail/{how} returned NoneType, expected a web.StreamResponse"
+        )
+    assert server.metrics.requests.values == {("GET /fail/{how}", "500"): 1}
+
+
+async def test_a_cancellation_that_nobody_asked_for_is_answered(
+    cluster: Cluster, site: Site, client: ClientSession
+) -> None:
+    """As from a future of the service's own that was cancelled: the client is still there and waits."""
+    server, url = await start(cluster, site)
+    async with client.get(f"{url}/fail/cancelled") as response:
+        assert response.status == 500
+        assert (await response.json())["error"]["message"].startswith("asyncio.exceptions.CancelledError")
+    assert server.readiness().ongoing == 0
+
+
+async def test_a_body_that_cannot_be_read_is_the_client_s_fault(
+    cluster: Cluster, site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, _ = await start(cluster, site)
+    head = b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 5"
+    answer = await raw(server, head, b"hello")
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"the request body cannot be read: " in answer
+    assert not [record for record in caplog.records if record.name == "pierhead" and record.levelname == "ERROR"]
+
+
+async def test_head_of_a_stream_leaves_nothing_on_the_connection(cluster: Cluster, site: Site) -> None:
+    """aiohttp sends the body all the same; the next request on the connection would get it as its answer."""
+    server, _ = await start(cluster, site)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+    writer.write(b"HEAD /stream HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(5):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"connection: close\r\n" in head.lower()
+        await reader.read()  # ends: the connection is closed
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_long_query_is_taken(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    """HAProxy lets requests of up to 16 KiB through, headers included."""
+    _, url = await start(cluster, site)
+    async with client.get(f"{url}/items/1", params={"q": "x" * 15_000}) as response:
+        assert response.status == 200
 
 
 async def test_a_body_that_is_too_large(cluster: Cluster, site: Site, client: ClientSession) -> None:

@@ -101,6 +101,21 @@ class TestGrpc:
                 await channel.unary_unary(f"/{ECHO}/Echo")(b"\xff\xff")  # type: ignore[arg-type]
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
+    async def test_a_cancellation_that_nobody_asked_for_is_answered(self, cluster: Cluster) -> None:
+        """As from a future of the service's own that was cancelled: without an answer the caller waits in vain."""
+
+        class Odd(EchoService):
+            async def Echo(self, request: Any, context: Any) -> Any:
+                raise asyncio.CancelledError
+
+        server = await cluster.start(Odd())
+        async with plain(server) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert str(caught.value.details()).startswith("asyncio.exceptions.CancelledError")
+        assert server.metrics.requests.values == {(f"{ECHO}/Echo", "INTERNAL"): 1}
+
     async def test_a_method_that_the_service_lacks(self, cluster: Cluster) -> None:
         class Half(echo_pb2_grpc.EchoServicer):
             async def Echo(self, request: Any, context: Any) -> Any:
