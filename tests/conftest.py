@@ -40,9 +40,8 @@ def running_stack() -> Iterator[Stack]:
 @pytest.fixture
 def stack(running_stack: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """The running stack, back at its written replica counts before each test; evidence is kept when one fails."""
-    for row in running_stack.api("/api/v1/services").json["services"]:
-        if row.get("override") is not None:
-            running_stack.api(f"/api/v1/services/{row['name']}/scale", "PUT", {"replicas": WRITTEN[row["name"]]})
+    for name, replicas in WRITTEN.items():
+        running_stack.api(f"/api/v1/services/{name}/scale", "PUT", {"replicas": replicas})
     running_stack.wait_settled(**WRITTEN)
     yield running_stack
     if request.node.stash.get(_reports, False):

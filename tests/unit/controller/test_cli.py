@@ -47,8 +47,9 @@ class Command:
 
     async def begin(self, *arguments: str) -> Process:
         env = {**os.environ, "PIERHEAD_API_URL": self.url, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        command = [sys.executable, "-m", "controller.cli", *arguments]
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "controller.cli", *arguments, stdout=PIPE, stderr=PIPE, env=env, cwd="/"
+            *command, stdout=PIPE, stderr=PIPE, env=env, cwd="/", preexec_fn=hear_interrupts
         )
 
     async def __call__(self, *arguments: str) -> Done:
@@ -56,6 +57,11 @@ class Command:
         async with asyncio.timeout(30):
             out, err = await process.communicate()
         return Done(process.returncode or 0, out.decode(), err.decode())
+
+
+def hear_interrupts() -> None:
+    """A test run in the background hands on that Ctrl-C is ignored; the command is typed in a terminal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.asynccontextmanager
