@@ -11,6 +11,7 @@ Plans overlap: what has not ended is `in_progress`, which the planner is shown a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PARALLEL_ACTIONS = 8
+"""Calls of the engine at a time. What does not go to it (HAProxy, notes) never waits behind an engine that is slow."""
 PARALLEL_PULLS = 2
 """Pulls have places of their own: hours of download must not keep a replica from being replaced."""
 
@@ -185,9 +187,18 @@ class Executor:
             if not end.done():
                 end.set_result(succeeded)
 
+    def _place_of(self, action: Action) -> contextlib.AbstractAsyncContextManager[object]:
+        match action:
+            case PullImage():
+                return self._pull_places
+            case CreateContainer() | StartContainer() | SignalContainer() | RemoveContainer():
+                return self._places
+            case _:
+                return contextlib.nullcontext()
+
     async def _attempt(self, action: Action) -> Outcome:
         limit_s = TIMEOUT_S.get(type(action), DEFAULT_TIMEOUT_S)
-        async with self._pull_places if isinstance(action, PullImage) else self._places:
+        async with self._place_of(action):
             started = self._clock()
             try:
                 async with asyncio.timeout(limit_s):

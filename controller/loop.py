@@ -43,10 +43,10 @@ LOOK_S = 1.0
 DEBOUNCE_S = 0.02
 """A burst of wakes within this time is one tick."""
 REOPEN_S = 1.0
+"""Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
 ENGINE_LOST_S = 30.0
 """An engine that comes back with a new socket file is out of reach of a container that has the old one mounted. After
 this long the controller ends: traffic goes on, and Docker starts it again with the new file."""
-"""Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
 
 Planner = Callable[[Desired, Observed, float], Plan]
 

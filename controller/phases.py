@@ -12,7 +12,7 @@ DEFAULT_STARTUP_TIMEOUT_S = 1800.0
 class Phase(enum.StrEnum):
     """See the drawing in controller/model.py; CREATED and STOPPED are the two ends people need not see."""
 
-    CREATED = "CREATED"  # a container that was never started
+    CREATED = "CREATED"  # a container that nobody has tried to start yet
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     DRAINING = "DRAINING"
@@ -31,7 +31,13 @@ def phase_of(
 ) -> tuple[Phase, str]:
     """Return the phase and, for FAILED, why in words ("" otherwise). `spec` is None for a service that was removed."""
     if container.state is ContainerState.CREATED:
-        return (Phase.STOPPED, "") if retirement else (Phase.CREATED, "")
+        if retirement:
+            return Phase.STOPPED, ""
+        if container.exit_code is not None:
+            # The engine tried and failed. What it lacks may be bound to this very container (a GPU that is gone, a
+            # network made anew under the same name), so another one is made rather than this one started for ever.
+            return Phase.FAILED, f"the engine could not start it (code {container.exit_code})"
+        return Phase.CREATED, ""
     if not container.state.is_up:
         return (Phase.STOPPED, "") if retirement else (Phase.FAILED, _exit_words(container))
     if retirement:

@@ -59,7 +59,10 @@ SURGE = 1
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained when it was read this long after callers were told."""
 BLIND_DRAIN_S = 2.0
-"""Drain time of a replica that nobody can ask how much it has in flight (Ray Serve: graceful_shutdown_wait_loop_s)."""
+"""Drain time of a replica that reports nothing, once HAProxy has nothing for it.
+
+Ray Serve's graceful_shutdown_wait_loop_s.
+"""
 FAILED_GRACE_S = 5.0
 """SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
 begun as a container's first ignores SIGTERM), and nobody waits for it."""
@@ -112,7 +115,8 @@ class _Draft:
 
     @property
     def routing_usable(self) -> bool:
-        return self.observed.routing is not None and "routing" not in self.busy
+        reloading = any(isinstance(action, WriteRouting) for action in self.observed.in_progress)
+        return self.observed.routing is not None and not reloading
 
     def add(self, action: Action, *after: int | None) -> int:
         number = len(self.steps) + 1
@@ -186,7 +190,8 @@ class _Replica:
 
 @dataclass(slots=True)
 class _Outlook:
-    """One service as the plan sees it. `removed` collects container ids that are retired or removed by this plan."""
+    """One service as the plan sees it. `leaving` are ids of containers that are being, or by this plan will be, retired
+    or removed."""
 
     name: str
     spec: ServiceSpec | None
@@ -219,15 +224,20 @@ class _Outlook:
             for action in draft.observed.in_progress
             if isinstance(action, CreateContainer) and action.service == name and action.target not in seen
         )
+        leaving = {
+            action.container_id
+            for action in draft.observed.in_progress
+            if isinstance(action, BeginRetirement | RemoveContainer) and action.service == name
+        }
         target = draft.desired.targets.get(name, spec.replicas) if spec else 0
-        return cls(name, spec, target, version, tuple(replicas), creating)
+        return cls(name, spec, target, version, tuple(replicas), creating, leaving)
 
     def alive(self) -> list[_Replica]:
         """Replicas that count towards the target and stay after what is planned so far."""
         return [r for r in self.replicas if r.phase.serves_or_will and r.container.id not in self.leaving]
 
     def ready(self) -> int:
-        return sum(r.phase is Phase.RUNNING for r in self.alive())
+        return sum(r.phase is Phase.RUNNING and not r.container.reported_draining for r in self.alive())
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. finish
@@ -294,6 +304,8 @@ def _drained(
     if container.ongoing is not None and container.ongoing_at is not None:
         fresh = container.ongoing_at >= retirement.draining_since + PROPAGATION_S
         return "nothing in flight" if fresh and container.ongoing == 0 else None
+    if outlook.spec is None:
+        return None  # its backend is gone, so HAProxy's earlier worker finishes what it has, and tells nobody how much
     return "nothing in flight that HAProxy knows of" if waited_s >= BLIND_DRAIN_S else None
 
 
@@ -507,8 +519,14 @@ def _register(draft: _Draft, outlook: _Outlook) -> None:
     for replica in outlook.alive():
         # A server whose replica is not known to be ready stays: HAProxy asks the same question and keeps traffic away,
         # while a controller that has just started, or a busy machine, must not take away what serves.
-        if replica.phase is Phase.RUNNING and not replica.busy:
-            _register_ready(draft, outlook, spec, replica, draft.server_of(outlook.name, replica.name))
+        server = draft.server_of(outlook.name, replica.name)
+        if replica.busy:
+            continue
+        if replica.phase is Phase.RUNNING:
+            _register_ready(draft, outlook, spec, replica, server)
+        elif server and server.address != service_address(replica.container, spec):
+            # Of a container that had its name before: somebody else may have the address by now.
+            draft.delete_server(server, outlook.name, "its replica is gone, another one has its name", force=True)
 
 
 def _register_ready(

@@ -6,12 +6,15 @@ A changed file is read once it has stayed the same for one look, so that a half-
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from controller.errors import ControllerError, SpecError
 from controller.events import EventLog
 from controller.model import Spec
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 RETRY_S = 30.0
@@ -61,6 +64,10 @@ class SpecWatch:
             spec = await self._source.load()
         except ControllerError as error:
             self._failed(error.problems if isinstance(error, SpecError) else (str(error),))
+        except Exception as error:
+            # A defect that one file brings out must not take the controller down, now and at each of its starts.
+            logger.exception("internal: reading the compose files raised")
+            self._failed((f"internal: reading the compose files raised {type(error).__name__}: {error}",))
         else:
             self._succeeded(spec)
         self.read_once = True

@@ -66,6 +66,8 @@ class DockerEngine:
         self._cdi_kind = sources.cdi_kind
         self._reader = EngineReader(client, GpuDiscovery(client, sources), sources.cdi_kind)
         self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-engine")
+        # Starts may take long too; the world must be seen meanwhile. Two: one that hangs must not blind the next.
+        self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
         # Pulls take minutes; they must not keep the others from a thread.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
         self._event_readers: set[EventReader] = set()
@@ -73,7 +75,7 @@ class DockerEngine:
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """See `ClusterEngine.observe`."""
         read = partial(self._reader.read, project, frozenset(service_names), tuple(images))
-        return await self._call("reading containers", read, _OBSERVE_TIMEOUT_S)
+        return await self._call("reading containers", read, _OBSERVE_TIMEOUT_S, self._looks)
 
     async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
         """See `ClusterEngine.perform`."""
@@ -124,15 +126,18 @@ class DockerEngine:
         for reader in tuple(self._event_readers):
             reader.close()
         self._calls.shutdown(wait=False, cancel_futures=True)
+        self._looks.shutdown(wait=False, cancel_futures=True)
         self._pulls.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
-    async def _call(self, what: str, call: Callable[[], T], limit_s: float = _CALL_TIMEOUT_S) -> T:
+    async def _call(
+        self, what: str, call: Callable[[], T], limit_s: float = _CALL_TIMEOUT_S, pool: ThreadPoolExecutor | None = None
+    ) -> T:
         """Run a blocking call in a thread, in the controller's errors. A cancelled call ends there in its own time."""
         try:
             async with asyncio.timeout(limit_s):
                 with translated(what):
-                    return await asyncio.get_running_loop().run_in_executor(self._calls, call)
+                    return await asyncio.get_running_loop().run_in_executor(pool or self._calls, call)
         except TimeoutError as error:
             raise _too_slow(what, limit_s) from error
 

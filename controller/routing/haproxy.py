@@ -127,6 +127,9 @@ class HAProxyRouter:
     async def _set_state(self, action: SetServerState) -> None:
         server = _server_path(action.backend, action.target)
         try:
+            if action.state is ServerState.READY:
+                # One whose adding was interrupted is not checked yet, and would serve for ever, dead or alive.
+                await self._runtime.ask(command("enable", "health", server))
             await self._runtime.ask(command("set", "server", server, "state", action.state.value))
         except CommandRefused as error:
             if action.state is ServerState.READY or not error.answer.startswith(_GONE):

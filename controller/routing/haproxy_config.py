@@ -98,8 +98,8 @@ def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     """Every option of a server of this service, for `add server` and for the file.
 
     Checks go to the probe's port in HTTP/1.1, whatever the service itself speaks; where that is the service's own port,
-    it is not named: replicas of an older version may have another one, and are asked there. A server whose connections fail three
-    times in a row is down at once, without waiting for a check; one good check brings it back.
+    it is not named: replicas of an older version may have another one, and are asked there. A server whose connections
+    fail three times in a row is down at once, without waiting for a check; one good check brings it back.
     """
     probe = spec.probe
     interval = f"{_ms(min(probe.period_s, CHECK_INTERVAL_CAP_S))}ms"

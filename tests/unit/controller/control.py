@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from controller.errors import ControllerError, RoutingError
+from controller.errors import RoutingError
 from controller.loop import Loop, World
 from controller.model import (
     AddServer,
@@ -107,7 +107,7 @@ class FakeSource:
     """Compose files in memory."""
 
     services: dict[str, ServiceSpec] = field(default_factory=dict)
-    error: ControllerError | None = None
+    error: Exception | None = None
     edits: int = 0
 
     async def load(self) -> Spec:
@@ -119,7 +119,7 @@ class FakeSource:
     def fingerprint(self) -> Hashable:
         return self.edits
 
-    def edit(self, *services: ServiceSpec, error: ControllerError | None = None) -> None:
+    def edit(self, *services: ServiceSpec, error: Exception | None = None) -> None:
         """Write other files."""
         self.services = {service.name: service for service in services}
         self.error = error

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from controller.apply import PARALLEL_ACTIONS, Executor, Outcome, RetryGate
 from controller.errors import EngineError
-from controller.model import Action, CreateContainer, Plan, PullImage, StartContainer, Step
+from controller.model import (
+    Action,
+    BeginRetirement,
+    CreateContainer,
+    Plan,
+    PullImage,
+    ServerState,
+    SetServerState,
+    StartContainer,
+    Step,
+)
 from tests.unit.controller.control import until
 
 
@@ -180,3 +190,19 @@ def test_the_gate_forgets_what_nobody_plans_any_more() -> None:
     assert gate.refusals()
     gate.keep_only([], 1.0)
     assert gate.refusals() == ()
+
+
+async def test_a_slow_engine_keeps_nothing_waiting_that_does_not_go_to_it() -> None:
+    world = World()
+    world.held = {f"slow{index}" for index in range(20)}
+    slow = [start(target) for target in sorted(world.held)]
+    quick = [
+        SetServerState(target="a", backend="svc_web", state=ServerState.MAINT),
+        BeginRetirement(target="a", container_id="c"),
+    ]
+    async with world.executor() as executor:
+        executor.submit(Plan(tuple(Step(number, action) for number, action in enumerate([*slow, *quick], start=1))))
+        await until(lambda: len(world.ended) == 2)
+        assert world.most_at_once <= PARALLEL_ACTIONS + len(quick)
+        world.released.set()
+        await until(lambda: not executor.in_progress)

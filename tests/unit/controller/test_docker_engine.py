@@ -30,6 +30,7 @@ from controller.model import (
     RemoveContainer,
     ServiceSpec,
     SignalContainer,
+    StartContainer,
 )
 
 SPEC = ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"))
@@ -504,3 +505,24 @@ async def test_a_full_queue_wakes_a_waiting_reader_from_another_thread() -> None
     async with asyncio.timeout(10):
         await asyncio.to_thread(fill)
         assert (await waiting).kind in ("start", "overflow")
+
+
+async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
+    asked: list[Handler] = []
+
+    def hang(handler: Handler) -> None:
+        asked.append(handler)
+        handler.server.ending.wait()
+
+    daemon.answers["POST /containers/slow/start"] = hang
+    daemon.answers["GET /containers/json"] = (200, [])
+    async with engine(daemon) as docker:
+        starting = StartContainer(target="slow", service="ranker", cause="x")
+        starts = [asyncio.create_task(docker.perform(starting, "shop", None)) for _ in range(8)]
+        async with asyncio.timeout(10):
+            while len(asked) < 8:  # noqa: ASYNC110 - a thread fills it
+                await asyncio.sleep(0.01)
+            assert (await docker.observe("shop", [], [])).containers == ()
+        for task in starts:
+            task.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError, RoutingUnreachable
-from controller.model import AddServer, ProbeSpec, ServiceSpec, WriteRouting
+from controller.model import AddServer, ProbeSpec, ServerState, ServiceSpec, SetServerState, WriteRouting
 from controller.routing import haproxy_socket
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused, MasterSocket, RuntimeSocket, command
@@ -143,6 +143,20 @@ async def test_every_option_is_given_with_every_server(run_dir: Path) -> None:
             f"add server svc_echo/echo-1 10.0.0.1:8080 id 1 {options}",
             "enable health svc_echo/echo-1",
             "enable server svc_echo/echo-1",
+        ]
+
+
+async def test_a_server_whose_adding_was_interrupted_is_checked_once_it_is_ready(run_dir: Path) -> None:
+    async with FakeHAProxy(run_dir).running() as fake:
+        router = HAProxyRouter(run_dir)
+        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""), None)
+        await RuntimeSocket(run_dir / "admin.sock").ask("add server svc_echo/echo-1 10.0.0.1:8080 id 1 check")
+        fake.commands.clear()
+        ready = SetServerState(target="echo-1", service="echo", backend="svc_echo", state=ServerState.READY)
+        await router.perform(ready, ECHO)
+        assert [line for line in fake.commands if not line.startswith(("show", "get"))] == [
+            "enable health svc_echo/echo-1",
+            "set server svc_echo/echo-1 state ready",
         ]
 
 

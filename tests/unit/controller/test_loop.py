@@ -272,3 +272,23 @@ async def test_a_burst_of_wakes_is_one() -> None:
     started = clock()
     await wakeup.wait(0.05)
     assert clock() - started >= 0.04, "nothing was left of the burst"
+
+
+async def test_a_container_that_cannot_be_started_is_made_anew_until_one_can(control: Control) -> None:
+    control.engine.behaviours["api"] = Behaviour(start_error="unresolvable CDI devices nvidia.com/gpu=GPU-1")
+    async with control.running():
+        await until(lambda: control.store.failures.get("api") is not None)
+        assert "could not start it (code 128)" in control.store.failures["api"].detail
+        control.engine.behaviours["api"] = Behaviour()
+        await control.settled("api", 1, within_s=10)
+        assert control.store.failures["api"].count >= 1
+
+
+async def test_a_defect_in_reading_the_files_is_a_problem_and_ends_nothing(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        control.source.edit(error=KeyError("services"))
+        await until(lambda: loop.view.spec_problems)
+        assert loop.view.spec_problems == ("internal: reading the compose files raised KeyError: 'services'",)
+        control.source.edit(service("web", replicas=1))
+        await control.settled("web", 1)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controller.model import (
+    BeginRetirement,
     ContainerState,
     CreateContainer,
     Desired,
@@ -16,6 +17,7 @@ from controller.model import (
     Health,
     Observed,
     Plan,
+    PullImage,
     RemoveContainer,
     ServerState,
     StrayContainer,
@@ -418,3 +420,53 @@ def test_replicas_of_an_older_version_keep_the_port_they_were_made_for() -> None
     assert f"add server svc_web/{successor.name} at 10.0.0.2:9090" in text(desired(new, web=1), world)
     restarted = observed(old, specs=(new,), routing=routing())
     assert f"add server svc_web/{old.name} at 10.0.0.1:8080" in text(desired(new, web=1), restarted)
+
+
+def test_a_container_that_the_engine_could_not_start_is_made_anew_on_another_gpu() -> None:
+    broken = replica(RANKER, 1, state=ContainerState.CREATED, exit_code=128, started_at=None, ip=None, gpus=("GPU-9",))
+    world = observed(broken, specs=(RANKER,), gpus=gpus(1))
+    assert text(desired(RANKER, ranker=1), world) == lines(
+        f"#1 remove p-ranker-{RV}-1: the engine could not start it (code 128)",
+        f"#2 after #1 create p-ranker-{RV}-1 on GPU-0: 0 of 1 replicas exist",
+        f"#3 after #2 start p-ranker-{RV}-1: 0 of 1 replicas exist",
+    )
+
+
+def test_a_server_of_a_container_that_had_the_name_before_goes_at_once() -> None:
+    """Its address may be another service's by now, which answers the same question."""
+    stale = server(replica(WEB, 1, ip="10.0.0.9"))
+    for successor in (
+        replica(WEB, 1, health=Health.UNKNOWN),
+        replica(WEB, 1, state=ContainerState.CREATED, health=Health.UNKNOWN, started_at=None, ip=None),
+    ):
+        world = observed(successor, specs=(WEB,), routing=routing(stale))
+        assert f"delete server svc_web/p-web-{V}-1" in text(desired(WEB, web=1), world)
+
+
+def test_a_retirement_in_progress_is_no_longer_counted_as_ready() -> None:
+    new = replace(WEB, definition_hash="d2")
+    leaving = replica(WEB, 1)
+    busy = BeginRetirement(target=leaving.name, service="web", container_id=leaving.id, cause="x")
+    world = observed(leaving, replica(WEB, 2), replica(new, 3), specs=(new,), in_progress=(busy,))
+    assert "drain p-web" not in text(desired(new), world)
+
+
+def test_one_that_somebody_told_to_stop_is_not_counted_as_ready() -> None:
+    new = replace(WEB, definition_hash="d2")
+    stopped = replica(new, 3, reported_draining=True)
+    assert "drain p-web" not in text(desired(new), observed(replica(WEB, 1), replica(WEB, 2), stopped, specs=(new,)))
+
+
+def test_a_service_may_be_named_like_a_target_of_ours() -> None:
+    foreign = service("routing", has_build=False, image="far/away")
+    pull = PullImage(target="routing", service="routing", image="far/away", cause="x")
+    world = observed(replica(WEB, 1), specs=(WEB,), routing=routing(), in_progress=(pull,))
+    assert "add server" in text(desired(WEB, foreign, web=1, routing=0), world)
+
+
+def test_a_foreign_replica_of_a_removed_service_has_its_whole_time() -> None:
+    """HAProxy's new worker knows nothing of it any more, the old one may still have its requests."""
+    leaving = replica(WEB, 1, ongoing=None)
+    world = observed(leaving, retirements=retirement(leaving, draining_since=NOW - 19), routing=routing())
+    assert text(Desired(project="p"), world) == "nothing to do"
+    assert "send SIGTERM" in str(plan(Desired(project="p"), world, NOW + 1))
