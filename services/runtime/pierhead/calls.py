@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -103,9 +103,7 @@ class Call:
         if replica is not None:
             self._open(replica, limit)
         else:
-            self._opening = asyncio.get_running_loop().create_task(self._wait_and_open(), name="wait for a replica")
-            # Owned by this call; a caller who drops the call without awaiting it must not be told of it by the loop.
-            self._opening.add_done_callback(_retrieve)
+            self._open_later(self._wait_and_open())
 
     # ---- as grpc.aio.Call
 
@@ -182,9 +180,19 @@ class Call:
         self._call = call
         self._opened_at = time.monotonic()
 
-    async def _wait_and_open(self) -> None:
-        replica = await self._channel.wait_in_line(self._pool, self._deadline)
+    def _open_later(self, opening: Coroutine[Any, Any, None]) -> None:
+        self._opening = asyncio.get_running_loop().create_task(opening, name="wait for a replica")
+        # Owned by this call; a caller who drops the call without awaiting it must not be told of it by the loop.
+        self._opening.add_done_callback(_retrieve)
+
+    async def _wait_and_open(self, *, first: bool = False) -> None:
+        replica = await self._channel.wait_in_line(self._pool, self._deadline, first=first)
         self._open(replica, self._deadline - time.monotonic())
+
+    async def _pause_and_open(self, pause: float) -> None:
+        if pause:
+            await asyncio.sleep(pause)
+        await self._wait_and_open(first=True)
 
     async def _opened(self) -> Any:
         if self._call is None and self._opening is not None:
@@ -212,7 +220,9 @@ class Call:
         if trailers.refused is not None:
             self._pool.refused(replica, _count(trailers.ongoing), self._lease.left)
             return "overloaded"
-        if error.code() is grpc.StatusCode.UNAVAILABLE and trailers.ongoing is None:
+        if trailers.ongoing is not None:  # it worked on the call, and says so with its load
+            self._pool.report(replica, _count(trailers.ongoing), self._lease.left, time.monotonic())
+        elif error.code() is grpc.StatusCode.UNAVAILABLE:
             replica.connection.check()
             if (error.details() or "").startswith(NEVER_SENT):
                 return "connect"
@@ -224,18 +234,19 @@ class Call:
             self._tried.append(self._replica)
         self._call = None
         now = time.monotonic()
-        replica = None
+        pause = 0.0
         if reason == "draining" or self._pool.budget.take(now):
             replica = self._pool.take(self._channel.policy, self._tried)
+            if replica is not None:
+                self._open(replica, self._deadline - now)
+                return
         else:
             shortest, longest = BACKOFF_S
             pause = min(longest, shortest * 2**self._pauses, max(0.0, self._deadline - now))
             self._pauses += 1
-            await asyncio.sleep(pause)
-        if replica is None:
-            replica = await self._channel.wait_in_line(self._pool, self._deadline, first=True)
-            self._tried.clear()
-        self._open(replica, self._deadline - time.monotonic())
+        self._tried.clear()
+        self._open_later(self._pause_and_open(pause))
+        await self._opened()
 
     def _final(self, error: grpc.aio.AioRpcError, trailers: Trailers) -> PierheadError:
         """What the caller sees: the callee's own error where it spoke, else what happened on the way."""

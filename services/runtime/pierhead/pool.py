@@ -217,10 +217,12 @@ class Pool:
         replica.inflight -= 1
         if self._waiters:
             # How the call ended is known a moment later; a refusal made no room.
-            if replica.full:
+            if not replica.full:
+                self._serve_waiters()
+            elif replica.others:
                 self._look_again()
             else:
-                self._serve_waiters()
+                self._look_at(self._clock())
         if replica.closing and replica.inflight == 0:
             self._close_when_idle(replica)
 
@@ -317,10 +319,13 @@ class Pool:
     def _look_again(self) -> None:
         """What replicas said of others' calls wears off without an event: look again then."""
         times = [replica.others_until for replica in self._callable if replica.others]
-        if not times:
-            return
+        if times:
+            self._look_at(min(times))
+
+    def _look_at(self, when: float) -> None:
+        """Look at the line a moment after `when`."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + max(0.0, min(times) - self._clock()) + 0.001
+        due = loop.time() + max(0.0, when - self._clock()) + 0.001
         if self._timer is not None:
             if self._timer.when() <= due:
                 return

@@ -188,6 +188,29 @@ class TestCancellation:
         await until(lambda: service.cancelled == 1, "the work is cancelled")
         await until(lambda: all(r.inflight == 0 for r in channel.pool().replicas()), "the count is back")
 
+    async def test_a_call_that_is_tried_again_can_be_cancelled(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service, max_ongoing_requests=1)
+        know(server)
+        stub, channel = make()
+        await stub.Echo(echo())
+        async with grpc.aio.insecure_channel(address(server)) as other_process:
+            theirs = EchoStub(other_process).Echo(echo("wait"))
+            await until(lambda: service.begun == 1, "somebody else fills it")
+            call = stub.Echo(echo())
+            awaiting = asyncio.ensure_future(_awaited(call))
+            await until(lambda: channel.queued == 1, "it was refused and waits")
+            assert not call.done()
+            assert call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await awaiting
+            assert call.cancelled()
+            assert call.done()
+            assert channel.queued == 0
+            assert channel.metrics.handle_requests.values[("echo-child", "cancelled")] == 1
+            service.gate.set()
+            await theirs
+
     @pytest.mark.parametrize("turns", range(12))
     async def test_no_count_leaks_wherever_the_caller_is_cancelled(self, cluster: Cluster, turns: int) -> None:
         know(await cluster.start(EchoService(), max_ongoing_requests=1))
@@ -338,6 +361,10 @@ class TestRefusals:
         discovery.say("echo-child", ("r1", address(server), False))
         assert await call == "echo: hi"
         await discovery.close()
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
 
 
 async def _reply(stub: Any, message: str) -> str:

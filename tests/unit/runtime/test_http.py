@@ -354,7 +354,9 @@ class TestCallee:
         await until(lambda: service.cancelled == 1, "the stream is cancelled")
         await until(lambda: server.readiness().ongoing == 0, "the count is back")
         assert server.metrics.requests.values == {("GET /tokens", "499"): 1}
-        assert not caplog.records, "a client that leaves is no error"
+        # Of the asyncio logger, gRPC's poller says now and then that an earlier test's loop is closed.
+        ours = [record for record in caplog.records if record.name in ("pierhead", "aiohttp.server")]
+        assert not ours, "a client that leaves is no error"
 
 
 async def test_a_full_replica_refuses_before_any_work(cluster: Cluster, site: Site, client: ClientSession) -> None:

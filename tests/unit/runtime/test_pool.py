@@ -118,6 +118,22 @@ async def test_others_calls_count_for_a_while() -> None:
     assert world.take() is replica
 
 
+async def test_the_line_moves_on_after_a_failed_call_at_a_replica_that_once_refused() -> None:
+    """Its refusal is long ago, no reply has said since that it has room, and the call there ended without one."""
+    world = World(1)
+    replica = world.take()
+    assert replica is not None
+    world.pool.release(replica)
+    world.pool.refused(replica, 1, 0)
+    world.now += 1
+    assert world.take() is replica
+    waiting = world.wait()
+    await asyncio.sleep(0)
+    world.pool.release(replica)
+    async with asyncio.timeout(1):
+        assert await waiting is replica
+
+
 async def test_a_limit_learnt_is_forgotten_with_the_connection() -> None:
     world = World(0)
     replica = world.take()
