@@ -2,7 +2,8 @@
 
 Prometheus depends on the controller, so `down` removes Prometheus first. A controller that is told to stop and still
 sees its Prometheus is only being restarted: its replicas stay and serve. (HAProxy cannot play that part: Compose makes
-the dependents of a container anew when it makes the container anew.)
+the dependents of a container anew when it makes the container anew.) Where there is no Prometheus, HAProxy decides:
+`down` stops it at the same time, and as long as it is there, it may be sending requests to the replicas.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from controller.model import Action, RemoveContainer, ReplicaContainer, SignalCo
 logger = logging.getLogger(__name__)
 
 DEPENDENT_SERVICE = "prometheus"
-LIMIT_S = 45.0
-"""Compose gives the controller 60 s."""
+EDGE_SERVICE = "haproxy"
+HAPROXY_GONE_S = 16.0
+"""How long `down` may take to remove HAProxy, which has 10 s to finish what it has."""
+LIMIT_S = 40.0
+"""Compose gives the controller 60 s for all of it."""
 FORCE_S = 10.0
 """Of these, what is kept for removing replicas that did not end by themselves."""
 LOOK_S = 0.2
@@ -27,14 +31,28 @@ ASK_S = 10.0
 CAUSE = "the stack goes down"
 
 
-async def is_going_down(engine: ClusterEngine, project: str) -> bool:
+async def is_going_down(engine: ClusterEngine, project: str, haproxy_gone_s: float = HAPROXY_GONE_S) -> bool:
     """Whether the stack is being taken down, not just this controller. When nobody can tell: no, which harms nobody."""
     try:
         async with asyncio.timeout(ASK_S):
-            return not await engine.exists(project, DEPENDENT_SERVICE)
+            if await engine.exists(project, DEPENDENT_SERVICE):
+                return False
     except (ControllerError, TimeoutError) as error:
         logger.warning("replicas are left as they are, whether the stack goes down cannot be seen: %s", error)
         return False
+    return await _haproxy_goes(engine, project, haproxy_gone_s)
+
+
+async def _haproxy_goes(engine: ClusterEngine, project: str, limit_s: float) -> bool:
+    try:
+        async with asyncio.timeout(limit_s):
+            while await engine.exists(project, EDGE_SERVICE):  # noqa: ASYNC110 - the events have no reader any more
+                await asyncio.sleep(LOOK_S)
+    except (ControllerError, TimeoutError) as error:
+        why = str(error) or f"HAProxy is still there after {limit_s:g} s"
+        logger.warning("replicas are left as they are, the stack does not seem to go down: %s", why)
+        return False
+    return True
 
 
 async def remove_replicas(engine: ClusterEngine, project: str, limit_s: float = LIMIT_S) -> None:

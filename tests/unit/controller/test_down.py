@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -29,6 +30,17 @@ async def test_with_its_prometheus_there_it_is_a_restart() -> None:
     assert await is_going_down(engine, PROJECT)
     engine.add_container("prometheus", project=PROJECT, service="prometheus")
     assert not await is_going_down(engine, PROJECT)
+
+
+async def test_a_stack_without_prometheus_goes_down_when_its_haproxy_does() -> None:
+    """Somebody who removed Prometheus and restarts the controller must not lose every replica."""
+    engine = FakeEngine(time.time)
+    haproxy = engine.add_container("haproxy", project=PROJECT, service="haproxy")
+    assert not await is_going_down(engine, PROJECT, haproxy_gone_s=0.3)
+    asked = asyncio.create_task(is_going_down(engine, PROJECT, haproxy_gone_s=10.0))
+    await asyncio.sleep(0)
+    engine.delete(haproxy.name)
+    assert await asked
 
 
 async def test_when_nobody_can_tell_replicas_stay() -> None:
