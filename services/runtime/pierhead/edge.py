@@ -16,6 +16,9 @@ from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
 
+_LOGGED_AS = "_pierhead_error_id"
+"""The attribute of an exception that holds the id under which it was logged."""
+
 REFUSAL_REASONS = ("overloaded", "draining")
 """What `pierhead-refused` and the metric's label may say."""
 
@@ -53,14 +56,20 @@ class Edge:
         self.metrics.request_duration.observe(labels, seconds)
 
     def error_for(self, exception: BaseException, method: str) -> PierheadError:
-        """The error to answer with. A user's exception is logged with an id, under which the answer can be found."""
+        """The error to answer with. A user's exception is logged with an id, under which the answer can be found.
+
+        One that many requests share, because their batch failed, is logged once and has one id in all of their answers.
+        """
         if isinstance(exception, PierheadError):
             return exception
         if isinstance(exception, grpc.aio.AioRpcError):  # a call through a plain stub: as a handle would have told it
             trailers = Trailers(exception.trailing_metadata())
             return from_status(exception.code(), exception.details() or "", trailers)
-        error_id = new_request_id()
-        logger.error("%s failed [error id %s]", method, error_id, exc_info=exception)
+        error_id = getattr(exception, _LOGGED_AS, None)
+        if error_id is None:
+            error_id = new_request_id()
+            setattr(exception, _LOGGED_AS, error_id)
+            logger.error("%s failed [error id %s]", method, error_id, exc_info=exception)
         summary = "".join(traceback.format_exception_only(exception)).strip().replace("\n", " ")
         return UserCodeError(
             f"{summary} [error id {error_id}]",

@@ -31,6 +31,9 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second server on the port is a mistake that must be seen
 )
 
+DEADLINE_MOMENT_S = 0.02
+"""A call that is cancelled with less time left than this has met its deadline."""
+
 _STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
 
 
@@ -169,7 +172,10 @@ class _Call:
             self.code = _status_name(self.context.code())
             return
         if not is_answerable(error):
-            self.code = grpc.StatusCode.CANCELLED.name
+            # gRPC cancels alike what its caller cancels and what is past its caller's deadline. That strikes there a
+            # moment earlier than here, and a cancellation is then what arrives.
+            late = self._timeout is None and self.context.time_remaining() <= DEADLINE_MOMENT_S
+            self.code = (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
             return
         answer = self.edge.error_for(error, self.method)
         self.code = answer.grpc_status.name

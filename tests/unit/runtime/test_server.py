@@ -94,6 +94,34 @@ class TestGrpc:
         assert service.cancelled == 1
         assert server.readiness().ongoing == 0
 
+    async def test_a_call_that_ends_at_its_deadline_is_counted_so(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service)
+        async with plain(server) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"), timeout=0.1)
+            await until(lambda: server.readiness().ongoing == 0, "the work is cancelled")
+        assert server.metrics.requests.values == {(f"{ECHO}/Echo", "DEADLINE_EXCEEDED"): 1}
+
+    async def test_an_exception_that_many_calls_share_is_logged_once(
+        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As that of a batch, which goes to every member."""
+        shared = ValueError("the GPU fell off the bus")
+
+        class Failing(EchoService):
+            async def Echo(self, request: Any, context: Any) -> Any:
+                raise shared
+
+        server = await cluster.start(Failing())
+        async with plain(server) as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            errors = await asyncio.gather(*[stub.Echo(echo()) for _ in range(5)], return_exceptions=True)
+        told = {str(error.details()).splitlines()[0] for error in errors if isinstance(error, grpc.aio.AioRpcError)}
+        (line,) = told
+        assert line.startswith("ValueError: the GPU fell off the bus [error id ")
+        assert [record.levelname for record in caplog.records if record.name == "pierhead"] == ["ERROR"]
+
     async def test_bytes_that_are_no_message_are_the_caller_s_fault(self, cluster: Cluster) -> None:
         server = await cluster.start(EchoService())
         async with plain(server) as channel:
