@@ -49,6 +49,10 @@ remove_leftovers() {
   ids=$(of_tests "docker volume ls")
   # shellcheck disable=SC2086
   [ -z "$ids" ] || docker volume rm $ids >/dev/null || true
+  # The build cache keeps their layers: the next run has them back in seconds.
+  ids=$(docker image ls --format '{{.Repository}}:{{.Tag}}' | grep -E "^(pierhead/.*:$PIERHEAD_TAG|$TEST_PROJECTS.*)\$" || true)
+  # shellcheck disable=SC2086
+  [ -z "$ids" ] || docker image rm $ids >/dev/null || true
 }
 
 # of_tests LISTING: the ids in one of Docker's listings that belong to tests.

@@ -95,7 +95,9 @@ def test_killed_replica_comes_back_on_its_gpu(gpu_stack: Stack) -> None:
 
 
 def test_an_image_that_is_not_ours(echo_stack: Stack) -> None:
-    echo_stack.docker.images.build(path=str(APPS / "nginx"), tag="pierhead-test/nginx", network_mode="host")
+    echo_stack.docker.images.build(
+        path=str(APPS / "nginx"), tag="pierhead-test/nginx", network_mode="host", rm=True, forcerm=True
+    )
     echo_stack.env["COMPOSE_FILE"] += ":tests/e2e/apps/static.yaml"
     with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
         echo_stack.up()
