@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +12,9 @@ from pierhead.channel import HandleChannel
 from pierhead.connection import TRANSPORTS
 
 StubT = TypeVar("StubT")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,5})?")
+"""What Compose takes for a service, as far as DNS does too, and a port where there is no Discovery."""
 
 
 def handle(
@@ -36,8 +40,10 @@ def handle(
     - transport: "grpc".
 
     Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied.
-    Raises ValueError for an unknown policy or transport.
+    Raises ValueError for an unknown policy or transport, and for what cannot be a service's name.
     """
+    if _NAME.fullmatch(service) is None or int(service.partition(":")[2] or 0) > 65535:
+        raise ValueError(f'service: expected a service\'s name, or name:port, found "{service}"')
     if transport not in TRANSPORTS:
         raise ValueError(f'transport: expected one of {", ".join(sorted(TRANSPORTS))}, found "{transport}"')
     return stub(

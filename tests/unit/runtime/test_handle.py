@@ -64,6 +64,13 @@ async def test_replies_stream(cluster: Cluster) -> None:
     assert channel.metrics.handle_requests.values == {("echo-child", "ok"): 1}
 
 
+@pytest.mark.parametrize("name", ["", ":50051", "ranker:", "ranker:x", "ranker:70000", "x" * 64])
+def test_a_name_that_no_service_can_have_is_refused_at_once(name: str) -> None:
+    """Else its calls would wait to their deadlines for an address that never comes."""
+    with pytest.raises(ValueError, match=r"^service: expected a service's name, or name:port, found "):
+        handle(EchoStub, name)
+
+
 async def test_a_done_callback_runs_once_when_the_call_has_ended(cluster: Cluster) -> None:
     know(await cluster.start(EchoService()))
     ended: list[object] = []
