@@ -314,12 +314,12 @@ def test_actions_in_progress_are_never_planned_twice(ops: list[tuple[str, int, s
         created = [step.action for step in (*result.steps, *again.steps) if isinstance(step.action, CreateContainer)]
         uuids = [gpu.uuid for action in created for gpu in action.gpus]
         assert len(uuids) == len(set(uuids))
-        retired = {action.target for action in in_progress if isinstance(action, BeginRetirement)}
+        going = {a.target for a in in_progress if isinstance(a, BeginRetirement | RemoveContainer)}
         for name, target in world.targets.items():
             alive = [
                 c
                 for c in world.containers.values()
-                if c.service == name and world.phase(c).serves_or_will and c.name not in retired
+                if c.service == name and world.phase(c).serves_or_will and c.name not in going
             ]
             total = len(alive) + sum(action.service == name for action in created)
             assert total <= max(target + SURGE, len(alive)), "what is being created counts"
