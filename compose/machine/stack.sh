@@ -54,7 +54,7 @@ choose_build_inputs() {
   local bundle wheels
   bundle=$(setting PIERHEAD_CA_BUNDLE "$(ca_bundle)")
   wheels=$(setting PIERHEAD_WHEELS "$(wheel_directory)")
-  export PIERHEAD_CA_BUNDLE=${bundle:-/etc/ssl/certs/ca-certificates.crt} PIERHEAD_WHEELS=${wheels:-./wheels}
+  export PIERHEAD_CA_BUNDLE=${bundle:-./machine/no-ca.pem} PIERHEAD_WHEELS=${wheels:-./wheels}
 }
 
 # container_of SERVICE: the id of the running container of one of the stack's own services; nothing where there is none.

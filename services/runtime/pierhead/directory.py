@@ -50,6 +50,7 @@ class Directory:
         self._updates: dict[str, list[Update]] = {}
         self._last: dict[str, list[Endpoint]] = {}
         self._dns: dict[str, asyncio.Task[None]] = {}
+        self._told_by_controller: set[str] = set()
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -110,6 +111,10 @@ class Directory:
                     reason = "it ended the stream"
                 except grpc.aio.AioRpcError as error:
                     reason = error.details() or error.code().name
+                except Exception as error:
+                    # Whatever one list brings out, the next ones must still be heard: a frozen list is an outage later.
+                    logger.exception("internal: a list from discovery could not be taken over")
+                    reason = repr(error)
                 logger.info("discovery at %s: %s; the last lists stay in force", self._settings.discovery, reason)
                 await asyncio.sleep(pause * (0.5 + self._rng.random()))
                 pause = min(longest, pause * 2)
@@ -119,8 +124,11 @@ class Directory:
         if state.service not in self._updates:
             return
         if state.unknown:
-            self._start_dns(state.service)
+            # Names that DNS gives know nothing of draining or readiness: no match for a list that the controller gave.
+            if state.service not in self._told_by_controller:
+                self._start_dns(state.service)
             return
+        self._told_by_controller.add(state.service)
         dns = self._dns.pop(state.service, None)
         if dns is not None:
             dns.cancel()

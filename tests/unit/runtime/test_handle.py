@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
@@ -22,9 +22,11 @@ from pierhead import (
 )
 from pierhead.channel import HandleChannel
 from pierhead.clients import Clients
+from pierhead.directory import Directory
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
+from pierhead.pool import Endpoint
 from pierhead.request import CURRENT, RequestContext
 
 from tests.unit.runtime.harness import Cluster, EchoService, FakeDiscovery, address, echo, generate, know, until
@@ -520,6 +522,38 @@ class TestDiscovery:
         await successor.listen(port)
         await until(lambda: [r.name for r in channel.pool().replicas()] == ["r2"], "the next controller is heard")
         await successor.close()
+
+    async def test_a_controller_that_does_not_know_the_service_yet_takes_no_list_away(self, cluster: Cluster) -> None:
+        server = await cluster.start(EchoService())
+        discovery = FakeDiscovery()
+        port = await discovery.listen()
+        discovery.say("echo-child", ("r1", address(server), False))
+        Clients.use(Settings(discovery=f"127.0.0.1:{port}"))
+        stub, channel = make()
+        await _reply(stub, "hi")
+        await discovery.close()
+        ignorant = FakeDiscovery()
+        await ignorant.listen(port)
+        await until(lambda: ignorant.watches > 0, "the next controller is asked")
+        await _reply(stub, "hi")
+        assert [replica.name for replica in channel.pool().replicas()] == ["r1"]
+        await ignorant.close()
+
+    async def test_a_list_that_cannot_be_taken_over_does_not_end_the_watch(self) -> None:
+        discovery = FakeDiscovery()
+        discovery.say("echo-child", ("r1", "10.0.0.1:1", False))
+        directory = Directory(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        heard: list[str] = []
+
+        def update(endpoints: Iterable[Endpoint]) -> None:
+            heard.extend(endpoint.name for endpoint in endpoints)
+            if len(heard) == 1:
+                raise RuntimeError("a defect")
+
+        directory.add("echo-child", update)
+        await until(lambda: len(heard) >= 2, "the list is told again")
+        await directory.close()
+        await discovery.close()
 
     async def test_one_stream_carries_all_services(self, cluster: Cluster) -> None:
         server = await cluster.start(EchoService())
