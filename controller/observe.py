@@ -10,11 +10,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controller.engines.base import ClusterEngine, EngineState
 from controller.errors import ControllerError, EngineError, StoreError
-from controller.model import Action, Observed, ReplicaContainer, RoutingState, Spec, version_of
+from controller.model import (
+    Action,
+    Health,
+    Observed,
+    ReplicaContainer,
+    RoutingState,
+    ServerState,
+    Spec,
+    backend_name,
+    version_of,
+)
 from controller.probe import Prober
 from controller.routing.base import Router
 from controller.store import Store
@@ -79,7 +89,7 @@ class Observer:
         if state is None:
             return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
         observed = Observed(
-            containers=tuple(self._prober.judged(container) for container in state.containers),
+            containers=tuple(second_opinion(self._prober.judged(one), routing) for one in state.containers),
             strays=state.strays,
             images=state.images,
             gpus=state.gpus,
@@ -137,6 +147,21 @@ class Observer:
                 self._store.forget(container_id)
         except StoreError as error:
             logger.error("notes of removed containers were kept: %s", error)  # noqa: TRY400 - they harm nobody
+
+
+def second_opinion(container: ReplicaContainer, routing: RoutingState | None) -> ReplicaContainer:
+    """Return a replica that fails our probe and passes HAProxy's as ready.
+
+    HAProxy asks the same question from elsewhere. When only we get no answer, the fault is ours (a firewall, a network
+    that was taken away), and replacing every replica for it would be the outage.
+    """
+    if container.health is not Health.FAILED or routing is None:
+        return container
+    key = (backend_name(container.service), container.name)
+    if any((s.backend, s.name) == key and s.up and s.state is ServerState.READY for s in routing.servers):
+        detail = f"{container.health_detail}; HAProxy's own check passes"
+        return replace(container, health=Health.READY, health_detail=detail)
+    return container
 
 
 def outdated_containers(

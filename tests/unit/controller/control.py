@@ -90,6 +90,11 @@ class FakeRouter:
         self.pid += 1
         self.servers.clear()
 
+    def mark_down(self, name: str) -> None:
+        """HAProxy's own check of that server fails."""
+        for server in [server for server in self.servers.values() if server.name == name]:
+            self._put(replace(server, up=False))
+
     def ready(self, service: str) -> list[str]:
         """Names of the servers that get traffic."""
         return sorted(

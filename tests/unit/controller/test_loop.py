@@ -199,9 +199,28 @@ async def test_a_hanging_replica_is_replaced(control: Control) -> None:
         await control.settled("web", 2)
         victim = control.router.ready("web")[0]
         control.engine.hang(victim)
+        control.router.mark_down(victim)
         hung = control.engine.by_name(victim).id
         await until(lambda: hung not in control.engine.containers, within_s=10)
         await control.settled("web", 2)
+
+
+async def test_replicas_that_only_the_controller_cannot_reach_are_left_alone(control: Control) -> None:
+    control.source.services["web"] = replace(
+        control.source.services["web"], probe=replace(service().probe, period_s=0.05, failures=2)
+    )
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        replicas = set(control.engine.containers)
+        control.silent.update(control.router.ready("web"))
+        await until(
+            lambda: any(
+                "HAProxy's own check passes" in container.health_detail
+                for container in (loop.view.observed.containers if loop.view.observed else ())
+            )
+        )
+        assert set(control.engine.containers) == replicas
+        assert len(loop.view.endpoints["web"]) == 2, "callers keep them too"
 
 
 async def test_gpu_shortage_is_one_sentence_and_blocks(tmp_path: Path) -> None:
