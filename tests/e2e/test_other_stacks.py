@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -182,3 +183,42 @@ def test_wrong_compose_files_touch_nothing_and_say_where(
         eventually(lambda: stack.api("/api/v1/services").json["spec_problems"] == [], "the mistake is forgotten")
     load.assert_no_failure()
     assert stack.replica_ids() == replicas
+
+
+def test_a_changed_service_rolls_without_losing_a_request(edited_stack: tuple[Stack, Path]) -> None:
+    stack, app = edited_stack
+    stack.scale("echo", 2)
+    stack.scale("echo-child", 2)
+    before, written = stack.replica_ids(), app.read_text()
+    workers = stack.haproxy_workers()
+    with Load([stack.url("/echo?message=x")], connections=16) as load:
+        app.write_text(written.replace("x-serve:", "environment: {A_CHANGE: anything}\n    x-serve:"))
+        eventually(lambda: not stack.replica_ids() & before, "every replica is a new one", within_s=120)
+        stack.wait_settled(echo=2, **{"echo-child": 2})
+    load.assert_no_failure()
+    assert stack.haproxy_workers() == workers
+
+
+@pytest.mark.parametrize(
+    ("change", "needles"),
+    [
+        (("image: pierhead/echo:", "image: pierhead-test/no-such-image:"), ["pierhead-test/no-such-image", "build"]),
+        (("route: /echo", "route: /echo\n      readiness: {port: 81, path: /}"), [":81/"]),
+    ],
+    ids=["no-such-image", "nothing-listens"],
+)
+def test_a_version_that_cannot_work_says_why_and_displaces_nobody(
+    edited_stack: tuple[Stack, Path], change: tuple[str, str], needles: list[str]
+) -> None:
+    stack, app = edited_stack
+    before, written = stack.replica_ids("echo"), app.read_text()
+    assert change[0] in written
+    with Load([stack.url("/echo?message=x")], connections=4) as load:
+        app.write_text(written.replace(*change, 1))
+        eventually(
+            lambda: all(needle in json.dumps(stack.service("echo")) for needle in needles), "the status says why"
+        )
+        assert before <= stack.replica_ids("echo")
+        app.write_text(written)
+        eventually(lambda: stack.replica_ids("echo") == before, "what never worked is gone, the old one serves")
+    load.assert_no_failure()
