@@ -270,6 +270,10 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     going_on = _going_on(replicas)
     if going_on:
         return going_on
+    image = material.spec.image
+    if material.wanted and image in material.observed.images and material.observed.images[image] is None:
+        remedy = "build it (`make build`)" if material.spec.has_build else "check the name, or pull it"
+        return f"image {image} is not on this machine: what runs stays as it is, nothing new can be started; {remedy}"
     if material.override is not None and material.override != material.spec.replicas:
         return f"set by scale; the compose files say {material.spec.replicas}"
     return ""

@@ -95,10 +95,14 @@ def test_killed_replica_comes_back_on_its_gpu(gpu_stack: Stack) -> None:
     assert {name: c.labels["pierhead.gpus"] for name, c in gpu_stack.replicas("pinned").items()} == before
 
 
-def test_an_image_that_is_not_ours(echo_stack: Stack) -> None:
-    echo_stack.docker.images.build(
+def build_nginx(stack: Stack) -> None:
+    stack.docker.images.build(
         path=str(APPS / "nginx"), tag="pierhead-test/nginx", network_mode="host", rm=True, forcerm=True
     )
+
+
+def test_an_image_that_is_not_ours(echo_stack: Stack) -> None:
+    build_nginx(echo_stack)
     echo_stack.env["COMPOSE_FILE"] += ":tests/e2e/apps/static.yaml"
     with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
         echo_stack.up()
@@ -199,26 +203,39 @@ def test_a_changed_service_rolls_without_losing_a_request(edited_stack: tuple[St
     assert stack.haproxy_workers() == workers
 
 
-@pytest.mark.parametrize(
-    ("change", "needles"),
-    [
-        (("image: pierhead/echo:", "image: pierhead-test/no-such-image:"), ["pierhead-test/no-such-image", "build"]),
-        (("route: /echo", "route: /echo\n      readiness: {port: 81, path: /}"), [":81/"]),
-    ],
-    ids=["no-such-image", "nothing-listens"],
-)
-def test_a_version_that_cannot_work_says_why_and_displaces_nobody(
-    edited_stack: tuple[Stack, Path], change: tuple[str, str], needles: list[str]
-) -> None:
+def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(edited_stack: tuple[Stack, Path]) -> None:
     stack, app = edited_stack
-    before, written = stack.replica_ids("echo"), app.read_text()
-    assert change[0] in written
+    before, written = stack.replica_ids(), app.read_text()
     with Load([stack.url("/echo?message=x")], connections=4) as load:
-        app.write_text(written.replace(*change, 1))
-        eventually(
-            lambda: all(needle in json.dumps(stack.service("echo")) for needle in needles), "the status says why"
-        )
-        assert before <= stack.replica_ids("echo")
+        app.write_text(written.replace("image: pierhead/echo:", "image: pierhead-test/no-such-image:", 1))
+        eventually(lambda: "pierhead-test/no-such-image" in stack.service("echo")["message"], "the status says why")
+        done = stack.pierhead("scale", "echo", "2")
+        assert done.returncode == 1
+        assert "pierhead-test/no-such-image" in done.stdout + done.stderr
+        stack.scale("echo", 1)
         app.write_text(written)
-        eventually(lambda: stack.replica_ids("echo") == before, "what never worked is gone, the old one serves")
+        eventually(lambda: stack.service("echo")["message"] == "", "the mistake is forgotten")
     load.assert_no_failure()
+    assert stack.replica_ids() == before
+
+
+def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack: Stack) -> None:
+    app = ROOT / ".state" / "static.yaml"
+    app.parent.mkdir(exist_ok=True)
+    written = (APPS / "static.yaml").read_text()
+    app.write_text(written)
+    try:
+        build_nginx(echo_stack)
+        echo_stack.env["COMPOSE_FILE"] += ":.state/static.yaml"
+        echo_stack.up()
+        eventually(lambda: echo_stack.get("/static/").status == 200, "nginx answers", within_s=60)
+        before = echo_stack.replica_ids("static")
+        with Load([echo_stack.url("/static/")], connections=4) as load:
+            app.write_text(written.replace("port: 80", "port: 81"))
+            eventually(lambda: ":81/" in json.dumps(echo_stack.service("static")), "the status names the port")
+            assert before <= echo_stack.replica_ids("static")
+            app.write_text(written)
+            eventually(lambda: echo_stack.replica_ids("static") == before, "what never worked is gone")
+        load.assert_no_failure()
+    finally:
+        app.unlink()

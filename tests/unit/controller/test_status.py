@@ -145,6 +145,16 @@ def test_a_replica_that_is_being_created_is_shown() -> None:
         assert row.message == "1 being created"
 
 
+def test_an_image_that_went_missing_is_told_while_everything_runs() -> None:
+    world = replace(observed(replica(WEB, 1), replica(WEB, 2)), images={WEB.image: None})
+    row = service_rows(desired(WEB), world, Plan(), (), {}, NOW)[0]
+    assert row.ready == 2
+    assert row.message == (
+        "image image/web is not on this machine: what runs stays as it is, nothing new can be started; "
+        "build it (`make build`)"
+    )
+
+
 def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
     pull = PullImage(target="web", service="web", image="nowhere/web", cause="missing")
     refusal = Refusal(pull, ImageNotFound("nowhere/web: manifest unknown"), 3, NOW + 4)
