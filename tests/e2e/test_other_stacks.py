@@ -220,7 +220,7 @@ def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(edited_stack:
 
 
 def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack: Stack) -> None:
-    app = ROOT / ".state" / "static.yaml"
+    app, without = ROOT / ".state" / "static.yaml", echo_stack.env["COMPOSE_FILE"]
     app.parent.mkdir(exist_ok=True)
     written = (APPS / "static.yaml").read_text()
     app.write_text(written)
@@ -238,4 +238,5 @@ def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack:
             eventually(lambda: echo_stack.replica_ids("static") == before, "what never worked is gone")
         load.assert_no_failure()
     finally:
+        echo_stack.env["COMPOSE_FILE"] = without
         app.unlink()
