@@ -52,23 +52,21 @@ _first_two() {
   printf '%s %s\n' "${major:-0}" "${minor:-0}"
 }
 
-readonly DEBIAN_MIRROR=http://deb.debian.org/debian
-readonly DEBIAN_SECURITY_MIRROR=http://deb.debian.org/debian-security
-
-# debian_sources RELEASE: the lines of an apt sources.list for a Debian release, from the mirrors this machine itself
-# uses where it is a Debian machine.
+# debian_sources RELEASE: the lines of an apt sources.list for a Debian release, from the mirrors that this machine, a
+# Debian one, uses itself. Nothing on other machines: mmdebstrap then takes Debian's own.
 debian_sources() {
   local own mirror security options='[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]'
+  [ "$(os_field ID)" = debian ] || return 0
   own=$(os_field VERSION_CODENAME)
-  mirror=$DEBIAN_MIRROR security=$DEBIAN_SECURITY_MIRROR
-  if [ "$(os_field ID)" = debian ]; then
-    mirror=$(apt_mirror "$own" "$mirror")
-    security=$(apt_mirror "$own-security" "$security")
-  fi
-  printf 'deb %s %s main\n' "$options" "$mirror $1" "$options" "$mirror $1-updates" "$options" "$security $1-security"
+  mirror=$(apt_mirror "$own")
+  security=$(apt_mirror "$own-security")
+  [ -n "$mirror" ] || refuse "apt on this machine has no mirror for its own release, Debian $own." \
+    "Add one to /etc/apt/sources.list.d and repeat."
+  printf 'deb %s %s main\n' "$options" "$mirror $1" "$options" "$mirror $1-updates"
+  [ -z "$security" ] || printf 'deb %s %s main\n' "$options" "$security $1-security"
 }
 
-# apt_mirror SUITE FALLBACK: the address this machine's own apt gets SUITE from.
+# apt_mirror SUITE: the address this machine's own apt gets SUITE from; nothing where it does not.
 apt_mirror() {
   local address=''
   if command -v apt-get >/dev/null 2>&1; then
@@ -78,7 +76,7 @@ apt_mirror() {
   case $address in
     mirror+file:*) address=$(head -n 1 "${address#mirror+file:}" | cut -f 1) ;;
   esac
-  printf '%s' "${address:-$2}"
+  printf '%s' "$address"
 }
 
 # wheel_directory: the directory of wheels that pip is told to look into on this machine; nothing where there is none.
