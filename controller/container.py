@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.model import Gpu, GpuRequest, ServiceSpec
+from controller.model import Gpu, GpuRequest, ProbeSpec, ServiceSpec
 
 ADMIN_PORT = 9100
 DISCOVERY_ADDRESS = "controller:8101"
@@ -67,14 +67,18 @@ def managed_environment(
     }
 
 
-def definition_hash(container: Mapping[str, Any], *, port: int, managed: bool, gpu: GpuRequest | None) -> str:
+def definition_hash(
+    container: Mapping[str, Any], *, port: int, managed: bool, gpu: GpuRequest | None, probe: ProbeSpec
+) -> str:
     """Sha256 (hex) over everything that needs a new container when it changes.
 
     Request limits and timeouts count where they reach the container as environment, so only for managed services.
-    Replicas, routes, probes and metrics do not count: they change without touching a container.
+    Replicas, routes, the pace of probes and metrics do not count: they change without touching a container. Where the
+    probe goes does: a question that nobody answers must fail on a new replica, not on those that serve.
     """
     gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
     whole = {"format": _HASH_FORMAT, "container": container, "port": port, "managed": managed, "gpu": gpu_part}
+    whole["probe"] = [probe.port, probe.path]
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -114,6 +118,7 @@ def _labels(
         "pierhead.number": str(number),
         "pierhead.replica": replica,
         "pierhead.port": str(spec.port),
+        "pierhead.probe": f"{spec.probe.port}{spec.probe.path}",
         "pierhead.gpus": ",".join(gpu.uuid for gpu in gpus),
         "com.docker.compose.project": project,
         "com.docker.compose.service": spec.name,

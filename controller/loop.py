@@ -12,17 +12,18 @@ import difflib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from controller.apply import Executor, Outcome
 from controller.discovery import Board
+from controller.edge import edge_spec
 from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
 from controller.errors import ControllerError, EngineError, EngineUnreachable, SpecError, StoreError, UnknownService
 from controller.events import EventLog
 from controller.metrics import ControllerMetrics, action_name
-from controller.model import Action, Desired, Observed, Plan, Spec
+from controller.model import Action, Desired, Observed, Plan, ServiceSpec, Spec
 from controller.observe import Observer, Sight
 from controller.perform import Performer
 from controller.plan import plan as make_plan
@@ -113,10 +114,18 @@ class Loop:
         self._prober = Prober(world.ask, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
         self._observer = Observer(world.engine, world.router, self._prober, world.store, clock)
         performer = Performer(
-            world.engine, world.router, world.store, self.events, world.project, self._service_specs, clock
+            world.engine,
+            world.router,
+            world.store,
+            self.events,
+            world.project,
+            self._service_specs,
+            lambda: self._edge,
+            clock,
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
         self._defect = ""
+        self._edge: Mapping[str, ServiceSpec] = {}
         self._made_of: dict[str, tuple[str, str | None]] = {}
         if world.store.set_aside is not None:
             lost = (
@@ -171,7 +180,9 @@ class Loop:
         sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
         now = self._clock()
         targets = {service: override.replicas for service, override in self._world.store.overrides.items()}
-        desired = desire(spec, targets, self._world.router.routing_hash(spec.services.values()))
+        self._edge = {name: edge_spec(service, sight.observed) for name, service in spec.services.items()}
+        routing_hash = self._world.router.routing_hash(self._edge.values())
+        desired = desire(replace(spec, services=self._edge), targets, routing_hash)
         # From a world that cannot be seen nothing can be concluded.
         plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
         self._executor.submit(plan)

@@ -149,6 +149,8 @@ class ReplicaContainer:
     port: int | None = None
     """Where it takes requests: a replica of an older version may listen elsewhere than the spec says now. None = the
     container does not say (an earlier controller made it): the spec's port."""
+    probe: tuple[int, str] | None = None
+    """Port and path that it is asked at whether it is ready; None = the container does not say: the spec's."""
     gpus: tuple[str, ...] = ()
     created_at: float = 0.0
     started_at: float | None = None

@@ -42,6 +42,7 @@ class Performer:
         events: EventLog,
         project: str,
         specs: Callable[[], Mapping[str, ServiceSpec]],
+        edge_specs: Callable[[], Mapping[str, ServiceSpec]],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
@@ -50,6 +51,7 @@ class Performer:
         self._events = events
         self._project = project
         self._specs = specs
+        self._edge_specs = edge_specs
         self._clock = clock
 
     async def perform(self, action: Action) -> None:
@@ -65,7 +67,7 @@ class Performer:
             case PullImage() | CreateContainer() | StartContainer():
                 await self._engine.perform(action, self._project, spec)
             case AddServer() | SetServerState() | ShutdownSessions() | DeleteServer() | WriteRouting():
-                await self._router.perform(action, spec)
+                await self._router.perform(action, self._edge_specs().get(action.service, spec))
             case BeginRetirement():
                 self._store.retire(self._retirement(action))
             case _:

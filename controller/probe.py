@@ -259,7 +259,9 @@ class Prober:
 
 
 def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
-    """The service's probe; where it goes to the port of requests, that is the replica's own."""
+    """The service's probe, at the port and path that the replica was made with."""
+    if container.probe is not None:
+        return replace(spec.probe, port=container.probe[0], path=container.probe[1])
     if spec.probe.port != spec.port or container.port is None:
         return spec.probe
     return replace(spec.probe, port=container.port)

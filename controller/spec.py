@@ -116,7 +116,9 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         managed=settings.managed,
         has_build=_has_build(source.definition),
         container=container,
-        definition_hash=definition_hash(container, port=settings.port, managed=settings.managed, gpu=gpu),
+        definition_hash=definition_hash(
+            container, port=settings.port, managed=settings.managed, gpu=gpu, probe=settings.probe
+        ),
     )
 
 

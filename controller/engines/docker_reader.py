@@ -135,6 +135,7 @@ class EngineReader:
             state=details.state,
             ip=_address(summary, project) if details.state.is_up else None,
             port=_port(labels.get("pierhead.port", "")),
+            probe=_probe(labels.get("pierhead.probe", "")),
             gpus=tuple(filter(None, labels.get("pierhead.gpus", "").split(","))),
             created_at=details.created_at,
             started_at=details.started_at,
@@ -232,6 +233,13 @@ def _address(summary: Summary, project: str) -> str | None:
 def _port(text: str) -> int | None:
     """The port that a replica was made for; None where its label does not say."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None
+
+
+def _probe(text: str) -> tuple[int, str] | None:
+    """Port and path of the readiness probe a replica was made with; None where its label does not say."""
+    digits, slash, rest = text.partition("/")
+    port = _port(digits)
+    return (port, slash + rest) if port is not None and slash else None
 
 
 def _details(container: Mapping[str, Any]) -> _Details:

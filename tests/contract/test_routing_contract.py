@@ -291,7 +291,7 @@ async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World,
         await set_state(router, "echo-1", ServerState.DRAIN, backend)
         await router.perform(ShutdownSessions(target="echo-1", backend=backend), None)
         await delete(router, "echo-1", backend)
-    with pytest.raises(RoutingError, match=r"set server svc_echo/echo-1 state ready.*No such server"):
+    with pytest.raises(RoutingError, match=r"enable health svc_echo/echo-1.*No such server"):
         await set_state(router, "echo-1", ServerState.READY)
 
 

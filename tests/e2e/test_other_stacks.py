@@ -230,13 +230,15 @@ def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack:
         echo_stack.up()
         eventually(lambda: echo_stack.get("/static/").status == 200, "nginx answers", within_s=60)
         before = echo_stack.replica_ids("static")
-        with Load([echo_stack.url("/static/")], connections=4) as load:
-            app.write_text(written.replace("port: 80", "port: 81"))
-            eventually(lambda: ":81/" in json.dumps(echo_stack.service("static")), "the status names the port")
-            assert before <= echo_stack.replica_ids("static")
-            app.write_text(written)
-            eventually(lambda: echo_stack.replica_ids("static") == before, "what never worked is gone")
-        load.assert_no_failure()
+        for right, wrong in (("port: 80", "port: 81"), ("{path: /}", "{path: /, port: 82}")):
+            with Load([echo_stack.url("/static/")], connections=4) as load:
+                app.write_text(written.replace(right, wrong))
+                needle = f":{wrong.rstrip('}')[-2:]}/"
+                eventually(lambda: needle in json.dumps(echo_stack.service("static")), "the status names the port")  # noqa: B023
+                assert before <= echo_stack.replica_ids("static")
+                app.write_text(written)
+                eventually(lambda: echo_stack.replica_ids("static") == before, "what never worked is gone")
+            load.assert_no_failure()
     finally:
         echo_stack.env["COMPOSE_FILE"] = without
         app.unlink()

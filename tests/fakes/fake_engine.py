@@ -66,6 +66,7 @@ class FakeContainer:
     version: str = ""
     number: int = 0
     port: int | None = None
+    probe: tuple[int, str] | None = None
     gpus: tuple[str, ...] = ()
     ours: bool = True
     one_off: bool = False
@@ -337,6 +338,7 @@ class FakeEngine:
             version=action.version,
             number=action.number,
             port=spec.port,
+            probe=(spec.probe.port, spec.probe.path),
             gpus=tuple(gpu.uuid for gpu in action.gpus),
         )
         with contextlib.suppress(KeyError):  # the name is free: the usual case
@@ -418,6 +420,7 @@ def _replica(one: FakeContainer) -> ReplicaContainer:
         state=one.state,
         ip=one.ip,
         port=one.port,
+        probe=one.probe,
         gpus=one.gpus,
         created_at=one.created_at,
         started_at=one.started_at,

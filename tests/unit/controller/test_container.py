@@ -398,6 +398,7 @@ def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:
         "pierhead.number": "2",
         "pierhead.replica": "shop-ranker-abcd1234-2",
         "pierhead.port": "50051",
+        "pierhead.probe": "9100/readyz",
         "pierhead.gpus": "GPU-1,GPU-2",
         "com.docker.compose.project": "shop",
         "com.docker.compose.service": "ranker",
