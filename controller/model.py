@@ -85,6 +85,11 @@ class ServiceSpec:
     definition_hash: str = ""
     """Hash of everything above that needs a new container when it changes (not of replicas, route or policies)."""
 
+    @property
+    def is_routed(self) -> bool:
+        """Whether anything from outside reaches the service; only then HAProxy has a backend for it."""
+        return self.route is not None or bool(self.grpc_services)
+
 
 @dataclass(frozen=True, slots=True)
 class Spec:
@@ -219,6 +224,11 @@ class RoutingState:
     servers: tuple[Server, ...] = ()
     backends: frozenset[str] = frozenset()
     """Names of the backends that the running configuration has."""
+
+    def server_of(self, service: str, replica: str) -> Server | None:
+        """The server of a replica; None where HAProxy has none."""
+        backend = backend_name(service)
+        return next((s for s in self.servers if s.backend == backend and s.name == replica), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +443,12 @@ def replica_name(project: str, service: str, version: str, number: int) -> str:
 def version_of(definition_hash: str, image_id: str) -> str:
     """Eight hex digits over the definition and the image's content: what a replica was made from."""
     return hashlib.sha256(f"{definition_hash}\n{image_id}".encode()).hexdigest()[:8]
+
+
+def current_version(spec: ServiceSpec, images: Mapping[str, str | None]) -> str | None:
+    """The version that new replicas of a service would have; None while its image is not on this machine."""
+    image_id = images.get(spec.image)
+    return version_of(spec.definition_hash, image_id) if image_id else None
 
 
 def socket_address(ip: str, port: int) -> str:

@@ -22,8 +22,7 @@ from controller.model import (
     RoutingState,
     ServerState,
     Spec,
-    backend_name,
-    version_of,
+    current_version,
 )
 from controller.probe import Prober
 from controller.routing.base import Router
@@ -157,8 +156,8 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
     """
     if container.health is not Health.FAILED or routing is None:
         return container
-    key = (backend_name(container.service), container.name)
-    if any((s.backend, s.name) == key and s.up and s.state is ServerState.READY for s in routing.servers):
+    server = routing.server_of(container.service, container.name)
+    if server is not None and server.up and server.state is ServerState.READY:
         detail = f"{container.health_detail}; HAProxy's own check passes"
         return replace(container, health=Health.READY, health_detail=detail)
     return container
@@ -168,13 +167,9 @@ def outdated_containers(
     containers: tuple[ReplicaContainer, ...], spec: Spec, images: Mapping[str, str | None]
 ) -> frozenset[str]:
     """Return ids of the containers whose version is not their service's current one."""
-    versions = {}
-    for name, service in spec.services.items():
-        image_id = images.get(service.image)
-        if image_id:
-            versions[name] = version_of(service.definition_hash, image_id)
+    versions = {name: current_version(service, images) for name, service in spec.services.items()}
     return frozenset(
         container.id
         for container in containers
-        if versions.get(container.service, container.version) != container.version
+        if (versions.get(container.service) or container.version) != container.version
     )

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from controller.model import (
     Action,
@@ -47,9 +48,9 @@ from controller.model import (
     Step,
     WriteRouting,
     backend_name,
+    current_version,
     replica_name,
     service_address,
-    version_of,
 )
 from controller.phases import Phase, phase_of
 from controller.placement import GpuLedger
@@ -131,8 +132,8 @@ class _Draft:
         return self.observed.routing.servers if self.observed.routing and self.routing_usable else ()
 
     def server_of(self, service: str, name: str) -> Server | None:
-        backend = backend_name(service)
-        return next((s for s in self.servers() if s.backend == backend and s.name == name), None)
+        routing = self.observed.routing
+        return routing.server_of(service, name) if routing and self.routing_usable else None
 
     def write_routing(self) -> None:
         routing = self.observed.routing
@@ -140,7 +141,7 @@ class _Draft:
             return
         if routing.routing_hash == self.desired.routing_hash:
             return
-        routed = tuple(spec for _, spec in sorted(self.desired.services.items()) if _is_routed(spec))
+        routed = tuple(spec for _, spec in sorted(self.desired.services.items()) if spec.is_routed)
         cause = f"HAProxy runs routes {routing.routing_hash or 'none'}, the services need {self.desired.routing_hash}"
         action = WriteRouting(target="routing", services=routed, routing_hash=self.desired.routing_hash, cause=cause)
         self.routing_step = self.add(action)
@@ -206,8 +207,7 @@ class _Outlook:
     @classmethod
     def of(cls, draft: _Draft, name: str) -> _Outlook:
         spec = draft.desired.services.get(name)
-        image_id = draft.observed.images.get(spec.image) if spec else None
-        version = version_of(spec.definition_hash, image_id) if spec and image_id else None
+        version = current_version(spec, draft.observed.images) if spec else None
         busy = draft.busy
         replicas = []
         for container in sorted(draft.observed.containers, key=lambda c: (c.number, c.name)):
@@ -274,15 +274,7 @@ def _drain(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
     if why is None:
         draft.look_again_in(DRAIN_LOOK_S)
         return
-    draft.add(
-        SignalContainer(
-            target=replica.name,
-            service=outlook.name,
-            container_id=replica.container.id,
-            signal="SIGTERM",
-            cause=f"{retirement.cause}; {why}",
-        )
-    )
+    _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; {why}")
 
 
 def _drained(
@@ -296,7 +288,7 @@ def _drained(
         return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
     if container.health is not Health.READY:
         return "it serves nobody: it is not ready"
-    routed = outlook.spec is not None and _is_routed(outlook.spec)
+    routed = outlook.spec is not None and outlook.spec.is_routed
     if routed and not draft.routing_usable:
         return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
     if server and (server.state is ServerState.READY or server.sessions or server.queued):
@@ -321,16 +313,22 @@ def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
     if left_s > 0:
         draft.look_again_in(left_s)
         return
+    _signal(draft, outlook, replica, "SIGKILL", f"{retirement.cause}; still running {grace_s:g} s after SIGTERM")
+    draft.look_again_in(1.0)
+
+
+def _signal(
+    draft: _Draft, outlook: _Outlook, replica: _Replica, signal: Literal["SIGTERM", "SIGKILL"], cause: str
+) -> None:
     draft.add(
         SignalContainer(
             target=replica.name,
             service=outlook.name,
             container_id=replica.container.id,
-            signal="SIGKILL",
-            cause=f"{retirement.cause}; still running {grace_s:g} s after SIGTERM",
+            signal=signal,
+            cause=cause,
         )
     )
-    draft.look_again_in(1.0)
 
 
 def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, failed: bool) -> None:
@@ -514,7 +512,7 @@ def _numbers_planned(draft: _Draft, service: str) -> set[int]:
 
 def _register(draft: _Draft, outlook: _Outlook) -> None:
     spec = outlook.spec
-    if spec is None or not _is_routed(spec) or not draft.routing_usable:
+    if spec is None or not spec.is_routed or not draft.routing_usable:
         return
     for replica in outlook.alive():
         # A server whose replica is not known to be ready stays: HAProxy asks the same question and keeps traffic away,
@@ -555,7 +553,3 @@ def _register_ready(
 def _needs_reload(draft: _Draft, backend: str) -> bool:
     """Whether the backend comes only with the new routes: a reload that fails must not keep others from scaling."""
     return draft.observed.routing is None or backend not in draft.observed.routing.backends
-
-
-def _is_routed(spec: ServiceSpec) -> bool:
-    return spec.route is not None or bool(spec.grpc_services)

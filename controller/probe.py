@@ -260,11 +260,10 @@ class Prober:
 
 def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
     """The service's probe, at the port and path that the replica was made with."""
-    if container.probe is not None:
-        return replace(spec.probe, port=container.probe[0], path=container.probe[1])
-    if spec.probe.port != spec.port or container.port is None:
+    if container.probe is None:
         return spec.probe
-    return replace(spec.probe, port=container.port)
+    port, path = container.probe
+    return replace(spec.probe, port=port, path=path)
 
 
 def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> Subject | None:

@@ -42,7 +42,6 @@ class SpecWatch:
         self._changed = changed
         self.current: Spec | None = None
         self.problems: tuple[str, ...] = ()
-        self.read_once = False
 
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""
@@ -70,7 +69,6 @@ class SpecWatch:
             self._failed((f"internal: reading the compose files raised {type(error).__name__}: {error}",))
         else:
             self._succeeded(spec)
-        self.read_once = True
         self._changed()
 
     def _failed(self, problems: tuple[str, ...]) -> None:

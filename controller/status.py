@@ -25,10 +25,9 @@ from controller.model import (
     ServerState,
     ServiceSpec,
     ServiceStatus,
-    backend_name,
+    current_version,
     service_address,
     socket_address,
-    version_of,
 )
 from controller.phases import Phase, phase_of
 from controller.plan_text import describe
@@ -223,20 +222,17 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
 
 def _awaits_traffic(material: _Material, container: ReplicaContainer) -> bool:
     spec, routing = material.spec, material.observed.routing
-    if spec is None or routing is None or not (spec.route is not None or spec.grpc_services):
+    if spec is None or routing is None or not spec.is_routed:
         return False
-    backend = backend_name(material.name)
-    return not any(
-        server.backend == backend and server.name == container.name and server.state is ServerState.READY
-        for server in routing.servers
-    )
+    server = routing.server_of(material.name, container.name)
+    return server is None or server.state is not ServerState.READY
 
 
 def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:
     if material.spec is None:
         return True
-    image_id = material.observed.images.get(material.spec.image)
-    return image_id is not None and version_of(material.spec.definition_hash, image_id) != container.version
+    version = current_version(material.spec, material.observed.images)
+    return version is not None and version != container.version
 
 
 def _creations(name: str, observed: Observed, plan: Plan) -> tuple[CreateContainer, ...]:

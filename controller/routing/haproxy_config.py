@@ -89,11 +89,6 @@ class _Service:
     server_options: str
 
 
-def is_routed(spec: ServiceSpec) -> bool:
-    """Whether anything from outside reaches the service; only then it has a backend."""
-    return spec.route is not None or bool(spec.grpc_services)
-
-
 def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     """Every option of a server of this service, for `add server` and for the file.
 
@@ -186,7 +181,7 @@ def _server_line(server: ServerLine, options: str) -> str:
 
 
 def _render(services: Collection[ServiceSpec]) -> str:
-    routed = [_service(spec) for spec in sorted(services, key=lambda s: s.name) if is_routed(spec)]
+    routed = [_service(spec) for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
     # The longest prefix decides, so it is asked first.
     http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
     grpc = [s for s in routed if s.grpc_services]

@@ -339,7 +339,7 @@ async def test_an_outdated_or_removed_one_is_asked_as_before() -> None:
 async def test_one_that_is_asked_at_its_port_of_requests_is_asked_at_its_own() -> None:
     world = Replicas()
     spec = replace(WEB, port=9090, probe=replace(SPEC, port=9090))
-    old, unlabelled = replace(one(), port=8080), replace(one(), id="other")
+    old, unlabelled = replace(one(), port=8080, probe=(8080, SPEC.path)), replace(one(), id="other")
     async with world.prober() as prober:
         prober.sync([old, unlabelled], {"web": spec}, ())
         await prober.first_round(1.0)
