@@ -91,7 +91,7 @@ require_bootstrap() {
 # has added, and no documentation, package lists or downloaded packages.
 # shellcheck disable=SC2016  # $1 in a hook is for mmdebstrap's own shell
 build() {
-  local release=$1 archive=$workspace/$1.tar hooks=() sources=()
+  local release=$1 archive=$workspace/$1.tar hooks=() what
   if compgen -G "$OWN_CERTIFICATES/*.crt" >/dev/null; then
     hooks+=(--customize-hook="copy-in $OWN_CERTIFICATES /usr/local/share")
     hooks+=(--customize-hook='chroot "$1" update-ca-certificates')
@@ -99,11 +99,12 @@ build() {
   hooks+=(--customize-hook="copy-in $workspace/slim /etc/apt/apt.conf.d")
   hooks+=(--customize-hook='rm -f "$1"/var/cache/apt/*.bin') # apt will not look there any more
   debian_sources "$release" >"$workspace/$release.list" || return
-  [ ! -s "$workspace/$release.list" ] || sources=("$workspace/$release.list")
+  what=("$release" "$archive")
+  [ ! -s "$workspace/$release.list" ] || what+=("$workspace/$release.list")
   as_root mmdebstrap --variant=minbase --include=ca-certificates "${hooks[@]}" \
-      --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
-      --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
-      "$release" "$archive" "${sources[@]}" &&
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+    "${what[@]}" &&
     docker import --change 'CMD ["bash"]' --message "Debian $release, built from its packages by Pierhead" \
       "$archive" "debian:$release-slim" &&
     as_root rm -f "$archive"

@@ -12,16 +12,17 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/stack.sh"
 
 main() {
-  local options=()
+  # Not with --remove-orphans: Compose and the controller would remove the same replicas at the same time.
+  local command=(down)
   case ${1:-} in
     '' | 0) ;;
-    1) options+=(--volumes) ;;
+    1) command+=(--volumes) ;;
     *) refuse "VOLUMES: expected 1 or nothing, found \"$1\"." ;;
   esac
   docker info >/dev/null 2>&1 ||
     refuse "the Docker Engine does not answer, and what is left of the stack cannot be seen. Start it with: make machine"
   choose_readable_files
-  step "Stopping and removing the stack" docker compose --progress plain down "${options[@]}" ||
+  step "Stopping and removing the stack" docker compose --progress plain "${command[@]}" ||
     give_up "the stack was not removed; the lines above say why. Repeat \`make down\` when that is mended."
   remove_leftovers
 }
@@ -36,7 +37,6 @@ choose_readable_files() {
   fi
 }
 
-# Not with --remove-orphans: Compose and the controller would remove the same replicas at the same time.
 # A controller that was killed in the middle, or had no time, leaves replicas that Compose does not know.
 remove_leftovers() {
   local containers network
