@@ -37,7 +37,7 @@ from pierhead.errors import (
     from_status,
 )
 from pierhead.pool import Lease, Replica
-from pierhead.request import CURRENT, REQUEST_ID_KEY, TRACEPARENT_KEY, new_request_id
+from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
 
 if TYPE_CHECKING:
     from pierhead.channel import HandleChannel
@@ -47,6 +47,11 @@ NEVER_SENT = "failed to connect to all addresses"
 
 TOO_LARGE = "larger than max"
 """What gRPC's core says of a message above max_receive_message_length or max_send_message_length."""
+
+_PASSED_ON = (TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY)
+"""The keys of what a RequestContext holds from its third field on."""
+
+_NOTHING_MORE = (None, None, None)
 
 RETRY_REASONS = ("overloaded", "draining", "connect")
 """Why a call may go to another replica: none of its work was begun."""
@@ -84,8 +89,10 @@ class Call:
         else:
             limit = min(limit, context.deadline - now)
             ours = ((REQUEST_ID_KEY, context.request_id),)
-            if context.traceparent is not None:
-                ours += ((TRACEPARENT_KEY, context.traceparent),)
+            if context[2:] != _NOTHING_MORE:
+                ours += tuple(
+                    (key, value) for key, value in zip(_PASSED_ON, context[2:], strict=True) if value is not None
+                )
         self._metadata = (*ours, *metadata) if metadata else ours
         self._limit = limit
         self._deadline = now + limit

@@ -17,12 +17,14 @@ from pierhead.edge import Edge, is_answerable
 from pierhead.errors import BadRequest, DeadlineExceeded, PierheadError
 from pierhead.request import (
     CURRENT,
+    MODEL_KEY,
     REQUEST_ID_KEY,
+    SESSION_KEY,
     TIMEOUT_KEY,
     TRACEPARENT_KEY,
     RequestContext,
     accept_id,
-    accept_trace,
+    accept_opaque,
 )
 
 logger = logging.getLogger("pierhead")
@@ -111,8 +113,16 @@ async def _admitted(request: web.Request, handler: Handler, edge: Edge, method: 
     context = CURRENT.get()
     assert context is not None  # noqa: S101 - set by the caller
     timeout = _timeout(request.headers.get(TIMEOUT_KEY), edge.settings.request_timeout_s)
-    trace = accept_trace(request.headers.get(TRACEPARENT_KEY))
-    CURRENT.set(RequestContext(context.request_id, time.monotonic() + timeout, trace))
+    headers = request.headers
+    CURRENT.set(
+        RequestContext(
+            context.request_id,
+            time.monotonic() + timeout,
+            accept_opaque(headers.get(TRACEPARENT_KEY)),
+            accept_opaque(headers.get(SESSION_KEY)),
+            accept_opaque(headers.get(MODEL_KEY)),
+        )
+    )
     refusal = edge.admission.enter_while_draining()
     if refusal is not None:
         edge.refused(refusal)

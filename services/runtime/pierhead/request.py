@@ -11,9 +11,11 @@ from typing import NamedTuple
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
 TIMEOUT_KEY = "x-request-timeout-seconds"
+SESSION_KEY = "x-session-id"
+MODEL_KEY = "x-multiplexed-model-id"
 
 MAX_ID_LENGTH = 128
-"""Characters of a request id or a trace context (of which version 00 has 55)."""
+"""Characters of a request id, a session id, a model id or a trace context (of which version 00 has 55)."""
 
 
 class RequestContext(NamedTuple):
@@ -24,6 +26,10 @@ class RequestContext(NamedTuple):
     """`time.monotonic()` at which the caller stops waiting."""
     traceparent: str | None = None
     """W3C trace context as it came in; passed on unchanged."""
+    session_id: str | None = None
+    """What keeps the requests of one user or conversation together; for policies that keep a session at one replica."""
+    model_id: str | None = None
+    """Which of the models that a multiplexed service holds the request is for."""
 
     def remaining_s(self) -> float:
         """Seconds until the deadline; never negative."""
@@ -48,8 +54,8 @@ def accept_id(value: str | None) -> str:
     return value if value and _can_travel(value) else new_request_id()
 
 
-def accept_trace(value: str | None) -> str | None:
-    """The caller's trace context where it can travel on, else none: as metadata, gRPC would refuse it with the call."""
+def accept_opaque(value: str | None) -> str | None:
+    """The caller's trace context, session or model id where it can travel on, else none: gRPC would refuse the call."""
     return value if value and _can_travel(value) else None
 
 
@@ -59,11 +65,14 @@ def _can_travel(value: str) -> bool:
 
 def from_metadata(metadata: Iterable[tuple[str, str | bytes]], deadline: float) -> RequestContext:
     """The request of a gRPC call."""
-    request_id: str | None = None
-    trace: str | None = None
-    for key, value in metadata:
-        if key == REQUEST_ID_KEY and isinstance(value, str):
-            request_id = value
-        elif key == TRACEPARENT_KEY and isinstance(value, str):
-            trace = value
-    return RequestContext(accept_id(request_id), deadline, accept_trace(trace))
+    found: dict[str, str] = {key: value for key, value in metadata if key in _KEYS and isinstance(value, str)}
+    return RequestContext(
+        accept_id(found.get(REQUEST_ID_KEY)),
+        deadline,
+        accept_opaque(found.get(TRACEPARENT_KEY)),
+        accept_opaque(found.get(SESSION_KEY)),
+        accept_opaque(found.get(MODEL_KEY)),
+    )
+
+
+_KEYS = frozenset((REQUEST_ID_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY))
