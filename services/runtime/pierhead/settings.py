@@ -17,6 +17,9 @@ DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8080
 DEFAULT_ADMIN_PORT = 9100
 
+MAX_WORKERS = 256
+"""More processes than any machine's cores are a slip of the pen, and each costs tens of megabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -32,10 +35,17 @@ class Settings:
     | PIERHEAD_DISCOVERY | host:port of the controller's Discovery service |
     | PIERHEAD_STATIC_<SERVICE> | ip:port,ip:port of a service's replicas, where there is no Discovery |
     | PIERHEAD_MAX_ONGOING_REQUESTS | requests that this replica works on at a time, default 100 |
-    | PIERHEAD_MAX_QUEUED_REQUESTS | calls that wait in each handle of this process, -1 = not bounded |
+    | PIERHEAD_MAX_QUEUED_REQUESTS | calls that wait in a handle whose bound Discovery does not give, -1 = no bound |
+    | PIERHEAD_BACKPRESSURE_STATUS_CODE | what an HTTP client gets when there is no room: 503 (default) or 429 |
+    | PIERHEAD_BACKPRESSURE_RETRY_AFTER_S | Retry-After of that answer, default 1 |
     | PIERHEAD_REQUEST_TIMEOUT_S | deadline of a request that brings none, default 60 |
     | PIERHEAD_DRAIN_TIMEOUT_S | how long a drain may take, default 20 |
+    | PIERHEAD_WORKERS | processes that share the HTTP port of this replica, default 1 |
+    | PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD | true: servicer methods run on an event loop in a thread of their own |
+    | PIERHEAD_DEBUG | true: clients see the tracebacks of user code |
+    | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
     | PIERHEAD_LOG_LEVEL | debug, info, warning or error |
+    | PIERHEAD_ACCESS_LOG | false: no log line per request |
     """
 
     project: str = ""
@@ -56,6 +66,15 @@ class Settings:
     max_queued_requests: int = -1
     request_timeout_s: float = 60.0
     drain_timeout_s: float = 20.0
+    backpressure_status_code: int = 503
+    """503 or 429."""
+    backpressure_retry_after_s: float = 1.0
+    debug: bool = False
+    workers: int = 1
+    run_user_code_in_separate_thread: bool = False
+    node: str = ""
+    """Empty = not known."""
+    access_log: bool = True
     log_level: str = "info"
     health_period_s: float = 10.0
     health_timeout_s: float = 10.0
@@ -83,6 +102,15 @@ class Settings:
             ),
             request_timeout_s=read("PIERHEAD_REQUEST_TIMEOUT_S", 60.0, _positive, "a number of seconds above 0"),
             drain_timeout_s=read("PIERHEAD_DRAIN_TIMEOUT_S", 20.0, _not_negative, "a number of seconds >= 0"),
+            backpressure_status_code=read("PIERHEAD_BACKPRESSURE_STATUS_CODE", 503, _refusal_status, "503 or 429"),
+            backpressure_retry_after_s=read(
+                "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S", 1.0, _not_negative, "a number of seconds >= 0"
+            ),
+            debug=reader.flag("PIERHEAD_DEBUG", False),
+            workers=read("PIERHEAD_WORKERS", 1, _from_to(1, MAX_WORKERS), f"an integer from 1 to {MAX_WORKERS}"),
+            run_user_code_in_separate_thread=reader.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
+            node=reader.text("PIERHEAD_NODE", ""),
+            access_log=reader.flag("PIERHEAD_ACCESS_LOG", True),
             log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
         )
         if reader.problems:
@@ -119,6 +147,9 @@ class _Reader:
             self.problems.append(f'{name}: expected {expected}, found "{raw}"')
             return default
 
+    def flag(self, name: str, default: bool) -> bool:
+        return self.read(name, default, _flag, "true or false")
+
     def static(self) -> Mapping[str, tuple[str, ...]]:
         prefix = "PIERHEAD_STATIC_"
         found: dict[str, tuple[str, ...]] = {}
@@ -129,13 +160,6 @@ class _Reader:
         return found
 
 
-def _port(raw: str) -> int:
-    value = int(raw)
-    if not 0 <= value <= 65535:
-        raise ValueError
-    return value
-
-
 def _at_least(minimum: int) -> Callable[[str], int]:
     def parse(raw: str) -> int:
         value = int(raw)
@@ -144,6 +168,31 @@ def _at_least(minimum: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def _from_to(minimum: int, maximum: int) -> Callable[[str], int]:
+    def parse(raw: str) -> int:
+        value = int(raw)
+        if not minimum <= value <= maximum:
+            raise ValueError
+        return value
+
+    return parse
+
+
+_port = _from_to(0, 65535)
+
+
+def _refusal_status(raw: str) -> int:
+    if raw not in ("503", "429"):
+        raise ValueError
+    return int(raw)
+
+
+def _flag(raw: str) -> bool:
+    if raw.lower() not in ("true", "false", "1", "0"):
+        raise ValueError
+    return raw.lower() in ("true", "1")
 
 
 def _not_negative(raw: str) -> float:
