@@ -1,0 +1,105 @@
+"""Many deadlines on one timer.
+
+Nearly every request ends long before its deadline. A timer of the event loop for each would cost more than anything else
+that is done for it, and would leave the loop's heap full of cancelled entries. Here a deadline is an entry in the slot of
+its time, and one timer wakes for the next slot that is not empty. Deadlines strike late by a slot at most, never early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+SLOT_S = 0.005
+"""Length of a slot. The loop's own timers are no more exact on a busy machine."""
+
+
+class Deadline:
+    """One entry. `cancel` may be called any time, also after it has struck."""
+
+    __slots__ = ("_callback", "_slot")
+
+    def __init__(self, slot: dict[Deadline, None], callback: Callable[[], object]) -> None:
+        self._slot = slot
+        self._callback: Callable[[], object] | None = callback
+        slot[self] = None
+
+    def cancel(self) -> None:
+        """Forget it."""
+        if self._callback is not None:
+            self._callback = None
+            del self._slot[self]
+
+    def strike(self) -> None:
+        """Call back, once."""
+        callback = self._callback
+        if callback is not None:
+            self.cancel()
+            callback()
+
+
+class Deadlines:
+    """The deadlines of one event loop."""
+
+    _of_loop: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Deadlines]] = WeakKeyDictionary()
+
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # The loop itself is not held: as a value it would keep its own key alive.
+        self._call_later = call_later or _call_later
+        self._clock = clock
+        self._slots: dict[int, dict[Deadline, None]] = {}
+        self._order: list[int] = []
+        """A heap of the slots' numbers."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = 0
+        """The slot that the timer waits for."""
+
+    @classmethod
+    def current(cls) -> Deadlines:
+        """The running loop's."""
+        loop = asyncio.get_running_loop()
+        found = cls._of_loop.get(loop)
+        if found is None:
+            found = cls._of_loop[loop] = cls()
+        return found
+
+    def add(self, when: float, callback: Callable[[], object]) -> Deadline:
+        """Have `callback()` called at `when`, in the clock's seconds, unless it is cancelled before."""
+        number = int(when / SLOT_S) + 1
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = {}
+            heapq.heappush(self._order, number)
+            if self._timer is None or number < self._next:
+                self._arm()
+        return Deadline(slot, callback)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next = self._order[0]
+        self._timer = self._call_later(max(0.0, self._next * SLOT_S - self._clock()), self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = self._clock()
+        try:
+            # Also drops the slots behind the due ones that have emptied: then there is nothing to wake for.
+            while self._order and (self._order[0] * SLOT_S <= now or not self._slots[self._order[0]]):
+                for deadline in list(self._slots.pop(heapq.heappop(self._order))):
+                    deadline.strike()
+        finally:
+            if self._order:
+                self._arm()
+
+
+def _call_later(delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay, callback)

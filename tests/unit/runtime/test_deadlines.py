@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+from random import Random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead.deadlines import SLOT_S, Deadlines
+
+
+class FakeLoop:
+    """A loop's timers and the clock they go by."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.timers: list[FakeTimer] = []
+
+    def call_later(self, delay: float, callback: Any) -> FakeTimer:
+        timer = FakeTimer(self.now + delay, callback)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, to: float) -> None:
+        while True:
+            due = [timer for timer in self.timers if not timer.cancelled and timer.when <= to]
+            if not due:
+                break
+            timer = min(due, key=lambda timer: timer.when)
+            self.timers.remove(timer)
+            self.now = max(self.now, timer.when)
+            timer.callback()
+        self.now = to
+
+
+class FakeTimer:
+    def __init__(self, when: float, callback: Any) -> None:
+        self.when = when
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@given(
+    delays=st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=40),
+    steps=st.lists(st.floats(0.001, 1), max_size=20),
+)
+def test_each_strikes_once_never_early_and_late_by_a_slot_at_most(
+    delays: list[tuple[float, bool]], steps: list[float]
+) -> None:
+    loop = FakeLoop()
+    deadlines = Deadlines(loop.call_later, lambda: loop.now)  # type: ignore[arg-type]
+    struck: dict[int, float] = {}
+    for number, (delay, cancelled) in enumerate(delays):
+
+        def strike(number: int = number) -> None:
+            assert number not in struck
+            struck[number] = loop.now
+
+        entry = deadlines.add(1000.0 + delay, strike)
+        if cancelled:
+            entry.cancel()
+    for step in steps:
+        loop.advance(loop.now + step)
+    loop.advance(1010.0)
+    assert set(struck) == {number for number, (_, cancelled) in enumerate(delays) if not cancelled}
+    for number, at in struck.items():
+        assert 1000.0 + delays[number][0] <= at + 1e-9
+        assert at <= 1000.0 + delays[number][0] + SLOT_S + 1e-9
+
+
+def test_a_callback_that_raises_leaves_the_others() -> None:
+    loop = FakeLoop()
+    deadlines = Deadlines(loop.call_later, lambda: loop.now)  # type: ignore[arg-type]
+    struck: list[str] = []
+    deadlines.add(1000.1, lambda: 1 / 0)
+    deadlines.add(1000.2, lambda: struck.append("second"))
+    try:
+        loop.advance(1000.15)
+    except ZeroDivisionError:
+        struck.append("raised")
+    loop.advance(1001.0)
+    assert struck == ["raised", "second"]
+
+
+def test_cancelled_ones_leave_nothing_behind() -> None:
+    loop = FakeLoop()
+    deadlines = Deadlines(loop.call_later, lambda: loop.now)  # type: ignore[arg-type]
+    rng = Random(1)
+    for _ in range(20_000):
+        deadlines.add(loop.now + 60, lambda: None).cancel()
+        loop.advance(loop.now + rng.random() / 100)
+    loop.advance(loop.now + 61)
+    assert not deadlines._slots
+    assert not deadlines._order
+    assert sum(not timer.cancelled for timer in loop.timers) == 0
+
+
+async def test_one_set_of_deadlines_per_loop_which_dies_with_it() -> None:
+    assert Deadlines.current() is Deadlines.current()
+    struck = asyncio.Event()
+    Deadlines.current().add(0.0, struck.set)
+    async with asyncio.timeout(5):
+        await struck.wait()
+    gc.collect()
