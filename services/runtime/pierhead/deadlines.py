@@ -1,8 +1,9 @@
 """Many deadlines on one timer.
 
-Nearly every request ends long before its deadline. A timer of the event loop for each would cost more than anything else
-that is done for it, and would leave the loop's heap full of cancelled entries. Here a deadline is an entry in the slot of
-its time, and one timer wakes for the next slot that is not empty. Deadlines strike late by a slot at most, never early.
+Nearly every request ends long before its deadline. A timer of the event loop for each would cost more than anything
+else that is done for it, and would leave the loop's heap full of cancelled entries. Here a deadline is an entry in the
+slot of its time, and one timer wakes for the next slot that is not empty. Deadlines strike late by a slot at most,
+never early.
 """
 
 from __future__ import annotations

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NoReturn, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NoReturn, cast
 
 import grpc
 
 from pierhead.edge import Edge, is_answerable
-from pierhead.errors import ONGOING_KEY, REFUSED_KEY, BadRequest, DeadlineExceeded, PierheadError
+from pierhead.errors import ONGOING_KEY, REFUSED_KEY, DeadlineExceeded, PierheadError
+from pierhead.methods import Context, ServedMethod
 from pierhead.request import CURRENT, RequestContext, from_metadata
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
 
 SERVER_OPTIONS = (
     # Callers ping idle connections every two seconds to notice a dead peer; the default would call that a flood.
@@ -37,81 +34,24 @@ DEADLINE_MOMENT_S = 0.02
 _STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
 
 
-def registration_of(servicer: object) -> Callable[[Any, Any], None] | None:
-    """The generated `add_<Name>Servicer_to_server` of the class that `servicer` implements; None when there is none."""
-    for base in type(servicer).__mro__:
-        module = sys.modules.get(base.__module__)
-        found = getattr(module, f"add_{base.__name__}_to_server", None)
-        if callable(found):
-            return cast("Callable[[Any, Any], None]", found)
-    return None
+def register(methods: Iterable[ServedMethod], server: grpc.aio.Server, edge: Edge) -> list[str]:
+    """Put methods, each behind the edge, onto a server; returns the full names of their gRPC services."""
+    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for method in methods:
+        services.setdefault(method.service, {})[method.name.rpartition("/")[2]] = _guard(method, edge)
+    for service, handlers in services.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_registered_method_handlers(service, handlers)
+    return list(services)
 
 
-class _Recorder:
-    """Stands in for a server while generated code registers a servicer, and keeps what it registers."""
-
-    def __init__(self) -> None:
-        self.services: dict[str, Handlers] = {}
-
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """The same handlers come with their names through the other method."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Handlers) -> None:
-        self.services[service] = handlers
-
-
-def register(servicer: object, server: grpc.aio.Server, edge: Edge) -> list[str]:
-    """Put a servicer's methods, each behind the edge, onto a server; returns the full names of its gRPC services.
-
-    Raises TypeError for a servicer whose class was not generated, or with a method that is not `async def`.
-    """
-    add = registration_of(servicer)
-    if add is None:
-        raise TypeError(f"{type(servicer).__name__} does not inherit from a generated ...Servicer class")
-    recorder = _Recorder()
-    add(servicer, recorder)
-    for service, handlers in recorder.services.items():
-        guarded = {name: _guard(f"{service}/{name}", handler, edge) for name, handler in handlers.items()}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
-        server.add_registered_method_handlers(service, guarded)
-    return list(recorder.services)
-
-
-def _guard(method: str, handler: grpc.RpcMethodHandler[Any, Any], edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
+def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
     """The same method behind the edge. Requests come in undecoded: refusing must not cost the parsing of a tensor."""
-    behaviour = _behaviour(handler)
-    if not (inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)):
-        behaviour = _not_async(method, behaviour)
-    kind = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-    if handler.response_streaming:
-        return kind(_streaming(method, handler, behaviour, edge), None, handler.response_serializer)
-    kind = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-    return kind(_unary(method, handler, behaviour, edge), None, handler.response_serializer)
-
-
-def _behaviour(handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[..., Any]:
-    for name in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-        found = getattr(handler, name)
-        if found is not None:
-            return cast("Callable[..., Any]", found)
-    raise TypeError("a gRPC method handler without a behaviour")
-
-
-def _not_async(method: str, behaviour: Callable[..., Any]) -> Callable[..., Awaitable[NoReturn]]:
-    """A method that the servicer inherits answers UNIMPLEMENTED; one of its own that is not async is a mistake."""
-    if not _is_generated(behaviour):
-        raise TypeError(
-            f"{method}: {behaviour.__qualname__} must be `async def`; a plain function would block the loop"
-        )
-
-    async def unimplemented(_: object, context: Context) -> NoReturn:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented by this service")
-
-    return unimplemented
-
-
-def _is_generated(behaviour: Callable[..., Any]) -> bool:
-    return getattr(behaviour, "__module__", "").endswith("_pb2_grpc")
+    kind = grpc.stream_stream_rpc_method_handler if method.request_streaming else grpc.unary_stream_rpc_method_handler
+    if method.response_streaming:
+        return kind(_streaming(method, edge), None, method.encode)
+    kind = grpc.stream_unary_rpc_method_handler if method.request_streaming else grpc.unary_unary_rpc_method_handler
+    return kind(_unary(method, edge), None, method.encode)
 
 
 class _Call:
@@ -199,36 +139,28 @@ async def _refuse(edge: Edge, method: str, context: Context, refusal: PierheadEr
     await abort(context, refusal, (REFUSED_KEY, reason), (ONGOING_KEY, str(edge.admission.ongoing)))
 
 
-def _unary(
-    method: str, handler: grpc.RpcMethodHandler[Any, Any], behaviour: Callable[..., Awaitable[Any]], edge: Edge
-) -> Callable[[Any, Context], Awaitable[Any]]:
-    decode = _decoder(method, handler)
-
+def _unary(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitable[Any]]:
     async def call(raw: Any, context: Context) -> Any:
         refusal = edge.admission.enter()
         if refusal is not None:
-            await _refuse(edge, method, context, refusal)
+            await _refuse(edge, method.name, context, refusal)
         try:
-            async with _Call(edge, method, context):
-                return await behaviour(decode(raw), context)
+            async with _Call(edge, method.name, context):
+                return await method.behaviour(method.decode(raw), context)
         finally:
             edge.admission.leave()
 
     return call
 
 
-def _streaming(
-    method: str, handler: grpc.RpcMethodHandler[Any, Any], behaviour: Callable[..., Any], edge: Edge
-) -> Callable[[Any, Context], Awaitable[None]]:
-    decode = _decoder(method, handler)
-
+def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitable[None]]:
     async def call(raw: Any, context: Context) -> None:
         refusal = edge.admission.enter()
         if refusal is not None:
-            await _refuse(edge, method, context, refusal)
+            await _refuse(edge, method.name, context, refusal)
         try:
-            async with _Call(edge, method, context):
-                await _stream(behaviour(decode(raw), context), context)
+            async with _Call(edge, method.name, context):
+                await _stream(method.behaviour(method.decode(raw), context), context)
         finally:
             edge.admission.leave()
 
@@ -245,24 +177,3 @@ async def _stream(running: Any, context: Context) -> None:
             await context.write(message)
     finally:
         await running.aclose()  # a cancelled stream ends its generator now, not at garbage collection
-
-
-def _decoder(method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[[Any], Any]:
-    deserialise = handler.request_deserializer
-    if deserialise is None:
-        return lambda raw: raw
-
-    def decode(raw: bytes) -> Any:
-        try:
-            return deserialise(raw)
-        except Exception as error:
-            raise BadRequest(f"{method}: {len(raw)} bytes that are not the request message it expects") from error
-
-    if not handler.request_streaming:
-        return decode
-
-    async def decode_each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for raw in messages:
-            yield decode(raw)
-
-    return decode_each

@@ -29,8 +29,9 @@ from pierhead.admission import Admission
 from pierhead.clients import Clients, close_handles
 from pierhead.edge import REFUSAL_REASONS, Edge
 from pierhead.errors import SettingsError
-from pierhead.grpc_server import SERVER_OPTIONS, register, registration_of
+from pierhead.grpc_server import SERVER_OPTIONS, register
 from pierhead.http_server import guard, make_runner
+from pierhead.methods import methods_of, registration_of
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 
 logger = logging.getLogger("pierhead")
@@ -202,8 +203,8 @@ class ReplicaServer:
         if self._servicers:
             port = settings.grpc_port if self._apps else _or_default(settings.port, DEFAULT_GRPC_PORT)
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
-            for servicer in self._servicers:
-                self._services += register(servicer, self._server, self._edge)
+            methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+            self._services = register(methods, self._server, self._edge)
             self._add_standard_services(self._server)
             self.grpc_port = self._bind_grpc(self._server, port)
             await self._server.start()

@@ -1,0 +1,134 @@
+"""The methods of a servicer, ready to be called with undecoded requests by whatever brings them: gRPC, a lane."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias, cast
+
+import grpc
+
+from pierhead.errors import BadRequest
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedMethod:
+    """One method of one servicer."""
+
+    name: str
+    """package.Service/Method, as metrics and messages call it."""
+    service: str
+    request_streaming: bool
+    response_streaming: bool
+    behaviour: Callable[..., Any]
+    """`behaviour(request or requests, context)`: a coroutine function, or an async generator function."""
+    decode: Callable[[Any], Any]
+    """bytes -> message; for a stream of requests, an async iterator of bytes -> one of messages. Raises BadRequest."""
+    encode: Callable[[Any], bytes]
+
+
+def registration_of(servicer: object) -> Callable[[Any, Any], None] | None:
+    """The generated `add_<Name>Servicer_to_server` of the class that `servicer` implements; None when there is none."""
+    for base in type(servicer).__mro__:
+        module = sys.modules.get(base.__module__)
+        found = getattr(module, f"add_{base.__name__}_to_server", None)
+        if callable(found):
+            return cast("Callable[[Any, Any], None]", found)
+    return None
+
+
+def methods_of(servicer: object) -> list[ServedMethod]:
+    """Every method that a servicer has by its .proto.
+
+    Raises TypeError for a servicer whose class was not generated, or with a method that is not `async def`.
+    """
+    add = registration_of(servicer)
+    if add is None:
+        raise TypeError(f"{type(servicer).__name__} does not inherit from a generated ...Servicer class")
+    recorder = _Recorder()
+    add(servicer, recorder)
+    return [
+        _method(service, name, handler)
+        for service, handlers in recorder.services.items()
+        for name, handler in handlers.items()
+    ]
+
+
+class _Recorder:
+    """Stands in for a server while generated code registers a servicer, and keeps what it registers."""
+
+    def __init__(self) -> None:
+        self.services: dict[str, Handlers] = {}
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same handlers come with their names through the other method."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Handlers) -> None:
+        self.services[service] = handlers
+
+
+def _method(service: str, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -> ServedMethod:
+    label = f"{service}/{name}"
+    behaviour = _behaviour(handler)
+    if not (inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)):
+        behaviour = _not_async(label, behaviour)
+    return ServedMethod(
+        name=label,
+        service=service,
+        request_streaming=handler.request_streaming,
+        response_streaming=handler.response_streaming,
+        behaviour=behaviour,
+        decode=_decoder(label, handler),
+        encode=handler.response_serializer or (lambda message: message),
+    )
+
+
+def _behaviour(handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[..., Any]:
+    for name in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+        found = getattr(handler, name)
+        if found is not None:
+            return cast("Callable[..., Any]", found)
+    raise TypeError("a gRPC method handler without a behaviour")
+
+
+def _not_async(method: str, behaviour: Callable[..., Any]) -> Callable[..., Awaitable[NoReturn]]:
+    """A method that the servicer inherits answers UNIMPLEMENTED; one of its own that is not async is a mistake."""
+    if not _is_generated(behaviour):
+        raise TypeError(
+            f"{method}: {behaviour.__qualname__} must be `async def`; a plain function would block the loop"
+        )
+
+    async def unimplemented(_: object, context: Context) -> NoReturn:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented by this service")
+
+    return unimplemented
+
+
+def _is_generated(behaviour: Callable[..., Any]) -> bool:
+    return getattr(behaviour, "__module__", "").endswith("_pb2_grpc")
+
+
+def _decoder(method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[[Any], Any]:
+    deserialise = handler.request_deserializer
+    if deserialise is None:
+        return lambda raw: raw
+
+    def decode(raw: bytes) -> Any:
+        try:
+            return deserialise(raw)
+        except Exception as error:
+            raise BadRequest(f"{method}: {len(raw)} bytes that are not the request message it expects") from error
+
+    if not handler.request_streaming:
+        return decode
+
+    async def decode_each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for raw in messages:
+            yield decode(raw)
+
+    return decode_each
