@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from pierhead.connection import Kind, Method
+from pierhead.connection import NEVER_SENT, Kind, Method
 from pierhead.errors import (
     DeadlineExceeded,
     NoReplica,
@@ -41,9 +41,6 @@ from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TR
 
 if TYPE_CHECKING:
     from pierhead.channel import HandleChannel
-
-NEVER_SENT = "failed to connect to all addresses"
-"""How gRPC's core begins the message of a call that found no connection to be written to."""
 
 TOO_LARGE = "larger than max"
 """What gRPC's core says of a message above max_receive_message_length or max_send_message_length."""

@@ -6,10 +6,10 @@ import asyncio
 import weakref
 from typing import ClassVar
 
-from pierhead.connection import TRANSPORTS
 from pierhead.directory import Directory
 from pierhead.pool import Pool
 from pierhead.settings import Settings
+from pierhead.transports import TRANSPORTS
 
 
 class Clients:

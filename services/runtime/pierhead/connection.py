@@ -1,4 +1,4 @@
-"""The way from this process to one replica. `GrpcConnection` is plain gRPC; another transport is another class here."""
+"""The way from this process to one replica: what every transport offers, and plain gRPC."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from enum import Enum
 from typing import Any, Protocol
 
 import grpc
+
+NEVER_SENT = "failed to connect to all addresses"
+"""How the message begins of a call that surely was not begun: gRPC's core says so of one that found no connection to be
+written to, and so does every other transport here."""
 
 CHANNEL_OPTIONS = (
     # A peer that hangs or whose machine is gone answers no ping: calls on it fail after five seconds at most.
@@ -79,7 +83,7 @@ class GrpcConnection:
     def __init__(self, address: str, changed: Callable[[], None]) -> None:
         self.ready = False
         self._changed = changed
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._methods: dict[Method, Any] = {}
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"connection {address}")
 
@@ -87,7 +91,7 @@ class GrpcConnection:
         """Begin a call; see Connection."""
         start = self._methods.get(method)
         if start is None:
-            make = getattr(self._channel, method.kind.value)
+            make = getattr(self.channel, method.kind.value)
             start = self._methods[method] = make(
                 method.path, method.request_serializer, method.response_deserializer, method.registered
             )
@@ -95,12 +99,12 @@ class GrpcConnection:
 
     def check(self) -> None:
         """Read the state now instead of waiting for the watcher's turn."""
-        self._set(self._channel.get_state(try_to_connect=True))
+        self._set(self.channel.get_state(try_to_connect=True))
 
     async def close(self) -> None:
         """Close the channel and end the watcher."""
         self.ready = False
-        await self._channel.close()
+        await self.channel.close()
         self._watcher.cancel()
         await asyncio.wait([self._watcher])
 
@@ -113,14 +117,8 @@ class GrpcConnection:
     async def _watch(self) -> None:
         """Keep `ready` true to the channel, and the channel connecting."""
         while True:
-            state = self._channel.get_state(try_to_connect=True)
+            state = self.channel.get_state(try_to_connect=True)
             self._set(state)
             if state is grpc.ChannelConnectivity.SHUTDOWN:
                 return
-            await self._channel.wait_for_state_change(state)
-
-
-Connect = Callable[[str, Callable[[], None]], Connection]
-
-TRANSPORTS: dict[str, Connect] = {"grpc": GrpcConnection}
-"""`handle(..., transport=...)` -> how to connect to an address; the callback tells of changes of `ready`."""
+            await self.channel.wait_for_state_change(state)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import grpc
 
 from pierhead.channel import HandleChannel
-from pierhead.connection import TRANSPORTS
+from pierhead.transports import TRANSPORTS
 
 StubT = TypeVar("StubT")
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from pierhead.budget import RetryBudget
-from pierhead.connection import Connect, Connection
+from pierhead.connection import Connection
 from pierhead.errors import NoReplica
 from pierhead.policies import Policy
+from pierhead.transports import Connect
 
 REPORT_TRUSTED_S = 1.0
 """How long a replica's own word on its load counts."""

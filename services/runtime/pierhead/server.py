@@ -31,6 +31,7 @@ from pierhead.edge import REFUSAL_REASONS, Edge
 from pierhead.errors import SettingsError
 from pierhead.grpc_server import SERVER_OPTIONS, register
 from pierhead.http_server import guard, make_runner
+from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 
@@ -116,6 +117,7 @@ class ReplicaServer:
         self._health = health.aio.HealthServicer()
         self._services: list[str] = []
         self._server: grpc.aio.Server | None = None
+        self._lanes: Lanes | None = None
         self._runners: list[web.AppRunner] = []
         self._stop_asked = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -205,6 +207,8 @@ class ReplicaServer:
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
             methods = [method for servicer in self._servicers for method in methods_of(servicer)]
             self._services = register(methods, self._server, self._edge)
+            self._lanes = Lanes(methods, self._edge)
+            self._lanes.add_to(self._server)
             self._add_standard_services(self._server)
             self.grpc_port = self._bind_grpc(self._server, port)
             await self._server.start()
@@ -334,6 +338,8 @@ class ReplicaServer:
     async def _close(self) -> None:
         for runner in reversed(self._runners):
             await runner.cleanup()
+        if self._lanes is not None:
+            await self._lanes.close()
         if self._server is not None:
             await self._server.stop(0)
         logger.info("stopped")

@@ -1,0 +1,358 @@
+"""The caller's side of lanes: one connection to one replica, with a lane in it whenever there can be one.
+
+connecting --(hellos exchanged)--> ready --(stream lost, goodbye, rule broken)--> connecting, after a pause
+    |                                ^
+    `--(UNIMPLEMENTED: the replica has no lanes)--> plain gRPC, until that connection breaks
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+import grpc
+
+from pierhead.connection import CHANNEL_OPTIONS, NEVER_SENT, GrpcConnection, Kind, Method
+from pierhead.deadlines import Deadlines
+from pierhead.lane.v1.lane_pb2 import Frame, Hello, Packet, Parcel, ParcelName
+from pierhead.lane.v1.lane_pb2_grpc import LaneStub
+from pierhead.lanes import calls
+from pierhead.lanes.calls import LaneCall
+from pierhead.lanes.metadata import Pair, flatten, unflatten
+from pierhead.lanes.outbox import Outbox
+from pierhead.lanes.protocol import LaneBrokenError, parse_packet
+from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
+from pierhead.request import REQUEST_ID_KEY
+
+logger = logging.getLogger("pierhead")
+
+OPEN = "/pierhead.lane.v1.Lane/Open"
+
+RECONNECT_S = (0.1, 2.0)
+"""Shortest and longest pause before a lost lane is opened again; doubled at each failure, jittered."""
+
+HELLO_TIMEOUT_S = 5.0
+"""A replica that takes the stream and says nothing for so long is not there."""
+
+PARCEL_TIMEOUT_S = 60.0
+"""Bringing or fetching one large message; beside it, the call's own deadline holds."""
+
+_BEGIN = Frame.BEGIN
+_MESSAGE = Frame.MESSAGE
+_HEADERS = Frame.HEADERS
+_CREDIT = Frame.CREDIT
+_END = Frame.END
+
+_CALLS: dict[Kind, Callable[..., Any]] = {
+    Kind.UNARY_UNARY: calls.UnaryUnaryLaneCall,
+    Kind.UNARY_STREAM: calls.UnaryStreamLaneCall,
+    Kind.STREAM_UNARY: calls.StreamUnaryLaneCall,
+    Kind.STREAM_STREAM: calls.StreamStreamLaneCall,
+}
+
+
+class LaneConnection:
+    """A `Connection` whose calls share one stream. Falls back to plain gRPC for a replica that has no lanes."""
+
+    def __init__(
+        self,
+        address: str,
+        changed: Callable[[], None],
+        *,
+        large: int = LARGE_BYTES,
+        rng: Random | None = None,
+    ) -> None:
+        self.ready = False
+        self._address = address
+        self._changed = changed
+        self._large = large
+        self._rng = rng or Random()  # noqa: S311 - jitter
+        self._lane: CallerLane | None = None
+        self._plain: GrpcConnection | None = None
+        """In use instead of a lane."""
+        self._plain_changed = asyncio.Event()
+        self._beside: GrpcConnection | None = None
+        """For large messages, made when the first one comes: their bytes stand in no other call's way."""
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"lane {address}")
+
+    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> Any:
+        """Begin a call; see Connection."""
+        if self._plain is not None:
+            return self._plain.open(method, request, timeout, metadata, compression)
+        lane = self._lane
+        kind = method.kind
+        if kind is Kind.UNARY_UNARY or kind is Kind.UNARY_STREAM:
+            encode = method.request_serializer
+            raw = request if encode is None else encode(request)
+            if len(raw) > self._large or compression is not None:
+                plain = Method(kind, method.path, None, method.response_deserializer, method.registered)
+                return self.beside().open(plain, raw, timeout, metadata, compression)
+            if lane is not None:
+                return lane.begin(method, raw, None, timeout, metadata)
+        elif lane is not None:
+            return lane.begin(method, None, request, timeout, metadata)
+        return self._never_sent(method, request)
+
+    def check(self) -> None:
+        """Nothing: a lane knows at once when it is lost."""
+
+    def beside(self) -> GrpcConnection:
+        """The connection for large messages."""
+        if self._beside is None:
+            self._beside = GrpcConnection(self._address, lambda: None)
+        return self._beside
+
+    async def close(self) -> None:
+        """End the lane and everything beside it; calls fail."""
+        self._keeper.cancel()
+        await asyncio.wait([self._keeper])
+        for connection in (self._plain, self._beside):
+            if connection is not None:
+                await connection.close()
+        await self._channel.close()
+
+    def _never_sent(self, method: Method, request: Any) -> Any:
+        """A call that has ended already, because there is no lane to send it by."""
+        nowhere = CallerLane(self._large, self.beside)
+        one = method.kind in (Kind.UNARY_UNARY, Kind.UNARY_STREAM)
+        call = nowhere.begin(method, b"" if one else None, None if one else request, 0.0, ())
+        nowhere.lost(f"there is no lane to {self._address} now")
+        return call
+
+    # ---- keeping a lane open
+
+    async def _keep(self) -> None:
+        shortest, longest = RECONNECT_S
+        pause = shortest
+        while True:
+            lane = CallerLane(self._large, self.beside)
+            try:
+                reason = await self._live(lane)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    await self._live_without()
+                reason = error.details() or error.code().name
+            except LaneBrokenError as error:
+                reason = f"broken: {error}"
+                logger.error("the lane to %s is %s; it is opened anew", self._address, reason)  # noqa: TRY400
+            except Exception:
+                logger.exception("internal: the lane to %s ended by a mistake of its own", self._address)
+                reason = "internal"
+            finally:
+                self._set(None)
+                lane.lost(f"the lane to {self._address} was lost")
+            if lane.was_open:
+                pause = shortest
+            logger.debug("lane to %s: %s", self._address, reason)
+            await asyncio.sleep(pause * (0.5 + self._rng.random()))
+            pause = min(longest, pause * 2)
+
+    async def _live(self, lane: CallerLane) -> str:
+        """One lane from its opening to its end; returns why it ended. Raises AioRpcError, LaneBrokenError."""
+        # No deadline: it lives as long as both sides do, and keep-alive notices a dead one.
+        stream = self._channel.stream_stream(OPEN)(wait_for_ready=True)
+        writer: asyncio.Task[None] | None = None
+        try:
+            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already: `read` says why
+                await stream.write(Packet(hello=Hello(lane=lane.token, window=WINDOW_BYTES)).SerializeToString())
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                lane.hello(await stream.read())
+            # Owned by this coroutine: ends in the `finally` below.
+            writer = asyncio.get_running_loop().create_task(_write(lane.outbox, stream), name="lane writer")
+            self._set(lane)
+            while True:
+                raw = await stream.read()
+                if raw is grpc.aio.EOF:
+                    return "the replica ended it"
+                lane.receive(raw)
+        except TimeoutError:
+            return f"no hello within {HELLO_TIMEOUT_S:g} s"
+        finally:
+            stream.cancel()
+            if writer is not None:
+                writer.cancel()
+                await asyncio.wait([writer])
+
+    async def _live_without(self) -> None:
+        """Speak plain gRPC until that connection breaks: whoever answers there next may have lanes."""
+        plain = GrpcConnection(self._address, self._plain_changed.set)
+        self._plain = plain
+        try:
+            was_ready = False
+            while plain.ready or not was_ready:
+                was_ready = was_ready or plain.ready
+                self._tell(plain.ready)
+                self._plain_changed.clear()
+                await self._plain_changed.wait()
+        finally:
+            self._plain = None
+            self._tell(False)
+            await plain.close()
+
+    def _set(self, lane: CallerLane | None) -> None:
+        self._lane = lane
+        self._tell(lane is not None)
+
+    def _tell(self, ready: bool) -> None:
+        if ready is not self.ready:
+            self.ready = ready
+            self._changed()
+
+
+async def _write(outbox: Outbox, stream: Any) -> None:
+    try:
+        await outbox.write_all(stream.write)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # the reader hears why
+
+
+class CallerLane:
+    """One lane, from its hello to its loss: the calls in it, and what they say."""
+
+    def __init__(self, large: int, beside: Callable[[], GrpcConnection]) -> None:
+        self.token = os.urandom(16)
+        self.outbox = Outbox()
+        self.large = large
+        """Bytes above which a message is a parcel."""
+        self.window = WINDOW_BYTES
+        self.peer_window = 0
+        self.was_open = False
+        self.deadlines = Deadlines.current()
+        self._beside = beside
+        self._calls: dict[int, LaneCall] = {}
+        self._methods: dict[Method, int] = {}
+        self._taken_up: int | None = None
+        """The last call that the replica took up, by its goodbye."""
+
+    # ---- calls
+
+    def begin(self, method: Method, raw: bytes | None, requests: Any, timeout: float, metadata: Iterable[Pair]) -> Any:
+        """A call: of a kind with one request, `raw` is that; else `requests` is the iterator, or None."""
+        self.outbox.latest = number = self.outbox.latest + 1
+        request_id, others = _split(metadata)
+        index = self._methods.get(method)
+        path = ""
+        if index is None:
+            index = self._methods[method] = len(self._methods) + 1
+            path = method.path
+        if raw is not None:
+            call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout)
+            self.outbox.frames(len(raw)).add(
+                call=number, kind=_BEGIN, method=index, path=path, timeout_us=_microseconds(timeout),
+                request_id=request_id, metadata=others, message=raw, has_message=True,
+            )  # fmt: skip
+            return call
+        self.outbox.frames().add(
+            call=number, kind=_BEGIN, method=index, path=path, timeout_us=_microseconds(timeout),
+            request_id=request_id, metadata=others,
+        )  # fmt: skip
+        call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout, requests)
+        return call
+
+    def say(self, number: int, kind: Frame.Kind.ValueType, *, credit: int = 0) -> None:
+        """Queue a frame without a message."""
+        self.outbox.frames().add(call=number, kind=kind, bytes=credit)
+
+    def say_message(self, number: int, raw: bytes) -> None:
+        """Queue a message."""
+        self.outbox.frames(len(raw)).add(call=number, kind=_MESSAGE, message=raw, has_message=True)
+
+    async def bring(self, number: int, parcel: int, raw: bytes) -> None:
+        """Bring a large message beside the lane, then name it in the lane. Raises AioRpcError."""
+        name = ParcelName(lane=self.token, call=number, parcel=parcel)
+        await _parcels(self._beside()).Put(Parcel(name=name, message=raw), timeout=PARCEL_TIMEOUT_S)
+        self.outbox.frames().add(call=number, kind=_MESSAGE, has_message=True, parcel=parcel, bytes=len(raw))
+
+    async def fetch(self, number: int, parcel: calls.Parcel, method: Method) -> bytes:
+        """Fetch a large message that the replica keeps. Raises AioRpcError."""
+        name = ParcelName(lane=self.token, call=number, parcel=parcel.number)
+        try:
+            taken = await _parcels(self._beside()).Take(name, timeout=PARCEL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            # The call was begun, so the failure must not look like one of a call that never was.
+            details = f"a large message of {method.path[1:]} could not be fetched: {error.details()}"
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, None, details) from error
+        return bytes(taken.message)
+
+    def forget(self, number: int) -> None:
+        """The call has ended."""
+        self._calls.pop(number, None)
+
+    # ---- what the replica says
+
+    def hello(self, raw: Any) -> None:
+        """Take in the replica's first packet. Raises LaneBrokenError."""
+        if raw is grpc.aio.EOF:
+            raise LaneBrokenError("it ended before the replica's hello")
+        packet = parse_packet(raw)
+        if not packet.HasField("hello") or not packet.hello.window:
+            raise LaneBrokenError("the replica's first packet holds no hello")
+        self.peer_window = packet.hello.window
+        self.was_open = True
+        self._receive_frames(packet)
+
+    def receive(self, raw: bytes) -> None:
+        """Take in a packet. Raises LaneBrokenError."""
+        packet = parse_packet(raw)
+        if packet.HasField("hello"):
+            raise LaneBrokenError("a second hello")
+        try:
+            self._receive_frames(packet)
+        except ValueError as error:
+            raise LaneBrokenError(str(error)) from error
+        if packet.HasField("goodbye"):
+            self._taken_up = packet.goodbye.last_call
+
+    def _receive_frames(self, packet: Packet) -> None:
+        known = self._calls
+        for frame in packet.frames:
+            call = known.get(frame.call)
+            if call is None:
+                if not 0 < frame.call <= self.outbox.latest:
+                    raise LaneBrokenError(f"a frame for call {frame.call}; the last one begun is {self.outbox.latest}")
+                continue  # it crossed the call's end
+            kind = frame.kind
+            if kind == _END:
+                call.finish(frame)
+            elif kind == _MESSAGE:
+                item = calls.Parcel(frame.parcel) if frame.parcel else frame.message
+                if not call.message(item, frame.bytes if frame.parcel else len(frame.message)):
+                    raise LaneBrokenError(f"a message of call {frame.call} beyond its window, or not of its kind")
+            elif kind == _CREDIT:
+                call.credit(frame.bytes)
+            elif kind == _HEADERS:
+                call.headers(unflatten(frame.metadata))
+            else:
+                raise LaneBrokenError(f"a frame of kind {kind}, which replicas do not send")
+
+    def lost(self, reason: str) -> None:
+        """Nothing comes any more: every call ends. Those that the replica cannot have begun say so."""
+        begun = self.outbox.sent if self._taken_up is None else min(self.outbox.sent, self._taken_up)
+        for number, call in list(self._calls.items()):
+            if number > begun:
+                call.end(grpc.StatusCode.UNAVAILABLE, f"{NEVER_SENT}: {reason}, and the call was not begun")
+            else:
+                call.end(grpc.StatusCode.UNAVAILABLE, reason)
+
+
+def _parcels(connection: GrpcConnection) -> Any:
+    return LaneStub(connection.channel)
+
+
+def _split(metadata: Iterable[Pair]) -> tuple[str, list[str]]:
+    """The request id, and the rest in the lane's form."""
+    pairs = tuple(metadata)
+    if len(pairs) == 1 and pairs[0][0] == REQUEST_ID_KEY:
+        return str(pairs[0][1]), []
+    request_id = next((str(value) for key, value in pairs if key == REQUEST_ID_KEY), "")
+    return request_id, flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
+
+
+def _microseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1e6))

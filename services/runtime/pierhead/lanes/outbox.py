@@ -1,0 +1,79 @@
+"""What one side of a lane has to say. Frames queue; one writer sends all that has come together, a packet at a time.
+
+Nothing waits for company: the writer is woken by the first frame and runs in the same turn of the event loop or the
+next; what others add until then travels along. While a packet is being written, the next one fills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pierhead.lane.v1.lane_pb2 import Packet
+
+PACKET_BYTES = 512 * 1024
+"""A packet that holds this much is closed: with one message more it stays well below protocol.MAX_PACKET_BYTES."""
+
+_FRAME_BYTES = 48
+"""About what a frame takes beyond its message."""
+
+
+class Outbox:
+    """The frames of one side."""
+
+    def __init__(self) -> None:
+        self.latest = 0
+        """The number of the last call that was begun; the caller's side sets it."""
+        self.sent = 0
+        """`latest` as it was when the last packet that was handed to gRPC was closed: calls above it never left."""
+        self._closed: deque[tuple[Packet, int]] = deque()
+        self._packet = Packet()
+        self._frames: Any = self._packet.frames
+        self._bytes = 0
+        self._wake: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._writing = False
+
+    def frames(self, size: int = 0) -> Any:
+        """Where to `add(...)` a frame, which has to be done at once; `size`: bytes of its message."""
+        if self._bytes > PACKET_BYTES:
+            self._next_packet()
+        self._bytes += size + _FRAME_BYTES
+        if self._wake is not None:
+            self._wake.set_result(None)
+            self._wake = None
+        return self._frames
+
+    def packet(self) -> Packet:
+        """The packet that is being filled, for what it holds beside frames."""
+        self.frames()
+        return self._packet
+
+    async def drained(self) -> None:
+        """Return once all that was queued has been handed to gRPC."""
+        while self._writing or self._closed or self._bytes:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+
+    async def write_all(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
+        """Send what is queued and will be; ends only by what `write` raises, or by being cancelled."""
+        while True:
+            if not self._closed and not self._bytes:
+                self._writing = False
+                if self._drained is not None and not self._drained.done():
+                    self._drained.set_result(None)
+                self._wake = wake = asyncio.get_running_loop().create_future()
+                await wake
+            self._writing = True
+            if not self._closed:
+                self._next_packet()
+            packet, self.sent = self._closed.popleft()
+            await write(packet.SerializeToString())
+
+    def _next_packet(self) -> None:
+        self._closed.append((self._packet, self.latest))
+        self._packet = Packet()
+        self._frames = self._packet.frames
+        self._bytes = 0

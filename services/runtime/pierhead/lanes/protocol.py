@@ -1,0 +1,22 @@
+"""What both sides of a lane hold the other to."""
+
+from __future__ import annotations
+
+from pierhead.lane.v1.lane_pb2 import Packet
+
+MAX_PACKET_BYTES = 4 * 1024 * 1024
+"""A larger packet ends the lane."""
+
+
+class LaneBrokenError(Exception):
+    """The other side broke a rule of the protocol; says which. The lane is of no more use, everything else is."""
+
+
+def parse_packet(raw: bytes) -> Packet:
+    """The packet. Raises LaneBrokenError."""
+    if len(raw) > MAX_PACKET_BYTES:
+        raise LaneBrokenError(f"a packet of {len(raw)} bytes; at most {MAX_PACKET_BYTES} are taken")
+    try:
+        return Packet.FromString(raw)
+    except Exception as error:
+        raise LaneBrokenError(f"{len(raw)} bytes that are no packet") from error

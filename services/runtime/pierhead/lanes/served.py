@@ -1,0 +1,414 @@
+"""One call of a lane at the replica: what the service sees as its context, and how it is worked on and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+
+from pierhead.edge import is_answerable
+from pierhead.errors import DeadlineExceeded
+from pierhead.lane.v1.lane_pb2 import Frame
+from pierhead.lanes.calls import STATUS
+from pierhead.lanes.metadata import Pair, flatten, unflatten
+from pierhead.lanes.window import ReceiveWindow, SendWindow
+from pierhead.request import CURRENT, REQUEST_ID_KEY, RequestContext, accept_id, from_metadata
+
+if TYPE_CHECKING:
+    from pierhead.lanes.server import ServedLane
+    from pierhead.methods import ServedMethod
+
+_MESSAGE = Frame.MESSAGE
+_CREDIT = Frame.CREDIT
+_HEADERS = Frame.HEADERS
+_END = Frame.END
+BURST = 64
+"""Messages of one stream that are sent in one turn of the loop, at most."""
+
+_OK = grpc.StatusCode.OK.value[0]
+
+
+class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
+    """A call that was admitted, from BEGIN to END. Is the context that the service's method gets."""
+
+    def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
+        self.task: asyncio.Task[None]
+        self.method = method
+        self.number = frame.call
+        self._lane = lane
+        self._request_id = frame.request_id
+        self._flat = frame.metadata
+        self._started = now = time.monotonic()
+        self._brought_deadline = frame.timeout_us > 0
+        self.until = now + (frame.timeout_us / 1e6 if frame.timeout_us else lane.edge.settings.request_timeout_s)
+        """Its deadline, in `time.monotonic()` seconds."""
+        self._deadline = lane.deadlines.add(self.until, self._expire)
+
+    # What few calls change stands here, so that making one costs nothing for it.
+    _code: Any = None
+    _details = ""
+    _headers_sent = False
+    _trailers: Sequence[Pair] = ()
+    _callbacks: tuple[Callable[[Any], object], ...] = ()
+    _parcels = 0
+    _begun = False
+    _ended = False
+    _late = False
+
+    # ---- the work
+
+    async def run(self, raw: bytes) -> None:
+        """Work on the call and answer it. The task that runs this is the call's own."""
+        self._begun = True
+        self.task = asyncio.current_task()  # type: ignore[assignment]  # this one; an eager start comes before the name
+        method = self.method
+        CURRENT.set(self._request())
+        code = "OK"
+        try:
+            requests = method.decode(self._requests() if method.request_streaming else raw)
+            if method.response_streaming:
+                await self._stream(method.behaviour(requests, self))
+                self._end_well(None)
+            else:
+                self._end_well(method.encode(await method.behaviour(requests, self)))
+            if self._code:
+                code = _status(self._code).name
+        except BaseException as error:
+            code = self._end_ill(error)
+            if isinstance(error, asyncio.CancelledError) and self.task.cancelling() and not self._late:
+                raise
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                raise
+        finally:
+            self._finished(code)
+
+    def cancel(self) -> None:
+        """Stop the work: nobody waits for it."""
+        self.task.cancel()
+        if not self._begun:  # and never will: a task that is cancelled before its first step runs no line
+            self._begun = True
+            self._finished(grpc.StatusCode.CANCELLED.name)
+
+    def next_parcel(self) -> int:
+        """The number of the next large reply."""
+        self._parcels += 1
+        return self._parcels
+
+    def _finished(self, code: str) -> None:
+        self._ended = True
+        self._deadline.cancel()
+        self._lane.ended(self)
+        self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started)
+        for callback in self._callbacks:
+            callback(self)
+
+    def _request(self) -> RequestContext:
+        if not self._flat:
+            return RequestContext(accept_id(self._request_id), self.until)
+        return from_metadata(self.invocation_metadata(), self.until)
+
+    async def _stream(self, running: Any) -> None:
+        """Send what a streaming method produces: it is an async generator, or a coroutine that writes by itself."""
+        if not inspect.isasyncgen(running):
+            await running
+            return
+        try:
+            burst = 0
+            async for message in running:
+                burst += 1
+                if burst % BURST == 0:
+                    await asyncio.sleep(0)  # a generator that never waits must not keep the loop to itself
+                if self._room.open:
+                    self._send(message)
+                else:
+                    await self.write(message)
+        finally:
+            await running.aclose()  # a cancelled stream ends its generator now, not at garbage collection
+
+    def _end_well(self, reply: bytes | None) -> None:
+        lane = self._lane
+        status = _status(self._code).value[0] if self._code else _OK
+        details, trailers = self._details, flatten(self._trailers) if self._trailers else ()
+        if reply is None or status != _OK:
+            lane.outbox.frames().add(
+                call=self.number,
+                kind=_END,
+                status=status,
+                details=details,
+                metadata=trailers,
+                ongoing_plus_one=lane.load,
+            )
+        elif len(reply) <= lane.large:
+            lane.outbox.frames(len(reply)).add(
+                call=self.number, kind=_END, message=reply, has_message=True, details=details, metadata=trailers,
+                ongoing_plus_one=lane.load,
+            )  # fmt: skip
+        else:
+            lane.outbox.frames().add(
+                call=self.number, kind=_END, has_message=True, parcel=lane.keep(self, reply), bytes=len(reply),
+                details=details, metadata=trailers, ongoing_plus_one=lane.load,
+            )  # fmt: skip
+
+    def _end_ill(self, error: BaseException) -> str:
+        """Answer with a status, if anybody waits for one; returns its name."""
+        if isinstance(error, grpc.aio.AbortError) and self._code is not None:
+            status = _status(self._code)
+            self._lane.refuse(self.number, status, self._details, self._trailers, self._lane.load)
+            return status.name
+        if self._late and isinstance(error, asyncio.CancelledError):
+            if self._brought_deadline:  # the caller has told itself so by its own clock
+                return grpc.StatusCode.DEADLINE_EXCEEDED.name
+            error = DeadlineExceeded(
+                f"{self.method.name} was not done within {self._lane.edge.settings.request_timeout_s:g} s, the default "
+                "of this service for calls that bring no deadline"
+            )
+        elif not is_answerable(error):
+            return grpc.StatusCode.CANCELLED.name
+        answer = self._lane.edge.error_for(error, self.method.name)
+        trailers = (*self._trailers, *answer.trailing_metadata())
+        self._lane.refuse(self.number, answer.grpc_status, answer.details(), trailers, self._lane.load)
+        return answer.grpc_status.name
+
+    def _expire(self) -> None:
+        self._late = True
+        self.cancel()
+
+    # ---- what the lane tells
+
+    def message(self, item: bytes, size: int) -> bool:
+        """A request message came; False when the caller had no right to send it."""
+        return False
+
+    def half_close(self) -> None:
+        """No more requests come."""
+
+    def credit(self, count: int) -> None:
+        """The caller's consumer took replies."""
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        raise AssertionError("a call with one request was asked for a stream of them")
+        yield b""
+
+    # ---- sending and receiving: kinds with streams
+
+    _room = SendWindow(0)
+
+    def _send(self, message: Any) -> None:
+        raise AssertionError("a call with one reply was asked to stream")
+
+    async def write(self, message: Any) -> None:
+        """Send a reply message, when the caller takes it."""
+        raise grpc.aio.UsageError(f"{self.method.name} has one reply; return it")
+
+    async def read(self) -> Any:
+        """The next request message, or `grpc.aio.EOF`."""
+        raise grpc.aio.UsageError(f"{self.method.name} has one request; it was handed over as the argument")
+
+    # ---- the rest of grpc.aio.ServicerContext
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[Pair] | Mapping[str, Any] = ()
+    ) -> NoReturn:
+        """End the call with a status. Raises AbortError, which must not be caught."""
+        if code is grpc.StatusCode.OK:
+            raise ValueError("abort: OK is no status to abort with")
+        self._code = code
+        self._details = details
+        if trailing_metadata:
+            self._trailers = _pairs(trailing_metadata)
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    async def abort_with_status(self, status: grpc.Status) -> NoReturn:
+        """End the call with a status object."""
+        await self.abort(status.code, status.details, status.trailing_metadata or ())
+
+    async def send_initial_metadata(self, initial_metadata: Iterable[Pair] | Mapping[str, Any]) -> None:
+        """Send metadata ahead of the first message; once."""
+        if self._headers_sent:
+            raise asyncio.InvalidStateError("initial metadata was sent before")
+        self._headers_sent = True
+        self._lane.outbox.frames().add(call=self.number, kind=_HEADERS, metadata=flatten(_pairs(initial_metadata)))
+
+    def set_trailing_metadata(self, trailing_metadata: Iterable[Pair] | Mapping[str, Any]) -> None:
+        """What to send with the status."""
+        self._trailers = _pairs(trailing_metadata)
+
+    def trailing_metadata(self) -> Sequence[Pair]:
+        """What was set."""
+        return self._trailers
+
+    def invocation_metadata(self) -> tuple[Pair, ...]:
+        """What the caller sent."""
+        own: tuple[Pair, ...] = ((REQUEST_ID_KEY, self._request_id),) if self._request_id else ()
+        return (*own, *unflatten(self._flat))
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """The status to end with."""
+        self._code = code
+
+    def code(self) -> Any:
+        """The status that was set."""
+        return self._code or 0
+
+    def set_details(self, details: str) -> None:
+        """The message to end with."""
+        self._details = details
+
+    def details(self) -> str:
+        """The message that was set."""
+        return self._details
+
+    def time_remaining(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.until - time.monotonic())
+
+    def peer(self) -> str:
+        """The caller's address, as gRPC writes it."""
+        return self._lane.peer
+
+    def peer_identities(self) -> None:
+        """None: connections are plain text within the stack."""
+
+    def peer_identity_key(self) -> None:
+        """None."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Empty."""
+        return {}
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        """Nothing: calls that ask for compression travel beside the lane."""
+
+    def disable_next_message_compression(self) -> None:
+        """Nothing."""
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Have `callback(context)` called at the end."""
+        self._callbacks = (*self._callbacks, callback)
+
+    def cancelled(self) -> bool:
+        """Whether the caller or its deadline ended it."""
+        return self.task.cancelling() > 0
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._ended
+
+
+class _Replies(ServedCall):
+    """Calls that answer with a stream of messages."""
+
+    def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
+        super().__init__(lane, frame, method)
+        self._room = SendWindow(lane.peer_window)
+        self._room_made: asyncio.Future[None] | None = None
+
+    def credit(self, count: int) -> None:
+        """The caller's consumer took replies."""
+        self._room.earn(count)
+        if self._room_made is not None and not self._room_made.done():
+            self._room_made.set_result(None)
+
+    async def write(self, message: Any) -> None:
+        """Send a reply message, when the caller takes it."""
+        if self._ended:
+            raise asyncio.InvalidStateError("the call has ended: no message can follow")
+        while not self._room.open:
+            self._room_made = asyncio.get_running_loop().create_future()
+            await self._room_made
+        self._send(message)
+
+    def _send(self, message: Any) -> None:
+        raw = self.method.encode(message)
+        size = len(raw)
+        lane = self._lane
+        self._room.spend(size)
+        if size <= lane.large:
+            lane.outbox.frames(size).add(call=self.number, kind=_MESSAGE, message=raw, has_message=True)
+        else:
+            lane.outbox.frames().add(
+                call=self.number, kind=_MESSAGE, has_message=True, parcel=lane.keep(self, raw), bytes=size
+            )
+
+
+class _Requests(ServedCall):
+    """Calls whose requests are a stream of messages."""
+
+    def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
+        super().__init__(lane, frame, method)
+        self._inbox: deque[bytes] = deque()
+        self._window = ReceiveWindow(lane.window)
+        self._closed = False
+        self._arrived: asyncio.Future[None] | None = None
+
+    def message(self, item: bytes, size: int) -> bool:
+        """A request message came."""
+        if self._closed:
+            return False
+        self._inbox.append(item)
+        self._wake()
+        return self._window.arrive(size)
+
+    def half_close(self) -> None:
+        """No more requests come."""
+        self._closed = True
+        self._wake()
+
+    async def read(self) -> Any:
+        """The next request message, decoded, or `grpc.aio.EOF`."""
+        raw = await self._next()
+        if raw is None:
+            return grpc.aio.EOF
+        async for message in self.method.decode(_once(raw)):
+            return message
+        raise AssertionError("one message was decoded to none")
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        while (raw := await self._next()) is not None:
+            yield raw
+
+    async def _next(self) -> bytes | None:
+        while not self._inbox:
+            if self._closed:
+                return None
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        raw = self._inbox.popleft()
+        credit = self._window.consume(len(raw))
+        if credit:
+            self._lane.outbox.frames().add(call=self.number, kind=_CREDIT, bytes=credit)
+        return raw
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+
+class _Both(_Requests, _Replies):
+    """Calls that are streams both ways."""
+
+
+def served_call(lane: ServedLane, frame: Frame, method: ServedMethod) -> ServedCall:
+    """The call object of a method's kind."""
+    if method.request_streaming:
+        return _Both(lane, frame, method) if method.response_streaming else _Requests(lane, frame, method)
+    return _Replies(lane, frame, method) if method.response_streaming else ServedCall(lane, frame, method)
+
+
+async def _once(raw: bytes) -> AsyncIterator[bytes]:
+    yield raw
+
+
+def _status(code: Any) -> grpc.StatusCode:
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return STATUS.get(code, grpc.StatusCode.UNKNOWN)
+
+
+def _pairs(metadata: Iterable[Pair] | Mapping[str, Any]) -> tuple[Pair, ...]:
+    return tuple(metadata.items() if isinstance(metadata, Mapping) else metadata)

@@ -1,0 +1,309 @@
+"""The replica's side of lanes: one `ServedLane` per caller, served beside the plain gRPC services on the same port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from pierhead.deadlines import Deadlines
+from pierhead.edge import Edge
+from pierhead.errors import REFUSED_KEY
+from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName, Taken
+from pierhead.lanes.metadata import Pair, flatten
+from pierhead.lanes.outbox import Outbox
+from pierhead.lanes.protocol import LaneBrokenError, parse_packet
+from pierhead.lanes.served import ServedCall, served_call
+from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
+from pierhead.methods import Context, ServedMethod
+
+logger = logging.getLogger("pierhead")
+
+SERVICE = "pierhead.lane.v1.Lane"
+
+GOODBYE_S = 1.0
+"""How long a lane may take to hand over its last packet when the replica closes."""
+
+MAX_METHODS = 4096
+"""Names that one lane may number: far more than any service has methods."""
+
+_BEGIN = Frame.BEGIN
+_MESSAGE = Frame.MESSAGE
+_HALF_CLOSE = Frame.HALF_CLOSE
+_CANCEL = Frame.CANCEL
+_CREDIT = Frame.CREDIT
+_END = Frame.END
+
+
+class Lanes:
+    """Every lane of one replica, and the gRPC service that they are opened through."""
+
+    def __init__(self, methods: Iterable[ServedMethod], edge: Edge, *, large: int = LARGE_BYTES) -> None:
+        self._methods = {f"/{method.name}": method for method in methods}
+        self._edge = edge
+        self._large = large
+        self._lanes: dict[bytes, ServedLane] = {}
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve lanes on `server`."""
+        handlers: dict[str, Any] = {
+            "Open": grpc.stream_stream_rpc_method_handler(self._open),
+            "Put": grpc.unary_unary_rpc_method_handler(self._put, Parcel.FromString, Taken.SerializeToString),
+            "Take": grpc.unary_unary_rpc_method_handler(self._take, ParcelName.FromString, Parcel.SerializeToString),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def close(self) -> None:
+        """Say goodbye on every lane: callers then know which of their calls were not taken up."""
+        if self._lanes:
+            await asyncio.wait([asyncio.ensure_future(lane.say_goodbye()) for lane in self._lanes.values()])
+
+    async def _open(self, _: object, context: Context) -> None:
+        lane = ServedLane(self._methods, self._edge, context.peer(), self._large)
+        token = b""
+        try:
+            token = await lane.hello(context)
+            if token in self._lanes:
+                raise LaneBrokenError("another lane has the same name")
+            self._lanes[token] = lane
+            await lane.run(context)
+        except LaneBrokenError as error:
+            logger.error("lane of %s is broken and closed: %s", lane.peer, error)  # noqa: TRY400 - not our mistake
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"lane: {error}")
+        finally:
+            if self._lanes.get(token) is lane:
+                del self._lanes[token]
+            lane.close()
+
+    async def _put(self, parcel: Parcel, context: Context) -> Taken:
+        lane = self._lanes.get(parcel.name.lane)
+        problem = "no lane of that name is open" if lane is None else lane.put(parcel)
+        if problem:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"parcel {parcel.name.parcel}: {problem}")
+        return Taken()
+
+    async def _take(self, name: ParcelName, context: Context) -> Parcel:
+        lane = self._lanes.get(name.lane)
+        kept = None if lane is None else lane.take(name)
+        if kept is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"parcel {name.parcel}: it was fetched, or its call ended")
+        return Parcel(name=name, message=kept)
+
+
+class ServedLane:
+    """One caller's lane. Its calls end with it."""
+
+    def __init__(self, methods: dict[str, ServedMethod], edge: Edge, peer: str, large: int) -> None:
+        self.edge = edge
+        self.peer = peer
+        self.large = large
+        self.window = WINDOW_BYTES
+        self.peer_window = 0
+        self.outbox = Outbox()
+        self.deadlines = Deadlines.current()
+        self._served = methods
+        self._methods: list[ServedMethod | str] = []
+        """As this lane numbers them, from 1 on; a name where there is no such method."""
+        self._calls: dict[int, ServedCall] = {}
+        self._last = 0
+        self._kept: dict[tuple[int, int], bytes] = {}
+        """Replies that wait to be fetched, by call and parcel."""
+        self._brought: dict[tuple[int, int], bytes] = {}
+        """Requests that were brought and are named later."""
+        self._broken: LaneBrokenError | None = None
+        self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # ---- its life
+
+    async def hello(self, context: Context) -> bytes:
+        """Exchange hellos; returns the lane's name. Raises LaneBrokenError."""
+        raw = await context.read()
+        if raw is grpc.aio.EOF:
+            raise LaneBrokenError("it ended before the caller's hello")
+        packet = parse_packet(raw)
+        if not packet.HasField("hello") or not packet.hello.lane or not packet.hello.window:
+            raise LaneBrokenError("the caller's first packet holds no hello")
+        self.peer_window = packet.hello.window
+        await context.write(Packet(hello=Hello(window=self.window)).SerializeToString())
+        self._receive_frames(packet)
+        return bytes(packet.hello.lane)
+
+    async def run(self, context: Context) -> None:
+        """Serve until the caller goes, or until goodbye. Raises LaneBrokenError."""
+        loop = asyncio.get_running_loop()
+        # Owned by this coroutine: all end in the `finally` below.
+        reader = loop.create_task(self._read_all(context), name="lane reader")
+        writer = loop.create_task(self.outbox.write_all(context.write), name="lane writer")
+        try:
+            await asyncio.wait([reader, writer, self._ending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reader.cancel()
+            writer.cancel()
+            await asyncio.wait([reader, writer])
+            for task in (reader, writer):
+                self._note(task)
+        if self._broken is not None:
+            raise self._broken
+
+    def _note(self, task: asyncio.Task[None]) -> None:
+        """A stream that fails is a caller that has gone; a broken rule is told."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, LaneBrokenError):
+            self._broken = error
+        elif error is not None:
+            logger.debug("lane of %s: %r", self.peer, error)
+
+    async def say_goodbye(self) -> None:
+        """Tell the caller what was taken up, and end."""
+        self.outbox.packet().goodbye.CopyFrom(Goodbye(last_call=self._last))
+        try:
+            async with asyncio.timeout(GOODBYE_S):
+                await self.outbox.drained()
+        except TimeoutError:
+            logger.warning("the lane of %s takes nothing any more; closed without goodbye", self.peer)
+        if not self._ending.done():
+            self._ending.set_result(None)
+
+    def close(self) -> None:
+        """The stream is over: nobody waits for these calls any more."""
+        for call in list(self._calls.values()):
+            call.cancel()
+        self._kept.clear()
+        self._brought.clear()
+
+    # ---- for its calls
+
+    @property
+    def load(self) -> int:
+        """What END tells: the calls in flight here without the one that ends, plus one."""
+        return self.edge.admission.ongoing
+
+    def ended(self, call: ServedCall) -> None:
+        """A call is over, however it ended."""
+        self._calls.pop(call.number, None)
+        self.edge.admission.leave()
+
+    def refuse(
+        self, number: int, status: grpc.StatusCode, details: str, trailers: Sequence[Pair], ongoing_plus_one: int
+    ) -> None:
+        """End a call with a status and no message."""
+        self.outbox.frames(len(details)).add(
+            call=number, kind=_END, status=status.value[0], details=details, metadata=flatten(trailers),
+            ongoing_plus_one=ongoing_plus_one,
+        )  # fmt: skip
+
+    def keep(self, call: ServedCall, raw: bytes) -> int:
+        """Keep a large reply until it is fetched, at the longest until the call's deadline; returns its number."""
+        parcel = call.next_parcel()
+        key = (call.number, parcel)
+        self._kept[key] = raw
+        self.deadlines.add(call.until, lambda: self._kept.pop(key, None))
+        return parcel
+
+    def take(self, name: ParcelName) -> bytes | None:
+        """Hand out a large reply, once."""
+        return self._kept.pop((name.call, name.parcel), None)
+
+    def put(self, parcel: Parcel) -> str:
+        """Take in a large request of a running call; returns why not."""
+        call = self._calls.get(parcel.name.call)
+        if call is None or not call.method.request_streaming:
+            return "its call has ended"
+        if any(number == parcel.name.call for number, _ in self._brought):
+            return "the one before it has not been named yet"
+        self._brought[parcel.name.call, parcel.name.parcel] = parcel.message
+        return ""
+
+    # ---- what the caller says
+
+    async def _read_all(self, context: Context) -> None:
+        while (raw := await context.read()) is not grpc.aio.EOF:
+            packet = parse_packet(raw)
+            if packet.HasField("hello"):
+                raise LaneBrokenError("a second hello")
+            self._receive_frames(packet)
+
+    def _receive_frames(self, packet: Packet) -> None:
+        known = self._calls
+        try:
+            for frame in packet.frames:
+                if frame.kind == _BEGIN:
+                    self._begin(frame)
+                    continue
+                call = known.get(frame.call)
+                if call is not None:
+                    self._tell(call, frame)
+                elif not 0 < frame.call <= self._last:
+                    raise LaneBrokenError(f"a frame for call {frame.call}; the last one begun is {self._last}")
+        except ValueError as error:
+            raise LaneBrokenError(str(error)) from error
+
+    def _begin(self, frame: Frame) -> None:
+        number = frame.call
+        if number <= self._last:
+            raise LaneBrokenError(f"call {number} begins after call {self._last}")
+        self._last = number
+        method = self._method(frame)
+        edge = self.edge
+        refusal = edge.admission.enter()
+        if refusal is not None:
+            reason = edge.refused(refusal)
+            name = method if isinstance(method, str) else method.name
+            edge.metrics.requests.inc((name, refusal.grpc_status.name))
+            trailers = (*refusal.trailing_metadata(), (REFUSED_KEY, reason))
+            self.refuse(number, refusal.grpc_status, refusal.details(), trailers, edge.admission.ongoing + 1)
+            return
+        if isinstance(method, str):
+            edge.admission.leave()
+            self.refuse(number, grpc.StatusCode.UNIMPLEMENTED, "Method not found!", (), edge.admission.ongoing + 1)
+            return
+        try:
+            call = served_call(self, frame, method)
+        except BaseException:
+            edge.admission.leave()
+            raise
+        self._calls[number] = call
+        _start(call, frame.message)
+
+    def _method(self, frame: Frame) -> ServedMethod | str:
+        """The method that a BEGIN names; its name where there is none such."""
+        if frame.path:
+            if frame.method != len(self._methods) + 1 or len(self._methods) >= MAX_METHODS:
+                raise LaneBrokenError(f"method {frame.method} is named after {len(self._methods)} others")
+            self._methods.append(self._served.get(frame.path, frame.path[1:]))
+        if not 0 < frame.method <= len(self._methods):
+            raise LaneBrokenError(f"method {frame.method} was never named")
+        return self._methods[frame.method - 1]
+
+    def _tell(self, call: ServedCall, frame: Frame) -> None:
+        kind = frame.kind
+        if kind == _MESSAGE:
+            item, size = frame.message, len(frame.message)
+            if frame.parcel:
+                brought = self._brought.pop((frame.call, frame.parcel), None)
+                if brought is None:
+                    raise LaneBrokenError(f"parcel {frame.parcel} of call {frame.call} was not brought")
+                item, size = brought, len(brought)
+            if not call.message(item, size):
+                raise LaneBrokenError(f"a message of call {frame.call} beyond its window, its end, or its kind")
+        elif kind == _CANCEL:
+            call.cancel()
+        elif kind == _CREDIT:
+            call.credit(frame.bytes)
+        elif kind == _HALF_CLOSE:
+            call.half_close()
+        else:
+            raise LaneBrokenError(f"a frame of kind {kind}, which callers do not send")
+
+
+def _start(call: ServedCall, raw: bytes) -> None:
+    """Begin the work: as far as it comes without waiting, at once where Python can (3.12)."""
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12):
+        call.task = asyncio.Task(call.run(raw), loop=loop, eager_start=True)
+    else:
+        call.task = loop.create_task(call.run(raw))
