@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.model import Gpu, GpuRequest, ProbeSpec, ServiceSpec
+from controller.model import Backpressure, Gpu, GpuRequest, ProbeSpec, ServiceSpec
 
 ADMIN_PORT = 9100
 DISCOVERY_ADDRESS = "controller:8101"
@@ -28,16 +28,22 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_SERVICE",
         "PIERHEAD_REPLICA",
         "PIERHEAD_VERSION",
+        "PIERHEAD_NODE",
         "PIERHEAD_PORT",
         "PIERHEAD_ADMIN_PORT",
         "PIERHEAD_DISCOVERY",
         "PIERHEAD_MAX_ONGOING_REQUESTS",
-        "PIERHEAD_MAX_QUEUED_REQUESTS",
         "PIERHEAD_REQUEST_TIMEOUT_S",
         "PIERHEAD_DRAIN_TIMEOUT_S",
+        "PIERHEAD_BACKPRESSURE_STATUS_CODE",
+        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S",
+        "PIERHEAD_DEBUG",
+        "PIERHEAD_WORKERS",
+        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD",
     }
 )
-"""Names the controller sets in managed replicas; nobody else may."""
+"""Names the controller sets in managed replicas; nobody else may. PIERHEAD_MAX_QUEUED_REQUESTS is not among them: a
+service's max_queued_requests bounds the lines at its callers, who hear it from Discovery."""
 
 _HASH_FORMAT = 1
 """Raise it when the meaning of `container` changes: every replica is then replaced."""
@@ -49,11 +55,17 @@ def managed_environment(
     service: str,
     port: int,
     max_ongoing_requests: int,
-    max_queued_requests: int,
     request_timeout_s: float,
     drain_timeout_s: float,
+    backpressure: Backpressure,
+    debug: bool,
+    workers: int,
+    run_user_code_in_separate_thread: bool,
 ) -> dict[str, str]:
-    """The environment that every replica of a managed service gets; name and version are added by `create_body`."""
+    """The environment that every replica of a managed service gets; `create_body` adds its name, version and machine.
+
+    Every value is told, defaults too: what a replica does must not depend on which defaults its image was built with.
+    """
     return {
         "PIERHEAD_PROJECT": project,
         "PIERHEAD_SERVICE": service,
@@ -61,10 +73,18 @@ def managed_environment(
         "PIERHEAD_ADMIN_PORT": str(ADMIN_PORT),
         "PIERHEAD_DISCOVERY": DISCOVERY_ADDRESS,
         "PIERHEAD_MAX_ONGOING_REQUESTS": str(max_ongoing_requests),
-        "PIERHEAD_MAX_QUEUED_REQUESTS": str(max_queued_requests),
         "PIERHEAD_REQUEST_TIMEOUT_S": f"{request_timeout_s:.10g}",
         "PIERHEAD_DRAIN_TIMEOUT_S": f"{drain_timeout_s:.10g}",
+        "PIERHEAD_BACKPRESSURE_STATUS_CODE": str(backpressure.status_code),
+        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S": f"{backpressure.retry_after_s:.10g}",
+        "PIERHEAD_DEBUG": _flag(debug),
+        "PIERHEAD_WORKERS": str(workers),
+        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": _flag(run_user_code_in_separate_thread),
     }
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def definition_hash(
@@ -73,8 +93,9 @@ def definition_hash(
     """Sha256 (hex) over everything that needs a new container when it changes.
 
     Request limits and timeouts count where they reach the container as environment, so only for managed services.
-    Replicas, routes, the pace of probes and metrics do not count: they change without touching a container. Where the
-    probe goes does: a question that nobody answers must fail on a new replica, not on those that serve.
+    Replicas, routes, the line at callers, the pace of probes and metrics do not count: they change without touching a
+    container. Where the probe goes does: a question that nobody answers must fail on a new replica, not on those that
+    serve.
     """
     gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
     whole = {"format": _HASH_FORMAT, "container": container, "port": port, "managed": managed, "gpu": gpu_part}
@@ -91,15 +112,18 @@ def create_body(
     gpus: Sequence[Gpu],
     project: str,
     cdi_kind: str = DEFAULT_CDI_KIND,
+    node: str = "",
 ) -> dict[str, Any]:
     """The body of POST /containers/create for one replica (its name travels in the query string).
 
-    `gpus` are the devices it is pinned to; `cdi_kind` is the vendor and class in front of a CDI device's name.
+    `gpus` are the devices it is pinned to; `cdi_kind` is the vendor and class in front of a CDI device's name; `node`
+    is the engine's name for the machine. It is told to the replica and kept as a label, so that what a replica takes
+    for its own machine and what Discovery says of it stay the same, whatever the machine is called later.
     """
     body: dict[str, Any] = copy.deepcopy(dict(spec.container))
-    body["Labels"] = {**body.get("Labels", {}), **_labels(spec, replica, version, number, gpus, project)}
+    body["Labels"] = {**body.get("Labels", {}), **_labels(spec, replica, version, number, gpus, project, node)}
     if spec.managed:
-        own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}"]
+        own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
         body["Env"] = sorted([*body.get("Env", []), *own])
     requests = _device_requests(gpus, spec.gpu.capabilities if spec.gpu else ("gpu",), cdi_kind)
     if requests:
@@ -108,7 +132,7 @@ def create_body(
 
 
 def _labels(
-    spec: ServiceSpec, replica: str, version: str, number: int, gpus: Sequence[Gpu], project: str
+    spec: ServiceSpec, replica: str, version: str, number: int, gpus: Sequence[Gpu], project: str, node: str
 ) -> dict[str, str]:
     """Ours, and those of a Compose one-off: `up` leaves such a container alone, `down --remove-orphans` removes it."""
     return {
@@ -120,6 +144,7 @@ def _labels(
         "pierhead.port": str(spec.port),
         "pierhead.probe": f"{spec.probe.port}{spec.probe.path}",
         "pierhead.gpus": ",".join(gpu.uuid for gpu in gpus),
+        "pierhead.node": node,
         "com.docker.compose.project": project,
         "com.docker.compose.service": spec.name,
         "com.docker.compose.version": "2",

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 import grpc
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
-from controller.model import Endpoint
+from controller.model import Endpoint, ServiceEndpoints
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Board:
         """How many callers watch now."""
         return len(self._watchers)
 
-    def publish(self, endpoints: Mapping[str, tuple[Endpoint, ...]]) -> None:
+    def publish(self, endpoints: Mapping[str, ServiceEndpoints]) -> None:
         """Take over the world as it is now: all services there are, each with its complete list."""
         first, self._published = not self._published, True
         changed = set()
@@ -99,14 +99,15 @@ class Board:
         """End a watch."""
         self._watchers.discard(watcher)
 
-    def _take_over(self, service: str, listed: tuple[Endpoint, ...] | None) -> bool:
+    def _take_over(self, service: str, told: ServiceEndpoints | None) -> bool:
         old = self._states.get(service)
         new = discovery_pb2.ServiceEndpoints(
             service=service,
-            endpoints=[_message(endpoint) for endpoint in listed or ()],
+            endpoints=[_message(endpoint) for endpoint in told.replicas] if told else (),
             generation=old.generation if old else 0,
             epoch=self._epoch,
-            unknown=listed is None,
+            unknown=told is None,
+            max_queued_requests=told.max_queued_requests if told else None,
         )
         if new == old:
             return False
@@ -174,4 +175,5 @@ def _message(endpoint: Endpoint) -> discovery_pb2.Endpoint:
         state=discovery_pb2.Endpoint.DRAINING if endpoint.draining else discovery_pb2.Endpoint.READY,
         max_ongoing_requests=endpoint.max_ongoing_requests,
         version=endpoint.version,
+        node=endpoint.node,
     )

@@ -49,6 +49,14 @@ class GpuRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Backpressure:
+    """What an HTTP client is told when there is no room for its request."""
+
+    status_code: Literal[503, 429] = 503
+    retry_after_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSpec:
     """One Compose service that carries an `x-serve` block, as the user wrote it (defaults filled in)."""
 
@@ -66,6 +74,7 @@ class ServiceSpec:
     """Full names of the gRPC services that port 9000 routes to this service."""
     max_ongoing_requests: int = 100
     max_queued_requests: int = -1
+    backpressure: Backpressure = Backpressure()
     request_timeout_s: float = 60.0
     graceful_shutdown_timeout_s: float = 20.0
     """How long a draining replica may finish what it has before it is told to stop regardless."""
@@ -156,6 +165,8 @@ class ReplicaContainer:
     container does not say (an earlier controller made it): the spec's port."""
     probe: tuple[int, str] | None = None
     """Port and path that it is asked at whether it is ready; None = the container does not say: the spec's."""
+    node: str = ""
+    """The machine that it was made on, by the engine's name for it; "" = the container does not say."""
     gpus: tuple[str, ...] = ()
     created_at: float = 0.0
     started_at: float | None = None
@@ -420,6 +431,16 @@ class Endpoint:
     draining: bool
     max_ongoing_requests: int
     version: str
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEndpoints:
+    """All that Discovery tells callers of one service."""
+
+    replicas: tuple[Endpoint, ...] = ()
+    max_queued_requests: int = -1
+    """How many calls may wait at each caller; -1 = no bound."""
 
 
 @dataclass(frozen=True, slots=True)

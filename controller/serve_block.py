@@ -6,6 +6,7 @@ Null means "derived": the rule is in `controller/spec.py` and in the reference. 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -84,6 +85,13 @@ class MetricsBlock(_Block):
     path: ProbePath = "/metrics"
 
 
+class BackpressureBlock(_Block):
+    """What an HTTP client is told when there is no room for its request."""
+
+    status_code: Literal[503, 429] = 503
+    retry_after_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+
+
 class ServeBlock(_Block):
     """One `x-serve` block as written; null where the value is derived."""
 
@@ -95,9 +103,13 @@ class ServeBlock(_Block):
     grpc_services: list[GrpcName] = Field(default_factory=list)
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     max_queued_requests: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
+    backpressure: BackpressureBlock = Field(default_factory=BackpressureBlock)
     request_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 60.0
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 20.0
     startup_timeout_s: Annotated[float, Field(ge=1, le=604_800)] = 1800.0
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    run_user_code_in_separate_thread: bool = False
+    debug: bool = False
     managed: bool | None = None
     readiness: ReadinessBlock = Field(default_factory=ReadinessBlock)
     metrics: MetricsBlock = Field(default_factory=MetricsBlock)
@@ -150,7 +162,7 @@ def _inner(schema: Mapping[str, Any], key: int | str, model: Mapping[str, Any]) 
 def _expectation(schema: Mapping[str, Any], key: str) -> str:
     """What the schema allows, in words: "an integer >= 0", "a number of seconds from 0.1 to 3600"."""
     if "enum" in schema:
-        return " or ".join(f'"{value}"' for value in schema["enum"])
+        return " or ".join(json.dumps(value) for value in schema["enum"])
     number = "a number of seconds" if key.endswith("_s") else "a number"
     names = {"integer": "an integer", "number": number, "boolean": "true or false", "array": "a list of strings"}
     name = names.get(schema.get("type", ""), "a mapping" if schema.get("type") == "object" else "a string")

@@ -13,7 +13,7 @@ from typing import Any
 from controller.container import ADMIN_PORT, definition_hash, managed_environment
 from controller.errors import SpecError
 from controller.gpu_request import gpu_request
-from controller.model import GpuRequest, ProbeSpec, Protocol, ServiceSpec, Spec
+from controller.model import Backpressure, GpuRequest, ProbeSpec, Protocol, ServiceSpec, Spec
 from controller.problems import Problems, at, shown
 from controller.serve_block import ServeBlock, parse_block
 from controller.service_source import ServiceSource
@@ -106,6 +106,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         grpc_services=tuple(block.grpc_services),
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
+        backpressure=_backpressure(block),
         request_timeout_s=block.request_timeout_s,
         graceful_shutdown_timeout_s=block.graceful_shutdown_timeout_s,
         stop_grace_period_s=grace_s,
@@ -169,6 +170,7 @@ def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:
     managed = block.managed if block.managed is not None else block.readiness.path is None
     port = block.port or DEFAULT_PORTS[protocol]
     _check_protocol(path, block, protocol, problems)
+    _check_process(path, block, protocol, managed, problems)
     if managed and port == ADMIN_PORT:
         problems.add(at(path, "port"), f"{ADMIN_PORT} is the admin port of a managed replica; choose another one")
     return _Settings(
@@ -194,6 +196,27 @@ def _check_protocol(path: str, block: ServeBlock, protocol: Protocol, problems: 
         )
     if block.strip_prefix and block.route is None:
         problems.add(at(path, "strip_prefix"), "strips the route from the path, and this service has no route")
+
+
+def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:
+    """What only processes of our runtime can do, and each only with one of the two protocols."""
+    for key in ("workers", "run_user_code_in_separate_thread", "debug"):
+        if not managed and getattr(block, key) != ServeBlock.model_fields[key].default:
+            problems.add(
+                at(path, key), "has no effect on an image that is not built on Pierhead's runtime (managed: false)"
+            )
+    if managed and protocol == "grpc" and block.workers > 1:
+        problems.add(
+            at(path, "workers"),
+            'needs protocol "http": gRPC callers keep one connection to each replica, so one worker would get all of '
+            "their calls; write replicas in its place",
+        )
+    if managed and protocol == "http" and block.run_user_code_in_separate_thread:
+        problems.add(
+            at(path, "run_user_code_in_separate_thread"),
+            'needs protocol "grpc": the handlers of an HTTP application read and write their connections and stay on '
+            "the server's event loop; put what blocks into asyncio.to_thread, or write workers in its place",
+        )
 
 
 def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed: bool, problems: Problems) -> ProbeSpec:
@@ -269,10 +292,17 @@ def _managed_environment(source: ServiceSource, block: ServeBlock, settings: _Se
         service=source.name,
         port=settings.port,
         max_ongoing_requests=block.max_ongoing_requests,
-        max_queued_requests=block.max_queued_requests,
         request_timeout_s=block.request_timeout_s,
         drain_timeout_s=block.graceful_shutdown_timeout_s,
+        backpressure=_backpressure(block),
+        debug=block.debug,
+        workers=block.workers,
+        run_user_code_in_separate_thread=block.run_user_code_in_separate_thread,
     )
+
+
+def _backpressure(block: ServeBlock) -> Backpressure:
+    return Backpressure(block.backpressure.status_code, block.backpressure.retry_after_s)
 
 
 # ------------------------------------------------------------------------------------------- across all services

@@ -23,6 +23,7 @@ from controller.model import (
     ReplicaContainer,
     ReplicaStatus,
     ServerState,
+    ServiceEndpoints,
     ServiceSpec,
     ServiceStatus,
     current_version,
@@ -67,7 +68,7 @@ class View:
     plan: Plan = field(default_factory=Plan)
     services: tuple[ServiceStatus, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
-    endpoints: Mapping[str, tuple[Endpoint, ...]] = field(default_factory=dict)
+    endpoints: Mapping[str, ServiceEndpoints] = field(default_factory=dict)
     targets: tuple[Mapping[str, Any], ...] = ()
     spec_problems: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
     return tuple(GpuUse(gpu.uuid, gpu.name, holders.get(gpu.uuid, "")) for gpu in observed.gpus)
 
 
-def endpoints(desired: Desired, observed: Observed) -> Mapping[str, tuple[Endpoint, ...]]:
+def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpoints]:
     """Return, for every service of the spec, who may be called (and who is finishing), by replica name."""
     found: dict[str, list[Endpoint]] = {name: [] for name in desired.services}
     for container in sorted(observed.containers, key=lambda container: container.name):
@@ -133,7 +134,10 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, tuple[Endpoi
         endpoint = _endpoint(container, spec, retiring=container.id in observed.retirements) if spec else None
         if endpoint is not None:
             found[container.service].append(endpoint)
-    return {name: tuple(listed) for name, listed in found.items()}
+    return {
+        name: ServiceEndpoints(tuple(listed), desired.services[name].max_queued_requests)
+        for name, listed in found.items()
+    }
 
 
 def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, Any], ...]:
@@ -328,4 +332,5 @@ def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool)
         draining=retiring or container.reported_draining,
         max_ongoing_requests=max(spec.max_ongoing_requests, 0),
         version=container.version,
+        node=container.node,
     )

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import docker.auth
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-CreateBody = Callable[[ServiceSpec, str, str, int, tuple[Gpu, ...], str, str], Mapping[str, Any]]
-"""(spec, replica name, version, number, GPUs, project, CDI kind) -> body of `POST /containers/create`."""
+CreateBody = Callable[[ServiceSpec, str, str, int, tuple[Gpu, ...], str, str, str], Mapping[str, Any]]
+"""(spec, replica name, version, number, GPUs, project, CDI kind, machine) -> body of `POST /containers/create`."""
 
 _HTTP_TIMEOUT_S = 60.0
 # Longer than one HTTP call's own timeout: it ends what the thread cannot.
@@ -145,7 +145,7 @@ class DockerEngine:
 
     def _create(self, action: CreateContainer, project: str, spec: ServiceSpec) -> None:
         body = self._create_body(
-            spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind
+            spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind, self._node
         )
         at_create, later = self._split_networks(body)
         try:
@@ -174,6 +174,11 @@ class DockerEngine:
                 f"create of replica {name}: another container has that name (its labels {', '.join(differing)} "
                 f"differ); remove it with `docker rm -f {name}`"
             )
+
+    @cached_property
+    def _node(self) -> str:
+        """The engine's name for its machine; asked once, blocking."""
+        return str(self._client.info().get("Name", ""))
 
     def _split_networks(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The body for create, and the endpoints to connect afterwards where the engine takes one network only."""

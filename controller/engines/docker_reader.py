@@ -136,6 +136,7 @@ class EngineReader:
             ip=_address(summary, project) if details.state.is_up else None,
             port=_port(labels.get("pierhead.port", "")),
             probe=_probe(labels.get("pierhead.probe", "")),
+            node=labels.get("pierhead.node", ""),
             gpus=tuple(filter(None, labels.get("pierhead.gpus", "").split(","))),
             created_at=details.created_at,
             started_at=details.started_at,

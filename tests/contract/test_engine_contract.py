@@ -284,6 +284,7 @@ async def test_a_created_replica_is_not_a_running_one(world: World) -> None:
     assert (one.service, one.version, one.number, one.state) == ("runs", "0a1b2c3d", 7, ContainerState.CREATED)
     assert (one.ip, one.started_at, one.exit_code, one.oom_killed, one.gpus) == (None, None, None, False, ())
     assert before - 2 <= one.created_at <= time.time() + 2
+    assert one.node, "it knows the machine that it was made on"
 
 
 async def test_a_started_replica_has_an_address(world: World) -> None:

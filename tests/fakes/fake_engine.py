@@ -67,6 +67,7 @@ class FakeContainer:
     number: int = 0
     port: int | None = None
     probe: tuple[int, str] | None = None
+    node: str = ""
     gpus: tuple[str, ...] = ()
     ours: bool = True
     one_off: bool = False
@@ -107,6 +108,7 @@ class FakeEngine:
     gpus: tuple[Gpu, ...] = ()
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     """By service; `Behaviour()` for the others."""
+    node: str = "fake-node"
     reachable: bool = True
     done: list[EngineAction] = field(default_factory=list)
     containers: dict[str, FakeContainer] = field(default_factory=dict)
@@ -339,6 +341,7 @@ class FakeEngine:
             number=action.number,
             port=spec.port,
             probe=(spec.probe.port, spec.probe.path),
+            node=self.node,
             gpus=tuple(gpu.uuid for gpu in action.gpus),
         )
         with contextlib.suppress(KeyError):  # the name is free: the usual case
@@ -421,6 +424,7 @@ def _replica(one: FakeContainer) -> ReplicaContainer:
         ip=one.ip,
         port=one.port,
         probe=one.probe,
+        node=one.node,
         gpus=one.gpus,
         created_at=one.created_at,
         started_at=one.started_at,

@@ -363,7 +363,9 @@ def test_what_has_no_meaning_for_a_replica_changes_nothing(key: str) -> None:
 
 
 def body(spec: ServiceSpec, *gpus: Gpu, cdi_kind: str = "nvidia.com/gpu") -> dict[str, Any]:
-    return create_body(spec, replica_name(PROJECT, spec.name, "abcd1234", 2), "abcd1234", 2, gpus, PROJECT, cdi_kind)
+    return create_body(
+        spec, replica_name(PROJECT, spec.name, "abcd1234", 2), "abcd1234", 2, gpus, PROJECT, cdi_kind, "gpu-7"
+    )
 
 
 def test_the_environment_of_a_managed_replica() -> None:
@@ -371,16 +373,21 @@ def test_the_environment_of_a_managed_replica() -> None:
     assert body(spec)["Env"] == [
         "MODEL=x",
         "PIERHEAD_ADMIN_PORT=9100",
+        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S=1",
+        "PIERHEAD_BACKPRESSURE_STATUS_CODE=503",
+        "PIERHEAD_DEBUG=false",
         "PIERHEAD_DISCOVERY=controller:8101",
         "PIERHEAD_DRAIN_TIMEOUT_S=20",
         "PIERHEAD_MAX_ONGOING_REQUESTS=100",
-        "PIERHEAD_MAX_QUEUED_REQUESTS=-1",
+        "PIERHEAD_NODE=gpu-7",
         "PIERHEAD_PORT=7000",
         "PIERHEAD_PROJECT=shop",
         "PIERHEAD_REPLICA=shop-ranker-abcd1234-2",
         "PIERHEAD_REQUEST_TIMEOUT_S=2.5",
+        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=false",
         "PIERHEAD_SERVICE=ranker",
         "PIERHEAD_VERSION=abcd1234",
+        "PIERHEAD_WORKERS=1",
     ]
 
 
@@ -400,6 +407,7 @@ def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:
         "pierhead.port": "50051",
         "pierhead.probe": "9100/readyz",
         "pierhead.gpus": "GPU-1,GPU-2",
+        "pierhead.node": "gpu-7",
         "com.docker.compose.project": "shop",
         "com.docker.compose.service": "ranker",
         "com.docker.compose.version": "2",

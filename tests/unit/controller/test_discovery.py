@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
 from controller.discovery import Board, DiscoveryServer
-from controller.model import Endpoint
+from controller.model import Endpoint, ServiceEndpoints
 from tests.unit.controller.control import until
 
 READY, DRAINING = discovery_pb2.Endpoint.READY, discovery_pb2.Endpoint.DRAINING
 
 
 def endpoint(number: int, *, draining: bool = False) -> Endpoint:
-    return Endpoint(f"p-web-v-{number}", f"10.0.0.{number}:50051", draining, 100, "v")
+    return Endpoint(f"p-web-v-{number}", f"10.0.0.{number}:50051", draining, 100, "v", f"node-{number}")
+
+
+def of(*replicas: Endpoint, line: int = -1) -> ServiceEndpoints:
+    return ServiceEndpoints(replicas, line)
 
 
 @contextlib.asynccontextmanager
@@ -45,7 +49,7 @@ async def read(call: AsyncIterator[discovery_pb2.ServiceEndpoints]) -> discovery
 
 async def test_whole_state_at_once_then_changes() -> None:
     board = Board(epoch=7)
-    board.publish({"web": (endpoint(1), endpoint(2))})
+    board.publish({"web": of(endpoint(1), endpoint(2))})
     async with serving(board) as stub:
         call = aiter(stub.Watch(request("web")))
         first = await read(call)
@@ -54,11 +58,27 @@ async def test_whole_state_at_once_then_changes() -> None:
             ("p-web-v-1", "10.0.0.1:50051", READY),
             ("p-web-v-2", "10.0.0.2:50051", READY),
         ]
-        board.publish({"web": (endpoint(1), endpoint(2))})
-        board.publish({"web": (endpoint(1), endpoint(2, draining=True))})
+        board.publish({"web": of(endpoint(1), endpoint(2))})
+        board.publish({"web": of(endpoint(1), endpoint(2, draining=True))})
         second = await read(call)
         assert second.generation == 2, "what did not change is not told"
         assert [e.state for e in second.endpoints] == [READY, DRAINING]
+
+
+async def test_the_bound_of_the_line_and_the_machines_are_told() -> None:
+    board = Board()
+    board.publish({"web": of(endpoint(1))})
+    async with serving(board) as stub:
+        call = aiter(stub.Watch(request("web", "nobody")))
+        first = await read(call)
+        assert (first.max_queued_requests, [e.node for e in first.endpoints]) == (-1, ["node-1"])
+        unknown = await read(call)
+        assert unknown.unknown
+        assert not unknown.HasField("max_queued_requests")
+        board.publish({"web": of(endpoint(1), line=0)})
+        second = await read(call)
+        assert second.HasField("max_queued_requests")
+        assert (second.max_queued_requests, second.generation) == (0, 2), "a new bound alone is told too"
 
 
 async def test_services_come_and_go() -> None:
@@ -67,7 +87,7 @@ async def test_services_come_and_go() -> None:
     async with serving(board) as stub:
         call = aiter(stub.Watch(request("web")))
         states = [await read(call)]
-        for published in ({"web": ()}, {"web": (endpoint(1),)}, {}):
+        for published in ({"web": of()}, {"web": of(endpoint(1))}, {}):
             board.publish(published)
             states.append(await read(call))
     assert [(s.unknown, len(s.endpoints), s.generation) for s in states] == [
@@ -85,14 +105,14 @@ async def test_nothing_is_told_before_the_world_was_seen() -> None:
         first = asyncio.ensure_future(anext(call))
         await until(lambda: board.watchers == 1)
         assert not first.done()
-        board.publish({"web": (endpoint(1),)})
+        board.publish({"web": of(endpoint(1))})
         assert (await first).service == "web"
         assert (await read(call)).unknown
 
 
 async def test_a_caller_that_leaves_is_forgotten() -> None:
     board = Board()
-    board.publish({"web": ()})
+    board.publish({"web": of()})
     async with serving(board) as stub:
         call = stub.Watch(request("web"))
         await read(aiter(call))
@@ -115,10 +135,10 @@ async def test_bad_requests_say_what_is_wrong(services: tuple[str, ...], words: 
 
 async def test_a_slow_caller_is_owed_only_the_newest() -> None:
     board = Board()
-    board.publish({"web": (), "api": ()})
+    board.publish({"web": of(), "api": of()})
     watcher = board.watch(["web", "api", "web"])
     for number in range(100):
-        board.publish({"web": (endpoint(number),), "api": ()})
+        board.publish({"web": of(endpoint(number)), "api": of()})
     due = {state.service: state for state in await watcher.take()}
     assert due["web"].endpoints[0].replica == "p-web-v-99"
     assert len(due) == 2
@@ -129,7 +149,7 @@ def test_generations_grow_exactly_with_changes(history: list[dict[str, list[int]
     board = Board()
     for published in history:
         before = {name: board.state(name) for name in ("a", "b")}
-        board.publish({name: tuple(map(endpoint, numbers)) for name, numbers in published.items()})
+        board.publish({name: of(*map(endpoint, numbers)) for name, numbers in published.items()})
         for name, old in before.items():
             new = board.state(name)
             same = list(new.endpoints) == list(old.endpoints) and new.unknown == old.unknown

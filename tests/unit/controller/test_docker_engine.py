@@ -124,8 +124,8 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     server.server_close()
 
 
-def body(spec: ServiceSpec, *_: object) -> dict[str, Any]:
-    return {"Image": spec.image, "Labels": LABELS, **spec.container}
+def body(spec: ServiceSpec, *others: object) -> dict[str, Any]:
+    return {"Image": spec.image, "Labels": LABELS, "Env": [f"PIERHEAD_NODE={others[-1]}"], **spec.container}
 
 
 @contextlib.asynccontextmanager
@@ -273,8 +273,8 @@ async def test_several_networks_go_into_the_create_call_where_the_engine_takes_t
     daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
     async with engine(daemon, version="1.44") as docker:
         await docker.perform(CREATE, "shop", spec)
-    assert daemon.calls == ["POST /containers/create"]
-    assert list(daemon.bodies[0]["NetworkingConfig"]["EndpointsConfig"]) == ["a", "b"]
+    assert daemon.calls == ["GET /info", "POST /containers/create"]
+    assert list(daemon.bodies[-1]["NetworkingConfig"]["EndpointsConfig"]) == ["a", "b"]
 
 
 async def test_older_engines_get_the_others_connected(daemon: Daemon) -> None:
@@ -283,9 +283,21 @@ async def test_older_engines_get_the_others_connected(daemon: Daemon) -> None:
     daemon.answers["POST /networks/c/connect"] = (403, {"message": "endpoint with name x already exists in network c"})
     async with engine(daemon, version="1.43") as docker:
         await docker.perform(CREATE, "shop", with_networks("a", "b", "c", main="b"))
-    assert daemon.calls == ["POST /containers/create", "POST /networks/a/connect", "POST /networks/c/connect"]
-    assert list(daemon.bodies[0]["NetworkingConfig"]["EndpointsConfig"]) == ["b"]
-    assert daemon.bodies[1]["EndpointConfig"]["Aliases"] == ["ranker"]
+    create, *connects = [call for call in daemon.calls if call.startswith("POST")]
+    assert create == "POST /containers/create"
+    assert connects == ["POST /networks/a/connect", "POST /networks/c/connect"]
+    assert list(daemon.bodies[1]["NetworkingConfig"]["EndpointsConfig"]) == ["b"]
+    assert daemon.bodies[2]["EndpointConfig"]["Aliases"] == ["ranker"]
+
+
+async def test_replicas_are_told_the_machine_s_name(daemon: Daemon) -> None:
+    daemon.answers["GET /info"] = (200, {"Name": "gpu-7"})
+    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
+    async with engine(daemon) as docker:
+        for _ in range(2):
+            await docker.perform(CREATE, "shop", with_networks("a"))
+    assert [sent["Env"] for sent in daemon.bodies if sent] == [["PIERHEAD_NODE=gpu-7"]] * 2
+    assert daemon.calls.count("GET /info") == 1
 
 
 def with_networks(*names: str, main: str | None = None) -> ServiceSpec:

@@ -26,7 +26,7 @@ async def test_starts_what_is_wanted_and_sends_it_traffic(control: Control) -> N
         await control.settled("web", 2)
         await control.settled("api", 1)
         assert len(control.router.ready("web")) == 2
-        assert len(control.loop.view.endpoints["web"]) == 2
+        assert len(control.loop.view.endpoints["web"].replicas) == 2
         assert "nothing to do" in str(control.loop.view.plan)
         assert control.kinds("failed") == []
 
@@ -132,7 +132,7 @@ async def test_nothing_is_done_while_the_engine_is_away(control: Control) -> Non
         loop.scale("web", 4)
         await until(lambda: any(row.wanted == 4 for row in loop.view.services))
         assert len(control.engine.done) == done
-        assert len(loop.view.endpoints["web"]) == 2
+        assert len(loop.view.endpoints["web"].replicas) == 2
         control.engine.come_back()
         await control.settled("web", 4)
 
@@ -220,7 +220,7 @@ async def test_replicas_that_only_the_controller_cannot_reach_are_left_alone(con
             )
         )
         assert set(control.engine.containers) == replicas
-        assert len(loop.view.endpoints["web"]) == 2, "callers keep them too"
+        assert len(loop.view.endpoints["web"].replicas) == 2, "callers keep them too"
 
 
 async def test_gpu_shortage_is_one_sentence_and_blocks(tmp_path: Path) -> None:

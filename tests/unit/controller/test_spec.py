@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from controller.model import GpuRequest, ProbeSpec
+from controller.model import Backpressure, GpuRequest, ProbeSpec
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
 KNOWN = (
     "replicas, protocol, port, route, strip_prefix, grpc_services, max_ongoing_requests, max_queued_requests, "
-    "request_timeout_s, graceful_shutdown_timeout_s, startup_timeout_s, managed, readiness, metrics"
+    "backpressure, request_timeout_s, graceful_shutdown_timeout_s, startup_timeout_s, workers, "
+    "run_user_code_in_separate_thread, debug, managed, readiness, metrics"
 )
 AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
 
@@ -51,6 +52,31 @@ def test_a_managed_image_may_be_asked_elsewhere() -> None:
     spec = ranker({"managed": True, "readiness": {"path": "/mine"}})
     assert spec.managed
     assert (spec.probe.port, spec.probe.path) == (9100, "/mine")
+
+
+def test_what_a_process_is_to_do_reaches_it() -> None:
+    written = {
+        "route": "/a",
+        "workers": 4,
+        "debug": True,
+        "backpressure": {"status_code": 429, "retry_after_s": 2.5},
+    }
+    spec = ranker(written)
+    assert spec.backpressure == Backpressure(429, 2.5)
+    assert {
+        "PIERHEAD_WORKERS=4",
+        "PIERHEAD_DEBUG=true",
+        "PIERHEAD_BACKPRESSURE_STATUS_CODE=429",
+        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S=2.5",
+    } <= set(spec.container["Env"])
+    threaded = ranker({"run_user_code_in_separate_thread": True})
+    assert "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=true" in threaded.container["Env"]
+
+
+def test_the_line_at_callers_is_no_business_of_the_replica() -> None:
+    spec = ranker({"max_queued_requests": 5}, environment={"PIERHEAD_MAX_QUEUED_REQUESTS": "7"})
+    assert spec.max_queued_requests == 5
+    assert "PIERHEAD_MAX_QUEUED_REQUESTS=7" in spec.container["Env"], "the bound of lines to services unknown here"
 
 
 def test_numbers_without_a_fraction_are_seconds_too() -> None:
@@ -200,6 +226,24 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
             {"readiness": {"prt": 1}},
             'readiness.prt: unknown key; did you mean "port"? known keys: path, port, period_s, timeout_s, failures',
         ),
+        ({"workers": 0}, "workers: expected an integer from 1 to 256, found 0"),
+        ({"workers": "auto"}, 'workers: expected an integer from 1 to 256, found "auto"'),
+        ({"debug": "on"}, 'debug: expected true or false, found "on"'),
+        (
+            {"run_user_code_in_separate_thread": 1},
+            "run_user_code_in_separate_thread: expected true or false, found 1",
+        ),
+        ({"backpressure": 503}, "backpressure: expected a mapping, found 503"),
+        ({"backpressure": {"status_code": 500}}, "backpressure.status_code: expected 503 or 429, found 500"),
+        ({"backpressure": {"status_code": "503"}}, 'backpressure.status_code: expected 503 or 429, found "503"'),
+        (
+            {"backpressure": {"retry_after_s": -1}},
+            "backpressure.retry_after_s: expected a number of seconds from 0 to 86400, found -1",
+        ),
+        (
+            {"backpressure": {"status": 503}},
+            'backpressure.status: unknown key; did you mean "status_code"? known keys: status_code, retry_after_s',
+        ),
         ({"metrics": {"port": 70000}}, "metrics.port: expected an integer from 1 to 65535, found 70000"),
     ],
 )
@@ -288,6 +332,36 @@ def test_wrong_grpc_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("x_serve", "problem"),
     [
+        (
+            {"protocol": "grpc", "workers": 2},
+            (
+                'workers: needs protocol "http": gRPC callers keep one connection to each replica, so one worker would '
+                "get all of their calls; write replicas in its place"
+            ),
+        ),
+        (
+            {"route": "/a", "run_user_code_in_separate_thread": True},
+            (
+                'run_user_code_in_separate_thread: needs protocol "grpc": the handlers of an HTTP application read and '
+                "write their connections and stay on the server's event loop; put what blocks into asyncio.to_thread, "
+                "or write workers in its place"
+            ),
+        ),
+        (
+            {**AN_IMAGE, "protocol": "http", "workers": 2},
+            "workers: has no effect on an image that is not built on Pierhead's runtime (managed: false)",
+        ),
+        (
+            {**AN_IMAGE, "protocol": "grpc", "run_user_code_in_separate_thread": True},
+            (
+                "run_user_code_in_separate_thread: has no effect on an image that is not built on Pierhead's runtime "
+                "(managed: false)"
+            ),
+        ),
+        (
+            {**AN_IMAGE, "debug": True},
+            "debug: has no effect on an image that is not built on Pierhead's runtime (managed: false)",
+        ),
         (
             {"protocol": "grpc", "route": "/a"},
             (

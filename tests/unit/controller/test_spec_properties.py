@@ -183,6 +183,7 @@ def test_what_needs_a_new_container_and_what_does_not() -> None:
         ({"startup_timeout_s": 5}, {}),
         ({"readiness": {"period_s": 5, "timeout_s": 1, "failures": 9}}, {}),
         ({"metrics": {"port": 5}}, {}),
+        ({"max_queued_requests": 5}, {}),
         ({}, {"depends_on": {"x": {}}, "profiles": ["p"], "build": {"context": "/"}, "restart": "always"}),
     ]
     for x_serve, definition in same:
@@ -191,7 +192,11 @@ def test_what_needs_a_new_container_and_what_does_not() -> None:
         ({"port": 7001}, {}),
         ({"managed": False, "readiness": {"path": "/", "port": 1}}, {}),
         ({"max_ongoing_requests": 5}, {}),
-        ({"max_queued_requests": 5}, {}),
+        ({"backpressure": {"status_code": 429}}, {}),
+        ({"backpressure": {"retry_after_s": 5}}, {}),
+        ({"debug": True}, {}),
+        ({"run_user_code_in_separate_thread": True}, {}),
+        ({"protocol": "http", "workers": 2}, {}),
         ({"request_timeout_s": 5}, {}),
         ({"graceful_shutdown_timeout_s": 5}, {}),
         ({}, {"image": "other"}),

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from controller.compose_yaml import load_written
-from controller.serve_block import MetricsBlock, ReadinessBlock, ServeBlock
+from controller.serve_block import BackpressureBlock, MetricsBlock, ReadinessBlock, ServeBlock
 from controller.spec import parse
 
 REFERENCE = Path(__file__).parents[3] / "compose" / "reference.yaml"
@@ -28,6 +28,7 @@ def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None
     assert block == ServeBlock().model_dump()
     assert list(block) == list(ServeBlock.model_fields)
     assert list(block["readiness"]) == list(ReadinessBlock.model_fields)
+    assert list(block["backpressure"]) == list(BackpressureBlock.model_fields)
     assert list(block["metrics"]) == list(MetricsBlock.model_fields)
 
 
@@ -45,7 +46,7 @@ def test_every_key_is_explained() -> None:
             assert lines[number - 1].lstrip().startswith("#"), f"line {number + 1}: {lines[number].strip()}"
 
 
-@pytest.mark.parametrize("model", [ServeBlock, ReadinessBlock, MetricsBlock])
+@pytest.mark.parametrize("model", [ServeBlock, BackpressureBlock, ReadinessBlock, MetricsBlock])
 def test_bounds_are_told_in_the_reference(model: type[BaseModel]) -> None:
     text = REFERENCE.read_text()
     for name, schema in model.model_json_schema()["properties"].items():

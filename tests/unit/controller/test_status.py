@@ -197,20 +197,26 @@ def test_endpoints() -> None:
         retirements=retired(leaving, NOW),
     )
     listed = endpoints(desired(RANKER, service("idle")), world)
-    assert [(one.address, one.draining) for one in listed["ranker"]] == [
+    assert [(one.address, one.draining) for one in listed["ranker"].replicas] == [
         ("10.0.0.1:50051", False),
         ("10.0.0.2:50051", True),
         ("10.0.0.4:50051", True),
     ]
-    assert listed["idle"] == ()
+    assert listed["idle"].replicas == ()
     assert set(listed) == {"ranker", "idle"}
-    assert (
-        endpoints(desired(RANKER), observed(replica(RANKER, 1, ip="fd00::1")))["ranker"][0].address == "[fd00::1]:50051"
-    )
+    six = endpoints(desired(RANKER), observed(replica(RANKER, 1, ip="fd00::1")))["ranker"].replicas
+    assert six[0].address == "[fd00::1]:50051"
+
+
+def test_endpoints_carry_the_bound_of_the_line_and_the_machine() -> None:
+    spec = replace(RANKER, max_queued_requests=7)
+    (told,) = endpoints(desired(spec), observed(replica(spec, 1, node="gpu-7"))).values()
+    assert told.max_queued_requests == 7
+    assert [one.node for one in told.replicas] == ["gpu-7"]
 
 
 def test_a_failed_replica_is_no_endpoint() -> None:
-    assert endpoints(desired(RANKER), observed(replica(RANKER, 1, health=Health.FAILED)))["ranker"] == ()
+    assert endpoints(desired(RANKER), observed(replica(RANKER, 1, health=Health.FAILED)))["ranker"].replicas == ()
 
 
 def test_targets() -> None:
@@ -323,6 +329,7 @@ def test_addresses_are_those_the_replicas_were_made_for() -> None:
     moved = replace(WEB, port=9090)
     wanted = Desired("p", {"web": moved}, {"web": 2})
     world = Observed(containers=(old, new), images={moved.image: IMAGE_ID})
-    assert [endpoint.address for endpoint in endpoints(wanted, world)["web"]] == ["10.0.0.1:8080", "10.0.0.2:9090"]
+    addresses = [endpoint.address for endpoint in endpoints(wanted, world)["web"].replicas]
+    assert addresses == ["10.0.0.1:8080", "10.0.0.2:9090"]
     (row,) = service_rows(wanted, world, Plan(), (), {}, NOW)
     assert [one.address for one in row.replicas] == ["10.0.0.1:8080", "10.0.0.2:9090"]
