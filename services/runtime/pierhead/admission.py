@@ -29,6 +29,10 @@ class Admission:
         """Take the request in (None), or the reason why not. Nothing is counted when it is refused."""
         if self.draining:
             return Draining(f"{self._name} is draining: it finishes what it has and takes nothing new; call another")
+        return self.enter_while_draining()
+
+    def enter_while_draining(self) -> PierheadError | None:
+        """As `enter`, but a draining replica takes it: for HTTP, whose clients cannot go elsewhere by themselves."""
         if self.ongoing >= self.max_ongoing_requests:
             return Backpressure(
                 f"{self._name} already works on {self.ongoing} requests (max_ongoing_requests = "
@@ -36,14 +40,6 @@ class Admission:
             )
         self.ongoing += 1
         return None
-
-    def enter_while_draining(self) -> PierheadError | None:
-        """As `enter`, but a draining replica takes it: for HTTP, whose clients cannot go elsewhere by themselves."""
-        draining, self.draining = self.draining, False
-        try:
-            return self.enter()
-        finally:
-            self.draining = draining
 
     def leave(self) -> None:
         """The request is over, however it ended."""

@@ -49,8 +49,8 @@ class Edge:
         self.metrics.refused.inc((reason,))
         return reason
 
-    def finished(self, method: str, code: str, seconds: float) -> None:
-        """Count a request, however it ended."""
+    def finished(self, method: str, code: str, seconds: float, request_id: str | None = None) -> None:
+        """Count a request, however it ended. `request_id`: None = that of the current context."""
         labels = (method, code)
         self.metrics.requests.inc(labels)
         self.metrics.request_duration.observe(labels, seconds)

@@ -181,6 +181,11 @@ class SettingsError(PierheadError):
     kind = "settings"
 
 
+def cannot_listen(variable: str, host: str, port: int, error: Exception) -> SettingsError:
+    """What to raise when the port that an environment variable gives cannot be had."""
+    return SettingsError(f"{variable}: cannot listen on {host}:{port}: {error}; is another process there?")
+
+
 HTTP_STATUS_OF: dict[grpc.StatusCode, int] = {
     grpc.StatusCode.OK: 200,
     grpc.StatusCode.CANCELLED: 499,

@@ -1,31 +1,27 @@
-"""The HTTP side of a replica: aiohttp applications behind one middleware. Errors are JSON, always of one shape:
+"""The HTTP side of a replica: an aiohttp application behind the edge.
 
-{"error": {"code": "bad_request", "message": "...", "request_id": "..."}}
+The edge is not a middleware: it stands around the whole application, its routing included, where it costs one frame
+for each request and nothing is built anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from aiohttp import hdrs, web
 
+from pierhead.answers import Answer, error_answer, plain_answer
+from pierhead.deadlines import Deadlines
 from pierhead.edge import Edge, is_answerable
-from pierhead.errors import BadRequest, DeadlineExceeded, PierheadError
-from pierhead.request import (
-    CURRENT,
-    MODEL_KEY,
-    REQUEST_ID_KEY,
-    SESSION_KEY,
-    TIMEOUT_KEY,
-    TRACEPARENT_KEY,
-    RequestContext,
-    accept_id,
-    accept_opaque,
-)
+from pierhead.errors import BadRequest, Draining, PierheadError, cannot_listen
+from pierhead.request import REQUEST_ID_KEY, new_request_id
+from pierhead.visit import CLIENT_LEFT, Visit
 
 logger = logging.getLogger("pierhead")
 
@@ -35,183 +31,335 @@ KEEPALIVE_S = 3600.0
 MAX_HEAD_BYTES = 32 * 1024
 """Of a request line or a header. HAProxy takes heads of 16 KiB at most and answers longer ones itself."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MAX_TOLD = 200
+"""Characters of a malformed request that its answer repeats."""
+
+UNMATCHED = "unmatched"
+"""Label of requests that no route is for."""
+
+MALFORMED = "malformed"
+"""Label of what is not HTTP."""
+
+SERVICE_RESTART = 1012
+"""WebSocket close code: the server ends, connect again (IANA's registry of RFC 6455 close codes)."""
+
+INTERNAL_ERROR = 1011
+"""WebSocket close code: the handler has failed; the reason is the error's code."""
+
+BACKLOG = 4096
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-def guard(app: web.Application, edge: Edge) -> None:
-    """Put an application behind the edge; call before it starts. Its own middlewares run inside."""
-    app.middlewares.insert(0, _middleware(edge))  # type: ignore[arg-type]  # wants the decorator's private type
-    app.on_response_prepare.append(_stamp)
+class HttpListener(Protocol):
+    """What serves HTTP in a replica."""
+
+    async def start(self, edge: Edge, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Start the application and listen; returns the port. Raises SettingsError when it cannot be had."""
+        ...
+
+    def drain(self) -> None:
+        """Tell what would not end by itself to end. The admission is draining already."""
+        ...
+
+    async def stop(self) -> None:
+        """Close the port and every connection, end the application."""
+        ...
 
 
-def make_runner(app: web.Application) -> web.AppRunner:
-    """A runner whose handlers are cancelled when their client goes away; no access log on the path."""
-    return web.AppRunner(
-        app,
-        handle_signals=False,
-        access_log=None,
-        keepalive_timeout=KEEPALIVE_S,
-        handler_cancellation=True,
-        max_line_size=MAX_HEAD_BYTES,
-        max_field_size=MAX_HEAD_BYTES,
-        shutdown_timeout=0.1,  # the drain is over by then
-    )
+def listener_for(part: object) -> HttpListener | None:
+    """What serves a part of `serve(...)` over HTTP; None when it is no HTTP application."""
+    if isinstance(part, web.Application):
+        return AiohttpListener(part)
+    return None
 
 
-def error_response(error: PierheadError, request_id: str) -> web.Response:
-    """The JSON answer for an error."""
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return _json(error.http_status, error.kind, error.message, request_id, headers)
+class AiohttpListener:
+    """Serves an `aiohttp.web.Application`."""
 
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+        self._runner: _Runner | None = None
 
-async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
-    """Every response, streamed ones included, names its request."""
-    context = CURRENT.get()
-    if context is not None:
-        response.headers[REQUEST_ID_KEY] = context.request_id
-    if request.method == hdrs.METH_HEAD and not isinstance(response, web.Response):
-        # A handler that streams goes on to write a body, which the next request on the connection would get.
-        response.force_close()
-        response.headers[hdrs.CONNECTION] = "close"
-
-
-def _middleware(edge: Edge) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
-    @web.middleware
-    async def pierhead_edge(request: web.Request, handler: Handler) -> web.StreamResponse:
-        started = time.monotonic()
-        request_id = accept_id(request.headers.get(REQUEST_ID_KEY))
-        method = _template(request)
-        # aiohttp runs each request in a task, and so in a context, of its own: nothing to reset afterwards.
-        CURRENT.set(RequestContext(request_id, started + edge.settings.request_timeout_s))
-        status = 499  # what is counted when the client leaves: cancellation passes through
+    async def start(self, edge: Edge, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """See HttpListener."""
+        self._runner = runner = _Runner(self._app, edge)
+        await runner.setup()
         try:
-            try:
-                response = await _admitted(request, handler, edge, method)
-            except web.HTTPException as error:
-                status = error.status
-                if status < 400:
-                    raise  # a redirect is an answer, not an error
-                response = _from_http_exception(request, error, request_id)
-            except (Exception, asyncio.CancelledError) as error:
-                if not is_answerable(error):
-                    raise
-                response = _answer(request, error, edge, method)
-            status = response.status
+            await web.TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=reuse_port or None).start()
+        except OSError as error:
+            raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
+        return int(runner.addresses[0][1])
+
+    def drain(self) -> None:
+        """Close the WebSockets; requests end by themselves."""
+        if self._runner is not None:
+            self._runner.gate.drain()
+
+    async def stop(self) -> None:
+        """See HttpListener."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            await self._runner.gate.closed()
+
+
+class _Runner(web.AppRunner):
+    """Runs an application whose requests pass a gate and whose connections are ours."""
+
+    __slots__ = ("gate",)
+
+    def __init__(self, app: web.Application, edge: Edge) -> None:
+        self.gate = _Gate(app, edge)
+        # Before the application starts: then its signals are frozen.
+        app.on_response_prepare.append(self.gate.prepare)
+        super().__init__(
+            app,
+            handle_signals=False,
+            access_log=None,  # the edge writes a line for each request
+            keepalive_timeout=KEEPALIVE_S,
+            handler_cancellation=True,
+            max_line_size=MAX_HEAD_BYTES,
+            max_field_size=MAX_HEAD_BYTES,
+            shutdown_timeout=0.1,  # the drain is over by then
+        )
+
+    async def _make_server(self) -> web.Server:
+        inner = await super()._make_server()
+        self.gate.enter_by(inner.request_handler)
+        return _Server(self.gate, inner)
+
+
+class _Server(web.Server):
+    """aiohttp's own, with a gate before its handler, and with connections that answer malformed requests as we do."""
+
+    def __init__(self, gate: _Gate, inner: web.Server) -> None:
+        super().__init__(
+            gate.handle,
+            request_factory=inner.request_factory,
+            handler_cancellation=inner.handler_cancellation,
+            **inner._kwargs,
+        )
+        self._gate = gate
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, self._gate, loop=self._loop, **self._kwargs)
+
+
+class _Connection(web.RequestHandler):
+    __slots__ = ("_gate",)
+
+    def __init__(self, server: web.Server, gate: _Gate, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._gate = gate
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp asks for when bytes were no request, or when the gate has let an exception through."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # the client has left, or was cut off: there is nobody to answer
+        if status >= 500:
+            return super().handle_error(request, status, exc, message)
+        return self._gate.malformed(message or str(exc))
+
+
+class _Gate:
+    """What every request of one application passes."""
+
+    def __init__(self, app: web.Application, edge: Edge) -> None:
+        self._app = app
+        self._edge = edge
+        self._deadlines = Deadlines.current()
+        self._inside: Handler = _nowhere
+        self._labels: dict[tuple[web.AbstractRoute, str], str] = {}
+        self._sockets: WeakSet[web.WebSocketResponse] = WeakSet()
+        self._closing: set[asyncio.Task[bool]] = set()
+
+    def enter_by(self, inside: Handler) -> None:
+        """Set the application's own handler."""
+        self._inside = inside
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        assert isinstance(request, web.Request)  # noqa: S101 - the application's own factory made it
+        read = request.headers.get
+        visit = Visit(read)
+        _VISIT.set(visit)
+        draining = self._edge.admission.draining
+        try:
+            if draining:
+                _refuse_upgrade(request)
+            visit.begin(read, self._edge, self._deadlines)
+        except PierheadError as refusal:
+            return await self._refused(request, refusal, visit)
+        code = CLIENT_LEFT  # what is counted when cancellation passes through
+        try:
+            response = await self._answer(request, visit)
+            code = str(response.status)
+        except web.HTTPException as redirect:
+            code = str(redirect.status)
+            raise
         finally:
-            edge.finished(method, str(status), time.monotonic() - started)
-        if edge.admission.draining:
+            visit.end(self._edge, self._label(request), code)
+        if self._edge.admission.draining:
             response.force_close()
         return response
 
-    return pierhead_edge
+    async def _answer(self, request: web.Request, visit: Visit) -> web.StreamResponse:
+        try:
+            response: object = await self._inside(request)  # whatever the handler has returned
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise  # a redirect is an answer, not an error
+            return _from_http_exception(request, error, visit.request_id)
+        except BaseException as error:
+            return await self._failed(request, error, visit)
+        if isinstance(response, web.StreamResponse):
+            return response
+        return await self._failed(request, _no_response(response, self._label(request)), visit)
+
+    async def _refused(self, request: web.Request, refusal: PierheadError, visit: Visit) -> web.StreamResponse:
+        """The answer to a request that does not get in; it is counted under its route all the same."""
+        answer = error_answer(refusal, visit.request_id, self._edge.settings)
+        route = (await self._app.router.resolve(request)).route
+        visit.end(self._edge, self._label_of(route, request.method), str(answer.status))
+        response = _response(answer)
+        if self._edge.admission.draining:
+            response.force_close()
+        return response
+
+    async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Called by aiohttp before a response's headers are sent: each names its request."""
+        visit = _VISIT.get()
+        if visit is not None:
+            response.headers[REQUEST_ID_KEY] = visit.request_id
+        if isinstance(response, web.Response):
+            return
+        if isinstance(response, web.WebSocketResponse):
+            self._sockets.add(response)
+            if visit is not None:
+                visit.socket = response
+                visit.live_on()
+        elif request.method == hdrs.METH_HEAD:
+            # A handler that streams goes on to write a body, which the next request on the connection would get.
+            response.force_close()
+            response.headers[hdrs.CONNECTION] = "close"
+
+    def malformed(self, why: str) -> web.Response:
+        """The answer to bytes that are no request; the connection is then closed."""
+        request_id = new_request_id()
+        self._edge.finished(MALFORMED, "400", 0.0, request_id)
+        told = " ".join(why.split())[:MAX_TOLD]
+        answer = plain_answer(400, "bad_request", f"this is not an HTTP request: {told}", request_id)
+        response = _response(answer)
+        response.headers[REQUEST_ID_KEY] = request_id
+        response.force_close()
+        return response
+
+    def drain(self) -> None:
+        """Close every WebSocket: unlike a request it would not end by itself. Clients connect again, elsewhere."""
+        for socket in list(self._sockets):
+            task = asyncio.ensure_future(_restart(socket))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def closed(self) -> None:
+        """Return once no WebSocket is being closed any more."""
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _label(self, request: web.Request) -> str:
+        try:
+            route = request.match_info.route
+        except (AssertionError, AttributeError):
+            return UNMATCHED  # the router itself has failed
+        return self._label_of(route, request.method)
+
+    def _label_of(self, route: web.AbstractRoute, method: str) -> str:
+        """The route as it was declared (`GET /items/{id}`): raw paths as labels would grow without bound."""
+        label = self._labels.get((route, method))
+        if label is None:
+            if route.resource is None:
+                return UNMATCHED  # its routes are made anew for each request
+            label = f"{method if method in hdrs.METH_ALL else 'OTHER'} {route.resource.canonical}"
+            if method in hdrs.METH_ALL:
+                self._labels[(route, method)] = label
+        return label
+
+    async def _failed(self, request: web.Request, error: BaseException, visit: Visit) -> web.StreamResponse:
+        """The response for an exception of the application."""
+        label = self._label(request)
+        error = visit.told(error, label)
+        if not is_answerable(error):
+            raise error
+        if isinstance(error, web.RequestPayloadError):
+            why = str(error).removeprefix("400, message:").strip()
+            error = BadRequest(f"the request body cannot be read: {why}")
+        if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+            raise error  # writing to a client that has left: nobody is there to answer
+        known = self._edge.error_for(error, label)
+        if isinstance(visit.socket, web.WebSocketResponse):
+            await visit.socket.close(code=INTERNAL_ERROR, message=known.kind.encode())
+            return visit.socket
+        if request.writer.output_size > 0:
+            # Half of a response is on its way; another one behind it would be read as its body. Cutting the connection
+            # is the only way left to say that it failed.
+            logger.error("%s failed after its response had begun: %s", label, known.message)
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError(known.message) from error
+        return _response(error_answer(known, visit.request_id, self._edge.settings))
 
 
-async def _admitted(request: web.Request, handler: Handler, edge: Edge, method: str) -> web.StreamResponse:
-    """Run the handler within admission and deadline."""
-    context = CURRENT.get()
-    assert context is not None  # noqa: S101 - set by the caller
-    timeout = _timeout(request.headers.get(TIMEOUT_KEY), edge.settings.request_timeout_s)
-    headers = request.headers
-    CURRENT.set(
-        RequestContext(
-            context.request_id,
-            time.monotonic() + timeout,
-            accept_opaque(headers.get(TRACEPARENT_KEY)),
-            accept_opaque(headers.get(SESSION_KEY)),
-            accept_opaque(headers.get(MODEL_KEY)),
-        )
+_VISIT: ContextVar[Visit | None] = ContextVar("pierhead_visit", default=None)
+
+
+async def _nowhere(_: web.BaseRequest) -> web.StreamResponse:
+    raise RuntimeError("a request came before the application was started")
+
+
+def _refuse_upgrade(request: web.Request) -> None:
+    """A draining replica takes requests, which end, but no WebSocket, which it would have to close at once."""
+    if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+        raise Draining("this replica is draining; connect again")
+
+
+async def _restart(socket: web.WebSocketResponse) -> bool:
+    with suppress(RuntimeError, ConnectionError):  # not yet, or no longer, open
+        return await socket.close(code=SERVICE_RESTART, message=b"the replica is draining; connect again")
+    return False
+
+
+def _no_response(found: object, label: str) -> TypeError:
+    return TypeError(
+        f"the handler of {label} returned {type(found).__name__}, expected a web.StreamResponse; is a `return` missing?"
     )
-    refusal = edge.admission.enter_while_draining()
-    if refusal is not None:
-        edge.refused(refusal)
-        raise refusal
-    limit = asyncio.timeout(timeout)
-    try:
-        async with limit:
-            response = await handler(request)
-    except TimeoutError as error:
-        if limit.expired():
-            raise DeadlineExceeded(f"{method} was not done within {timeout:g} s") from error
-        raise
-    finally:
-        edge.admission.leave()
-    if not isinstance(response, web.StreamResponse):
-        raise TypeError(
-            f"the handler of {method} returned {type(response).__name__}, expected a web.StreamResponse; is a `return` "
-            "missing?"
-        )
-    return response
-
-
-def _answer(request: web.Request, error: BaseException, edge: Edge, method: str) -> web.StreamResponse:
-    """The response for an exception of the handler."""
-    context = CURRENT.get()
-    request_id = context.request_id if context is not None else ""
-    if isinstance(error, web.RequestPayloadError):
-        why = str(error).removeprefix("400, message:").strip()
-        return error_response(BadRequest(f"the request body cannot be read: {why}"), request_id)
-    if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
-        raise error  # writing to a client that has left: nobody is there to answer
-    known = edge.error_for(error, method)
-    writer = getattr(request, "writer", None)
-    if writer is not None and writer.output_size > 0:
-        # Half of a response is on its way; another one behind it would be read as its body. Cutting the connection is
-        # the only way left to say that it failed.
-        logger.error("%s failed after its response had begun: %s", method, known.message)
-        if request.transport is not None:
-            request.transport.abort()
-        raise ConnectionResetError(known.message) from error
-    return error_response(known, request_id)
 
 
 def _from_http_exception(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:
-    """What aiohttp and handlers say with exceptions, in the one error shape."""
-    headers = error.headers.copy()
-    headers.popall(hdrs.CONTENT_TYPE, None)
-    headers.popall(hdrs.CONTENT_LENGTH, None)
+    """What aiohttp and handlers say with exceptions, in the one error shape, with the headers that belong to it."""
+    status = error.status
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         limit = request.client_max_size
+        code = "payload_too_large"
         message = f"the request body is larger than the {limit} bytes that this service takes; send less at a time"
-        return _json(413, "payload_too_large", message, request_id, headers)
-    if isinstance(error, web.HTTPMethodNotAllowed):
+    elif isinstance(error, web.HTTPMethodNotAllowed):
+        code = "method_not_allowed"
         allowed = ", ".join(sorted(error.allowed_methods))
         message = f"{request.path} does not take {request.method}; it takes {allowed}"
-        return _json(405, "method_not_allowed", message, request_id, headers)
-    if isinstance(error, web.HTTPNotFound) and request.match_info.http_exception is error:
-        routes = ", ".join(sorted({_canonical(resource) for resource in request.app.router.resources()}))
+    elif isinstance(error, web.HTTPNotFound) and request.match_info.http_exception is error:
+        code = "not_found"
+        routes = ", ".join(sorted({resource.canonical for resource in request.app.router.resources()}))
         message = f"no route for {request.path}; this service has {routes}"
-        return _json(404, "not_found", message, request_id, headers)
-    code = error.reason.lower().replace(" ", "_").replace("-", "_")
-    return _json(error.status, code, error.text or error.reason, request_id, headers)
+    else:
+        code = error.reason.lower().replace(" ", "_").replace("-", "_")
+        message = error.text or error.reason
+    response = _response(plain_answer(status, code, message, request_id))
+    for name, value in error.headers.items():
+        if name not in (hdrs.CONTENT_TYPE, hdrs.CONTENT_LENGTH):
+            response.headers.add(name, value)
+    return response
 
 
-def _json(status: int, code: str, message: str, request_id: str, headers: Mapping[str, str]) -> web.Response:
-    body = {"error": {"code": code, "message": message, "request_id": request_id}}
-    return web.json_response(body, status=status, headers=headers)
-
-
-def _template(request: web.Request) -> str:
-    """The route as it was declared (`GET /items/{id}`): raw paths as labels would grow without bound."""
-    resource = request.match_info.route.resource
-    if resource is None:
-        return "unmatched"
-    method = request.method if request.method in hdrs.METH_ALL else "OTHER"
-    return f"{method} {_canonical(resource)}"
-
-
-def _canonical(resource: web.AbstractResource) -> str:
-    return resource.canonical
-
-
-def _timeout(header: str | None, default: float) -> float:
-    if header is None:
-        return default
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise BadRequest(f'{TIMEOUT_KEY}: expected a number of seconds above 0, found "{header}"')
-    return seconds
+def _response(answer: Answer) -> web.Response:
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)

@@ -28,9 +28,9 @@ from pierhead.admin import Readiness, State, admin_app
 from pierhead.admission import Admission
 from pierhead.clients import Clients, close_handles
 from pierhead.edge import REFUSAL_REASONS, Edge
-from pierhead.errors import SettingsError
+from pierhead.errors import SettingsError, cannot_listen
 from pierhead.grpc_server import SERVER_OPTIONS, register
-from pierhead.http_server import guard, make_runner
+from pierhead.http_server import listener_for
 from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
@@ -108,7 +108,7 @@ class ReplicaServer:
         self.ready = asyncio.Event()
         self._detail = "starting"
         self._servicers = [part for part in parts if registration_of(part) is not None]
-        self._apps = [part for part in parts if isinstance(part, web.Application)]
+        self._listeners = {id(part): found for part in parts if (found := listener_for(part)) is not None}
         self._checks = _checks(parts)
         self._reject_unknown(parts)
         name = self.settings.replica or self.settings.service or "this replica"
@@ -118,7 +118,7 @@ class ReplicaServer:
         self._services: list[str] = []
         self._server: grpc.aio.Server | None = None
         self._lanes: Lanes | None = None
-        self._runners: list[web.AppRunner] = []
+        self._admin: web.AppRunner | None = None
         self._stop_asked = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._describe()
@@ -155,15 +155,15 @@ class ReplicaServer:
 
     def _reject_unknown(self, parts: tuple[object, ...]) -> None:
         for part in parts:
-            known = part in self._servicers or part in self._apps or hasattr(part, "check_health")
+            known = part in self._servicers or id(part) in self._listeners or hasattr(part, "check_health")
             if not known:
                 raise TypeError(
                     f"serve() cannot serve a {type(part).__name__}: expected a subclass of a generated ...Servicer, an "
                     "aiohttp.web.Application, or an object with `async def check_health(self)`"
                 )
-        if len(self._apps) > 1:
+        if len(self._listeners) > 1:
             raise TypeError(
-                f"serve() takes one aiohttp application, found {len(self._apps)}: join them with add_subapp"
+                f"serve() takes one HTTP application, found {len(self._listeners)}: join them with add_subapp or mount"
             )
 
     def _describe(self) -> None:
@@ -195,15 +195,19 @@ class ReplicaServer:
     # ---- listening
 
     async def _listen_admin(self) -> None:
-        runner = web.AppRunner(
-            admin_app(self.readiness, self.metrics), handle_signals=False, access_log=None, keepalive_timeout=75
-        )
-        self.admin_port = await self._listen_http(runner, self.settings.admin_port, "PIERHEAD_ADMIN_PORT")
+        app, port = admin_app(self.readiness, self.metrics), self.settings.admin_port
+        self._admin = runner = web.AppRunner(app, handle_signals=False, access_log=None, keepalive_timeout=75)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self.settings.host, port).start()
+        except OSError as error:
+            raise cannot_listen("PIERHEAD_ADMIN_PORT", self.settings.host, port, error) from error
+        self.admin_port = int(runner.addresses[0][1])
 
     async def _listen(self) -> None:
         settings = self.settings
         if self._servicers:
-            port = settings.grpc_port if self._apps else _or_default(settings.port, DEFAULT_GRPC_PORT)
+            port = settings.grpc_port if self._listeners else _or_default(settings.port, DEFAULT_GRPC_PORT)
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
             methods = [method for servicer in self._servicers for method in methods_of(servicer)]
             self._services = register(methods, self._server, self._edge)
@@ -212,10 +216,9 @@ class ReplicaServer:
             self._add_standard_services(self._server)
             self.grpc_port = self._bind_grpc(self._server, port)
             await self._server.start()
-        for app in self._apps:
-            guard(app, self._edge)
+        for listener in self._listeners.values():
             port = _or_default(settings.port, DEFAULT_HTTP_PORT)
-            self.http_port = await self._listen_http(make_runner(app), port, "PIERHEAD_PORT")
+            self.http_port = await listener.start(self._edge, settings.host, port)
 
     def _add_standard_services(self, server: grpc.aio.Server) -> None:
         """grpc.health.v1 and reflection: outside admission, they must answer when the replica is full."""
@@ -224,27 +227,11 @@ class ReplicaServer:
         reflection.enable_server_reflection(names, server)
 
     def _bind_grpc(self, server: grpc.aio.Server, port: int) -> int:
-        address = f"{self.settings.host}:{port}"
         try:
-            return server.add_insecure_port(address)
+            return server.add_insecure_port(f"{self.settings.host}:{port}")
         except RuntimeError as error:
-            variable = "PIERHEAD_GRPC_PORT" if self._apps else "PIERHEAD_PORT"
-            raise SettingsError(
-                f"{variable}: cannot listen on {address}: {error}; is another process there?"
-            ) from error
-
-    async def _listen_http(self, runner: web.AppRunner, port: int, variable: str) -> int:
-        self._runners.append(runner)
-        await runner.setup()
-        site = web.TCPSite(runner, self.settings.host, port, backlog=4096)
-        try:
-            await site.start()
-        except OSError as error:
-            address = f"{self.settings.host}:{port}"
-            raise SettingsError(
-                f"{variable}: cannot listen on {address}: {error}; is another process there?"
-            ) from error
-        return int(runner.addresses[0][1])
+            variable = "PIERHEAD_GRPC_PORT" if self._listeners else "PIERHEAD_PORT"
+            raise cannot_listen(variable, self.settings.host, port, error) from error
 
     # ---- health
 
@@ -305,6 +292,8 @@ class ReplicaServer:
         """Finish what there is, refuse what is new, within the drain timeout."""
         self.state, self._detail = "draining", "told to stop"
         self._admission.draining = True
+        for listener in self._listeners.values():
+            listener.drain()
         await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         logger.info("draining: %d requests in flight", self._admission.ongoing)
         try:
@@ -336,8 +325,10 @@ class ReplicaServer:
         return sum(count for (_, code), count in self.metrics.requests.values.items() if code.startswith(good))
 
     async def _close(self) -> None:
-        for runner in reversed(self._runners):
-            await runner.cleanup()
+        for listener in self._listeners.values():
+            await listener.stop()
+        if self._admin is not None:
+            await self._admin.cleanup()
         if self._lanes is not None:
             await self._lanes.close()
         if self._server is not None:

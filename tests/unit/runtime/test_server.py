@@ -320,7 +320,7 @@ class TestParts:
         [
             ((), "needs at least one part"),
             ((object(),), "cannot serve a object"),
-            ((web.Application(), web.Application()), "takes one aiohttp application, found 2"),
+            ((web.Application(), web.Application()), "takes one HTTP application, found 2"),
         ],
     )
     async def test_what_cannot_be_served_is_refused(self, parts: tuple[object, ...], message: str) -> None:

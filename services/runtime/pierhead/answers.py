@@ -1,0 +1,57 @@
+"""What an HTTP client is told when its request failed, always in one shape, whatever server it reached:
+
+{"error": {"code": "bad_request", "message": "...", "request_id": "..."}}
+
+With PIERHEAD_DEBUG there is also "traceback", for exceptions of user code: here, or at a callee.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import NamedTuple
+
+from pierhead.errors import Backpressure, PierheadError, UserCodeError
+from pierhead.settings import Settings
+
+CONTENT_TYPE = "application/json; charset=utf-8"
+
+
+class Answer(NamedTuple):
+    """A complete response."""
+
+    status: int
+    headers: dict[str, str]
+    """Without Content-Length, which servers set themselves."""
+    body: bytes
+
+
+def error_answer(error: PierheadError, request_id: str, settings: Settings) -> Answer:
+    """The answer for an error of the runtime, or of user code once `Edge.error_for` has named it."""
+    status, retry_after_s = error.http_status, error.retry_after_s
+    if isinstance(error, Backpressure):
+        # What this service's definition says, where the error does not say it itself.
+        if status == Backpressure.http_status:
+            status = settings.backpressure_status_code
+        if "retry_after_s" not in vars(error) and type(error).retry_after_s == Backpressure.retry_after_s:
+            retry_after_s = settings.backpressure_retry_after_s
+    headers = {}
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(math.ceil(retry_after_s))  # whole seconds, RFC 9110 10.2.3; never too early
+    traceback = error.traceback if settings.debug and isinstance(error, UserCodeError) else ""
+    return plain_answer(status, error.kind, error.message, request_id, headers, traceback)
+
+
+def plain_answer(
+    status: int,
+    code: str,
+    message: str,
+    request_id: str,
+    headers: dict[str, str] | None = None,
+    traceback: str = "",
+) -> Answer:
+    """The answer for what no class of ours stands for: routes, methods, malformed requests."""
+    told = {"code": code, "message": message, "request_id": request_id}
+    if traceback:
+        told["traceback"] = traceback
+    return Answer(status, {"Content-Type": CONTENT_TYPE, **(headers or {})}, json.dumps({"error": told}).encode())

@@ -1,0 +1,140 @@
+"""One HTTP request inside a replica, from its arrival to its end, whatever server it came through.
+
+visit = Visit(headers.get)
+try:
+    visit.begin(headers.get, edge, deadlines)   # or the reason why not is raised
+    ...the application...                       # cancelled at the deadline
+except BaseException as error:
+    ...answer visit.told(error)...      # a cancellation by the deadline is told as DeadlineExceeded
+finally:
+    visit.end(edge, "GET /items/{id}", "200")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from pierhead.deadlines import Deadline, Deadlines
+from pierhead.edge import Edge
+from pierhead.errors import BadRequest, DeadlineExceeded
+from pierhead.request import (
+    CURRENT,
+    MODEL_KEY,
+    REQUEST_ID_KEY,
+    SESSION_KEY,
+    TIMEOUT_KEY,
+    TRACEPARENT_KEY,
+    RequestContext,
+    accept_id,
+    accept_opaque,
+)
+
+ReadHeader = Callable[[str], str | None]
+"""The value of a header, named in lower case; None when there is none."""
+
+CLIENT_LEFT = "499"
+"""Counted when the client goes away before its answer: nginx's number, which HAProxy's readers know, too."""
+
+
+class Visit:
+    """What is known of one request, and what has to be undone at its end."""
+
+    __slots__ = ("_deadline", "_entered", "_late", "_task", "asked_s", "request_id", "socket", "started")
+
+    def __init__(self, read: ReadHeader) -> None:
+        self.started = time.monotonic()
+        self.request_id = accept_id(read(REQUEST_ID_KEY))
+        self.asked_s: float | None = None
+        """Seconds that the client has asked for, at most."""
+        self.socket: object = None
+        """The WebSocket that has come of it."""
+        self._entered = False
+        self._late = False
+        self._deadline: Deadline | None = None
+        self._task: asyncio.Task[object] | None = None
+
+    def begin(self, read: ReadHeader, edge: Edge, deadlines: Deadlines) -> None:
+        """Enter: the request's context for all code that runs for it, admission, deadline.
+
+        Raises BadRequest for a deadline that makes no sense, Backpressure when the replica is full.
+        """
+        limit = edge.settings.request_timeout_s
+        asked = read(TIMEOUT_KEY)
+        if asked is not None:
+            self.asked_s = seconds_asked(asked)
+            # A client may want less. What a request may take at most is said by who runs the service.
+            limit = min(limit, self.asked_s)
+        context = RequestContext(
+            self.request_id,
+            self.started + limit,
+            accept_opaque(read(TRACEPARENT_KEY)),
+            accept_opaque(read(SESSION_KEY)),
+            accept_opaque(read(MODEL_KEY)),
+        )
+        CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
+        refusal = edge.admission.enter_while_draining()
+        if refusal is not None:
+            edge.refused(refusal)
+            raise refusal
+        self._entered = True
+        self._task = asyncio.current_task()
+        self._deadline = deadlines.add(context.deadline, self._strike)
+
+    def _strike(self) -> None:
+        self._late = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def live_on(self) -> None:
+        """A long-lived connection has come of it: only a deadline that the client asked for ends it.
+
+        Calls made within it then have their own time each; what is left of the request's would soon be nothing.
+        """
+        context = CURRENT.get()
+        if context is None or self._deadline is None:
+            return
+        self._deadline.cancel()
+        until = math.inf
+        if self.asked_s is not None:
+            until = self.started + self.asked_s
+            self._deadline = Deadlines.current().add(until, self._strike)
+        CURRENT.set(context._replace(deadline=until))
+
+    def told(self, error: BaseException, what: str) -> BaseException:
+        """`error` as it is, or DeadlineExceeded if it is the cancellation with which `what` met its deadline."""
+        task = self._task
+        if not (self._late and isinstance(error, asyncio.CancelledError)) or task is None or task.cancelling() > 1:
+            return error  # a client that leaves cancels as well, and then nobody is there to be told
+        task.uncancel()
+        self._late = False
+        context = CURRENT.get()
+        limit = f" {context.deadline - self.started:g} s" if context is not None else ""
+        told = DeadlineExceeded(f"{what} was not done within{limit or ' its time'}")
+        told.__cause__ = error
+        return told
+
+    def end(self, edge: Edge, method: str, code: str) -> None:
+        """Undo what `begin` did, however far it came, and count the request."""
+        if self._entered:
+            self._entered = False
+            edge.admission.leave()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._late and self._task is not None:
+            self._task.uncancel()  # struck, and the application answered all the same
+        self._task = None
+        edge.finished(method, code, time.monotonic() - self.started, self.request_id)
+
+
+def seconds_asked(header: str) -> float:
+    """What x-request-timeout-seconds says. Raises BadRequest unless it is a number above 0."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise BadRequest(f'{TIMEOUT_KEY}: expected a number of seconds above 0, found "{header}"')
+    return seconds
