@@ -30,7 +30,7 @@ class HandleChannel(grpc.aio.Channel):
         policy: str = "power_of_two",
         timeout_s: float | None = None,
         max_queued_requests: int | None = None,
-        transport: str = "grpc",
+        transport: str | None = None,
         metrics: runtime_metrics.RuntimeMetrics | None = None,
         rng: Random | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class HandleChannel(grpc.aio.Channel):
         loop = asyncio.get_running_loop()
         if loop is not self._loop or self._pool.closed:
             clients = Clients.current()
-            self._pool = clients.pool(self.service, self._transport)
+            self._pool = clients.pool(self.service, self._transport or clients.settings.transport)
             settings = clients.settings
             self.timeout_s = settings.request_timeout_s if self._timeout_s is None else self._timeout_s
             self.max_queued = settings.max_queued_requests if self._max_queued is None else self._max_queued

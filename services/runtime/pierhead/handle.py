@@ -24,7 +24,7 @@ def handle(
     policy: str = "power_of_two",
     timeout_s: float | None = None,
     max_queued_requests: int | None = None,
-    transport: str = "grpc",
+    transport: str | None = None,
 ) -> StubT:
     """The unchanged generated stub, on a channel that finds, balances, bounds and times calls to a service's replicas.
 
@@ -37,14 +37,15 @@ def handle(
       while working on a request never gets longer than that request has left.
     - max_queued_requests: how many calls may wait for a replica with room; None = PIERHEAD_MAX_QUEUED_REQUESTS, -1 = no
       bound but the deadline. One more is refused with Backpressure.
-    - transport: "grpc".
+    - transport: "lane" (calls to one replica share a stream) or "grpc" (plain gRPC); None = PIERHEAD_TRANSPORT. A replica
+      that has no lanes is called by plain gRPC either way.
 
     Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied.
     Raises ValueError for an unknown policy or transport, and for what cannot be a service's name.
     """
     if _NAME.fullmatch(service) is None or int(service.partition(":")[2] or 0) > 65535:
         raise ValueError(f'service: expected a service\'s name, or name:port, found "{service}"')
-    if transport not in TRANSPORTS:
+    if transport is not None and transport not in TRANSPORTS:
         raise ValueError(f'transport: expected one of {", ".join(sorted(TRANSPORTS))}, found "{transport}"')
     return stub(
         HandleChannel(

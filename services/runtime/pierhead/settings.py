@@ -43,6 +43,7 @@ class Settings:
     | PIERHEAD_WORKERS | processes that share the HTTP port of this replica, default 1 |
     | PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD | true: servicer methods run on an event loop in a thread of their own |
     | PIERHEAD_DEBUG | true: clients see the tracebacks of user code |
+    | PIERHEAD_TRANSPORT | how handles call: lane (default) or grpc |
     | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
     | PIERHEAD_LOG_LEVEL | debug, info, warning or error |
     | PIERHEAD_ACCESS_LOG | false: no log line per request |
@@ -72,6 +73,8 @@ class Settings:
     debug: bool = False
     workers: int = 1
     run_user_code_in_separate_thread: bool = False
+    transport: str = "lane"
+    """What handles use that name none: "lane" or "grpc"."""
     node: str = ""
     """Empty = not known."""
     access_log: bool = True
@@ -109,6 +112,7 @@ class Settings:
             debug=reader.flag("PIERHEAD_DEBUG", False),
             workers=read("PIERHEAD_WORKERS", 1, _from_to(1, MAX_WORKERS), f"an integer from 1 to {MAX_WORKERS}"),
             run_user_code_in_separate_thread=reader.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
+            transport=read("PIERHEAD_TRANSPORT", "lane", _transport, "lane or grpc"),
             node=reader.text("PIERHEAD_NODE", ""),
             access_log=reader.flag("PIERHEAD_ACCESS_LOG", True),
             log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
@@ -213,6 +217,12 @@ def _level(raw: str) -> str:
     if raw.lower() not in ("debug", "info", "warning", "error"):
         raise ValueError
     return raw.lower()
+
+
+def _transport(raw: str) -> str:
+    if raw not in ("lane", "grpc"):
+        raise ValueError
+    return raw
 
 
 def _address(raw: str) -> str:

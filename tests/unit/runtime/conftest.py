@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from pierhead import close_handles
 
+from tests.unit.runtime import harness
 from tests.unit.runtime.harness import Cluster
 
 
@@ -24,3 +25,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What handles use in this test; see EACH_TRANSPORT."""
+    chosen = str(request.param)
+    monkeypatch.setattr(harness, "TRANSPORT", chosen)
+    return chosen

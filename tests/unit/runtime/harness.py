@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+import pytest
 from pierhead import BadRequest, Settings
 from pierhead.clients import Clients
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
@@ -15,6 +16,16 @@ from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import RequestContext, current_request
 from pierhead.server import ReplicaServer
+
+
+TRANSPORT = "lane"
+"""What `know` and `make` have handles use; the fixture `transport` changes it."""
+
+EACH_TRANSPORT = [
+    pytest.mark.usefixtures("transport"),
+    pytest.mark.parametrize("transport", ["lane", "grpc"], indirect=True),
+]
+"""`pytestmark = EACH_TRANSPORT` in a module whose tests are to hold for each of them."""
 
 
 class EchoService(echo_pb2_grpc.EchoServicer):
@@ -147,6 +158,7 @@ def address(server: ReplicaServer) -> str:
 
 def know(*servers: ReplicaServer, **settings: Any) -> None:
     """Tell the handles of this loop where the service "echo-child" is."""
+    settings.setdefault("transport", TRANSPORT)
     Clients.use(Settings(static={"ECHO_CHILD": tuple(address(server) for server in servers)}, **settings))
 
 
