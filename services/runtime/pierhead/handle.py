@@ -37,8 +37,8 @@ def handle(
       while working on a request never gets longer than that request has left.
     - max_queued_requests: how many calls may wait for a replica with room; None = PIERHEAD_MAX_QUEUED_REQUESTS, -1 = no
       bound but the deadline. One more is refused with Backpressure.
-    - transport: "lane" (calls to one replica share a stream) or "grpc" (plain gRPC); None = PIERHEAD_TRANSPORT. A replica
-      that has no lanes is called by plain gRPC either way.
+    - transport: "lane" (calls to one replica share a stream) or "grpc" (plain gRPC); None = PIERHEAD_TRANSPORT. A
+      replica that has no lanes is called by plain gRPC either way.
 
     Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied.
     Raises ValueError for an unknown policy or transport, and for what cannot be a service's name.

@@ -17,7 +17,6 @@ from pierhead.metrics import RuntimeMetrics
 from pierhead.request import RequestContext, current_request
 from pierhead.server import ReplicaServer
 
-
 TRANSPORT = "lane"
 """What `know` and `make` have handles use; the fixture `transport` changes it."""
 

@@ -156,7 +156,7 @@ class LaneConnection:
     async def _live(self, lane: CallerLane) -> str:
         """One lane from its opening to its end; returns why it ended. Raises AioRpcError, LaneBrokenError."""
         # No deadline: it lives as long as both sides do, and keep-alive notices a dead one.
-        stream = self._channel.stream_stream(OPEN)(wait_for_ready=True)
+        stream: Any = self._channel.stream_stream(OPEN)(wait_for_ready=True)
         writer: asyncio.Task[None] | None = None
         try:
             with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already: `read` says why

@@ -67,9 +67,7 @@ class Lanes:
         token = b""
         try:
             token = await lane.hello(context)
-            if token in self._lanes:
-                raise LaneBrokenError("another lane has the same name")
-            self._lanes[token] = lane
+            self._name(token, lane)
             await lane.run(context)
         except LaneBrokenError as error:
             logger.error("lane of %s is broken and closed: %s", lane.peer, error)  # noqa: TRY400 - not our mistake
@@ -78,6 +76,11 @@ class Lanes:
             if self._lanes.get(token) is lane:
                 del self._lanes[token]
             lane.close()
+
+    def _name(self, token: bytes, lane: ServedLane) -> None:
+        if token in self._lanes:
+            raise LaneBrokenError("another lane has the same name")
+        self._lanes[token] = lane
 
     async def _put(self, parcel: Parcel, context: Context) -> Taken:
         lane = self._lanes.get(parcel.name.lane)
