@@ -4,7 +4,7 @@ from pierhead import serve, handle, batch
 """
 
 from pierhead import errors, tensors
-from pierhead.batching import batch
+from pierhead.batching import ENDED, Ended, batch, current_batch
 from pierhead.clients import close_handles
 from pierhead.errors import (
     Backpressure,
@@ -25,9 +25,11 @@ from pierhead.server import serve, serve_async
 from pierhead.settings import Settings
 
 __all__ = [
+    "ENDED",
     "Backpressure",
     "BadRequest",
     "DeadlineExceeded",
+    "Ended",
     "NoReplica",
     "NotFound",
     "PayloadTooLarge",
@@ -39,6 +41,7 @@ __all__ = [
     "UserCodeError",
     "batch",
     "close_handles",
+    "current_batch",
     "current_request",
     "errors",
     "handle",

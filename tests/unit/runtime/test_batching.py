@@ -1,123 +1,26 @@
-"""`@batch`: the window as a pure thing, and the decorator around it."""
+"""`@batch` around functions that return a list."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import time
 import weakref
+from contextvars import ContextVar
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pierhead import batch
-from pierhead.batching import Batcher, BatchLimits, BatchWindow, Member
+from pierhead import DeadlineExceeded, batch
+from pierhead.batching import Batcher, BatchLimits, current_batch
+from pierhead.batching_run import Arrival, BatchRunner
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext, current_request
 
 from tests.unit.runtime.harness import until
 
-
-def member(at: float, rows: int = 1) -> Member[float]:
-    return Member(at, rows, at)
-
-
-class TestWindow:
-    def test_an_idle_replica_keeps_nobody_waiting(self) -> None:
-        window: BatchWindow[float] = BatchWindow(BatchLimits(10, batch_wait_timeout_s=5))
-        window.add(member(1.0))
-        window.add(member(1.0))
-        assert len(window.take(1.0)) == 2
-
-    def test_while_a_batch_runs_arrivals_collect(self) -> None:
-        window: BatchWindow[float] = BatchWindow(BatchLimits(10, batch_wait_timeout_s=5))
-        window.add(member(0))
-        window.take(0)
-        for at in (1.0, 2.0, 3.0):
-            window.add(member(at))
-        assert window.take(3.0) == []
-        assert window.due_at() is None
-        window.finished()
-        assert window.due_at() == 6.0, "the oldest one's window goes on"
-        assert window.take(5.9) == []
-        assert len(window.take(6.0)) == 3
-
-    def test_a_full_batch_starts_at_once(self) -> None:
-        window: BatchWindow[float] = BatchWindow(BatchLimits(2, batch_wait_timeout_s=5))
-        window.add(member(0))
-        window.take(0)
-        window.finished()
-        window._eager = False
-        window._waiting.extend([member(1), member(1), member(1)])
-        assert len(window.take(1)) == 2
-
-    def test_both_bounds_hold(self) -> None:
-        window: BatchWindow[float] = BatchWindow(BatchLimits(3, max_batch_rows=10))
-        for rows in (4, 4, 4, 1, 1):
-            window.add(member(0, rows))
-        assert [m.rows for m in window.take(0)] == [4, 4]
-        window.finished()
-        assert [m.rows for m in window.take(9)] == [4, 1, 1]
-
-    def test_a_request_larger_than_the_bound_goes_alone(self) -> None:
-        window: BatchWindow[float] = BatchWindow(BatchLimits(3, max_batch_rows=10))
-        window.add(member(0, 50))
-        window.add(member(0, 1))
-        assert [m.rows for m in window.take(0)] == [50]
-
-    @given(
-        st.integers(1, 5),
-        st.integers(1, 3),
-        st.integers(1, 20),
-        st.lists(
-            st.one_of(
-                st.tuples(st.just("add"), st.integers(1, 8)),
-                st.tuples(st.sampled_from(["take", "finish", "discard"]), st.just(0)),
-            ),
-            max_size=60,
-        ),
-    )
-    def test_whatever_happens(self, size: int, running: int, rows: int, steps: list[tuple[str, int]]) -> None:
-        """In order, each once, within every bound; nobody waits past the window while a batch may start."""
-        limits = BatchLimits(size, 1.0, running, rows)
-        window: BatchWindow[float] = BatchWindow(limits)
-        waiting: list[Member[float]] = []
-        now = 0.0
-        for step, value in steps:
-            now += 0.25
-            if step == "add":
-                waiting.append(member(now, value))
-                window.add(waiting[-1])
-            elif step == "discard" and waiting:
-                window.discard(waiting.pop(len(waiting) // 2))
-            elif step == "finish" and window.running:
-                window.finished()
-            elif step == "take":
-                before = window.running
-                taken = window.take(now)
-                assert taken == waiting[: len(taken)]
-                del waiting[: len(taken)]
-                assert len(taken) <= size
-                assert len(taken) <= 1 or sum(m.rows for m in taken) <= rows
-                if not taken and waiting and before < running:
-                    assert now < waiting[0].arrived_at + 1.0
-            assert len(window) == len(waiting)
-            assert window._rows == sum(m.rows for m in waiting)
-            assert 0 <= window.running <= running
-
-    @pytest.mark.parametrize(
-        ("limits", "message"),
-        [
-            ({"max_batch_size": 0}, "max_batch_size: expected an integer >= 1, found 0"),
-            ({"max_batch_rows": 1.5}, "max_batch_rows: expected an integer >= 1, found 1.5"),
-            ({"max_concurrent_batches": -1}, "max_concurrent_batches: expected an integer >= 1, found -1"),
-            ({"batch_wait_timeout_s": float("nan")}, "batch_wait_timeout_s: expected seconds >= 0, found nan"),
-        ],
-    )
-    def test_limits_that_make_no_sense_are_named(self, limits: dict[str, Any], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            BatchLimits(**limits)
+WHO: ContextVar[str] = ContextVar("who", default="nobody")
 
 
 class Model:
@@ -176,7 +79,7 @@ async def test_an_exception_goes_to_every_member() -> None:
 
 async def test_a_result_of_the_wrong_length_is_a_clear_error() -> None:
     model = Model()
-    with pytest.raises(ValueError, match=r"Model\.double must return one result per request.*given 2 .*returned 1"):
+    with pytest.raises(ValueError, match=r"Model\.double must return one result per request.*given 2 .*gave 1"):
         await asyncio.gather(model.double(77), model.double(1))
 
 
@@ -184,8 +87,8 @@ async def test_a_result_that_is_no_list_is_a_clear_error() -> None:
     async def wrong(items: list[int]) -> Any:
         return 5
 
-    with pytest.raises(TypeError, match=r"must return a list .*; it returned int"):
-        await Batcher(wrong, BatchLimits(), name="wrong", metrics=RuntimeMetrics())(1)
+    with pytest.raises(TypeError, match=r"must return a list .*; it gave int"):
+        await Batcher[int, int](wrong, BatchLimits(), name="wrong", metrics=RuntimeMetrics())(1)
 
 
 class TestCancellation:
@@ -222,18 +125,185 @@ class TestCancellation:
         model.gate.set()
         assert await model.double(1) == 2
 
-    @pytest.mark.parametrize("turns", range(8))
-    async def test_wherever_callers_are_cancelled_the_next_one_is_served(self, turns: int) -> None:
-        model = Model()
-        tasks = [asyncio.create_task(_call(model, number)) for number in range(1, 10)]
-        for _ in range(turns):
+    @pytest.mark.parametrize("stay", [0, 1])
+    @pytest.mark.parametrize("after", range(12))
+    async def test_wherever_callers_are_cancelled_nothing_is_left(self, after: int, stay: int) -> None:
+        """All of them, or every other one: before they are queued, before their batch begins, while it runs, after."""
+        batcher: Batcher[int, int] = Batcher(_slow_same, BatchLimits(4, 0.001), metrics=RuntimeMetrics())
+
+        async def scenario() -> None:
+            tasks = [asyncio.create_task(ask(batcher, number)) for number in range(10)]
+            await turns(after)
+            leavers = tasks[::2] if stay else tasks
+            for task in leavers:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for number, (task, result) in enumerate(zip(tasks, results, strict=True)):
+                assert result == number or (task in leavers and isinstance(result, asyncio.CancelledError))
+
+        await scenario()
+        await assert_idle(batcher)
+        assert await batcher(50) == 50
+
+    async def test_a_batch_whose_callers_leave_before_its_first_step_gives_its_place_back(self) -> None:
+        ran = []
+
+        async def never(items: list[int]) -> list[int]:
+            ran.append(items)
+            return items
+
+        batcher: Batcher[int, int] = Batcher(never, BatchLimits(), metrics=RuntimeMetrics())
+        task = asyncio.create_task(ask(batcher, 1))
+        await started(batcher)
+        assert ran == []
+        task.cancel()
+        await asyncio.wait([task])
+        del task
+        await assert_idle(batcher)
+        assert await batcher(2) == 2
+
+    async def test_a_coroutine_that_is_dropped_leaves_too(self) -> None:
+        batcher: Batcher[int, int] = Batcher(_same, BatchLimits(), metrics=RuntimeMetrics())
+        call = batcher(1)
+        call.send(None)
+        call.close()
+        assert len(batcher._window) == 0
+        await assert_idle(batcher)
+
+    async def test_ten_thousand_random_cancellations_leave_nothing(self) -> None:
+        rng = Random(20)
+        batcher: Batcher[int, int] = Batcher(
+            _slow_same, BatchLimits(8, 0.001, 3, batch_timeout_s=30), metrics=RuntimeMetrics()
+        )
+        cancelled = 0
+        running: set[asyncio.Task[int]] = set()
+        while cancelled < 10_000:
+            running |= {asyncio.create_task(ask(batcher, number)) for number in range(rng.randrange(60))}
+            await turns(rng.randrange(6))
+            for task in rng.sample(sorted(running, key=id), k=min(len(running), rng.randrange(60))):
+                cancelled += task.cancel()
+            running = {task for task in running if not task.done()}
+        await asyncio.wait(running)
+        running.clear()
+        del task
+        await assert_idle(batcher)
+        assert await batcher(50) == 50
+
+    async def test_a_cancellation_that_nobody_asked_for_ends_every_call(self) -> None:
+        async def broken(items: list[int]) -> list[int]:
+            raise asyncio.CancelledError
+
+        batcher: Batcher[int, int] = Batcher(broken, BatchLimits(), metrics=RuntimeMetrics())
+        for _ in range(2):
+            with pytest.raises(asyncio.CancelledError):
+                await batcher(1)
+        await assert_idle(batcher)
+
+
+async def ask(batcher: Batcher[int, int], number: int) -> int:
+    return await batcher(number)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def started(batcher: BatchRunner[Any]) -> None:
+    """Return in the very turn in which a batch is started: its function has not run yet."""
+    async with asyncio.timeout(5):
+        while batcher._window.running == 0:  # noqa: ASYNC110 - a poll would come too late
             await asyncio.sleep(0)
-        for task in tasks[::2]:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        for number, result in enumerate(results[1::2], start=1):
-            assert result == 4 * number
-        assert await model.double(50) == 100
+
+
+async def _slow_same(items: list[int]) -> list[int]:
+    await turns(3)
+    return items
+
+
+async def assert_idle(batcher: BatchRunner[Any]) -> None:
+    """No place, task, timer or caller is left of what has been."""
+    await until(lambda: batcher._window.running == 0, "every place is given back")
+    assert len(batcher._window) == 0
+    assert batcher._tasks == set()
+    await turns(1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert batcher._turn is None
+    assert batcher._timer is None
+    gc.collect()
+    assert [found for found in gc.get_objects() if isinstance(found, Arrival)] == []
+
+
+class TestTime:
+    async def test_a_batch_that_takes_too_long_is_cancelled_and_its_callers_told(self) -> None:
+        model = Model()
+        model.gate.clear()
+        model.double.set_batch_timeout_s(0.01)
+        results = await asyncio.gather(model.double(1), model.double(2), return_exceptions=True)
+        assert [type(result) for result in results] == [DeadlineExceeded] * 2
+        assert str(results[0]) == ("Model.double: the batch was not done within 0.01 s (batch_timeout_s); cancelled")
+        await until(lambda: model.stopped == 1, "the work is stopped")
+        model.gate.set()
+        assert await model.double(3) == 6
+
+    async def test_the_callers_are_told_before_the_function_has_cleaned_up_and_the_place_is_free_after(self) -> None:
+        model = Model()
+        model.double.set_batch_timeout_s(0.01)
+        cleaned = asyncio.Event()
+
+        async def stubborn(items: list[int]) -> list[int]:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await cleaned.wait()
+            return items
+
+        batcher: Batcher[int, int] = Batcher(stubborn, BatchLimits(batch_timeout_s=0.01), metrics=RuntimeMetrics())
+        with pytest.raises(DeadlineExceeded):
+            await batcher(1)
+        assert batcher._window.running == 1
+        cleaned.set()
+        await assert_idle(batcher)
+
+    async def test_a_batch_that_ends_in_time_leaves_no_timer(self) -> None:
+        batcher: Batcher[int, int] = Batcher(_same, BatchLimits(batch_timeout_s=60), metrics=RuntimeMetrics())
+        assert await batcher(1) == 1
+        await assert_idle(batcher)
+
+    async def test_a_request_whose_deadline_passes_in_line_is_not_computed(self) -> None:
+        now = [0.0]
+        seen: list[list[int]] = []
+        gate = asyncio.Event()
+
+        async def work(items: list[int]) -> list[int]:
+            seen.append(items)
+            await gate.wait()
+            return items
+
+        batcher: Batcher[int, int] = Batcher(work, BatchLimits(), metrics=RuntimeMetrics(), clock=lambda: now[0])
+        first = asyncio.create_task(ask(batcher, 1))
+        await until(lambda: seen == [[1]], "a batch runs")
+        late, in_time = (asyncio.create_task(_within(batcher, item, item)) for item in (2, 3))
+        await turns(1)
+        now[0] = 2.0
+        gate.set()
+        with pytest.raises(
+            DeadlineExceeded, match="deadline passed before its batch could start; nothing was computed"
+        ):
+            await late
+        assert (await first, await in_time) == (1, 3)
+        assert seen == [[1], [3]]
+
+    async def test_a_request_that_comes_too_late_is_not_queued(self) -> None:
+        batcher: Batcher[int, int] = Batcher(_same, BatchLimits(), metrics=RuntimeMetrics(), clock=lambda: 7.0)
+        with pytest.raises(DeadlineExceeded):
+            await _within(batcher, 1, 7.0)
+        await assert_idle(batcher)
+
+
+async def _within(batcher: Batcher[int, int], item: int, deadline: float) -> int:
+    CURRENT.set(RequestContext("r", deadline))
+    return await batcher(item)
 
 
 async def _call(model: Model, number: int) -> int:
@@ -250,18 +320,192 @@ async def test_limits_change_at_run_time() -> None:
     model.double.set_max_batch_rows(None)
     model.double.set_batch_wait_timeout_s(0)
     model.double.set_max_concurrent_batches(3)
-    assert model.double.limits == BatchLimits(2, 0, 3, None)
+    model.double.set_batch_timeout_s(9)
+    assert model.double.limits == BatchLimits(2, 0, 3, None, 9)
+
+
+async def test_limits_of_a_class_are_those_of_its_next_instance() -> None:
+    class Other(Model):
+        @batch(max_batch_size=3)
+        async def double(self, items: list[int]) -> list[int]:
+            return [2 * item for item in items]
+
+    Other.double.set_max_batch_size(1)
+    assert Other().double.limits.max_batch_size == 1
+
+
+async def test_a_smaller_bound_starts_what_waits() -> None:
+    batcher: Batcher[int, int] = Batcher(_slow_same, BatchLimits(10, 60), metrics=RuntimeMetrics())
+    first = asyncio.create_task(ask(batcher, 1))
+    await started(batcher)
+    second = asyncio.create_task(ask(batcher, 2))
+    await first
+    batcher.set_max_batch_size(1)
+    assert await second == 2
 
 
 async def test_a_batch_has_the_time_of_the_member_that_waits_longest() -> None:
     model = Model()
+    now = time.monotonic()
 
     async def call(number: int, deadline: float) -> None:
         CURRENT.set(RequestContext(f"request-{number}", deadline))
         await model.double(number)
 
-    await asyncio.gather(call(1, 10.0), call(2, 30.0))
-    assert model.requests == [RequestContext("request-1", 30.0)]
+    await asyncio.gather(call(1, now + 10), call(2, now + 30))
+    assert model.requests == [RequestContext("request-1", now + 30)]
+
+
+async def test_a_batch_is_of_one_model_and_of_a_session_only_if_all_are() -> None:
+    model = Model()
+
+    async def call(number: int, session: str, wanted: str) -> None:
+        CURRENT.set(RequestContext("r", 1e9, None, session, wanted))
+        await model.double(number)
+
+    model.double.set_max_concurrent_batches(2)
+    model.double.set_batch_wait_timeout_s(0)
+    await asyncio.gather(
+        call(1, "s", "one"), call(2, "s", "two"), call(3, "t", "one"), call(4, "s", "two"), call(5, "s", "one")
+    )
+    assert model.batches == [[1, 3, 5], [2, 4]]
+    assert [(r.session_id, r.model_id) for r in model.requests if r] == [(None, "one"), ("s", "two")]
+
+
+async def test_a_request_without_a_deadline_gives_its_batch_all_the_time_there_is() -> None:
+    model = Model()
+
+    async def call() -> None:
+        CURRENT.set(RequestContext("r", 1e9))
+        await model.double(1)
+
+    await asyncio.gather(call(), asyncio.create_task(_call(model, 2)))
+    assert [r.deadline for r in model.requests if r] == [float("inf")]
+
+
+async def test_a_batch_has_no_more_time_than_its_own_limit() -> None:
+    seen = []
+
+    async def work(items: list[int]) -> list[int]:
+        seen.append(current_request())
+        return items
+
+    batcher: Batcher[int, int] = Batcher(
+        work, BatchLimits(batch_timeout_s=5), metrics=RuntimeMetrics(), clock=lambda: 100.0
+    )
+    await asyncio.create_task(_within(batcher, 1, 1e9))
+    assert [r.deadline for r in seen if r] == [105.0]
+
+
+async def test_a_batch_runs_in_its_first_members_context_and_changes_nothing_there() -> None:
+    seen = []
+
+    async def work(items: list[int]) -> list[int]:
+        seen.append(WHO.get())
+        WHO.set("the batch")
+        return items
+
+    batcher: Batcher[int, int] = Batcher(work, BatchLimits(), metrics=RuntimeMetrics())
+
+    async def call(who: str) -> str:
+        WHO.set(who)
+        await batcher(1)
+        return WHO.get()
+
+    assert list(await asyncio.gather(call("first"), call("second"))) == ["first", "second"]
+    assert seen == ["first"]
+
+
+async def test_code_of_a_batch_sees_its_members() -> None:
+    seen: list[Any] = []
+
+    async def work(items: list[int]) -> list[int]:
+        found = current_batch()
+        assert found is not None
+        seen.append([r and r.request_id for r in found.requests])
+        await until(lambda: not found.is_wanted(0), "the first one leaves")
+        seen.append([found.is_wanted(0), found.is_wanted(1), found.is_wanted_by_any])
+        return items
+
+    batcher: Batcher[int, int] = Batcher(work, BatchLimits(), metrics=RuntimeMetrics())
+    leaver, stayer = asyncio.create_task(_within(batcher, 1, 1e9)), asyncio.create_task(ask(batcher, 2))
+    await until(lambda: bool(seen), "the batch runs")
+    leaver.cancel()
+    assert await stayer == 2
+    assert seen == [["r", None], [False, True, True]]
+    assert current_batch() is None
+
+
+class TestRows:
+    @pytest.mark.parametrize("rows", [-1, 1.5, "two", None])
+    async def test_rows_that_are_no_count_are_named(self, rows: Any) -> None:
+        batcher: Batcher[int, int] = Batcher(
+            _same, BatchLimits(), lambda _: rows, name="score", metrics=RuntimeMetrics()
+        )
+        message = re.escape(f"batch_size_fn of score: expected the rows of one item, an integer >= 0, found {rows!r}")
+        with pytest.raises(ValueError, match=message):
+            await batcher(1)
+
+    async def test_a_function_that_wants_the_list_is_told_that_it_gets_one_item(self) -> None:
+        def of_list(items: Any) -> int:
+            return sum(items)
+
+        batcher: Batcher[int, int] = Batcher(_same, BatchLimits(), of_list, name="score", metrics=RuntimeMetrics())
+        with pytest.raises(TypeError) as caught:
+            await batcher(1)
+        assert caught.value.__notes__ == [
+            "raised by batch_size_fn of score: it is given one item, not the list of them"
+        ]
+
+    async def test_whatever_is_an_integer_counts(self) -> None:
+        class Count:
+            def __index__(self) -> int:
+                return 7
+
+        count: Any = Count()
+        batcher: Batcher[int, int] = Batcher(_same, BatchLimits(), lambda _: count, metrics=RuntimeMetrics())
+        assert await batcher(1) == 1
+
+
+async def test_a_failure_that_nobody_hears_of_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(items: list[int]) -> list[int]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("while cleaning up")
+
+    batcher: Batcher[int, int] = Batcher(work, BatchLimits(), name="work", metrics=RuntimeMetrics())
+    task = asyncio.create_task(ask(batcher, 1))
+    await started(batcher)
+    await turns(1)
+    task.cancel()
+    await asyncio.wait([task])
+    await until(lambda: batcher._window.running == 0, "the batch is over")
+    assert [record.message for record in caplog.records] == ["work failed when nobody waited for it any more"]
+
+
+def test_a_batcher_outlives_its_event_loop_and_belongs_to_one_at_a_time() -> None:
+    gate: list[asyncio.Event] = []
+
+    async def work(items: list[int]) -> list[int]:
+        if gate:
+            await gate[0].wait()
+        return items
+
+    batcher: Batcher[int, int] = Batcher(work, BatchLimits(), name="work", metrics=RuntimeMetrics())
+    assert asyncio.run(ask(batcher, 1)) == 1
+    assert asyncio.run(ask(batcher, 2)) == 2
+
+    async def busy() -> None:
+        gate.append(asyncio.Event())
+        task = asyncio.create_task(ask(batcher, 3))
+        await until(lambda: batcher._window.running == 1, "a batch runs")
+        with pytest.raises(RuntimeError, match="work works for another event loop"):
+            await asyncio.to_thread(asyncio.run, ask(batcher, 4))
+        gate[0].set()
+        assert await task == 3
+
+    asyncio.run(busy())
 
 
 async def test_batches_are_counted() -> None:
@@ -279,6 +523,7 @@ async def test_a_function_can_be_batched_too() -> None:
     async def triple(items: list[int]) -> list[int]:
         return [3 * item for item in items]
 
+    triple.set_max_batch_size(5)
     assert list(await asyncio.gather(triple(1), triple(2))) == [3, 6]
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(pierhead.__file__).parent
 
 
 def test_all_is_sorted_and_complete() -> None:
-    assert pierhead.__all__ == sorted(pierhead.__all__)
+    assert pierhead.__all__ == sorted(pierhead.__all__, key=lambda name: (not name.isupper(), name))
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     imported = {
         alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names

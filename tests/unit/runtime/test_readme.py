@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,8 @@ from tests.unit.runtime.harness import Cluster, echo, know
 from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-SERVICE, CALLER = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
+SERVICE, CALLER, STREAM = (dedent(text) for text in SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
@@ -35,6 +37,12 @@ def test_the_caller_shown_is_served() -> None:
     with patch("pierhead.serve") as serve:
         exec("from pierhead import handle, serve\n" + CALLER, {"web": web, "EchoStub": EchoStub, "app": app})  # noqa: S102
     serve.assert_called_once_with(app)
+
+
+async def test_the_batched_stream_shown_works() -> None:
+    shown: dict[str, Any] = {}
+    exec(STREAM, shown)  # noqa: S102
+    assert await shown["show"](shown["Counter"]()) == [3, 2, 1]
 
 
 def test_the_error_table_is_the_tree() -> None:

@@ -1,0 +1,179 @@
+"""Which requests form the next batch, and when: the decision of `@batch` without clock, I/O or event loop.
+
+When a batch starts (`BatchWindow.take` is this list in code):
+
+1. not while `max_concurrent_batches` run already;
+2. at once when it is full: `max_batch_size` requests, or `max_batch_rows` rows;
+3. at the end of the event loop's turn when its first request found nothing running and nothing waiting, with whatever
+   came in that turn: an idle replica keeps nobody waiting;
+4. when its oldest request has waited `batch_wait_timeout_s`.
+
+While a batch runs, arrivals collect, so batches grow with the load by themselves.
+
+The requests of a batch are for one model (`Member.model`): each model has a queue of its own, first come first served,
+and of several queues the one that has been due for longest goes first. A busy model therefore fills its batches, and
+keeps no other waiting for longer than what came before it and its window.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+M = TypeVar("M", bound="Member[Any]")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """What bounds a batch; see `batch` for each. Raises ValueError that names the limit when one makes no sense."""
+
+    max_batch_size: int = 10
+    batch_wait_timeout_s: float = 0.01
+    max_concurrent_batches: int = 1
+    max_batch_rows: int | None = None
+    batch_timeout_s: float | None = None
+    max_buffered_results: int = 64
+    reader_patience_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_concurrent_batches", "max_batch_rows", "max_buffered_results"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}: expected an integer >= 1, found {value!r}")
+        for name in ("batch_wait_timeout_s", "reader_patience_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: expected seconds >= 0, found {getattr(self, name)!r}")
+        if self.batch_timeout_s is not None and not self.batch_timeout_s > 0:
+            raise ValueError(f"batch_timeout_s: expected seconds > 0, or None, found {self.batch_timeout_s!r}")
+
+
+class Member(Generic[T]):
+    """One request on its way through a batch. Compared by identity."""
+
+    __slots__ = ("arrived_at", "deadline", "item", "model", "rows")
+
+    def __init__(self, item: T, rows: int, arrived_at: float, deadline: float = inf, model: str | None = None) -> None:
+        self.item = item
+        self.rows = rows
+        self.arrived_at = arrived_at
+        self.deadline = deadline
+        """When its caller stops waiting, by the clock of `arrived_at`."""
+        self.model = model
+        """Requests for different models are never in one batch."""
+
+
+class _Queue(Generic[M]):
+    """The waiting requests for one model, oldest first. A request leaves from anywhere in constant time."""
+
+    __slots__ = ("members", "rows")
+
+    def __init__(self) -> None:
+        self.members: OrderedDict[M, None] = OrderedDict()
+        self.rows = 0
+
+    @property
+    def oldest(self) -> M:
+        return next(iter(self.members))
+
+    def add(self, member: M) -> None:
+        self.members[member] = None
+        self.rows += member.rows
+
+    def remove(self, member: M) -> None:
+        del self.members[member]
+        self.rows -= member.rows
+
+
+class BatchWindow(Generic[M]):
+    """Decides which requests form the next batch, and when. `now` is handed in, in seconds."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+        self.running = 0
+        """Batches given out by `take` and not yet reported as `finished`."""
+        self._queues: dict[str | None, _Queue[M]] = {}
+        self._eager = False
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return sum(len(queue.members) for queue in self._queues.values())
+
+    def add(self, member: M) -> None:
+        """A request arrived."""
+        if not self._queues and self.running == 0:
+            self._eager = True
+        queue = self._queues.get(member.model)
+        if queue is None:
+            queue = self._queues[member.model] = _Queue()
+        queue.add(member)
+
+    def discard(self, member: M) -> None:
+        """A request left; the others keep their places. Nothing happens when it does not wait here."""
+        queue = self._queues.get(member.model)
+        if queue is not None and member in queue.members:
+            self._remove(queue, member)
+            self._eager = self._eager and bool(self._queues)
+
+    def due_at(self) -> float | None:
+        """When `take` is worth calling if nothing else happens; None when nothing waits or no batch may start."""
+        queue = self._next()
+        return None if queue is None else self._due(queue)
+
+    def take(self, now: float) -> tuple[list[M], list[M]]:
+        """Start the next batch if one is due.
+
+        Returns its members in order of arrival, and those that were to be in it but whose deadline has passed: they
+        wait no longer. Both are empty when nothing is due, and only then. Without members nothing was started.
+        A request with more rows than `max_batch_rows` goes alone: splitting it is the service's affair.
+        """
+        members: list[M] = []
+        expired: list[M] = []
+        queue = self._next()
+        if queue is None or now < self._due(queue):
+            return members, expired
+        size, most_rows = self.limits.max_batch_size, self.limits.max_batch_rows
+        rows = 0
+        while queue.members and len(members) < size:
+            member = queue.oldest
+            if member.deadline <= now:
+                expired.append(member)
+            elif members and most_rows is not None and rows + member.rows > most_rows:
+                break
+            else:
+                members.append(member)
+                rows += member.rows
+            self._remove(queue, member)
+        if members:
+            self._eager = False
+            self.running += 1
+        return members, expired
+
+    def finished(self) -> None:
+        """A batch that `take` gave out is over."""
+        self.running -= 1
+
+    def _next(self) -> _Queue[M] | None:
+        """The queue that is due first."""
+        if not self._queues or self.running >= self.limits.max_concurrent_batches:
+            return None
+        if len(self._queues) == 1:
+            return next(iter(self._queues.values()))
+        return min(self._queues.values(), key=self._due)
+
+    def _due(self, queue: _Queue[M]) -> float:
+        oldest = queue.oldest.arrived_at
+        return oldest if self._eager or self._full(queue) else oldest + self.limits.batch_wait_timeout_s
+
+    def _full(self, queue: _Queue[M]) -> bool:
+        limits = self.limits
+        return len(queue.members) >= limits.max_batch_size or (
+            limits.max_batch_rows is not None and queue.rows >= limits.max_batch_rows
+        )
+
+    def _remove(self, queue: _Queue[M], member: M) -> None:
+        queue.remove(member)
+        if not queue.members:
+            del self._queues[member.model]

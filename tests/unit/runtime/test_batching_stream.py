@@ -1,0 +1,320 @@
+"""`@batch` around async generators: each caller gets a stream of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable
+from random import Random
+from typing import Any
+
+import pytest
+from pierhead import DeadlineExceeded, batch
+from pierhead.batching import ENDED, BatchLimits, Ended, ReaderTooSlow, StreamBatcher, current_batch
+from pierhead.metrics import RuntimeMetrics
+
+from tests.unit.runtime.harness import until
+from tests.unit.runtime.test_batching import assert_idle, turns
+
+
+class Model:
+    """Counts each item down to 1, and says ENDED for those that are through; 13 fails at its third step."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.steps = 0
+        self.closed = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    @batch(max_batch_size=4, batch_wait_timeout_s=0.01)
+    async def count(self, items: list[int]) -> AsyncIterator[list[int | Ended]]:
+        self.batches.append(items)
+        try:
+            for step in range(max(items)):
+                await self.gate.wait()
+                self.steps += 1
+                if 13 in items and step == 2:
+                    raise ValueError("thirteen")
+                yield [item - step if item > step else ENDED for item in items]
+        finally:
+            self.closed += 1
+
+
+async def collect(stream: AsyncIterator[int]) -> list[int]:
+    return [result async for result in stream]
+
+
+async def append_all(seen: list[int], stream: AsyncIterator[int]) -> None:
+    async for result in stream:
+        seen.append(result)  # noqa: PERF401 - what came before an error is asked for
+
+
+def batcher_of(function: Callable[[list[int]], AsyncIterator[Any]], **limits: Any) -> StreamBatcher[int, int]:
+    return StreamBatcher(function, BatchLimits(**limits), name="numbers", metrics=RuntimeMetrics())
+
+
+async def test_each_caller_gets_the_stream_of_its_own_item() -> None:
+    model = Model()
+    streams = await asyncio.gather(*[collect(model.count(number)) for number in (3, 1, 2)])
+    assert streams == [[3, 2, 1], [1], [2, 1]]
+    assert (model.batches, model.steps, model.closed) == ([[3, 1, 2]], 3, 1)
+
+
+async def test_a_result_is_there_before_the_next_one_is_computed() -> None:
+    model = Model()
+    stream = model.count(5)
+    async for result in stream:
+        assert model.steps == 6 - result
+    assert model.steps == 5
+
+
+async def test_streams_that_all_ended_end_the_generator() -> None:
+    closed = []
+
+    async def endless(items: list[int]) -> AsyncIterator[list[int | Ended]]:
+        try:
+            yield list(items)
+            while True:
+                yield [ENDED] * len(items)
+        finally:
+            closed.append(items)
+
+    batcher = batcher_of(endless)
+    assert list(await asyncio.gather(collect(batcher(1)), collect(batcher(2)))) == [[1], [2]]
+    await assert_idle(batcher)
+    assert closed == [[1, 2]]
+
+
+async def test_a_function_can_be_batched_too() -> None:
+    @batch()
+    async def twice(items: list[int]) -> AsyncIterator[tuple[int, ...]]:
+        yield tuple(items)
+        yield tuple(items)
+
+    assert list(await asyncio.gather(collect(twice(1)), collect(twice(2)))) == [[1, 1], [2, 2]]
+
+
+async def test_a_generator_that_yields_nothing_ends_every_stream() -> None:
+    async def nothing(items: list[int]) -> AsyncIterator[list[int]]:
+        return
+        yield
+
+    assert await collect(batcher_of(nothing)(1)) == []
+
+
+async def test_nothing_runs_before_the_stream_is_read() -> None:
+    model = Model()
+    stream = model.count(1)
+    await turns(5)
+    assert model.batches == []
+    assert await collect(stream) == [1]
+
+
+class TestErrors:
+    async def test_an_exception_comes_after_the_results_before_it_and_to_every_member(self) -> None:
+        model = Model()
+        seen: list[int] = []
+
+        results = await asyncio.gather(
+            append_all(seen, model.count(13)), append_all(seen, model.count(7)), return_exceptions=True
+        )
+        assert [str(result) for result in results] == ["thirteen", "thirteen"]
+        assert sorted(seen) == [6, 7, 12, 13]
+        assert model.closed == 1
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (
+                [[1]],
+                r"numbers must yield one result per request, in their order; it was given 2 requests and gave 1 re",
+            ),
+            ([5], r"numbers must yield a list with one result per request, in their order; it gave int"),
+        ],
+    )
+    async def test_what_is_not_a_list_of_the_right_length_is_a_clear_error(self, given: Any, message: str) -> None:
+        async def wrong(items: list[int]) -> AsyncIterator[Any]:
+            for each in given:
+                yield each
+
+        batcher = batcher_of(wrong)
+        results = await asyncio.gather(collect(batcher(1)), collect(batcher(2)), return_exceptions=True)
+        for result in results:
+            assert isinstance(result, ValueError | TypeError)
+            assert str(result).startswith(message)
+
+    async def test_a_batch_that_takes_too_long_is_cancelled_and_its_callers_told(self) -> None:
+        model = Model()
+        model.count.set_batch_timeout_s(0.02)
+        model.gate.clear()
+        with pytest.raises(DeadlineExceeded, match=r"not done within 0\.02 s"):
+            await collect(model.count(5))
+        await until(lambda: model.closed == 1, "the generator is closed")
+        model.gate.set()
+        assert await collect(model.count(1)) == [1]
+
+
+class TestLeaving:
+    async def test_who_leaves_harms_no_other_and_the_generator_can_know(self) -> None:
+        wanted: list[list[bool]] = []
+        left = asyncio.Event()
+
+        async def watch(items: list[int]) -> AsyncIterator[list[int]]:
+            found = current_batch()
+            assert found is not None
+            yield items
+            await left.wait()
+            wanted.append([found.is_wanted(0), found.is_wanted(1)])
+            yield items
+
+        batcher = batcher_of(watch)
+        leaver, stayer = batcher(1), batcher(2)
+        assert list(await asyncio.gather(anext(leaver), anext(stayer))) == [1, 2]
+        await leaver.aclose()
+        left.set()
+        assert await collect(stayer) == [2]
+        assert wanted == [[False, True]]
+
+    async def test_when_nobody_is_left_the_generator_is_closed(self) -> None:
+        model = Model()
+        one, other = model.count(50), model.count(60)
+        assert list(await asyncio.gather(anext(one), anext(other))) == [50, 60]
+        model.gate.clear()
+        await one.aclose()
+        await turns(5)
+        assert model.closed == 0
+        await other.aclose()
+        await until(lambda: model.closed == 1, "the generator is closed")
+        model.gate.set()
+        assert await collect(model.count(1)) == [1]
+
+    async def test_a_loop_that_is_left_early_leaves_the_batch(self) -> None:
+        model = Model()
+
+        async def first() -> int:
+            async for result in model.count(50):
+                return result
+            raise AssertionError
+
+        assert await first() == 50
+        await until(lambda: model.closed == 1, "the generator is closed")
+
+    @pytest.mark.parametrize("stay", [0, 1])
+    @pytest.mark.parametrize("after", range(16))
+    async def test_wherever_readers_are_cancelled_nothing_is_left(self, after: int, stay: int) -> None:
+        batcher = batcher_of(countdown, max_batch_size=4, batch_wait_timeout_s=0.001)
+
+        async def scenario() -> None:
+            tasks = [asyncio.create_task(collect(batcher(number))) for number in range(10)]
+            await turns(after)
+            leavers = tasks[::2] if stay else tasks
+            for task in leavers:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for number, (task, result) in enumerate(zip(tasks, results, strict=True)):
+                whole = result == list(range(number, 0, -1))
+                assert whole or (task in leavers and isinstance(result, asyncio.CancelledError))
+
+        await scenario()
+        await assert_idle(batcher)
+        assert await collect(batcher(3)) == [3, 2, 1]
+
+    async def test_ten_thousand_random_cancellations_leave_nothing(self) -> None:
+        rng = Random(20)
+        batcher = batcher_of(
+            countdown, max_batch_size=8, batch_wait_timeout_s=0.001, max_concurrent_batches=3, max_buffered_results=2
+        )
+        cancelled = 0
+        running: set[asyncio.Task[list[int]]] = set()
+        while cancelled < 10_000:
+            running |= {asyncio.create_task(collect(batcher(number % 9))) for number in range(rng.randrange(60))}
+            await turns(rng.randrange(8))
+            for task in rng.sample(sorted(running, key=id), k=min(len(running), rng.randrange(60))):
+                cancelled += task.cancel()
+            running = {task for task in running if not task.done()}
+        await asyncio.wait(running)
+        running.clear()
+        del task
+        await assert_idle(batcher)
+        assert await collect(batcher(3)) == [3, 2, 1]
+
+
+async def countdown(items: list[int]) -> AsyncIterator[list[int | Ended]]:
+    """Each item down to 1, in steps of which some wait and some do not."""
+    for step in range(max(items)):
+        if step % 3:
+            await turns(2)
+        yield [item - step if item > step else ENDED for item in items]
+
+
+class TestSlowReaders:
+    async def test_a_reader_that_pauses_for_a_moment_gets_everything_and_buffers_are_bounded(self) -> None:
+        produced = 0
+
+        async def many(items: list[int]) -> AsyncIterator[list[int]]:
+            nonlocal produced
+            for produced in range(1, 101):
+                yield [produced] * len(items)
+
+        batcher = batcher_of(many, max_buffered_results=5, reader_patience_s=60)
+        slow, quick = batcher(1), asyncio.create_task(collect(batcher(2)))
+        assert await anext(slow) == 1
+        await turns(100)
+        assert produced == 6, "one is read, five wait, and the batch waits with them"
+        assert await collect(slow) == list(range(2, 101))
+        assert await quick == list(range(1, 101))
+        await assert_idle(batcher)
+
+    async def test_one_that_does_not_come_back_is_dropped_and_the_others_go_on(self) -> None:
+        async def many(items: list[int]) -> AsyncIterator[list[int]]:
+            for number in range(100):
+                yield [number] * len(items)
+
+        batcher = batcher_of(many, max_buffered_results=5, reader_patience_s=0.01)
+        slow, quick = batcher(1), asyncio.create_task(collect(batcher(2)))
+        seen = [await anext(slow)]
+        assert await quick == list(range(100))
+        with pytest.raises(ReaderTooSlow) as caught:
+            await append_all(seen, slow)
+        assert seen == [0, 1, 2, 3, 4, 5], "what it had been given is still there"
+        assert str(caught.value) == (
+            "numbers: 5 results were not read (max_buffered_results), and the batch had waited 0.01 s for this reader "
+            "(reader_patience_s); it gets no more"
+        )
+
+    async def test_patience_is_for_all_pauses_of_a_reader_together(self) -> None:
+        async def many(items: list[int]) -> AsyncIterator[list[int]]:
+            for number in range(1000):
+                yield [number] * len(items)
+
+        batcher = batcher_of(many, max_buffered_results=1, reader_patience_s=0.05)
+
+        async def read() -> None:
+            async for _ in batcher(1):
+                await asyncio.sleep(0.01)
+
+        with pytest.raises(ReaderTooSlow):
+            await read()
+
+    async def test_one_that_leaves_while_the_batch_waits_for_it_lets_the_batch_go_on(self) -> None:
+        async def many(items: list[int]) -> AsyncIterator[list[int]]:
+            for number in range(20):
+                yield [number] * len(items)
+
+        batcher = batcher_of(many, max_buffered_results=2, reader_patience_s=60)
+        slow, quick = batcher(1), asyncio.create_task(collect(batcher(2)))
+        assert await anext(slow) == 0
+        await turns(30)
+        assert not quick.done()
+        await slow.aclose()
+        assert await quick == list(range(20))
+        gc.collect()
+        await assert_idle(batcher)
+
+
+async def test_limits_change_at_run_time() -> None:
+    model = Model()
+    model.count.set_max_buffered_results(3)
+    model.count.set_reader_patience_s(2)
+    assert model.count.limits == BatchLimits(4, 0.01, max_buffered_results=3, reader_patience_s=2)
