@@ -26,7 +26,7 @@ class Echo(EchoServicer):
         if not 1 <= request.num_tokens <= MAX_TOKENS:
             raise BadRequest(f"num_tokens: expected 1 to {MAX_TOKENS}, found {request.num_tokens}")
         for index in range(request.num_tokens):
-            # As a model hands out its tokens: one in each turn of the loop. Without it a whole answer could leave at once.
+            # As a model hands them out: one in each turn of the loop. Without it a whole answer could leave at once.
             await asyncio.sleep(0)
             yield Token(text=f"{request.message} {index}", index=index)
 
