@@ -15,6 +15,7 @@ import functools
 import hashlib
 import ipaddress
 import json
+import math
 import re
 import sys
 from collections.abc import Collection, Iterable
@@ -83,6 +84,9 @@ class _Service:
     grpc_services: tuple[str, ...]
     probe_path: str
     max_queued_requests: int
+    refusal_status: int
+    retry_after_s: int
+    """Whole seconds, and never none: clients that come back at once make it worse."""
     timeout_server_ms: int
     timeout_queue_ms: int
     timeout_check_ms: int
@@ -229,6 +233,10 @@ def _service(spec: ServiceSpec) -> _Service:
         # HAProxy reads this one as a log format, where a percent sign is special.
         probe_path=_matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%"),
         max_queued_requests=int(_number(spec.max_queued_requests, -1, 1_000_000, "max_queued_requests", spec)),
+        refusal_status=int(_number(spec.backpressure.status_code, 429, 503, "backpressure.status_code", spec)),
+        retry_after_s=int(
+            _number(max(1, math.ceil(spec.backpressure.retry_after_s)), 1, 86_400, "retry_after_s", spec)
+        ),
         timeout_server_ms=_ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S),
         timeout_queue_ms=_ms(min(spec.request_timeout_s, QUEUE_TIMEOUT_CAP_S)),
         timeout_check_ms=_ms(spec.probe.timeout_s),

@@ -19,6 +19,7 @@ from aiohttp import ClientSession, TCPConnector, WSMsgType, web
 
 from controller.model import (
     AddServer,
+    Backpressure,
     DeleteServer,
     ProbeSpec,
     ServerState,
@@ -316,6 +317,29 @@ async def test_a_request_waits_in_the_queue_and_is_refused_in_time(edge: Edge) -
     waiting = asyncio.ensure_future(edge.http.get("/echo"))
     replica.let_go.set()
     assert ((await held).status, (await waiting).status) == (200, 200)
+
+
+async def test_refusals_are_what_the_service_says(edge: Edge) -> None:
+    refusal = Backpressure(429, 2.5)
+    await edge.route(service("echo", max_ongoing_requests=1, request_timeout_s=0.5, backpressure=refusal))
+    replica = await edge.serve("echo", "echo-1")
+    held = asyncio.ensure_future(edge.http.post("/echo/hold"))
+    await asyncio.wait_for(replica.begun.wait(), 5)
+    status, error, headers = await error_of(edge, "/echo")
+    assert (status, error["code"], headers["retry-after"]) == (429, "overloaded", "3"), "it waited in vain"
+    replica.let_go.set()
+    assert (await held).status == 200
+    await edge.route(
+        service("echo", max_ongoing_requests=1, max_queued_requests=0, request_timeout_s=0.5, backpressure=refusal)
+    )
+    replica.begun.clear()
+    replica.let_go.clear()
+    held = asyncio.ensure_future(edge.http.post("/echo/hold"))
+    await asyncio.wait_for(replica.begun.wait(), 5)
+    status, error, headers = await error_of(edge, "/echo")
+    assert (status, error["code"], headers["retry-after"]) == (429, "queue_full", "3"), "no room in the queue"
+    replica.let_go.set()
+    assert (await held).status == 200
 
 
 async def test_a_full_queue_refuses_at_once(edge: Edge) -> None:

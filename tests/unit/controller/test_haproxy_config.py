@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError
-from controller.model import ProbeSpec, ServiceSpec
+from controller.model import Backpressure, ProbeSpec, ServiceSpec
 from controller.routing import haproxy_config as config
 from controller.routing.haproxy_config import ServerLine
 
@@ -68,6 +68,8 @@ def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> No
         {"strip_prefix": True},
         {"max_ongoing_requests": 7},
         {"max_queued_requests": 7},
+        {"backpressure": Backpressure(429)},
+        {"backpressure": Backpressure(retry_after_s=7)},
         {"request_timeout_s": 7.0},
         {"probe": ProbeSpec(9100, "/other")},
         {"probe": ProbeSpec(9101, "/readyz")},
@@ -104,6 +106,19 @@ def test_every_server_has_every_option() -> None:
     assert f"\n    # servers: {options}\n" in text
     filled = config.with_servers(text, [ServerLine("svc_ranker", "ranker-1", "10.0.0.1:50051", 1)])
     assert f"server ranker-1 10.0.0.1:50051 id 1 {options}" in section(filled, "backend svc_ranker")
+
+
+def test_a_refusal_is_what_the_service_says() -> None:
+    full = replace(WEB, max_queued_requests=5, backpressure=Backpressure(429, 1.5))
+    backend = section(config.render([full]), "backend svc_web")
+    (queue_full,) = [line for line in backend if "queue-full.json" in line]
+    assert queue_full.startswith("http-request return status 429 ")
+    assert " hdr retry-after 2 if " in queue_full
+    assert "http-after-response set-status 429 if { status 503 } { txn.sess_term_state -m beg sQ }" in backend
+    (waited,) = [line for line in backend if "/503.json" in line]
+    assert waited.endswith("hdr retry-after 2")
+    (nobody,) = [line for line in backend if "no-replica.json" in line]
+    assert nobody.startswith("http-request return status 503 "), "that nobody is there is no backpressure"
 
 
 def test_a_long_call_outlives_a_reload() -> None:
