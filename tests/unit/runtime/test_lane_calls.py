@@ -1,0 +1,272 @@
+"""All four kinds of calls through a handle, over both transports: a lane must not be told from plain gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from pierhead import UserCodeError
+from pierhead.channel import HandleChannel
+from pierhead.errors import DeadlineExceeded, RemoteError
+from pierhead.metrics import RuntimeMetrics
+from pierhead.server import ReplicaServer
+
+from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until
+from tests.unit.runtime.pipes import Pipes, PipesStub
+
+pytestmark = EACH_TRANSPORT
+
+LARGE = 300_000
+"""Above the threshold beyond which messages travel beside a lane."""
+
+
+@pytest.fixture
+async def pipes(cluster: Cluster, transport: str) -> AsyncIterator[tuple[PipesStub, Pipes, ReplicaServer]]:
+    service = Pipes()
+    server = await cluster.start(service)
+    know(server)
+    yield PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)), service, server
+
+
+Served = tuple[PipesStub, Pipes, ReplicaServer]
+
+
+async def idle(server: ReplicaServer) -> None:
+    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight at the replica")
+
+
+class TestUnary:
+    @pytest.mark.parametrize("size", [0, 1, LARGE, 3_000_000])
+    async def test_any_size_there_and_back(self, pipes: Served, size: int) -> None:
+        stub, _, server = pipes
+        assert await stub.One(b"x" * size) == b"x" * size
+        assert await stub.One(b"make %d" % size) == b"x" * size
+        await idle(server)
+
+    async def test_metadata_goes_both_ways(self, pipes: Served) -> None:
+        stub, _, _ = pipes
+        call = stub.One(b"headers", metadata=(("mine", "a"), ("mine-bin", b"\x00\xfe")))
+        assert await call == b"headers"
+        assert ("first", "1") in tuple(await call.initial_metadata())
+        assert ("raw-bin", b"\x00\xff") in tuple(await call.initial_metadata())
+        assert ("last", "2") in tuple(await call.trailing_metadata())
+        assert ("raw-bin", b"\x01") in tuple(await call.trailing_metadata())
+        assert await call.code() is grpc.StatusCode.OK
+        seen = await stub.One(b"metadata", metadata=(("mine", "a"), ("mine-bin", b"\x00\xfe")))
+        assert b"('mine', 'a')" in seen
+        assert b"('mine-bin', b'\\x00\\xfe')" in seen
+        assert b"x-request-id" in seen
+
+    async def test_a_status_set_by_the_service_reaches_the_caller(self, pipes: Served) -> None:
+        with pytest.raises(RemoteError, match="there is one") as raised:
+            await pipes[0].One(b"status")
+        assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+    async def test_a_method_that_is_not_there(self, pipes: Served) -> None:
+        with pytest.raises(RemoteError) as raised:
+            await pipes[0].Missing(b"")
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await idle(pipes[2])
+
+
+class TestReplies:
+    async def test_many_come_in_order(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        got = [int.from_bytes(message[:4], "big") async for message in stub.Split(b"5000 10")]
+        assert got == list(range(5000))
+        await idle(server)
+
+    async def test_large_ones_among_small_ones(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        sizes = [len(message) async for message in stub.Split(b"5 %d" % LARGE)]
+        assert sizes == [LARGE + 4] * 5
+        await idle(server)
+
+    async def test_a_consumer_that_does_not_read_stops_its_own_stream_only(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        slow = stub.Split(b"100000 1000")
+        assert await slow.read() is not grpc.aio.EOF
+        before = -1
+        while before != service.sent:  # until it has come to a stop
+            before = service.sent
+            for _ in range(20):
+                assert await stub.One(b"meanwhile") == b"meanwhile"
+        assert service.sent < 20_000  # a plain channel holds some more than a lane does
+        rest = 1
+        while await slow.read() is not grpc.aio.EOF:
+            rest += 1
+        assert rest == 100_000
+        await idle(server)
+
+    async def test_leaving_in_the_middle_ends_the_work(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        call = stub.Split(b"1000000 1000")
+        async for _ in call:
+            break
+        call.cancel()
+        await until(lambda: service.ended == 1, "the generator is closed")
+        await idle(server)
+
+    async def test_dropping_the_call_ends_the_work(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        await anext(aiter(stub.Split(b"1000000 1000")))
+        await until(lambda: service.ended == 1, "the generator is closed")
+        await idle(server)
+
+
+async def numbers(count: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b"x" * size
+
+
+class TestRequests:
+    @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 5), (5000, 100), (7, LARGE)])
+    async def test_from_an_iterator(self, pipes: Served, count: int, size: int) -> None:
+        stub, _, server = pipes
+        assert await stub.Join(numbers(count, size)) == b"%d %d" % (count, count * size)
+        await idle(server)
+
+    async def test_written_one_by_one(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Join()
+        for _ in range(10):
+            await call.write(b"12345")
+        await call.done_writing()
+        assert await call == b"10 50"
+        await idle(server)
+
+    async def test_a_service_that_does_not_read_stops_the_writer(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        service.gate.clear()
+        call = stub.Join()
+        written = 0
+
+        async def write_all() -> None:
+            nonlocal written
+            for _ in range(20_000):
+                await call.write(b"x" * 1000)
+                written += 1
+            await call.done_writing()
+
+        writing = asyncio.create_task(write_all())
+        before = -1
+        while before != written:
+            before = written
+            for _ in range(20):
+                reply = await stub.Split(b"1 1").read()
+                assert reply == b"\0\0\0\0x"
+        assert written < 20_000
+        service.gate.set()
+        await writing
+        assert await call == b"20000 20000000"
+        await idle(server)
+
+    async def test_cancelling_ends_the_work(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Join()
+        await call.write(b"1")
+        await until(lambda: server.readiness().ongoing == 1, "the call is at the replica")
+        call.cancel()
+        await idle(server)
+
+    async def test_an_iterator_that_fails_ends_the_call(self, pipes: Served) -> None:
+        stub, _, server = pipes
+
+        async def failing() -> AsyncIterator[bytes]:
+            yield b"1"
+            raise KeyError("mine")
+
+        with pytest.raises((grpc.RpcError, asyncio.CancelledError)):
+            await stub.Join(failing())
+        await idle(server)
+
+
+class TestBoth:
+    async def test_each_is_answered(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Talk()
+        for index in range(100):
+            await call.write(b"%d" % index)
+            assert await call.read() == b"%d" % index
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+        await idle(server)
+
+    async def test_from_an_iterator(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        got = [message async for message in stub.Talk(numbers(3000, 500))]
+        assert got == [b"x" * 500] * 3000
+        await idle(server)
+
+    async def test_large_ones(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        got = [len(message) async for message in stub.Talk(numbers(4, LARGE))]
+        assert got == [LARGE] * 4
+        await idle(server)
+
+    async def test_the_service_may_end_it(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        call = stub.Talk()
+        await call.write(b"one")
+        assert await call.read() == b"one"
+        await call.write(b"stop")
+        assert await call.read() is grpc.aio.EOF
+        assert service.ended == 1
+        await idle(server)
+
+    async def test_an_exception_ends_it(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Talk()
+        await call.write(b"fail")
+        with pytest.raises(UserCodeError, match="told to"):
+            await call.read()
+        await idle(server)
+
+
+class TestDeadlines:
+    async def test_one_reply(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        service.gate.clear()
+        with pytest.raises(DeadlineExceeded):
+            await stub.One(b"wait", timeout=0.1)
+        await idle(server)
+
+    async def test_many_replies(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        with pytest.raises(DeadlineExceeded):
+            async for _ in stub.Split(b"100000000 10", timeout=0.2):
+                pass
+        await idle(server)
+
+    async def test_many_requests(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Join(timeout=0.1)
+        await call.write(b"1")
+        with pytest.raises(DeadlineExceeded):
+            await call
+        await idle(server)
+
+
+async def test_a_thousand_calls_of_all_kinds_at_once(pipes: Served) -> None:
+    stub, _, server = pipes
+    server._admission.max_ongoing_requests = 10_000
+
+    async def one(index: int) -> Any:
+        match index % 4:
+            case 0:
+                return await stub.One(b"%d" % index) == b"%d" % index
+            case 1:
+                return len([m async for m in stub.Split(b"20 100")]) == 20
+            case 2:
+                return await stub.Join(numbers(20, 100)) == b"20 2000"
+            case _:
+                return [m async for m in stub.Talk(numbers(20, 100))] == [b"x" * 100] * 20
+
+    assert all(await asyncio.gather(*[one(index) for index in range(1000)]))
+    await idle(server)
+
+
