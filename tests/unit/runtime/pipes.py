@@ -17,16 +17,14 @@ class PipesServicer:
     async def One(self, request: bytes, context: Any) -> bytes:
         raise NotImplementedError
 
-    async def Split(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+    def Split(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
         raise NotImplementedError
-        yield b""
 
     async def Join(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
         raise NotImplementedError
 
-    async def Talk(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    def Talk(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         raise NotImplementedError
-        yield b""
 
 
 def add_PipesServicer_to_server(servicer: PipesServicer, server: Any) -> None:

@@ -24,11 +24,11 @@ LARGE = 300_000
 
 
 @pytest.fixture
-async def pipes(cluster: Cluster, transport: str) -> AsyncIterator[tuple[PipesStub, Pipes, ReplicaServer]]:
+async def pipes(cluster: Cluster, transport: str) -> tuple[PipesStub, Pipes, ReplicaServer]:
     service = Pipes()
     server = await cluster.start(service)
     know(server)
-    yield PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)), service, server
+    return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)), service, server
 
 
 Served = tuple[PipesStub, Pipes, ReplicaServer]
@@ -268,5 +268,3 @@ async def test_a_thousand_calls_of_all_kinds_at_once(pipes: Served) -> None:
 
     assert all(await asyncio.gather(*[one(index) for index in range(1000)]))
     await idle(server)
-
-

@@ -42,7 +42,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self.number = frame.call
         self._lane = lane
         self._request_id = frame.request_id
-        self._flat = frame.metadata
+        self._metadata = unflatten(frame.metadata)
         self._started = now = time.monotonic()
         self._brought_deadline = frame.timeout_us > 0
         self.until = now + (frame.timeout_us / 1e6 if frame.timeout_us else lane.edge.settings.request_timeout_s)
@@ -108,7 +108,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             callback(self)
 
     def _request(self) -> RequestContext:
-        if not self._flat:
+        if not self._metadata:
             return RequestContext(accept_id(self._request_id), self.until)
         return from_metadata(self.invocation_metadata(), self.until)
 
@@ -244,7 +244,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     def invocation_metadata(self) -> tuple[Pair, ...]:  # type: ignore[override]
         """What the caller sent."""
         own: tuple[Pair, ...] = ((REQUEST_ID_KEY, self._request_id),) if self._request_id else ()
-        return (*own, *unflatten(self._flat))
+        return (*own, *self._metadata)
 
     def set_code(self, code: grpc.StatusCode) -> None:
         """The status to end with."""

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead.lanes.metadata import flatten, unflatten
+from pierhead.lanes.window import MESSAGE_BYTES, WINDOW_BYTES, ReceiveWindow, SendWindow, cost
+
+SIZES = st.one_of(st.integers(0, 300), st.integers(0, 4 * WINDOW_BYTES))
+
+
+@given(
+    sizes=st.lists(SIZES, max_size=60),
+    choices=st.lists(st.integers(0, 2), max_size=400),
+    window=st.sampled_from([1, 100, WINDOW_BYTES]),
+)
+def test_a_stream_never_holds_more_than_a_window_and_a_message_and_never_stops_for_good(
+    sizes: list[int], choices: list[int], window: int
+) -> None:
+    sender, receiver = SendWindow(window), ReceiveWindow(window)
+    to_send, held, credits_on_the_way = list(sizes), list[int](), list[int]()
+
+    def send() -> bool:
+        if not to_send or not sender.open:
+            return False
+        size = to_send.pop(0)
+        sender.spend(size)
+        assert receiver.arrive(size), "the receiver took a message that it was told of for a breach"
+        held.append(size)
+        assert sum(map(cost, held)) <= window + cost(size)
+        return True
+
+    def consume() -> bool:
+        if not held:
+            return False
+        credit = receiver.consume(held.pop(0))
+        if credit:
+            credits_on_the_way.append(credit)
+        return True
+
+    def deliver() -> bool:
+        if not credits_on_the_way:
+            return False
+        sender.earn(credits_on_the_way.pop(0))
+        return True
+
+    for choice in choices:
+        (send, consume, deliver)[choice]()
+    while to_send:
+        assert send() or consume() or deliver(), "nobody can go on, and there is more to send"
+
+
+def test_sending_without_the_right_to_is_noticed() -> None:
+    receiver = ReceiveWindow(100)
+    assert receiver.arrive(200)
+    assert not receiver.arrive(1)
+
+
+def test_empty_messages_use_up_a_window_too() -> None:
+    sender = SendWindow(WINDOW_BYTES)
+    sent = 0
+    while sender.open:
+        sender.spend(0)
+        sent += 1
+    assert sent == WINDOW_BYTES // MESSAGE_BYTES
+
+
+KEYS = st.from_regex(r"[a-z][a-z0-9._-]{0,20}", fullmatch=True)
+PAIRS = st.lists(
+    st.one_of(
+        st.tuples(KEYS.filter(lambda key: not key.endswith("-bin")), st.text(st.characters(codec="ascii"))),
+        st.tuples(KEYS.map(lambda key: f"{key}-bin"), st.binary()),
+    )
+)
+
+
+@given(PAIRS)
+def test_metadata_comes_out_as_it_went_in(pairs: list[tuple[str, str | bytes]]) -> None:
+    assert list(unflatten(flatten(pairs))) == pairs

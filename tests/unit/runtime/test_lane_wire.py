@@ -1,0 +1,379 @@
+"""The two ends of a lane against an other side that is broken, gone, or no Pierhead at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from pierhead import NoReplica, ReplicaDied
+from pierhead.channel import HandleChannel
+from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
+from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
+from pierhead.lane.v1.lane_pb2_grpc import LaneStub
+from pierhead.lanes.caller import OPEN
+from pierhead.lanes.protocol import MAX_PACKET_BYTES
+from pierhead.lanes.server import SERVICE
+from pierhead.lanes.window import WINDOW_BYTES
+from pierhead.metrics import RuntimeMetrics
+from pierhead.server import ReplicaServer
+
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
+from tests.unit.runtime.pipes import NAME, Pipes, PipesStub
+
+ONE, TALK = f"/{NAME}/One", f"/{NAME}/Talk"
+
+
+def begin(call: int = 1, method: int = 1, path: str = ONE, **more: Any) -> Frame:
+    return Frame(call=call, kind=Frame.BEGIN, method=method, path=path, **more)
+
+
+def hello(window: int = WINDOW_BYTES, **more: Any) -> Packet:
+    return Packet(hello=Hello(lane=os.urandom(16), window=window), **more)
+
+
+class Raw:
+    """A caller that says what a test wants it to say."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.stream: Any = channel.stream_stream(OPEN)(timeout=20)
+        self.hello = hello()
+
+    async def open(self) -> None:
+        await self.say(self.hello)
+        assert (await self.hear()).hello.window == WINDOW_BYTES
+
+    async def say(self, packet: Packet | bytes) -> None:
+        await self.stream.write(packet if isinstance(packet, bytes) else packet.SerializeToString())
+
+    async def hear(self) -> Packet:
+        raw = await self.stream.read()
+        assert raw is not grpc.aio.EOF
+        return Packet.FromString(raw)
+
+    async def end(self) -> Frame:
+        """The first END that comes."""
+        while True:
+            for frame in (await self.hear()).frames:
+                if frame.kind == Frame.END:
+                    return frame
+
+    async def closed(self) -> tuple[grpc.StatusCode, str]:
+        """How the lane ends; what it still says is of no interest."""
+        try:
+            while await self.stream.read() is not grpc.aio.EOF:
+                pass
+        except grpc.aio.AioRpcError:
+            pass  # the status is asked for below
+        return await self.stream.code(), await self.stream.details()
+
+
+@pytest.fixture
+async def served(cluster: Cluster) -> AsyncIterator[tuple[ReplicaServer, Pipes, grpc.aio.Channel]]:
+    service = Pipes()
+    server = await cluster.start(service, max_ongoing_requests=1000)
+    async with grpc.aio.insecure_channel(address(server)) as channel:
+        yield server, service, channel
+
+
+Served = tuple[ReplicaServer, Pipes, grpc.aio.Channel]
+
+
+async def test_a_unary_call_takes_two_frames(served: Served) -> None:
+    raw = Raw(served[2])
+    await raw.open()
+    await raw.say(Packet(frames=[begin(message=b"hi", has_message=True, request_id="abc")]))
+    (frame,) = (await raw.hear()).frames
+    assert frame == Frame(call=1, kind=Frame.END, message=b"hi", has_message=True, ongoing_plus_one=1)
+
+
+BROKEN: dict[str, tuple[Packet | bytes, str]] = {
+    "no packet": (b"\xff\xff\xff", "3 bytes that are no packet"),
+    "a truncated packet": (Packet(frames=[begin(message=b"x" * 100)]).SerializeToString()[:-7], "no packet"),
+    "an oversized packet": (bytes(MAX_PACKET_BYTES + 1), "at most 4194304 are taken"),
+    "a second hello": (hello(), "a second hello"),
+    "a call that was never begun": (
+        Packet(frames=[Frame(call=9, kind=Frame.CANCEL)]),
+        "a frame for call 9; the last one begun is 0",
+    ),
+    "call zero": (Packet(frames=[begin(call=0)]), "call 0 begins after call 0"),
+    "the same call twice": (Packet(frames=[begin(), begin(method=1, path="")]), "call 1 begins after call 1"),
+    "a method without a name": (Packet(frames=[begin(method=3, path="")]), "method 3 was never named"),
+    "a method out of order": (Packet(frames=[begin(method=7)]), "method 7 is named after 0 others"),
+    "a frame of no kind": (
+        Packet(frames=[begin(path=TALK), Frame(call=1)]),
+        "a frame of kind 0, which callers do not send",
+    ),
+    "a frame that replicas send": (Packet(frames=[begin(path=TALK), Frame(call=1, kind=Frame.END)]), "of kind 7"),
+    "a second request": (
+        Packet(frames=[begin(message=b"stay"), Frame(call=1, kind=Frame.MESSAGE, message=b"more")]),
+        "beyond its window, its end, or its kind",
+    ),
+    "a message after the last": (
+        Packet(frames=[begin(path=TALK), Frame(call=1, kind=Frame.HALF_CLOSE), Frame(call=1, kind=Frame.MESSAGE)]),
+        "beyond its window, its end, or its kind",
+    ),
+    "more than the window": (
+        Packet(frames=[begin(path=TALK), *[Frame(call=1, kind=Frame.MESSAGE, message=b"x" * WINDOW_BYTES)] * 3]),
+        "beyond its window",
+    ),
+    "a parcel that was not brought": (
+        Packet(frames=[begin(path=TALK), Frame(call=1, kind=Frame.MESSAGE, parcel=1)]),
+        "parcel 1 of call 1 was not brought",
+    ),
+    "half a pair of metadata": (Packet(frames=[begin(metadata=["key"])]), "keys and values in turn, found 1 strings"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_a_rule_broken_ends_that_lane_and_nothing_else(served: Served, name: str) -> None:
+    server, service, channel = served
+    service.gate.clear()
+    packet, reason = BROKEN[name]
+    good, bad = Raw(channel), Raw(channel)
+    await good.open()
+    await good.say(Packet(frames=[begin(message=b"survives", has_message=True)]))
+    await bad.open()
+    await bad.say(packet)
+    status, details = await bad.closed()
+    assert status is grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith("lane: ")
+    assert reason in details
+    await until(lambda: server.readiness().ongoing == 1, "only the good lane's call is in flight")
+    service.gate.set()
+    assert (await good.end()).message == b"survives"
+    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
+
+
+@pytest.mark.parametrize("first", [Packet(), Packet(hello=Hello(window=5)), Packet(hello=Hello(lane=b"x")), b"\xff"])
+async def test_a_first_packet_without_a_hello(served: Served, first: Packet | bytes) -> None:
+    raw = Raw(served[2])
+    await raw.say(first)
+    status, details = await raw.closed()
+    assert status is grpc.StatusCode.INVALID_ARGUMENT
+    assert details.startswith("lane: ")
+
+
+async def test_two_lanes_of_one_name(served: Served) -> None:
+    one, other = Raw(served[2]), Raw(served[2])
+    await one.open()
+    other.hello = one.hello
+    await other.open()
+    assert await other.closed() == (grpc.StatusCode.INVALID_ARGUMENT, "lane: another lane has the same name")
+    await one.say(Packet(frames=[begin(message=b"still there")]))
+    assert (await one.end()).message == b"still there"
+
+
+async def test_parcels_of_nobody(served: Served) -> None:
+    parcels: Any = LaneStub(served[2])
+    name = ParcelName(lane=b"x" * 16, call=1, parcel=1)
+    for call in (parcels.Take(name), parcels.Put(Parcel(name=name, message=b"x"))):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await call
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_caller_that_goes_takes_its_calls_along(served: Served) -> None:
+    server, service, channel = served
+    service.gate.clear()
+    raw = Raw(channel)
+    await raw.open()
+    await raw.say(Packet(frames=[begin(message=b"1"), begin(call=2, method=2, path=TALK)]))
+    await until(lambda: server.readiness().ongoing == 2, "both calls are in flight")
+    raw.stream.cancel()
+    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
+
+
+async def test_random_packets_harm_nobody(served: Served) -> None:
+    """Valid packets, mutated: bytes flipped, cut, doubled, frames in any order with any numbers."""
+    server, _, channel = served
+    rng = Random(7)
+    know(server)
+    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
+    ends: dict[grpc.StatusCode, int] = {}
+    for _ in range(300):
+        raw = Raw(channel)
+        await raw.open()
+        try:
+            for _ in range(rng.randrange(1, 6)):
+                await raw.say(mutated(rng))
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            pass  # it was closed in between
+        await raw.stream.done_writing()
+        status, details = await raw.closed()
+        if details == "Internal error from Core":
+            continue  # what gRPC makes of a write that meets the end of its stream
+        ends[status] = ends.get(status, 0) + 1
+        assert status in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), details
+        assert await stub.One(b"between") == b"between"
+    assert ends.keys() == {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT}
+    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
+
+
+def mutated(rng: Random) -> bytes:
+    kinds = list(Frame.Kind.values())
+    frames = [
+        Frame(
+            call=rng.choice([0, 1, 2, 3, 4, 2**40]),
+            kind=rng.choice(kinds),
+            message=rng.randbytes(rng.choice([0, 5, 500])),
+            has_message=rng.random() < 0.5,
+            parcel=rng.choice([0, 0, 0, 1]),
+            bytes=rng.choice([0, 0, 100, 2**60]),
+            method=rng.choice([1, 1, 2, 9]),
+            path=rng.choice(["", ONE, TALK, "/no/such"]),
+            timeout_us=rng.choice([0, 1, 10**6, 2**63]),
+            metadata=rng.choice([[], ["k", "v"], ["k"], ["k-bin", "!"]]),
+            request_id=rng.choice(["", "id", "\n"]),
+        )
+        for _ in range(rng.randrange(4))
+    ]
+    raw = bytearray(Packet(frames=frames).SerializeToString())
+    if raw and rng.random() < 0.3:
+        raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    if rng.random() < 0.1:
+        raw = raw[: rng.randrange(len(raw) + 1)]
+    return bytes(raw * (2 if rng.random() < 0.1 else 1))
+
+
+# ---- the caller's end, against replicas of all sorts
+
+Behaviour = Callable[[Any], Awaitable[None]]
+
+
+@asynccontextmanager
+async def replica(behave: Behaviour, port: int = 0) -> AsyncIterator[str]:
+    """A server that serves `Open` as a test wants it."""
+
+    async def open_(_: object, context: Any) -> None:
+        await behave(context)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {"Open": grpc.stream_stream_rpc_method_handler(open_)}),)
+    )
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(0)
+
+
+def caller(*addresses: str) -> Any:
+    from pierhead import Settings
+    from pierhead.clients import Clients
+
+    Clients.use(Settings(static={"ECHO_CHILD": addresses}))
+    return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
+
+
+async def greet(context: Any) -> None:
+    await context.read()
+    await context.write(Packet(hello=Hello(window=WINDOW_BYTES)).SerializeToString())
+
+
+NONSENSE: dict[str, Packet | bytes] = {
+    "no packet": b"\xff",
+    "too large": bytes(MAX_PACKET_BYTES + 1),
+    "a second hello": hello(),
+    "a call that was not begun": Packet(frames=[Frame(call=5, kind=Frame.END)]),
+    "a frame that callers send": Packet(frames=[Frame(call=1, kind=Frame.CANCEL)]),
+    "a message of a call with one reply": Packet(frames=[Frame(call=1, kind=Frame.MESSAGE, message=b"x")]),
+    "half a pair of metadata": Packet(frames=[Frame(call=1, kind=Frame.END, metadata=["x"])]),
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+async def test_a_replica_that_talks_nonsense_loses_the_lane_at_once(cluster: Cluster, name: str) -> None:
+    answer = NONSENSE[name]
+
+    async def behave(context: Any) -> None:
+        await greet(context)
+        await context.read()
+        await context.write(answer if isinstance(answer, bytes) else answer.SerializeToString())
+        await asyncio.Event().wait()
+
+    async with replica(behave) as where:
+        stub = caller(where)
+        with pytest.raises(ReplicaDied):
+            async with asyncio.timeout(5):
+                await stub.One(b"1", timeout=30)
+        assert cluster
+
+
+async def test_calls_beyond_the_goodbye_go_elsewhere(cluster: Cluster) -> None:
+    """The first lane takes nothing up and says so; the call is made again, the second time for good."""
+    service = Pipes()
+    lanes = 0
+
+    async def behave(context: Any) -> None:
+        nonlocal lanes
+        lanes += 1
+        await greet(context)
+        await context.read()
+        await context.write(Packet(goodbye=Goodbye(last_call=0)).SerializeToString())
+
+    real = await cluster.start(service)
+    async with replica(behave) as leaving:
+        stub = caller(leaving, address(real))
+        assert all(await asyncio.gather(*[stub.One(b"%d" % index) for index in range(20)]))
+    assert lanes > 0
+
+
+async def test_calls_up_to_the_goodbye_may_have_been_begun(cluster: Cluster) -> None:
+    async def behave(context: Any) -> None:
+        await greet(context)
+        await context.read()
+        await context.write(Packet(goodbye=Goodbye(last_call=1)).SerializeToString())
+
+    async with replica(behave) as where:
+        with pytest.raises(ReplicaDied):
+            await caller(where).One(b"1")
+        assert cluster
+
+
+async def test_a_replica_that_never_says_hello_is_not_called(cluster: Cluster) -> None:
+    async def behave(context: Any) -> None:
+        await context.read()
+        await asyncio.Event().wait()
+
+    async with replica(behave) as where:
+        with pytest.raises(NoReplica):
+            await caller(where).One(b"1", timeout=0.3)
+        assert cluster
+
+
+class Foreign(echo_pb2_grpc.EchoServicer):
+    """A gRPC service that was not built on the runtime."""
+
+    async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
+        return echo_pb2.EchoReply(response=f"foreign: {request.message}")
+
+    def Generate(self, request: echo_pb2.GenerateRequest, context: Any) -> AsyncIterator[echo_pb2.Token]:
+        raise NotImplementedError
+
+
+async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_lanes_takes_its_place(
+    cluster: Cluster, free_port: int
+) -> None:
+    foreign = grpc.aio.server()
+    echo_pb2_grpc.add_EchoServicer_to_server(Foreign(), foreign)
+    foreign.add_insecure_port(f"127.0.0.1:{free_port}")
+    await foreign.start()
+    from pierhead import Settings
+    from pierhead.clients import Clients
+
+    Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
+    stub: Any = echo_pb2_grpc.EchoStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
+    assert (await stub.Echo(echo())).response == "foreign: hi"
+    await foreign.stop(0)
+    ours = await cluster.start(EchoService("ours"), port=free_port)
+    assert (await stub.Echo(echo(), timeout=10)).response == "ours: hi"
+    assert ours._lanes is not None
+    await until(lambda: len(ours._lanes._lanes) == 1, "the call came by a lane")  # type: ignore[union-attr]
