@@ -19,6 +19,7 @@ from pierhead.errors import (
     UserCodeError,
 )
 from pierhead.handle import handle
+from pierhead.multiplex import multiplexed
 from pierhead.policies import register_policy
 from pierhead.request import RequestContext, current_request
 from pierhead.server import serve, serve_async
@@ -45,6 +46,7 @@ __all__ = [
     "current_request",
     "errors",
     "handle",
+    "multiplexed",
     "register_policy",
     "serve",
     "serve_async",

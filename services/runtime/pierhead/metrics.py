@@ -148,6 +148,21 @@ class RuntimeMetrics(Collector):
         self.batch_duration = Histogram(
             "pierhead_batch_duration_seconds", "How long a batch took to compute.", ("batch",), SECONDS
         )
+        self.multiplex_models = Gauge("pierhead_multiplex_models", "Models that are loaded here.", ("loader",))
+        self.multiplex_hits = Counter(
+            "pierhead_multiplex_hits_total", "Times that a model was asked for and was loaded already.", ("loader",)
+        )
+        self.multiplex_misses = Counter(
+            "pierhead_multiplex_misses_total", "Times that a model was asked for and was not loaded.", ("loader",)
+        )
+        self.multiplex_loads = Counter("pierhead_multiplex_loads_total", "Models loaded.", ("loader",))
+        self.multiplex_load_failures = Counter(
+            "pierhead_multiplex_load_failures_total", "Models whose loading failed.", ("loader",)
+        )
+        self.multiplex_unloads = Counter("pierhead_multiplex_unloads_total", "Models unloaded.", ("loader",))
+        self.multiplex_load_duration = Histogram(
+            "pierhead_multiplex_load_duration_seconds", "How long a model took to load.", ("loader",), SECONDS
+        )
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 

@@ -13,13 +13,14 @@ import pytest
 from aiohttp import web
 from pierhead import BadRequest, errors, handle
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.request import CURRENT, RequestContext
 
 from tests.unit.runtime.harness import Cluster, echo, know
 from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, STREAM = (dedent(text) for text in SHOWN)
+SERVICE, CALLER, STREAM, MODELS = (dedent(text) for text in SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
@@ -43,6 +44,13 @@ async def test_the_batched_stream_shown_works() -> None:
     shown: dict[str, Any] = {}
     exec(STREAM, shown)  # noqa: S102
     assert await shown["show"](shown["Counter"]()) == [3, 2, 1]
+
+
+async def test_the_multiplexed_service_shown_works() -> None:
+    shown: dict[str, Any] = {}
+    exec(MODELS, shown)  # noqa: S102
+    CURRENT.set(RequestContext("r", float("inf"), model_id="fr"))
+    assert await shown["Greeter"]().greet("Ada") == "Bonjour, Ada"
 
 
 def test_the_error_table_is_the_tree() -> None:

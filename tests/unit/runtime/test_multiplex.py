@@ -1,0 +1,551 @@
+"""`@multiplexed`: loading, sharing, keeping and unloading models."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+from random import Random
+from typing import Any
+
+import pytest
+from pierhead import Backpressure, BadRequest, Unavailable, batch, multiplexed
+from pierhead.metrics import RuntimeMetrics
+from pierhead.multiplex import Multiplexed, close_models
+from pierhead.multiplex_held import MAX_TEXT, Held, announcement, parse_announcement
+from pierhead.request import CURRENT, RequestContext, current_request
+
+from tests.unit.runtime.harness import until
+from tests.unit.runtime.test_batching import turns
+
+
+class Model:
+    def __init__(self, model_id: str) -> None:
+        self.model_id = model_id
+        self.closed = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class Loader:
+    """Loads models when its gate is open; "bad" cannot be loaded."""
+
+    def __init__(self, bound: int = 2) -> None:
+        self.loads: list[str] = []
+        self.cancelled: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.metrics = RuntimeMetrics()
+        self.held = Held()
+        self.seen: list[RequestContext | None] = []
+        self.get = Multiplexed(self.load, bound, name="load", metrics=self.metrics, held=self.held)
+
+    async def load(self, model_id: str) -> Model:
+        self.loads.append(model_id)
+        self.seen.append(current_request())
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(model_id)
+            raise
+        if model_id == "bad":
+            raise OSError("no such file: bad.bin")
+        return Model(model_id)
+
+    async def use(self, model_id: str) -> Model:
+        """Use a model for a moment."""
+        async with self.get(model_id) as model:
+            return model
+
+
+async def keep(loader: Loader, model_id: str, until_told: asyncio.Event) -> Model:
+    """Use a model until told otherwise."""
+    model = await loader.get(model_id)
+    await until_told.wait()
+    assert model.closed == 0
+    return model
+
+
+class TestLoading:
+    async def test_a_model_is_loaded_once_and_kept(self) -> None:
+        loader = Loader()
+        first, second = await loader.use("a"), await loader.use("a")
+        assert first is second
+        assert loader.loads == ["a"]
+
+    async def test_callers_that_come_together_share_one_load(self) -> None:
+        loader = Loader()
+        models = await asyncio.gather(*[loader.use("a") for _ in range(5)])
+        assert {id(model) for model in models} == {id(models[0])}
+        assert loader.loads == ["a"]
+
+    async def test_different_models_are_loaded_side_by_side_within_the_bound(self) -> None:
+        loader = Loader(2)
+        loader.gate.clear()
+        tasks = [asyncio.create_task(loader.use(model_id)) for model_id in "abc"]
+        await until(lambda: loader.loads == ["a", "b"], "two are being loaded")
+        await turns(5)
+        assert loader.loads == ["a", "b"]
+        loader.gate.set()
+        assert [model.model_id for model in await asyncio.gather(*tasks)] == ["a", "b", "c"]
+
+    async def test_a_failure_reaches_all_who_wait_and_is_not_kept(self) -> None:
+        loader = Loader()
+        results = await asyncio.gather(*[loader.use("bad") for _ in range(3)], return_exceptions=True)
+        assert [str(result) for result in results] == ["no such file: bad.bin"] * 3
+        with pytest.raises(OSError, match="no such file"):
+            await loader.use("bad")
+        assert loader.loads == ["bad", "bad"]
+        assert loader.get.models == ()
+
+    async def test_a_load_that_cancels_itself_is_a_failure(self) -> None:
+        async def broken(model_id: str) -> Model:
+            raise asyncio.CancelledError
+
+        get = Multiplexed(broken, 1, name="broken", metrics=RuntimeMetrics(), held=Held())
+        with pytest.raises(RuntimeError, match='broken was cancelled from within while it loaded "a"'):
+            await get("a")
+
+    async def test_a_load_has_no_callers_deadline_and_knows_its_model(self) -> None:
+        loader = Loader()
+        CURRENT.set(RequestContext("r", time.monotonic() + 60, None, "session", "other"))
+        await loader.use("a")
+        assert loader.seen == [RequestContext("r", float("inf"), None, None, "a")]
+
+
+class TestUnloading:
+    async def test_the_least_recently_used_goes_and_is_closed(self) -> None:
+        loader = Loader(2)
+        a, b = await loader.use("a"), await loader.use("b")
+        await loader.use("a")
+        await loader.use("c")
+        assert (a.closed, b.closed) == (0, 1)
+        assert loader.get.models == ("a", "c")
+
+    async def test_one_that_a_request_works_with_stays(self) -> None:
+        loader = Loader(1)
+        told = asyncio.Event()
+        first = asyncio.create_task(keep(loader, "a", told))
+        await until(lambda: loader.get.models == ("a",), "it is loaded")
+        second = asyncio.create_task(loader.use("b"))
+        await turns(10)
+        assert loader.loads == ["a"]
+        told.set()
+        a = await first
+        assert (await second).model_id == "b"
+        assert a.closed == 1
+
+    async def test_what_is_entered_is_given_back_at_the_end_of_the_block(self) -> None:
+        loader = Loader(1)
+        async with loader.get("a") as a:
+            other = asyncio.create_task(loader.use("b"))
+            await turns(5)
+            assert a.closed == 0
+        assert (await other).model_id == "b"
+        assert a.closed == 1
+
+    async def test_the_task_that_asks_is_the_one_that_keeps(self) -> None:
+        """Also when another one does the waiting."""
+        loader = Loader(2)
+        a, b = await asyncio.gather(loader.get("a"), loader.get("b"))
+        other = asyncio.create_task(loader.use("c"))
+        await turns(10)
+        assert (a.closed, b.closed, other.done()) == (0, 0, False)
+        other.cancel()
+
+    async def test_a_model_without_a_way_to_close_just_goes(self) -> None:
+        gone: list[weakref.ref[Any]] = []
+
+        class Plain:
+            pass
+
+        async def load(model_id: str) -> Plain:
+            made = Plain()
+            gone.append(weakref.ref(made))
+            return made
+
+        get = Multiplexed(load, 1, name="plain", metrics=RuntimeMetrics(), held=Held())
+        for model_id in "ab":
+            async with get(model_id):
+                pass
+        await until(lambda: get.models == ("b",), "the other one is loaded")
+        gc.collect()
+        assert [ref() is None for ref in gone] == [True, False]
+
+    async def test_close_may_be_a_plain_function_and_may_fail(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Broken:
+            def close(self) -> None:
+                raise ValueError("it is stuck")
+
+        async def load(model_id: str) -> Broken:
+            return Broken()
+
+        get = Multiplexed(load, 1, name="load", metrics=RuntimeMetrics(), held=Held())
+        for model_id in "ab":
+            async with get(model_id):
+                pass
+        assert [record.message for record in caplog.records] == [
+            'load: closing model "a" failed; its place is given to another'
+        ]
+
+    async def test_one_that_closes_for_ever_loses_its_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Stuck:
+            async def aclose(self) -> None:
+                await asyncio.Event().wait()
+
+        async def load(model_id: str) -> Stuck:
+            return Stuck()
+
+        monkeypatch.setattr("pierhead.multiplex_library.CLOSE_TIMEOUT_S", 0.01)
+        get = Multiplexed(load, 1, name="load", metrics=RuntimeMetrics(), held=Held())
+        for model_id in "ab":
+            async with get(model_id):
+                pass
+        assert get.models == ("b",)
+
+    async def test_a_smaller_bound_unloads_at_once_what_is_not_in_use(self) -> None:
+        loader = Loader(3)
+        models = [await loader.use(model_id) for model_id in "abc"]
+        loader.get.set_max_num_models_per_replica(1)
+        await until(lambda: [model.closed for model in models] == [1, 1, 0], "two are closed")
+
+    async def test_at_the_end_everything_is_unloaded(self) -> None:
+        loader = Loader(2)
+        a = await loader.get("a")
+        loader.gate.clear()
+        waiting = [asyncio.create_task(loader.use(model_id)) for model_id in "bc"]
+        await until(lambda: loader.loads == ["a", "b"], "another one is being loaded")
+        await close_models()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(result) for result in results] == [Unavailable, Unavailable]
+        assert (a.closed, loader.cancelled, loader.get.models) == (1, ["b"], ())
+        assert loader.held.models() == frozenset()
+
+
+class TestWaiting:
+    async def test_one_who_finds_no_place_in_time_is_told_why(self) -> None:
+        loader = Loader(1)
+
+        async def late() -> None:
+            CURRENT.set(RequestContext("r", time.monotonic() + 0.02))
+            await loader.get("b")
+
+        async with loader.get("a"):
+            with pytest.raises(Backpressure) as caught:
+                await asyncio.create_task(late())
+        assert str(caught.value) == (
+            'load: no place became free in time for model "b"; max_num_models_per_replica = 1: a is loaded, users 1; '
+            "try later"
+        )
+        assert (await loader.use("b")).model_id == "b"
+
+    async def test_a_task_that_keeps_every_place_does_not_wait_for_itself(self) -> None:
+        loader = Loader(2)
+        await loader.get("a")
+        await loader.get("b")
+        await loader.get("a")
+        with pytest.raises(RuntimeError, match='keeps a, b until it ends and asks for "c"'):
+            await loader.get("c")
+
+    async def test_one_that_is_wanted_while_it_is_closed_is_loaded_after_that(self) -> None:
+        order: list[str] = []
+        closing = asyncio.Event()
+
+        class Slow:
+            async def aclose(self) -> None:
+                order.append("closing")
+                await closing.wait()
+                order.append("closed")
+
+        async def load(model_id: str) -> Slow:
+            order.append(f"load {model_id}")
+            return Slow()
+
+        get = Multiplexed(load, 2, name="load", metrics=RuntimeMetrics(), held=Held())
+        for model_id in "ab":
+            async with get(model_id):
+                pass
+
+        async def use(model_id: str) -> None:
+            async with get(model_id):
+                pass
+
+        other = asyncio.create_task(use("c"))
+        await until(lambda: "closing" in order, "a is being closed")
+        again = asyncio.create_task(use("a"))
+        await turns(5)
+        closing.set()
+        await asyncio.gather(other, again)
+        assert order[:5] == ["load a", "load b", "closing", "closed", "load c"]
+        assert order.count("load a") == 2
+
+
+class TestCancellation:
+    async def test_one_who_leaves_does_not_stop_the_load_of_others_the_last_one_does(self) -> None:
+        loader = Loader()
+        loader.gate.clear()
+        tasks = [asyncio.create_task(loader.use("a")) for _ in range(2)]
+        await until(lambda: loader.loads == ["a"], "it is being loaded")
+        tasks[0].cancel()
+        await asyncio.wait([tasks[0]])
+        await turns(3)
+        assert loader.cancelled == []
+        tasks[1].cancel()
+        await until(lambda: loader.cancelled == ["a"], "the load is cancelled")
+        loader.gate.set()
+        assert (await loader.use("a")).model_id == "a"
+
+    async def test_one_who_asks_while_a_load_is_being_cancelled_gets_a_new_one(self) -> None:
+        stubborn = asyncio.Event()
+        loads = 0
+
+        async def load(model_id: str) -> int:
+            nonlocal loads
+            loads += 1
+            if loads == 1:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await stubborn.wait()
+            return loads
+
+        get = Multiplexed(load, 2, name="load", metrics=RuntimeMetrics(), held=Held())
+
+        async def use() -> int:
+            async with get("a") as model:
+                return model
+
+        first = asyncio.create_task(use())
+        await until(lambda: loads == 1, "it is being loaded")
+        first.cancel()
+        second = asyncio.create_task(use())
+        await turns(5)
+        assert loads == 1, "one load at a time of a model, also one that does not end"
+        stubborn.set()
+        assert await second == 2
+
+    @pytest.mark.parametrize("after", range(12))
+    async def test_wherever_users_are_cancelled_nothing_is_left(self, after: int) -> None:
+        loader = Loader(2)
+        tasks = [asyncio.create_task(keep(loader, model_id, loader.gate)) for model_id in "abcab"]
+        await turns(after)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.wait(tasks)
+        del tasks
+        await assert_unused(loader)
+        assert (await loader.use("d")).model_id == "d"
+
+    async def test_ten_thousand_random_cancellations_leave_nothing(self) -> None:
+        rng = Random(20)
+        loader = Loader(3)
+
+        async def load(model_id: str) -> Model:
+            await turns(rng.randrange(4))
+            if rng.random() < 0.1:
+                raise OSError("no such file")
+            return Model(model_id)
+
+        loader.get = Multiplexed(load, 3, name="load", metrics=loader.metrics, held=loader.held)
+
+        async def work(model_id: str) -> None:
+            if rng.random() < 0.5:
+                model = await loader.get(model_id)
+            else:
+                async with loader.get(model_id) as model:
+                    await turns(2)
+                    assert model.closed == 0
+                return
+            await turns(2)
+            assert model.closed == 0
+
+        cancelled = 0
+        running: set[asyncio.Task[None]] = set()
+        while cancelled < 10_000:
+            running |= {asyncio.create_task(work(rng.choice("abcdefg"))) for _ in range(rng.randrange(40))}
+            await turns(rng.randrange(8))
+            for task in rng.sample(sorted(running, key=id), k=min(len(running), rng.randrange(40))):
+                cancelled += task.cancel()
+            ended = {task for task in running if task.done()}
+            assert {type(task.exception()) for task in ended if not task.cancelled()} <= {type(None), OSError}
+            running -= ended
+        await asyncio.wait(running)
+        failures = [task.exception() for task in running if not task.cancelled()]
+        assert {type(failure) for failure in failures} <= {type(None), OSError}
+        await assert_unused(loader)
+
+
+async def assert_unused(loader: Loader) -> None:
+    """No user, load or waiter is left, and what is told is what is there."""
+    library = loader.get._library
+    await until(lambda: not library._tasks, "nothing is being loaded or unloaded")
+    await until(lambda: not loader.get._kept, "every task has given its models back")
+    entries = list(library.shelf.entries.values())
+    assert all((entry.users, entry.waiters) == (0, set()) for entry in entries)
+    assert {entry.model_id for entry in entries} == set(loader.get.models) == loader.held.models()
+    assert loader.metrics.multiplex_models.values["load",] == len(entries)
+    loads, unloads = loader.metrics.multiplex_loads.values["load",], loader.metrics.multiplex_unloads.values["load",]
+    assert loads - unloads == len(entries)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class Translator:
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+        self.batches: list[tuple[str, list[int]]] = []
+
+    @multiplexed(max_num_models_per_replica=2)
+    async def get_model(self, model_id: str) -> Model:
+        self.loads.append(model_id)
+        return Model(model_id)
+
+    @batch(max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=0)
+    async def translate(self, items: list[int]) -> list[str]:
+        model = await self.get_model()
+        self.batches.append((model.model_id, items))
+        return [f"{model.model_id}{item}" for item in items]
+
+
+class TestDoor:
+    async def test_without_an_id_it_is_the_requests(self) -> None:
+        CURRENT.set(RequestContext("r", time.monotonic() + 60, model_id="fr"))
+        assert (await Translator().get_model()).model_id == "fr"
+
+    async def test_a_request_without_an_id_is_a_bad_one(self) -> None:
+        message = (
+            r"x-multiplexed-model-id: expected the id of a model in this header \(HTTP\) or metadata key \(gRPC\), "
+            "found none"
+        )
+        CURRENT.set(RequestContext("r", time.monotonic() + 60))
+        with pytest.raises(BadRequest, match=message):
+            await Translator().get_model()
+        CURRENT.set(None)
+        with pytest.raises(BadRequest, match=message):
+            await Translator().get_model()
+
+    @pytest.mark.parametrize("model_id", ["", 7])
+    async def test_what_is_no_id_is_refused(self, model_id: Any) -> None:
+        with pytest.raises(ValueError, match=r"Translator\.get_model: expected the id of a model, some text, found"):
+            await Translator().get_model(model_id)
+
+    async def test_each_instance_has_models_of_its_own(self) -> None:
+        one, two = Translator(), Translator()
+        assert await one.get_model("a") is not await two.get_model("a")
+
+    async def test_a_function_can_be_multiplexed_too(self) -> None:
+        @multiplexed(max_num_models_per_replica=-1)
+        async def get(model_id: str) -> str:
+            return model_id.upper()
+
+        for model_id in "abcdef":
+            assert await get(model_id) == model_id.upper()
+        assert len(get.models) == 6
+
+    async def test_a_batch_is_for_one_model(self) -> None:
+        translator = Translator()
+
+        async def request(item: int, model_id: str) -> str:
+            CURRENT.set(RequestContext("r", time.monotonic() + 60, model_id=model_id))
+            return await translator.translate(item)
+
+        results = await asyncio.gather(request(1, "a"), request(2, "b"), request(3, "a"))
+        assert list(results) == ["a1", "b2", "a3"]
+        assert translator.batches == [("a", [1, 3]), ("b", [2])]
+
+    async def test_a_loan_is_for_one_block(self) -> None:
+        loan = Translator().get_model("a")
+        async with loan:
+            with pytest.raises(RuntimeError, match="entered already"):
+                await loan.__aenter__()
+
+    @pytest.mark.parametrize("bound", [0, -2, 1.5, True])
+    def test_a_bound_that_makes_no_sense_is_named(self, bound: Any) -> None:
+        with pytest.raises(ValueError, match="max_num_models_per_replica: expected an integer >= 1, or -1 for any"):
+            multiplexed(max_num_models_per_replica=bound)
+
+    def test_a_function_that_is_not_async_is_refused_at_import(self) -> None:
+        def plain(model_id: str) -> str:
+            return model_id
+
+        with pytest.raises(TypeError, match="must be `async def`"):
+            multiplexed()(plain)  # type: ignore[arg-type]
+
+    def test_models_of_a_loop_that_ended_are_not_used_in_the_next(self) -> None:
+        held = Held()
+
+        async def load(model_id: str) -> Model:
+            return Model(model_id)
+
+        get = Multiplexed(load, 2, name="load", metrics=RuntimeMetrics(), held=held)
+
+        async def use() -> Model:
+            return await get("a")
+
+        assert asyncio.run(use()) is not asyncio.run(use())
+        assert held.models() == {"a"}
+
+    async def test_models_belong_to_one_loop_at_a_time(self) -> None:
+        translator = Translator()
+        await translator.get_model("a")
+
+        async def use() -> None:
+            await translator.get_model("a")
+
+        with pytest.raises(RuntimeError, match="works for another event loop"):
+            await asyncio.to_thread(asyncio.run, use())
+
+    async def test_it_is_counted(self) -> None:
+        loader = Loader(1)
+        for model_id in "aab":
+            await loader.use(model_id)
+        with pytest.raises(OSError, match="bad"):
+            await loader.use("bad")
+        text = loader.metrics.expose().decode()
+        labels = '{loader="load",replica="",service=""}'
+        for name, value in {
+            "models": 0, "hits_total": 1, "misses_total": 3, "loads_total": 2, "unloads_total": 2,
+            "load_failures_total": 1, "load_duration_seconds_count": 2,
+        }.items():  # fmt: skip
+            assert f"pierhead_multiplex_{name}{labels} {float(value)}" in text
+
+
+class TestAnnouncement:
+    async def test_what_is_held_or_loaded_is_told_and_each_change_is_a_version(self) -> None:
+        loader = Loader(1)
+        told = [(loader.held.version, loader.held.text)]
+        loader.gate.clear()
+        task = asyncio.create_task(loader.use("a/b c"))
+        await until(lambda: loader.loads != [], "it is being loaded")
+        told.append((loader.held.version, loader.held.text))
+        loader.gate.set()
+        await task
+        await loader.use("d")
+        told.append((loader.held.version, loader.held.text))
+        assert told == [(1, ""), (2, "a%2Fb%20c"), (4, "d")]
+
+    def test_where_nothing_is_multiplexed_nothing_is_told(self) -> None:
+        assert (Held().version, Held().text) == (0, "")
+
+    def test_a_model_that_two_functions_hold_is_held_until_both_let_go(self) -> None:
+        held = Held()
+        held.add("a")
+        held.add("a")
+        held.remove("a")
+        assert held.models() == {"a"}
+        held.remove("a")
+        assert held.models() == frozenset()
+
+    @pytest.mark.parametrize("ids", [[], ["a"], ["a,b", "c d", "%", "ü", "x" * 128]])
+    def test_what_is_told_is_understood(self, ids: list[str]) -> None:
+        text = announcement(ids)
+        assert text.isascii()
+        assert text.isprintable()
+        assert parse_announcement(text) == set(ids)
+
+    def test_what_does_not_fit_is_left_out(self) -> None:
+        ids = [f"{number:0100}" for number in range(100)]
+        text = announcement(ids)
+        assert MAX_TEXT - 101 <= len(text) <= MAX_TEXT
+        assert parse_announcement(text) == set(ids[: len(text) // 101 + 1])
