@@ -92,7 +92,7 @@ class TestGrpc:
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "was not done within 0.1 s" in str(caught.value.details())
         assert service.cancelled == 1
-        assert server.readiness().ongoing == 0
+        await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
 
     async def test_a_call_that_ends_at_its_deadline_is_counted_so(self, cluster: Cluster) -> None:
         service = EchoService()
