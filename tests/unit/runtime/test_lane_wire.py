@@ -17,6 +17,7 @@ from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes.caller import OPEN
+from pierhead.lanes.outbox import QUEUE_BYTES
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
 from pierhead.lanes.server import SERVICE
 from pierhead.lanes.window import WINDOW_BYTES
@@ -187,6 +188,36 @@ async def test_a_caller_that_goes_takes_its_calls_along(served: Served) -> None:
     await until(lambda: server.readiness().ongoing == 2, "both calls are in flight")
     raw.stream.cancel()
     await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
+
+
+async def test_a_caller_that_asks_and_never_listens_is_taken_nothing_more_from(served: Served) -> None:
+    server, _, channel = served
+    server._admission.max_ongoing_requests = 0
+    raw = Raw(channel)
+    await raw.open()
+    refused = 0
+
+    async def ask() -> None:
+        nonlocal refused
+        for start in range(1, 10**9, 1000):
+            names = [begin(call=start + more, path=ONE if start + more == 1 else "") for more in range(1000)]
+            await raw.say(Packet(frames=names))
+            refused += 1000
+
+    asking = asyncio.create_task(ask())
+    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
+    before = -1
+    await until(lambda: lane.outbox.queued > QUEUE_BYTES, "what is not listened to has piled up")
+    while before != refused:  # until nothing moves any more: calls of another lane go on meanwhile
+        before = refused
+        other = Raw(channel)
+        await other.open()
+        await other.say(Packet(frames=[begin()]))
+        assert (await other.end()).status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert lane.outbox.queued < 2 * QUEUE_BYTES
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 async def test_random_packets_harm_nobody(served: Served) -> None:

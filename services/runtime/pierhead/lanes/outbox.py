@@ -16,6 +16,9 @@ from pierhead.lane.v1.lane_pb2 import Packet
 PACKET_BYTES = 512 * 1024
 """A packet that holds this much is closed: with one message more it stays well below protocol.MAX_PACKET_BYTES."""
 
+QUEUE_BYTES = 4 * 1024 * 1024
+"""While more than this waits to be written, a replica takes in nothing new from that caller."""
+
 _FRAME_BYTES = 48
 """About what a frame takes beyond its message."""
 
@@ -28,12 +31,13 @@ class Outbox:
         """The number of the last call that was begun; the caller's side sets it."""
         self.sent = 0
         """`latest` as it was when the last packet that was handed to gRPC was closed: calls above it never left."""
-        self._closed: deque[tuple[Packet, int]] = deque()
+        self._closed: deque[tuple[Packet, int, int]] = deque()
         self._packet = Packet()
         self._frames: Any = self._packet.frames
         self._bytes = 0
+        self._closed_bytes = 0
         self._wake: asyncio.Future[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
         self._writing = False
 
     def frames(self, size: int = 0) -> Any:
@@ -51,29 +55,53 @@ class Outbox:
         self.frames()
         return self._packet
 
+    @property
+    def queued(self) -> int:
+        """Bytes that wait to be written."""
+        return self._closed_bytes + self._bytes
+
+    async def room(self) -> None:
+        """Return once no more than QUEUE_BYTES wait."""
+        while self.queued > QUEUE_BYTES:
+            await self._progress()
+
     async def drained(self) -> None:
         """Return once all that was queued has been handed to gRPC."""
-        while self._writing or self._closed or self._bytes:
-            self._drained = asyncio.get_running_loop().create_future()
-            await self._drained
+        while self._writing or self.queued:
+            await self._progress()
+
+    def _progress(self) -> asyncio.Future[None]:
+        """A future for the next packet that has been written."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
 
     async def write_all(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
         """Send what is queued and will be; ends only by what `write` raises, or by being cancelled."""
         while True:
             if not self._closed and not self._bytes:
                 self._writing = False
-                if self._drained is not None and not self._drained.done():
-                    self._drained.set_result(None)
+                self._tell_written()
                 self._wake = wake = asyncio.get_running_loop().create_future()
                 await wake
             self._writing = True
             if not self._closed:
                 self._next_packet()
-            packet, self.sent = self._closed.popleft()
+            packet, size, self.sent = self._closed.popleft()
+            self._closed_bytes -= size
             await write(packet.SerializeToString())
+            self._tell_written()
+
+    def _tell_written(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _next_packet(self) -> None:
-        self._closed.append((self._packet, self.latest))
+        self._closed.append((self._packet, self._bytes, self.latest))
+        self._closed_bytes += self._bytes
         self._packet = Packet()
         self._frames = self._packet.frames
         self._bytes = 0

@@ -225,6 +225,7 @@ class ServedLane:
 
     async def _read_all(self, context: Context) -> None:
         while (raw := await context.read()) is not grpc.aio.EOF:
+            await self.outbox.room()  # a caller that asks and does not listen is not asked for more
             packet = parse_packet(raw)
             if packet.HasField("hello"):
                 raise LaneBrokenError("a second hello")
