@@ -33,6 +33,7 @@ from pierhead.grpc_server import SERVER_OPTIONS, register
 from pierhead.http_server import listener_for
 from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
+from pierhead.multiplex import close_models
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 
 logger = logging.getLogger("pierhead")
@@ -82,6 +83,7 @@ async def serve_async(*parts: object, settings: Settings | None = None) -> None:
     try:
         await server.run()
     finally:
+        await close_models()
         await close_handles()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

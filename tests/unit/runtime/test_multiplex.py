@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import time
 import weakref
 from random import Random
@@ -16,7 +17,7 @@ from pierhead.multiplex import Multiplexed, close_models
 from pierhead.multiplex_held import MAX_TEXT, Held, announcement, parse_announcement
 from pierhead.request import CURRENT, RequestContext, current_request
 
-from tests.unit.runtime.harness import until
+from tests.unit.runtime.harness import Cluster, until
 from tests.unit.runtime.test_batching import turns
 
 
@@ -222,6 +223,34 @@ class TestUnloading:
         assert [type(result) for result in results] == [Unavailable, Unavailable]
         assert (a.closed, loader.cancelled, loader.get.models) == (1, ["b"], ())
         assert loader.held.models() == frozenset()
+
+    async def test_a_replica_that_is_told_to_stop_unloads_its_models(self, cluster: Cluster, free_port: int) -> None:
+        process = await cluster.process(HOLDS_ONE, free_port)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert process.stderr is not None
+        assert b"the model was closed" in await process.stderr.read()
+
+
+HOLDS_ONE = """
+import sys
+from aiohttp import web
+from pierhead import multiplexed, serve
+
+class Model:
+    async def aclose(self):
+        sys.stderr.write("the model was closed\\n")
+
+class Holds:
+    @multiplexed()
+    async def get_model(self, model_id):
+        return Model()
+
+    async def check_health(self):
+        await self.get_model("a")
+
+serve(web.Application(), Holds())
+"""
 
 
 class TestWaiting:
