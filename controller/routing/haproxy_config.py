@@ -86,7 +86,7 @@ class _Service:
     max_queued_requests: int
     refusal_status: int
     retry_after_s: int
-    """Whole seconds, and never none: clients that come back at once make it worse."""
+    """Whole seconds, as the header has them."""
     timeout_server_ms: int
     timeout_queue_ms: int
     timeout_check_ms: int
@@ -234,9 +234,7 @@ def _service(spec: ServiceSpec) -> _Service:
         probe_path=_matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%"),
         max_queued_requests=int(_number(spec.max_queued_requests, -1, 1_000_000, "max_queued_requests", spec)),
         refusal_status=int(_number(spec.backpressure.status_code, 429, 503, "backpressure.status_code", spec)),
-        retry_after_s=int(
-            _number(max(1, math.ceil(spec.backpressure.retry_after_s)), 1, 86_400, "retry_after_s", spec)
-        ),
+        retry_after_s=int(_number(math.ceil(spec.backpressure.retry_after_s), 0, 86_400, "retry_after_s", spec)),
         timeout_server_ms=_ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S),
         timeout_queue_ms=_ms(min(spec.request_timeout_s, QUEUE_TIMEOUT_CAP_S)),
         timeout_check_ms=_ms(spec.probe.timeout_s),
