@@ -1,7 +1,7 @@
 # Each target is one line that calls a script or the controller's CLI.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-.PHONY: help up down scale status plan events logs build machine test lint fmt
+.PHONY: help up down scale status plan events logs build machine test bench lint fmt
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ machine: ## prepare this machine: Docker Engine, Compose plug-in, base images
 
 test: ## run every check and every test
 	@compose/machine/test.sh
+
+bench: ## measure beside Ray Serve: [QUICK=1] [MODE=processes] [ROUNDS=3] [SECONDS=5] [ONLY=echo,open] [PEER=0]
+	@compose/machine/bench.sh "MODE=$(MODE)" "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "DEVICE=$(DEVICE)" "OUT=$(OUT)"
 
 lint: ## check style and types
 	@compose/machine/lint.sh check

@@ -1,0 +1,64 @@
+"""How a run was made, in the words of its report. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.bench.answers import USERS
+from tests.bench.results import Results
+from tests.bench.statistics import Samples, Spread
+
+QUIET_CORES = 0.05
+"""More than this in use by anything else during a measurement is told."""
+
+PROCESSES = """\
+- Both sides are processes of this host behind the same HAProxy program, the one that the peer brings; ours with the
+  configuration that our controller writes. Requests go to 127.0.0.1: no proxy of Docker's is on the way."""
+CONTAINERS = """\
+- Ours runs in containers and is reached at the address of HAProxy's container: a published port would pass Docker's
+  user-space proxy. The peer's processes run on the host and are reached at 127.0.0.1."""
+PEER = """\
+- Ray Serve has every throughput flag on: `RAY_SERVE_ENABLE_HA_PROXY`, `RAY_SERVE_THROUGHPUT_OPTIMIZED`,
+  `RAY_SERVE_HAPROXY_TCP_NODELAY`. Its dashboard is off. Every request carries `x-request-disconnect-disabled: ?1`, as
+  in its makers' benchmark: it then does not watch for clients that leave. Ours does watch, and has admission,
+  deadlines, metrics, request ids and a log line for each request on."""
+ANSWERS = """\
+- Answers are compared before each measurement: the echo's text, every event of a stream, the scores of {users} users.
+  Model, weights, candidates and the batch's window are the same; PyTorch has {threads} thread(s) on each side."""
+ROUNDS = """\
+- A round measures one side after the other, the next round the other way round; what is not measured does not run.
+  Closed loops are wrk's, one thread (for both sides it fills in for answers that took over twice the mean interval);
+  open loops and first events: tests/bench/load/generator.py; gRPC: h2load. tests/bench/README.md has the details."""
+
+
+def paragraphs(results: Results) -> Iterator[str]:
+    """One list item each."""
+    run = results.run
+    yield PROCESSES if run["mode"] == "processes" else CONTAINERS
+    yield PEER
+    yield ANSWERS.format(users=len(USERS), threads=run["torch_threads"])
+    yield ROUNDS
+    noise = noise_of(Samples(results.samples))
+    if noise:
+        yield f"- {noise}"
+    yield f"- Versions: {'; '.join(f'{name} {version}' for name, version in run['versions'].items())}."
+    if run["uncommitted"]:
+        yield "- The tree had uncommitted changes."
+
+
+def noise_of(samples: Samples) -> str:
+    """What else used the machine."""
+    elsewhere = [sample.cores["elsewhere"] for sample in samples.all if "elsewhere" in sample.cores]
+    stolen = [sample.stolen_cores for sample in samples.all]
+    if not elsewhere:
+        return ""
+    usual = Spread.of(elsewhere)
+    taken = Spread.of(stolen)
+    assert usual is not None
+    assert taken is not None
+    text = (
+        f"Everything else on the machine used {usual.median:.2f} cores (most in one measurement: {usual.high:.2f}); "
+        f"the hypervisor took {taken.median:.2f} (most: {taken.high:.2f})."
+    )
+    loud = sum(value > QUIET_CORES for value in elsewhere)
+    return text + (f" In {loud} of {len(elsewhere)} measurements it was more than {QUIET_CORES:g}." if loud else "")

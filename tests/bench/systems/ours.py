@@ -1,0 +1,157 @@
+"""Our services as processes of this host: static replica lists, HAProxy in front. The limits are started the same way.
+
+Each replica has an address of its own within 127.0.0.0/8, so ports are the same for all, as in containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.bench.cases import APPS, Subject
+from tests.bench.processes import Kept, free_ports, get, listens, wait_for
+from tests.bench.systems.edge import (
+    MAX_ONGOING_REQUESTS,
+    REQUEST_TIMEOUT_S,
+    Route,
+    configuration,
+    in_words_of_2_8,
+    is_older_than_3,
+)
+from tests.bench.systems.running import Running, Workplace
+
+START_S = 120.0
+GRACE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service of an application."""
+
+    role: str
+    name: str
+    module: str
+    replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """An ingress and, unless it answers alone, a child that it calls."""
+
+    route: str
+    ingress: Service
+    child: Service | None
+
+
+_ECHO = Chain(
+    "/echo", Service("ingress", "echo", "services.echo.ingress"), Service("child", "echo-child", "services.echo.child")
+)
+_BARE = Chain(
+    "/echo",
+    Service("ingress", "echo", "tests.bench.bare.ingress"),
+    Service("child", "echo-child", "tests.bench.bare.child"),
+)
+CHAINS: Mapping[tuple[str, str], Chain] = {
+    ("ours", "echo"): _ECHO,
+    ("ours", "stream"): _ECHO,
+    ("ours", "dlrm"): Chain(
+        "/recsys",
+        Service("ingress", "recsys", "services.recsys.ingress", replicas=2),
+        Service("child", "ranker", "services.recsys.ranker"),
+    ),
+    ("bare", "echo"): _BARE,
+    ("bare", "stream"): _BARE,
+    ("single_stage", "echo"): Chain("/echo", Service("ingress", "echo", "tests.bench.bare.single_stage"), None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    service: int
+    admin: int
+
+
+@contextlib.contextmanager
+def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
+    """Start the chain, child first, and wait until it answers through HAProxy. Raises BenchError."""
+    chain = CHAINS[subject.kind, app]
+    with contextlib.ExitStack() as stack:
+        starter = _Starter(work, subject, stack)
+        child_addresses = starter.replicas(chain.child, {}) if chain.child else []
+        static = {_static_key(chain.child): ",".join(child_addresses)} if chain.child else {}
+        ingress_addresses = starter.replicas(chain.ingress, static)
+        url = f"http://{ingress_addresses[0]}"
+        if subject.haproxy and work.haproxy is not None:
+            url = starter.edge(chain, ingress_addresses)
+        path = APPS[app].path.replace("{user_id}", "1")
+        wait_for(lambda: get(url + path)[0] == 200, f"{subject.key} answers {path}", START_S, starter.kept)
+        yield Running(url, starter.kept, grpc_address=child_addresses[0] if child_addresses else "")
+
+
+def _static_key(service: Service) -> str:
+    return f"PIERHEAD_STATIC_{service.name.upper().replace('-', '_')}"
+
+
+class _Starter:
+    """Starts processes and hands their ends to the stack."""
+
+    def __init__(self, work: Workplace, subject: Subject, stack: contextlib.ExitStack) -> None:
+        self._work, self._subject, self._stack = work, subject, stack
+        self._ports = _Ports(*free_ports(2))
+        self._hosts = iter(f"127.0.0.{number}" for number in range(2, 255))
+        # The limits know one port: theirs answers /readyz as well.
+        self._has_admin_port = subject.kind == "ours"
+        self.kept: list[Kept] = []
+
+    def replicas(self, service: Service, env: Mapping[str, str]) -> list[str]:
+        """Start a service's replicas and wait until each is ready; their addresses."""
+        hosts = [next(self._hosts) for _ in range(service.replicas)]
+        for host in hosts:
+            self._keep(service.role, [str(self._work.python), "-m", service.module], self._env(service, host, env))
+        for host in hosts:
+            wait_for(lambda host=host: self._is_ready(host), f"{service.name} at {host} is ready", START_S, self.kept)  # type: ignore[misc]
+        return [f"{host}:{self._ports.service}" for host in hosts]
+
+    def edge(self, chain: Chain, addresses: Sequence[str]) -> str:
+        """Start HAProxy in front of the ingress; its URL."""
+        haproxy = str(self._work.haproxy)
+        (port,) = free_ports(1)
+        probe_port = self._ports.admin if self._has_admin_port else self._ports.service
+        route = Route(chain.ingress.name, chain.route, self._ports.service, probe_port, addresses)
+        text = configuration(route, port, self._work.directory)
+        version = subprocess.run([haproxy, "-v"], capture_output=True, text=True, check=True).stdout
+        if is_older_than_3(version):
+            text = in_words_of_2_8(text)
+        file = self._work.directory / "haproxy.cfg"
+        file.write_text(text)
+        (self._work.directory / "servers.state").write_text("1\n")
+        self._keep("haproxy", [haproxy, "-W", "-db", "-f", str(file)], {})
+        return f"http://127.0.0.1:{port}"
+
+    def _keep(self, role: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        log = self._work.directory / f"{role}-{len(self.kept)}.log"
+        kept = Kept(role, command, env, log, GRACE_S)
+        self._stack.callback(kept.stop)
+        self.kept.append(kept)
+
+    def _env(self, service: Service, host: str, env: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "PIERHEAD_SERVICE": service.name,
+            "PIERHEAD_REPLICA": f"{service.name}-{host}",
+            "PIERHEAD_HOST": host,
+            "PIERHEAD_PORT": str(self._ports.service),
+            "PIERHEAD_ADMIN_PORT": str(self._ports.admin),
+            "PIERHEAD_MAX_ONGOING_REQUESTS": str(MAX_ONGOING_REQUESTS),
+            "PIERHEAD_REQUEST_TIMEOUT_S": str(REQUEST_TIMEOUT_S),
+            "PIERHEAD_RANKER_DEVICE": self._work.device,
+            "PIERHEAD_TORCH_THREADS": str(self._work.torch_threads),
+            **env,
+            **dict(self._subject.env),
+        }
+
+    def _is_ready(self, host: str) -> bool:
+        if self._has_admin_port:
+            return get(f"http://{host}:{self._ports.admin}/readyz", timeout_s=2)[0] == 200
+        return listens(host, self._ports.service)
