@@ -13,6 +13,7 @@ import grpc
 from pierhead.edge import Edge, is_answerable
 from pierhead.errors import ONGOING_KEY, REFUSED_KEY, DeadlineExceeded, PierheadError
 from pierhead.methods import Context, ServedMethod
+from pierhead.multiplex_held import HELD, MODELS_KEY
 from pierhead.request import CURRENT, RequestContext, from_metadata
 
 SERVER_OPTIONS = (
@@ -30,6 +31,8 @@ SERVER_OPTIONS = (
 
 DEADLINE_MOMENT_S = 0.02
 """A call that is cancelled with less time left than this has met its deadline."""
+
+_ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY)
 
 _STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
 
@@ -69,7 +72,7 @@ class _Call:
         limit = edge.settings.request_timeout_s if remaining is None else remaining
         request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
-        context.set_trailing_metadata((self._ongoing(),))  # also on a reply that the service itself aborts
+        context.set_trailing_metadata(self._about_replica())  # also on a reply that the service itself aborts
         # gRPC itself ends calls that bring a deadline; the others get the service's.
         self._timeout = asyncio.timeout(limit) if remaining is None else None
 
@@ -99,12 +102,13 @@ class _Call:
         code = self.context.code()
         if code:
             self.code = _status_name(code)
-        theirs = [pair for pair in self.context.trailing_metadata() or () if pair[0] != ONGOING_KEY]
-        self.context.set_trailing_metadata((*theirs, self._ongoing()))
+        theirs = [pair for pair in self.context.trailing_metadata() or () if pair[0] not in _ABOUT_REPLICA]
+        self.context.set_trailing_metadata((*theirs, *self._about_replica()))
 
-    def _ongoing(self) -> tuple[str, str]:
-        """The load that the reply tells: what is left when this call is gone."""
-        return (ONGOING_KEY, str(self.edge.admission.ongoing - 1))
+    def _about_replica(self) -> tuple[tuple[str, str], ...]:
+        """What the reply tells callers to choose by: the load that is left when this call is gone, the models held."""
+        load = (ONGOING_KEY, str(self.edge.admission.ongoing - 1))
+        return (load, (MODELS_KEY, HELD.text)) if HELD.version else (load,)
 
     async def _fail(self, error: BaseException) -> None:
         """Answer with a status. Raises what `abort` raises; leaves cancellation and the user's own abort alone."""
@@ -119,7 +123,7 @@ class _Call:
             return
         answer = self.edge.error_for(error, self.method)
         self.code = answer.grpc_status.name
-        await abort(self.context, answer, self._ongoing())
+        await abort(self.context, answer, *self._about_replica())
 
 
 def _status_name(code: object) -> str:

@@ -16,12 +16,14 @@ from pierhead.channel import HandleChannel
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
+from pierhead.lanes import server as lane_server
 from pierhead.lanes.caller import OPEN
 from pierhead.lanes.outbox import QUEUE_BYTES
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
 from pierhead.lanes.server import SERVICE
 from pierhead.lanes.window import WINDOW_BYTES
 from pierhead.metrics import RuntimeMetrics
+from pierhead.multiplex_held import Held
 from pierhead.server import ReplicaServer
 
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
@@ -408,3 +410,20 @@ async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_la
     assert (await stub.Echo(echo(), timeout=10)).response == "ours: hi"
     assert ours._lanes is not None
     await until(lambda: len(ours._lanes._lanes) == 1, "the call came by a lane")  # type: ignore[union-attr]
+
+
+async def test_the_models_held_are_told_once_and_again_when_they_change(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held()
+    monkeypatch.setattr(lane_server, "HELD", held)
+    held.add("a/b")
+    raw = Raw(served[2])
+    await raw.open()
+    told = []
+    for call in range(1, 6):
+        if call == 4:
+            held.add("c")
+        await raw.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "", message=b"hi")]))
+        told.append(list((await raw.end()).metadata))
+    assert told == [["pierhead-models", "a%2Fb"], [], [], ["pierhead-models", "c,a%2Fb"], []]

@@ -27,6 +27,7 @@ from pierhead.lanes.metadata import Pair, flatten, unflatten
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import LaneBrokenError, parse_packet
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
+from pierhead.multiplex_held import MODELS_KEY
 from pierhead.request import REQUEST_ID_KEY
 
 logger = logging.getLogger("pierhead")
@@ -223,6 +224,8 @@ class CallerLane:
         self.window = WINDOW_BYTES
         self.peer_window = 0
         self.was_open = False
+        self.models: tuple[Pair, ...] = ()
+        """What the replica told last of the models it holds, as metadata for every call's reader."""
         self.deadlines = Deadlines.current()
         self._beside = beside
         self._calls: dict[int, LaneCall] = {}
@@ -279,6 +282,12 @@ class CallerLane:
             details = f"a large message of {method.path[1:]} could not be fetched: {error.details()}"
             raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, None, details) from error
         return bytes(taken.message)
+
+    def learn(self, trailers: Iterable[Pair]) -> None:
+        """A replica tells once in each lane which models it holds, and again when that changes."""
+        for key, value in trailers:
+            if key == MODELS_KEY:
+                self.models = ((key, value),)
 
     def forget(self, number: int) -> None:
         """The call has ended."""

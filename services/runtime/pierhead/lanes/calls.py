@@ -125,6 +125,7 @@ class LaneCall:
         self._ongoing = frame.ongoing_plus_one
         if frame.metadata:
             self._trailers = unflatten(frame.metadata)
+            self._lane.learn(self._trailers)
         self.end(STATUS.get(frame.status, grpc.StatusCode.UNKNOWN), frame.details)
 
     def end(self, status: grpc.StatusCode, details: str = "") -> None:
@@ -170,7 +171,7 @@ class LaneCall:
     def _all_trailers(self) -> tuple[Pair, ...]:
         if not self._ongoing:
             return self._trailers
-        return (*self._trailers, (ONGOING_KEY, str(self._ongoing - 1)))
+        return (*self._trailers, *self._lane.models, (ONGOING_KEY, str(self._ongoing - 1)))
 
     def _raise(self) -> None:
         """Raise what a call that did not end well raises."""

@@ -133,7 +133,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     def _end_well(self, reply: bytes | None) -> None:
         lane = self._lane
         status = _status(self._code).value[0] if self._code else _OK
-        details, trailers = self._details, flatten(self._trailers) if self._trailers else ()
+        details, trailers = self._details, lane.trailers(self._trailers)
         if reply is None or status != _OK:
             lane.outbox.frames().add(
                 call=self.number,

@@ -20,6 +20,7 @@ from pierhead.lanes.protocol import LaneBrokenError, parse_packet
 from pierhead.lanes.served import ServedCall, served_call
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.methods import Context, ServedMethod
+from pierhead.multiplex_held import HELD, MODELS_KEY
 
 logger = logging.getLogger("pierhead")
 
@@ -113,6 +114,8 @@ class ServedLane:
         """As this lane numbers them, from 1 on; a name where there is no such method."""
         self._calls: dict[int, ServedCall] = {}
         self._last = 0
+        self._told = 0
+        """The version of the held models that the caller was told."""
         self._kept: dict[tuple[int, int], bytes] = {}
         """Replies that wait to be fetched, by call and parcel."""
         self._brought: dict[tuple[int, int], bytes] = {}
@@ -185,6 +188,13 @@ class ServedLane:
         """What END tells: the calls in flight here without the one that ends, plus one."""
         return self.edge.admission.ongoing
 
+    def trailers(self, own: Sequence[Pair]) -> Sequence[str]:
+        """A call's trailing metadata; with it the models that are held here, when that has changed."""
+        if HELD.version != self._told:
+            self._told = HELD.version
+            return flatten((*own, (MODELS_KEY, HELD.text)))
+        return flatten(own) if own else ()
+
     def ended(self, call: ServedCall) -> None:
         """A call is over, however it ended."""
         self._calls.pop(call.number, None)
@@ -195,7 +205,7 @@ class ServedLane:
     ) -> None:
         """End a call with a status and no message."""
         self.outbox.frames(len(details)).add(
-            call=number, kind=_END, status=status.value[0], details=details, metadata=flatten(trailers),
+            call=number, kind=_END, status=status.value[0], details=details, metadata=self.trailers(trailers),
             ongoing_plus_one=ongoing_plus_one,
         )  # fmt: skip
 
