@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import grpc
 from aiohttp import web
@@ -30,6 +27,7 @@ from pierhead.clients import Clients, close_handles
 from pierhead.edge import REFUSAL_REASONS, Edge
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.grpc_server import SERVER_OPTIONS, register
+from pierhead.health import HealthWatch, Load, checks_of
 from pierhead.http_server import listener_for
 from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
@@ -37,9 +35,6 @@ from pierhead.multiplex import close_models
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 
 logger = logging.getLogger("pierhead")
-
-HEALTH_FAILURES = 3
-"""Failed checks in a row after which a replica says that it is not ready."""
 
 QUIET_S = 0.25
 """A drained replica stays this long without a request before it closes its ports: callers that have not heard of the
@@ -111,7 +106,7 @@ class ReplicaServer:
         self._detail = "starting"
         self._servicers = [part for part in parts if registration_of(part) is not None]
         self._listeners = {id(part): found for part in parts if (found := listener_for(part)) is not None}
-        self._checks = _checks(parts)
+        self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged)
         self._reject_unknown(parts)
         name = self.settings.replica or self.settings.service or "this replica"
         self._admission = Admission(self.settings.max_ongoing_requests, name)
@@ -137,7 +132,7 @@ class ReplicaServer:
             async with asyncio.TaskGroup() as tasks:
                 life = tasks.create_task(self._live(), name="replica")
                 helpers = [
-                    tasks.create_task(self._watch_health(), name="health"),
+                    tasks.create_task(self._stay_well(), name="health"),
                     tasks.create_task(self._end_when_told(life), name="stop now"),
                 ]
                 await asyncio.wait([life])
@@ -184,7 +179,7 @@ class ReplicaServer:
     async def _live(self) -> None:
         """The replica's life in order."""
         await self._listen_admin()
-        await self._check_all()
+        await self._watch.check_all()
         await self._listen()
         # What lives now lives for good: keep it out of every later garbage collection.
         gc.collect()
@@ -237,46 +232,20 @@ class ReplicaServer:
 
     # ---- health
 
-    async def _check_all(self) -> None:
-        for name, check in self._checks:
-            try:
-                await check()
-            except Exception as error:
-                error.add_note(f"raised by {name}.check_health")
-                raise
-
-    async def _watch_health(self) -> None:
-        """Check now and then; three failures in a row take the replica out of rotation, one success brings it back.
-
-        Overload is no illness: a check that waits its turn behind requests which are being answered is not counted.
-        """
-        failures = 0
+    async def _stay_well(self) -> None:
         await self.ready.wait()
-        while True:
-            await asyncio.sleep(self.settings.health_period_s)
-            answered = self._answered()
-            limit = asyncio.timeout(self.settings.health_timeout_s)
-            try:
-                async with limit:
-                    await self._check_all()
-            except Exception as error:
-                if limit.expired() and self._answered() > answered:
-                    logger.warning(
-                        "check_health did not end within %g s; not counted: requests were answered meanwhile, %d are "
-                        "in flight",
-                        self.settings.health_timeout_s,
-                        self._admission.ongoing,
-                    )
-                    continue
-                failures += 1
-                reason = str(error) or type(error).__name__
-                logger.warning("check_health failed %d times in a row: %s", failures, reason)
-                if failures >= HEALTH_FAILURES and self.state != "draining":
-                    self.state, self._detail = "starting", f"check_health failed {failures} times in a row: {reason}"
-                    await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-            else:
-                failures = 0
-                await self._say_ready()
+        await self._watch.run()
+
+    async def _judged(self, why_ill: str) -> None:
+        """What the watch says: an ill replica is out of rotation until a check passes."""
+        if not why_ill:
+            await self._say_ready()
+        elif self.state != "draining":
+            self.state, self._detail = "starting", why_ill
+            await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    def _load(self) -> Load:
+        return Load(self._admission.ongoing, self._answered())
 
     async def _say_ready(self) -> None:
         if self.state == "starting":
@@ -336,18 +305,6 @@ class ReplicaServer:
         if self._server is not None:
             await self._server.stop(0)
         logger.info("stopped")
-
-
-def _checks(parts: tuple[object, ...]) -> list[tuple[str, Callable[[], Awaitable[Any]]]]:
-    found: list[tuple[str, Callable[[], Awaitable[Any]]]] = []
-    for part in parts:
-        check = getattr(part, "check_health", None)
-        if check is None:
-            continue
-        if not inspect.iscoroutinefunction(check):
-            raise TypeError(f"{type(part).__name__}.check_health must be `async def check_health(self) -> None`")
-        found.append((type(part).__name__, check))
-    return found
 
 
 def _or_default(port: int | None, default: int) -> int:
