@@ -19,6 +19,7 @@ from pierhead.errors import (
     UserCodeError,
 )
 from pierhead.handle import handle
+from pierhead.local import local, override_handle
 from pierhead.multiplex import multiplexed
 from pierhead.policies import register_policy
 from pierhead.request import RequestContext, current_request
@@ -46,7 +47,9 @@ __all__ = [
     "current_request",
     "errors",
     "handle",
+    "local",
     "multiplexed",
+    "override_handle",
     "register_policy",
     "serve",
     "serve_async",

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Protocol
 
+from pierhead.connection import Connection
 from pierhead.directory import Directory
-from pierhead.pool import Pool
+from pierhead.pool import Endpoint, Pool
 from pierhead.settings import Settings
 from pierhead.transports import TRANSPORTS
+
+
+class InProcess(Protocol):
+    """A replica in this process, see `pierhead.local`."""
+
+    def connect(self, address: str, changed: Callable[[], None]) -> Connection:
+        """As a transport does."""
+        ...
 
 
 class Clients:
     """Pools and directory of one event loop. Made at the first call within that loop."""
 
     _of_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Clients]] = weakref.WeakKeyDictionary()
+    _overrides: ClassVar[weakref.WeakValueDictionary[str, InProcess]] = weakref.WeakValueDictionary()
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._directory = Directory(settings)
-        self._pools: dict[tuple[str, str], Pool] = {}
+        self._pools: dict[tuple[str, str | InProcess], Pool] = {}
 
     @classmethod
     def current(cls) -> Clients:
@@ -36,13 +47,32 @@ class Clients:
         """Give the running loop's handles these settings instead of the environment's, unless one was used already."""
         return cls._of_loop.setdefault(asyncio.get_running_loop(), cls(settings))
 
+    @classmethod
+    def override(cls, service: str, replica: InProcess | None) -> InProcess | None:
+        """Send every loop's calls to `service` to a replica in this process, for as long as somebody holds that; with
+        None, to where they went before. Returns the replica that was in force.
+        """
+        before = cls._overrides.pop(service, None)
+        if replica is not None:
+            cls._overrides[service] = replica
+        for clients in cls._of_loop.values():
+            for (name, _), pool in clients._pools.items():
+                if name == service:
+                    pool.closed = True  # handles ask for the pool again, and may get this one
+        return before
+
     def pool(self, service: str, transport: str) -> Pool:
         """The pool of a service; watching begins when it is first asked for."""
-        key = (service, transport)
+        replica = self._overrides.get(service)
+        key = (service, transport if replica is None else replica)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(service, TRANSPORTS[transport])
-            self._directory.add(service, pool.set_endpoints)
+            pool = self._pools[key] = Pool(service, TRANSPORTS[transport] if replica is None else replica.connect)
+            if replica is None:
+                self._directory.add(service, pool.set_endpoints)
+            else:
+                pool.set_endpoints([Endpoint(name="local", address="local")])
+        pool.closed = False
         return pool
 
     async def close(self) -> None:

@@ -20,7 +20,7 @@ from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, STREAM, MODELS = (dedent(text) for text in SHOWN)
+SERVICE, CALLER, STREAM, MODELS, LOCAL = (dedent(text) for text in SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
@@ -51,6 +51,13 @@ async def test_the_multiplexed_service_shown_works() -> None:
     exec(MODELS, shown)  # noqa: S102
     CURRENT.set(RequestContext("r", float("inf"), model_id="fr"))
     assert await shown["Greeter"]().greet("Ada") == "Bonjour, Ada"
+
+
+async def test_the_local_calls_shown_work() -> None:
+    shown: dict[str, Any] = {"__name__": "shown"}
+    exec(SERVICE, shown)  # noqa: S102
+    exec(LOCAL, shown)  # noqa: S102
+    assert await shown["show"]() == ["ONE", "TWO"]
 
 
 def test_the_error_table_is_the_tree() -> None:

@@ -25,7 +25,7 @@ from pierhead.lanes import calls
 from pierhead.lanes.calls import LaneCall
 from pierhead.lanes.metadata import Pair, flatten, unflatten
 from pierhead.lanes.outbox import Outbox
-from pierhead.lanes.protocol import LaneBrokenError, parse_packet
+from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.multiplex_held import MODELS_KEY
 from pierhead.request import REQUEST_ID_KEY
@@ -216,6 +216,8 @@ async def _write(outbox: Outbox, stream: Any) -> None:
 class CallerLane:
     """One lane, from its hello to its loss: the calls in it, and what they say."""
 
+    largest_packet = MAX_PACKET_BYTES
+
     def __init__(self, large: int, beside: Callable[[], GrpcConnection]) -> None:
         self.token = os.urandom(16)
         self.outbox = Outbox()
@@ -299,7 +301,7 @@ class CallerLane:
         """Take in the replica's first packet. Raises LaneBrokenError."""
         if raw is grpc.aio.EOF:
             raise LaneBrokenError("it ended before the replica's hello")
-        packet = parse_packet(raw)
+        packet = parse_packet(raw, self.largest_packet)
         if not packet.HasField("hello") or not packet.hello.window:
             raise LaneBrokenError("the replica's first packet holds no hello")
         self.peer_window = packet.hello.window
@@ -308,7 +310,7 @@ class CallerLane:
 
     def receive(self, raw: bytes) -> None:
         """Take in a packet. Raises LaneBrokenError."""
-        packet = parse_packet(raw)
+        packet = parse_packet(raw, self.largest_packet)
         if packet.HasField("hello"):
             raise LaneBrokenError("a second hello")
         try:

@@ -12,10 +12,10 @@ class LaneBrokenError(Exception):
     """The other side broke a rule of the protocol; says which. The lane is of no more use, everything else is."""
 
 
-def parse_packet(raw: bytes) -> Packet:
+def parse_packet(raw: bytes, largest: int = MAX_PACKET_BYTES) -> Packet:
     """The packet. Raises LaneBrokenError."""
-    if len(raw) > MAX_PACKET_BYTES:
-        raise LaneBrokenError(f"a packet of {len(raw)} bytes; at most {MAX_PACKET_BYTES} are taken")
+    if len(raw) > largest:
+        raise LaneBrokenError(f"a packet of {len(raw)} bytes; at most {largest} are taken")
     try:
         return Packet.FromString(raw)
     except Exception as error:

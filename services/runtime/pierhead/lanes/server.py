@@ -16,7 +16,7 @@ from pierhead.errors import REFUSED_KEY
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName, Taken
 from pierhead.lanes.metadata import Pair, flatten
 from pierhead.lanes.outbox import Outbox
-from pierhead.lanes.protocol import LaneBrokenError, parse_packet
+from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.served import ServedCall, served_call
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.methods import Context, ServedMethod
@@ -101,6 +101,8 @@ class Lanes:
 class ServedLane:
     """One caller's lane. Its calls end with it."""
 
+    largest_packet = MAX_PACKET_BYTES
+
     def __init__(self, methods: dict[str, ServedMethod], edge: Edge, peer: str, large: int) -> None:
         self.edge = edge
         self.peer = peer
@@ -130,7 +132,7 @@ class ServedLane:
         raw = await context.read()
         if raw is grpc.aio.EOF:
             raise LaneBrokenError("it ended before the caller's hello")
-        packet = parse_packet(raw)
+        packet = parse_packet(raw, self.largest_packet)
         if not packet.HasField("hello") or not packet.hello.lane or not packet.hello.window:
             raise LaneBrokenError("the caller's first packet holds no hello")
         self.peer_window = packet.hello.window
@@ -236,7 +238,7 @@ class ServedLane:
     async def _read_all(self, context: Context) -> None:
         while (raw := await context.read()) is not grpc.aio.EOF:
             await self.outbox.room()  # a caller that asks and does not listen is not asked for more
-            packet = parse_packet(raw)
+            packet = parse_packet(raw, self.largest_packet)
             if packet.HasField("hello"):
                 raise LaneBrokenError("a second hello")
             self._receive_frames(packet)

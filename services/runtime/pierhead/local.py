@@ -1,0 +1,180 @@
+"""Calls to a servicer in the same process: for tests and notebooks. No socket, no server, the same behaviour.
+
+    generated stub -> handle's channel -> lane, caller's end ==> lane, replica's end -> edge -> servicer
+
+All of it is what calls between containers pass, except that packets are handed over in memory: messages are serialised
+and parsed, errors become statuses and errors again, deadlines, cancellation and flow control are the lanes' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from pierhead.admission import Admission
+from pierhead.channel import HandleChannel
+from pierhead.clients import Clients
+from pierhead.connection import Kind, Method
+from pierhead.edge import Edge
+from pierhead.lanes.caller import CallerLane
+from pierhead.lanes.server import ServedLane
+from pierhead.lanes.window import WINDOW_BYTES
+from pierhead.methods import methods_of
+from pierhead.metrics import RuntimeMetrics
+from pierhead.settings import Settings
+
+StubT = TypeVar("StubT")
+
+logger = logging.getLogger("pierhead")
+
+_NUMBERS = itertools.count(1)
+
+
+def local(
+    servicer: object,
+    stub: Callable[[grpc.aio.Channel], StubT],
+    *,
+    timeout_s: float | None = None,
+    max_queued_requests: int | None = None,
+    max_ongoing_requests: int | None = None,
+    settings: Settings | None = None,
+) -> StubT:
+    """The unchanged generated stub, on a channel to a servicer in this process.
+
+        ranker = local(Ranker(model), RankerStub)
+        reply = await ranker.Rank(request, timeout=0.2)
+
+    - timeout_s, max_queued_requests: as for `handle`.
+    - max_ongoing_requests: how many requests the servicer takes at a time; None = any number.
+    - settings: what the servicer's side goes by, as `serve` does; None = the defaults.
+
+    Calls raise what they would raise from another container. `check_health` is not called. `close_handles` ends what
+    a call has started; so does the end of the event loop. Raises TypeError for what is no generated servicer.
+    """
+    replica = LocalReplica(servicer, max_ongoing_requests=max_ongoing_requests, settings=settings)
+    name = f"{type(servicer).__name__}#{next(_NUMBERS)}"
+    Clients.override(name, replica)
+    channel = _LocalChannel(name, timeout_s=timeout_s, max_queued_requests=max_queued_requests, metrics=replica.metrics)
+    channel.replica = replica
+    return stub(channel)
+
+
+@contextmanager
+def override_handle(
+    service: str,
+    *servicers: object,
+    max_ongoing_requests: int | None = None,
+    settings: Settings | None = None,
+) -> Iterator[LocalReplica]:
+    """While the block runs, calls of every handle to `service` go to servicers in this process.
+
+        with override_handle("ranker", FakeRanker()):
+            response = await client.get("/?user_id=7")      # of an application that made its handle at import
+
+    Blocks may be nested; the inner one counts. Raises TypeError for what is no generated servicer.
+    """
+    replica = LocalReplica(*servicers, max_ongoing_requests=max_ongoing_requests, settings=settings)
+    before = Clients.override(service, replica)
+    try:
+        yield replica
+    finally:
+        Clients.override(service, before)
+
+
+class LocalReplica:
+    """Servicers behind the edge of a replica that has no port."""
+
+    def __init__(
+        self, *servicers: object, max_ongoing_requests: int | None = None, settings: Settings | None = None
+    ) -> None:
+        self.metrics = RuntimeMetrics()
+        self.admission = Admission(sys.maxsize if max_ongoing_requests is None else max_ongoing_requests)
+        self.edge = Edge(settings or Settings(), self.admission, self.metrics)
+        self.methods = {f"/{method.name}": method for servicer in servicers for method in methods_of(servicer)}
+
+    def connect(self, _: str, changed: Callable[[], None]) -> LocalConnection:
+        """What a pool asks of a transport."""
+        return LocalConnection(self, changed)
+
+
+class _LocalChannel(HandleChannel):
+    """Holds its replica: where calls go is known by the name alone, and forgotten with the replica."""
+
+    replica: LocalReplica
+
+
+class _CallersEnd(CallerLane):
+    largest_packet = sys.maxsize
+
+
+class _ReplicasEnd(ServedLane):
+    largest_packet = sys.maxsize
+
+
+class LocalConnection:
+    """A `Connection` to a LocalReplica: both ends of a lane, with nothing between them."""
+
+    def __init__(self, replica: LocalReplica, changed: Callable[[], None]) -> None:
+        self.ready = True
+        self._changed = changed
+        # No message is so large that it would have to go beside the lane.
+        self._caller = _CallersEnd(sys.maxsize, _no_parcels)
+        self._served = _ReplicasEnd(replica.methods, replica.edge, "local", sys.maxsize)
+        self._caller.peer_window = self._served.peer_window = WINDOW_BYTES  # what their hellos would tell
+        self._packets: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+        # A context of its own: a servicer in another process would see none of the caller's variables.
+        self._carrier = asyncio.get_running_loop().create_task(
+            self._carry(), context=contextvars.Context(), name="local replica"
+        )
+
+    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> Any:
+        """Begin a call; see Connection."""
+        if method.kind not in (Kind.UNARY_UNARY, Kind.UNARY_STREAM):
+            return self._caller.begin(method, None, request, timeout, metadata)
+        encode = method.request_serializer
+        raw = request if encode is None else encode(request)
+        return self._caller.begin(method, raw, None, timeout, metadata)
+
+    def check(self) -> None:
+        """Nothing: it is ready until it is closed."""
+
+    async def close(self) -> None:
+        """End the calls and what carries them."""
+        self._carrier.cancel()
+        await asyncio.wait([self._carrier])
+
+    async def _carry(self) -> None:
+        """Hand packets over until it is closed."""
+        # Owned by this coroutine: ends in the `finally` below.
+        sender = asyncio.get_running_loop().create_task(self._caller.outbox.write_all(self._packets.put))
+        try:
+            await self._served.run(self)  # type: ignore[arg-type]  # of a stream's context it reads and writes
+        except Exception:
+            logger.exception("internal: a local replica ended by a mistake of its own")
+        finally:
+            self.ready = False
+            sender.cancel()
+            await asyncio.wait([sender])
+            self._served.close()
+            self._caller.lost("the local replica was closed")
+            self._changed()
+
+    async def read(self) -> bytes:
+        """The caller's next packet."""
+        return await self._packets.get()
+
+    async def write(self, packet: bytes) -> None:
+        """The replica's next packet."""
+        self._caller.receive(packet)
+
+
+def _no_parcels() -> NoReturn:
+    raise AssertionError("nothing of a local call goes beside its lane")
