@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol, cast
 from weakref import WeakSet
 
 from aiohttp import hdrs, web
@@ -19,7 +19,7 @@ from aiohttp import hdrs, web
 from pierhead.answers import Answer, error_answer, plain_answer
 from pierhead.deadlines import Deadlines
 from pierhead.edge import Edge, is_answerable
-from pierhead.errors import BadRequest, Draining, PierheadError, cannot_listen
+from pierhead.errors import BadRequest, Draining, cannot_listen
 from pierhead.request import REQUEST_ID_KEY, new_request_id
 from pierhead.visit import CLIENT_LEFT, Visit
 
@@ -179,52 +179,31 @@ class _Gate:
         """Set the application's own handler."""
         self._inside = inside
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, base: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
-        assert isinstance(request, web.Request)  # noqa: S101 - the application's own factory made it
+        request = cast("web.Request", base)  # the application's own factory has made it
         read = request.headers.get
         visit = Visit(read)
         _VISIT.set(visit)
+        code = CLIENT_LEFT  # what is counted when cancellation passes through
         draining = self._edge.admission.draining
         try:
-            if draining:
-                _refuse_upgrade(request)
-            visit.begin(read, self._edge, self._deadlines)
-        except PierheadError as refusal:
-            return await self._refused(request, refusal, visit)
-        code = CLIENT_LEFT  # what is counted when cancellation passes through
-        try:
-            response = await self._answer(request, visit)
+            try:
+                if draining:
+                    _refuse_upgrade(request)
+                visit.begin(read, self._edge, self._deadlines)
+                response = await self._inside(request)
+                # Asked by class first: an isinstance() of an abstract class costs as much as the rest of this function.
+                if response.__class__ is not web.Response and not isinstance(response, web.StreamResponse):
+                    _reject(response, self._label(request))
+            except BaseException as error:
+                response = await self._failed(request, error, visit)
             code = str(response.status)
-        except web.HTTPException as redirect:
-            code = str(redirect.status)
-            raise
         finally:
             visit.end(self._edge, self._label(request), code)
-        if self._edge.admission.draining:
-            response.force_close()
-        return response
-
-    async def _answer(self, request: web.Request, visit: Visit) -> web.StreamResponse:
-        try:
-            response: object = await self._inside(request)  # whatever the handler has returned
-        except web.HTTPException as error:
-            if error.status < 400:
-                raise  # a redirect is an answer, not an error
-            return _from_http_exception(request, error, visit.request_id)
-        except BaseException as error:
-            return await self._failed(request, error, visit)
-        if isinstance(response, web.StreamResponse):
-            return response
-        return await self._failed(request, _no_response(response, self._label(request)), visit)
-
-    async def _refused(self, request: web.Request, refusal: PierheadError, visit: Visit) -> web.StreamResponse:
-        """The answer to a request that does not get in; it is counted under its route all the same."""
-        answer = error_answer(refusal, visit.request_id, self._edge.settings)
-        route = (await self._app.router.resolve(request)).route
-        visit.end(self._edge, self._label_of(route, request.method), str(answer.status))
-        response = _response(answer)
-        if self._edge.admission.draining:
+        if response.__class__ is not web.Response and isinstance(response, web.HTTPException):
+            raise response  # so aiohttp wants it
+        if draining or self._edge.admission.draining:
             response.force_close()
         return response
 
@@ -233,14 +212,14 @@ class _Gate:
         visit = _VISIT.get()
         if visit is not None:
             response.headers[REQUEST_ID_KEY] = visit.request_id
-        if isinstance(response, web.Response):
+        if response.__class__ is web.Response:
             return
         if isinstance(response, web.WebSocketResponse):
             self._sockets.add(response)
             if visit is not None:
                 visit.socket = response
                 visit.live_on()
-        elif request.method == hdrs.METH_HEAD:
+        elif request.method == hdrs.METH_HEAD and not isinstance(response, web.Response):
             # A handler that streams goes on to write a body, which the next request on the connection would get.
             response.force_close()
             response.headers[hdrs.CONNECTION] = "close"
@@ -268,26 +247,13 @@ class _Gate:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    def _label(self, request: web.Request) -> str:
-        try:
-            route = request.match_info.route
-        except (AssertionError, AttributeError):
-            return UNMATCHED  # the router itself has failed
-        return self._label_of(route, request.method)
-
-    def _label_of(self, route: web.AbstractRoute, method: str) -> str:
-        """The route as it was declared (`GET /items/{id}`): raw paths as labels would grow without bound."""
-        label = self._labels.get((route, method))
-        if label is None:
-            if route.resource is None:
-                return UNMATCHED  # its routes are made anew for each request
-            label = f"{method if method in hdrs.METH_ALL else 'OTHER'} {route.resource.canonical}"
-            if method in hdrs.METH_ALL:
-                self._labels[(route, method)] = label
-        return label
-
     async def _failed(self, request: web.Request, error: BaseException, visit: Visit) -> web.StreamResponse:
-        """The response for an exception of the application."""
+        """The response for an exception on the way to a response."""
+        if not visit.entered:  # refused before it was routed; it is counted under its route all the same
+            request._match_info = await self._app.router.resolve(request)
+        if isinstance(error, web.HTTPException):
+            # A redirect is an answer, not an error.
+            return error if error.status < 400 else _from_http_exception(request, error, visit.request_id)
         label = self._label(request)
         error = visit.told(error, label)
         if not is_answerable(error):
@@ -310,6 +276,22 @@ class _Gate:
             raise ConnectionResetError(known.message) from error
         return _response(error_answer(known, visit.request_id, self._edge.settings))
 
+    def _label(self, request: web.Request) -> str:
+        """The route as it was declared (`GET /items/{id}`): raw paths as labels would grow without bound."""
+        match = request._match_info  # `request.match_info` fails where there is none: the router itself has failed
+        if match is None:
+            return UNMATCHED
+        key = (match.route, request.method)
+        label = self._labels.get(key)
+        if label is None:
+            resource = match.route.resource
+            if resource is None:
+                return UNMATCHED  # its routes are made anew for each request
+            if request.method not in hdrs.METH_ALL:
+                return f"OTHER {resource.canonical}"
+            label = self._labels[key] = f"{request.method} {resource.canonical}"
+        return label
+
 
 _VISIT: ContextVar[Visit | None] = ContextVar("pierhead_visit", default=None)
 
@@ -330,8 +312,8 @@ async def _restart(socket: web.WebSocketResponse) -> bool:
     return False
 
 
-def _no_response(found: object, label: str) -> TypeError:
-    return TypeError(
+def _reject(found: object, label: str) -> NoReturn:
+    raise TypeError(
         f"the handler of {label} returned {type(found).__name__}, expected a web.StreamResponse; is a `return` missing?"
     )
 

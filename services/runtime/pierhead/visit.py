@@ -42,7 +42,7 @@ CLIENT_LEFT = "499"
 class Visit:
     """What is known of one request, and what has to be undone at its end."""
 
-    __slots__ = ("_deadline", "_entered", "_late", "_task", "asked_s", "request_id", "socket", "started")
+    __slots__ = ("_deadline", "_late", "_task", "asked_s", "entered", "request_id", "socket", "started")
 
     def __init__(self, read: ReadHeader) -> None:
         self.started = time.monotonic()
@@ -51,7 +51,8 @@ class Visit:
         """Seconds that the client has asked for, at most."""
         self.socket: object = None
         """The WebSocket that has come of it."""
-        self._entered = False
+        self.entered = False
+        """Whether it counts as in flight."""
         self._late = False
         self._deadline: Deadline | None = None
         self._task: asyncio.Task[object] | None = None
@@ -79,7 +80,7 @@ class Visit:
         if refusal is not None:
             edge.refused(refusal)
             raise refusal
-        self._entered = True
+        self.entered = True
         self._task = asyncio.current_task()
         self._deadline = deadlines.add(context.deadline, self._strike)
 
@@ -118,8 +119,8 @@ class Visit:
 
     def end(self, edge: Edge, method: str, code: str) -> None:
         """Undo what `begin` did, however far it came, and count the request."""
-        if self._entered:
-            self._entered = False
+        if self.entered:
+            self.entered = False
             edge.admission.leave()
         if self._deadline is not None:
             self._deadline.cancel()
