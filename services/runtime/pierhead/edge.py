@@ -8,10 +8,11 @@ import traceback
 
 import grpc
 
+from pierhead import logs
 from pierhead.admission import Admission
 from pierhead.errors import Draining, PierheadError, Trailers, UserCodeError, from_status
 from pierhead.metrics import RuntimeMetrics
-from pierhead.request import new_request_id
+from pierhead.request import current_request, new_request_id
 from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
@@ -42,6 +43,7 @@ class Edge:
         self.settings = settings
         self.admission = admission
         self.metrics = metrics
+        self._log = logs.request_log()
 
     def refused(self, refusal: PierheadError) -> str:
         """Count a refusal; returns the reason that `pierhead-refused` carries."""
@@ -50,10 +52,15 @@ class Edge:
         return reason
 
     def finished(self, method: str, code: str, seconds: float, request_id: str | None = None) -> None:
-        """Count a request, however it ended. `request_id`: None = that of the current context."""
+        """Count a request and log it, however it ended. `request_id`: None = that of the current context."""
         labels = (method, code)
         self.metrics.requests.inc(labels)
         self.metrics.request_duration.observe(labels, seconds)
+        if self._log is not None:
+            if request_id is None:
+                context = current_request()
+                request_id = context.request_id if context is not None else ""
+            self._log(method, code, seconds, request_id)
 
     def error_for(self, exception: BaseException, method: str) -> PierheadError:
         """The error to answer with. A user's exception is logged with an id, under which the answer can be found.

@@ -1,10 +1,48 @@
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import logging
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
+from pierhead import Settings, logs
+from pierhead.admission import Admission
+from pierhead.edge import Edge
 from pierhead.logs import JsonFormatter
+from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    """Puts back what `logs.configure` changes for the whole process."""
+    root = logging.getLogger()
+    handlers, level, factory = root.handlers[:], root.level, logging.getLogRecordFactory()
+    yield
+    if logs._handler is not None:
+        logs._handler.close()
+    logs._handler, logs._requests = None, None
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.setLogRecordFactory(factory)
+
+
+class Written(io.StringIO):
+    """A stream, and its lines once everything put has been written."""
+
+    def lines(self) -> list[dict[str, Any]]:
+        logs.flush()
+        return [json.loads(line) for line in self.getvalue().splitlines()]
+
+
+@pytest.fixture
+def written(restored: None) -> Written:
+    stream = Written()
+    logs.configure(Settings(service="ranker", replica="ranker-1"), stream)
+    return stream
 
 
 def line(level: int = logging.INFO, message: str = "hello %s", **extra: object) -> dict[str, str]:
@@ -24,12 +62,101 @@ def test_a_line_is_json() -> None:
     assert "request_id" not in parsed
 
 
-async def test_a_line_of_a_request_names_it() -> None:
-    CURRENT.set(RequestContext("request-1", 0))
-    assert line()["request_id"] == "request-1"
-
-
 def test_an_exception_comes_with_its_traceback() -> None:
     error = ValueError("boom")
     parsed = line(logging.ERROR, exc_info=(ValueError, error, None))
     assert parsed["error"].endswith("ValueError: boom")
+
+
+class Keeping(logging.Handler):
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self.records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+class TestRequestId:
+    async def test_a_line_of_a_request_names_it(self, written: Written) -> None:
+        CURRENT.set(RequestContext("request-1", 0))
+        logging.getLogger("of a service").info("at work")
+        (parsed,) = written.lines()
+        assert (parsed["message"], parsed["request_id"]) == ("at work", "request-1")
+
+    async def test_a_line_outside_of_requests_names_none(self, written: Written) -> None:
+        logging.getLogger("of a service").info("started")
+        assert "request_id" not in written.lines()[0]
+
+    async def test_it_is_that_of_the_record_s_making_whoever_formats_it(self, written: Written) -> None:
+        """A service that puts a buffering handler before ours must not get the id of the request that flushes it."""
+        records: list[logging.LogRecord] = []
+        logger = logging.getLogger("buffered")
+        logger.addHandler(Keeping(records))
+        logger.propagate = False
+
+        async def work(name: str) -> None:
+            CURRENT.set(RequestContext(name, 0))
+            logger.info("at work")
+
+        await asyncio.gather(work("request-1"), work("request-2"))
+        CURRENT.set(RequestContext("another", 0))
+        for record in records:
+            logging.getLogger().handle(record)
+        assert [parsed["request_id"] for parsed in written.lines()] == ["request-1", "request-2"]
+
+    def test_configuring_twice_asks_once(self, written: Written) -> None:
+        factory = logging.getLogRecordFactory()
+        logs.configure(Settings(), written)
+        assert logging.getLogRecordFactory() is factory
+
+
+class TestRequestLog:
+    def test_a_request_has_one_line(self, written: Written) -> None:
+        edge = Edge(Settings(), Admission(1), RuntimeMetrics())
+        edge.finished("GET /items/{id}", "200", 0.0012345, "mine")
+        (parsed,) = written.lines()
+        assert parsed.pop("time").endswith("+00:00")
+        assert parsed == {
+            "level": "info",
+            "logger": "pierhead.access",
+            "service": "ranker",
+            "replica": "ranker-1",
+            "method": "GET /items/{id}",
+            "status": "200",
+            "duration_ms": 1.234,
+            "request_id": "mine",
+        }
+
+    async def test_without_an_id_it_is_the_current_request_s(self, written: Written) -> None:
+        CURRENT.set(RequestContext("request-1", 0))
+        Edge(Settings(), Admission(1), RuntimeMetrics()).finished("pierhead.echo.v1.Echo/Echo", "OK", 0.1)
+        assert written.lines()[0]["request_id"] == "request-1"
+
+    @pytest.mark.parametrize("text", ['a"b', "a\\b", "GET /grüezi", "tab\t"])
+    def test_what_it_names_stays_within_its_field(self, written: Written, text: str) -> None:
+        Edge(Settings(), Admission(1), RuntimeMetrics()).finished(text, "200", 0, text)
+        (parsed,) = written.lines()
+        assert (parsed["method"], parsed["request_id"]) == (text, text)
+
+    @pytest.mark.parametrize("settings", [Settings(access_log=False), Settings(log_level="warning")])
+    def test_it_can_be_turned_off(self, restored: None, settings: Settings) -> None:
+        stream = Written()
+        logs.configure(settings, stream)
+        Edge(settings, Admission(1), RuntimeMetrics()).finished("GET /", "200", 0, "mine")
+        assert stream.lines() == []
+
+    def test_there_is_none_where_logging_is_not_the_runtime_s(self, restored: None) -> None:
+        assert logs.request_log() is None
+        Edge(Settings(), Admission(1), RuntimeMetrics()).finished("GET /", "200", 0, "mine")
+
+
+def test_lines_that_were_dropped_are_told(restored: None) -> None:
+    stream = Written()
+    logs.configure(Settings(service="ranker"), stream)
+    assert logs._handler is not None
+    logs._handler.writer.dropped = 7
+    (parsed,) = stream.lines()
+    assert (parsed["level"], parsed["service"]) == ("warning", "ranker")
+    assert parsed["message"] == "7 log lines were dropped: they came faster than they could be written"
+    assert logs.dropped() == 7
