@@ -115,7 +115,6 @@ class BatchWindow(Generic[M]):
         queue = self._queues.get(member.model)
         if queue is not None and member in queue.members:
             self._remove(queue, member)
-            self._eager = self._eager and bool(self._queues)
 
     def due_at(self) -> float | None:
         """When `take` is worth calling if nothing else happens; None when nothing waits or no batch may start."""

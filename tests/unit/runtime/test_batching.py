@@ -294,11 +294,15 @@ class TestTime:
         assert (await first, await in_time) == (1, 3)
         assert seen == [[1], [3]]
 
-    async def test_a_request_that_comes_too_late_is_not_queued(self) -> None:
-        batcher: Batcher[int, int] = Batcher(_same, BatchLimits(), metrics=RuntimeMetrics(), clock=lambda: 7.0)
+    async def test_a_request_that_comes_too_late_does_not_wait_to_be_told(self) -> None:
+        model = Model()
+        model.gate.clear()
+        first = asyncio.create_task(_call(model, 1))
+        await until(lambda: len(model.batches) == 1, "a batch runs")
         with pytest.raises(DeadlineExceeded):
-            await _within(batcher, 1, 7.0)
-        await assert_idle(batcher)
+            await asyncio.create_task(_within(model.double, 2, time.monotonic()))
+        model.gate.set()
+        assert await first == 2
 
 
 async def _within(batcher: Batcher[int, int], item: int, deadline: float) -> int:

@@ -43,6 +43,15 @@ class TestWhen:
         assert taken(window, 5.9) == []
         assert len(taken(window, 6.0)) == 3
 
+    def test_one_that_joins_those_who_wait_for_company_does_not_start_them(self) -> None:
+        window = Window(BatchLimits(10, batch_wait_timeout_s=5))
+        window.add(member(0))
+        taken(window, 0)
+        window.add(member(1))
+        window.finished()
+        window.add(member(2))
+        assert window.due_at() == 6
+
     def test_a_full_batch_starts_at_once(self) -> None:
         window = Window(BatchLimits(2, batch_wait_timeout_s=5))
         window.add(member(0))
@@ -98,6 +107,16 @@ class TestWhich:
             window.finished()
             order += [(m.model, m.item) for m in taken(window, 9)]
         assert order == [("rare", 0.5), ("busy", 1), ("busy", 2), ("busy", 3)]
+
+    def test_those_who_wait_for_longest_go_first_whatever_their_model(self) -> None:
+        window = Window(BatchLimits(1, batch_wait_timeout_s=2))
+        for at, model in enumerate(("a", "a", "a", "b", "a", "b")):
+            window.add(member(at, model=model))
+        order = []
+        while members := taken(window, 9):
+            order += [(m.model, m.item) for m in members]
+            window.finished()
+        assert order == [("a", 0), ("a", 1), ("a", 2), ("b", 3), ("a", 4), ("b", 5)]
 
     def test_who_is_too_late_is_not_computed_and_takes_no_room(self) -> None:
         window = Window(BatchLimits(2, max_batch_rows=10, batch_wait_timeout_s=5))
