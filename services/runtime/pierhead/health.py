@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple
 
 from pierhead.settings import Settings
@@ -32,7 +32,7 @@ requests of different length let some pass others."""
 END_S = 1.0
 """How long a check that is cancelled at the replica's end may take to clean up."""
 
-Check = Callable[[], Awaitable[Any]]
+Check = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Load(NamedTuple):

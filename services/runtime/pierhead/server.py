@@ -27,12 +27,13 @@ from pierhead.clients import Clients, close_handles
 from pierhead.edge import REFUSAL_REASONS, Edge
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.grpc_server import SERVER_OPTIONS, register
-from pierhead.health import HealthWatch, Load, checks_of
+from pierhead.health import Check, HealthWatch, Load, checks_of
 from pierhead.http_server import listener_for
 from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
 from pierhead.multiplex import close_models
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
+from pierhead.user_loop import UserLoop
 
 logger = logging.getLogger("pierhead")
 
@@ -106,8 +107,10 @@ class ReplicaServer:
         self._detail = "starting"
         self._servicers = [part for part in parts if registration_of(part) is not None]
         self._listeners = {id(part): found for part in parts if (found := listener_for(part)) is not None}
-        self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged)
+        self._user: UserLoop | None = None
+        self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run_check)
         self._reject_unknown(parts)
+        self._reject_settings()
         name = self.settings.replica or self.settings.service or "this replica"
         self._admission = Admission(self.settings.max_ongoing_requests, name)
         self._edge = Edge(self.settings, self._admission, self.metrics)
@@ -128,6 +131,8 @@ class ReplicaServer:
 
     async def run(self) -> None:
         """Start, serve, drain, close. Raises whatever keeps the replica from starting."""
+        if self.settings.run_user_code_in_separate_thread:
+            self._user = UserLoop(self.settings)
         try:
             async with asyncio.TaskGroup() as tasks:
                 life = tasks.create_task(self._live(), name="replica")
@@ -135,6 +140,8 @@ class ReplicaServer:
                     tasks.create_task(self._stay_well(), name="health"),
                     tasks.create_task(self._end_when_told(life), name="stop now"),
                 ]
+                if self._user is not None:
+                    helpers.append(tasks.create_task(self._user.lives(), name="user code"))
                 await asyncio.wait([life])
                 for helper in helpers:
                     helper.cancel()
@@ -163,6 +170,14 @@ class ReplicaServer:
                 f"serve() takes one HTTP application, found {len(self._listeners)}: join them with add_subapp or mount"
             )
 
+    def _reject_settings(self) -> None:
+        if self.settings.run_user_code_in_separate_thread and self._listeners:
+            raise SettingsError(
+                "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD: expected false for a process that serves HTTP, found true: "
+                "the handlers of an HTTP application read and write their connections and stay on the server's event "
+                "loop; put what blocks into asyncio.to_thread, or serve with several workers"
+            )
+
     def _describe(self) -> None:
         self.metrics.service = self.settings.service
         self.metrics.replica = self.settings.replica
@@ -179,6 +194,8 @@ class ReplicaServer:
     async def _live(self) -> None:
         """The replica's life in order."""
         await self._listen_admin()
+        if self._user is not None:
+            await self._user.start()
         await self._watch.check_all()
         await self._listen()
         # What lives now lives for good: keep it out of every later garbage collection.
@@ -207,6 +224,8 @@ class ReplicaServer:
             port = settings.grpc_port if self._listeners else _or_default(settings.port, DEFAULT_GRPC_PORT)
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
             methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+            if self._user is not None:
+                methods = [self._user.served(method) for method in methods]
             self._services = register(methods, self._server, self._edge)
             self._lanes = Lanes(methods, self._edge)
             self._lanes.add_to(self._server)
@@ -231,6 +250,9 @@ class ReplicaServer:
             raise cannot_listen(variable, self.settings.host, port, error) from error
 
     # ---- health
+
+    async def _run_check(self, check: Check) -> None:
+        await (check() if self._user is None else self._user.run(check))
 
     async def _stay_well(self) -> None:
         await self.ready.wait()
@@ -300,6 +322,8 @@ class ReplicaServer:
             await listener.stop()
         if self._admin is not None:
             await self._admin.cleanup()
+        if self._user is not None:
+            await self._user.close()
         if self._lanes is not None:
             await self._lanes.close()
         if self._server is not None:

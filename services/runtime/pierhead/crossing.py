@@ -1,0 +1,194 @@
+"""From one event loop to another, each in a thread of its own: calls, coroutines, and streams of items.
+
+    Mailbox    calls into a loop; what is posted together wakes it once
+    Crossing   a coroutine that runs there and is awaited here
+    HandOver   items that are made there and consumed here, a few at a time
+
+Everything is posted; no loop ever waits for the other's thread. What is posted by one side arrives in its order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, Generic, TypeVar, cast
+
+logger = logging.getLogger("pierhead")
+
+T = TypeVar("T")
+
+WINDOW = 16
+"""Items of one stream that are made ahead of their consumer, at most. A trip there and back takes about as long as a
+few small items take to make: more would not be faster, and items may be large."""
+
+
+class Mailbox:
+    """Calls into an event loop from one other thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._letters: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._rung = False
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Have `function(*args)` called in the loop; nothing happens when the loop is closed."""
+        self._letters.append((function, args))
+        if not self._rung:
+            self._rung = True  # before the call: it may be answered before it returns
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        # Before reading: a letter that comes from here on rings again.
+        self._rung = False
+        for _ in range(len(self._letters)):
+            function, args = self._letters.popleft()
+            try:
+                function(*args)
+            except Exception:
+                logger.exception("internal: a call from another event loop failed")
+
+
+class Crossing(Generic[T]):
+    """A coroutine that runs on the loop of `there` and whose outcome is awaited on that of `here`, where this is made.
+
+    It runs in a copy of the maker's context. Cancelling who awaits the outcome cancels the coroutine, whose end is
+    waited for all the same: until then it uses what its caller counts.
+    """
+
+    def __init__(
+        self, here: Mailbox, there: Mailbox, function: Callable[..., Coroutine[Any, Any, T]], *args: Any
+    ) -> None:
+        self._here = here
+        self._there = there
+        self._task: asyncio.Task[T] | None = None
+        self._settled = False
+        self._outcome: asyncio.Future[T] = here.loop.create_future()
+        there.post(self._begin, copy_context(), function, args)
+
+    async def result(self) -> T:
+        """What the coroutine returns or raises; to be awaited once."""
+        try:
+            while True:
+                try:
+                    return await self._outcome
+                except asyncio.CancelledError:
+                    if self._settled:
+                        raise
+                    self._outcome = self._here.loop.create_future()
+                    self.cancel()
+        finally:
+            del self  # an exception's traceback would hold us, and we hold it
+
+    def cancel(self) -> None:
+        """Ask the coroutine to end."""
+        self._there.post(self._cancel)
+
+    def abandon(self, error: BaseException) -> None:
+        """Let who awaits the outcome go, with `error`: there will be none."""
+        self._settled = True
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
+
+    # ---- there
+
+    def _begin(self, context: Any, function: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> None:
+        self._task = self._there.loop.create_task(function(*args), context=context)
+        self._task.add_done_callback(self._ended)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self._here.post(self._settle, task)
+
+    # ---- here
+
+    def _settle(self, task: asyncio.Task[T]) -> None:
+        self._settled = True
+        outcome = self._outcome
+        if outcome.done():  # just cancelled, or abandoned: that is what is told
+            if not task.cancelled():
+                task.exception()  # seen
+        elif task.cancelled():
+            outcome.cancel()
+        elif (error := task.exception()) is not None:
+            if not isinstance(error, Exception):  # SystemExit: it has ended that loop, and is not to end this one
+                error = RuntimeError(f"{error!r} ended the event loop that it was raised in")
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(task.result())
+
+
+class HandOver(Generic[T]):
+    """A stream of items from the loop of `there` to a consumer on that of `here`; at most WINDOW are ahead of it."""
+
+    END: Any = object()
+
+    def __init__(self, here: Mailbox, there: Mailbox) -> None:
+        self._here = here
+        self._there = there
+        self._room = WINDOW
+        self._made: asyncio.Future[None] | None = None
+        """Of the giving loop: resolved when there is room again."""
+        self._items: deque[T] = deque()
+        self._ended = False
+        self._taken = 0
+        self._news: asyncio.Future[None] | None = None
+
+    # ---- there
+
+    async def fill(self, start: Callable[[], AsyncIterator[T]]) -> None:
+        """Hand over every item of the stream that `start` begins. Raises what it raises."""
+        items = start()
+        try:
+            async for item in items:
+                self._room -= 1
+                self._here.post(self._arrive, item)
+                while self._room <= 0:
+                    self._made = self._there.loop.create_future()
+                    await self._made
+        finally:
+            try:
+                if hasattr(items, "aclose"):
+                    await items.aclose()  # a stream that is given up ends now, not at garbage collection
+            finally:
+                self._here.post(self._end)
+
+    def _credit(self, count: int) -> None:
+        self._room += count
+        if self._made is not None and not self._made.done():
+            self._made.set_result(None)
+
+    # ---- here
+
+    async def next(self) -> T:
+        """The next item, or END."""
+        while not self._items:
+            if self._ended:
+                return cast("T", self.END)
+            self._news = self._here.loop.create_future()
+            await self._news
+        item = self._items.popleft()
+        self._taken += 1
+        if self._taken >= WINDOW // 2:  # not one by one: each is a trip
+            self._there.post(self._credit, self._taken)
+            self._taken = 0
+        return item
+
+    def _arrive(self, item: T) -> None:
+        self._items.append(item)
+        self._wake()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
