@@ -1,13 +1,13 @@
-"""The echo's ingress: HTTP in, gRPC to the child. Run as `python -m services.echo.ingress`."""
+"""The echo's ingress: HTTP in, calls to the child. Run as `python -m services.echo.ingress`."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
-from pierhead import BadRequest, current_request, handle, serve
+from aiohttp import WSMsgType, web
+from pierhead import BadRequest, current_request, handle, serve, sse
 from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest, Token
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 MODEL: Final = "echo"
 DEFAULT_TOKENS: Final = 50
 
+JSON: Final = {"Content-Type": "application/json"}
+
+PING_S: Final = 30.0
+"""How often a WebSocket that is silent is asked whether somebody is there."""
+
 
 def make_app(child: EchoAsyncStub) -> web.Application:
     """The HTTP application; `child` is a stub of the Echo service."""
@@ -27,11 +32,12 @@ def make_app(child: EchoAsyncStub) -> web.Application:
     app = web.Application()
     app.router.add_get("/echo", ingress.echo)
     app.router.add_get("/echo/stream", ingress.stream, allow_head=False)
+    app.router.add_get("/echo/socket", ingress.socket, allow_head=False)
     return app
 
 
 class EchoIngress:
-    """Two routes, each one call to the child."""
+    """Three routes: one call to the child, one stream of the child, one call for each message of a WebSocket."""
 
     def __init__(self, child: EchoAsyncStub) -> None:
         self._child = child
@@ -39,33 +45,29 @@ class EchoIngress:
     async def echo(self, request: web.Request) -> web.Response:
         """`GET /echo?message=hi` -> `{"response": "Echo: hi"}`."""
         reply = await self._child.Echo(EchoRequest(message=_message(request)))
-        return web.json_response({"response": reply.response})
+        return web.Response(body=json.dumps({"response": reply.response}).encode(), headers=JSON)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """`GET /echo/stream?message=hi&num_tokens=50` -> that many server-sent events, then `[DONE]`."""
         message, num_tokens = _message(request), _num_tokens(request)
+        current = current_request()
+        events = CompletionStream(f"cmpl-{current.request_id if current else ''}", int(time.time()), MODEL)
+
+        def encode(token: Token) -> bytes:
+            return events.event(token.text, last=token.index == num_tokens - 1)
+
         tokens = self._child.Generate(GenerateRequest(message=message, num_tokens=num_tokens))
-        try:
-            return await _send_events(request, tokens, num_tokens)
-        finally:
-            # The client may have gone away in the middle: then the child stops, too. After the end this does nothing.
-            tokens.cancel()
+        return await sse(request, tokens, encode, end=DONE)
 
-
-async def _send_events(request: web.Request, tokens: AsyncIterable[Token], num_tokens: int) -> web.StreamResponse:
-    current = current_request()
-    events = CompletionStream(f"cmpl-{current.request_id if current else ''}", int(time.time()), MODEL)
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    async for token in tokens:
-        last = token.index == num_tokens - 1
-        if not response.prepared:
-            # Not earlier: a child that cannot answer still gets its own HTTP status and not a broken stream.
-            await response.prepare(request)
-        event = events.event(token.text, last=last)
-        # The end travels with the last event.
-        await response.write(event + DONE if last else event)
-    await response.write_eof()
-    return response
+    async def socket(self, request: web.Request) -> web.WebSocketResponse:
+        """`GET /echo/socket`, a WebSocket: "hi" -> "Echo: hi", message by message."""
+        socket = web.WebSocketResponse(heartbeat=PING_S)
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                reply = await self._child.Echo(EchoRequest(message=message.data))
+                await socket.send_str(reply.response)
+        return socket
 
 
 def _message(request: web.Request) -> str:

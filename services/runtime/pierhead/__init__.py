@@ -18,6 +18,7 @@ from pierhead.errors import (
     Unavailable,
     UserCodeError,
 )
+from pierhead.events import sse, sse_event
 from pierhead.handle import handle
 from pierhead.local import local, override_handle
 from pierhead.multiplex import multiplexed
@@ -53,5 +54,7 @@ __all__ = [
     "register_policy",
     "serve",
     "serve_async",
+    "sse",
+    "sse_event",
     "tensors",
 ]

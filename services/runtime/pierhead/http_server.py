@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any, NoReturn, Protocol, cast
 from weakref import WeakSet
 
@@ -18,10 +17,10 @@ from aiohttp import hdrs, web
 
 from pierhead.answers import Answer, error_answer, plain_answer
 from pierhead.deadlines import Deadlines
-from pierhead.edge import Edge, is_answerable
+from pierhead.edge import Edge
 from pierhead.errors import BadRequest, Draining, cannot_listen
 from pierhead.request import REQUEST_ID_KEY, new_request_id
-from pierhead.visit import CLIENT_LEFT, Visit
+from pierhead.visit import CLIENT_LEFT, VISIT, Visit
 
 logger = logging.getLogger("pierhead")
 
@@ -183,15 +182,15 @@ class _Gate:
         """Answer one request."""
         request = cast("web.Request", base)  # the application's own factory has made it
         read = request.headers.get
-        visit = Visit(read)
-        _VISIT.set(visit)
+        visit = Visit(read, self._edge)
+        VISIT.set(visit)
         code = CLIENT_LEFT  # what is counted when cancellation passes through
         draining = self._edge.admission.draining
         try:
             try:
                 if draining:
                     _refuse_upgrade(request)
-                visit.begin(read, self._edge, self._deadlines)
+                visit.begin(read, self._deadlines)
                 response = await self._inside(request)
                 # Asked by class first: an isinstance() of an abstract class costs as much as the rest of this function.
                 if response.__class__ is not web.Response and not isinstance(response, web.StreamResponse):
@@ -200,7 +199,7 @@ class _Gate:
                 response = await self._failed(request, error, visit)
             code = str(response.status)
         finally:
-            visit.end(self._edge, self._label(request), code)
+            visit.end(self._label(request), code)
         if response.__class__ is not web.Response and isinstance(response, web.HTTPException):
             raise response  # so aiohttp wants it
         if draining or self._edge.admission.draining:
@@ -209,7 +208,7 @@ class _Gate:
 
     async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Called by aiohttp before a response's headers are sent: each names its request."""
-        visit = _VISIT.get()
+        visit = VISIT.get()
         if visit is not None:
             response.headers[REQUEST_ID_KEY] = visit.request_id
         if response.__class__ is web.Response:
@@ -255,15 +254,12 @@ class _Gate:
             # A redirect is an answer, not an error.
             return error if error.status < 400 else _from_http_exception(request, error, visit.request_id)
         label = self._label(request)
-        error = visit.told(error, label)
-        if not is_answerable(error):
-            raise error
         if isinstance(error, web.RequestPayloadError):
             why = str(error).removeprefix("400, message:").strip()
             error = BadRequest(f"the request body cannot be read: {why}")
-        if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
-            raise error  # writing to a client that has left: nobody is there to answer
-        known = self._edge.error_for(error, label)
+        known = None if _left(request, error, visit) else visit.known(error, label)
+        if known is None:
+            raise error
         if isinstance(visit.socket, web.WebSocketResponse):
             await visit.socket.close(code=INTERNAL_ERROR, message=known.kind.encode())
             return visit.socket
@@ -293,9 +289,6 @@ class _Gate:
         return label
 
 
-_VISIT: ContextVar[Visit | None] = ContextVar("pierhead_visit", default=None)
-
-
 async def _nowhere(_: web.BaseRequest) -> web.StreamResponse:
     raise RuntimeError("a request came before the application was started")
 
@@ -304,6 +297,14 @@ def _refuse_upgrade(request: web.Request) -> None:
     """A draining replica takes requests, which end, but no WebSocket, which it would have to close at once."""
     if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
         raise Draining("this replica is draining; connect again")
+
+
+def _left(request: web.Request, error: BaseException, visit: Visit) -> bool:
+    """Whether `error` is that of writing to a client that has left: no failure of ours."""
+    if not isinstance(error, ConnectionError):
+        return False
+    closed = isinstance(visit.socket, web.WebSocketResponse) and visit.socket.closed
+    return closed or request.transport is None or request.transport.is_closing()
 
 
 async def _restart(socket: web.WebSocketResponse) -> bool:

@@ -1,13 +1,13 @@
 """One HTTP request inside a replica, from its arrival to its end, whatever server it came through.
 
-visit = Visit(headers.get)
+visit = Visit(headers.get, edge)
 try:
-    visit.begin(headers.get, edge, deadlines)   # or the reason why not is raised
+    visit.begin(headers.get, deadlines)         # or the reason why not is raised
     ...the application...                       # cancelled at the deadline
 except BaseException as error:
-    ...answer visit.told(error)...      # a cancellation by the deadline is told as DeadlineExceeded
+    ...answer visit.known(error, "GET /items/{id}")...
 finally:
-    visit.end(edge, "GET /items/{id}", "200")
+    visit.end("GET /items/{id}", "200")
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from pierhead.deadlines import Deadline, Deadlines
-from pierhead.edge import Edge
-from pierhead.errors import BadRequest, DeadlineExceeded
+from pierhead.edge import Edge, is_answerable
+from pierhead.errors import BadRequest, DeadlineExceeded, PierheadError
 from pierhead.request import (
     CURRENT,
     MODEL_KEY,
@@ -42,13 +43,27 @@ CLIENT_LEFT = "499"
 class Visit:
     """What is known of one request, and what has to be undone at its end."""
 
-    __slots__ = ("_deadline", "_late", "_task", "asked_s", "entered", "request_id", "socket", "started")
+    __slots__ = (
+        "_deadline",
+        "_late",
+        "_task",
+        "asked_s",
+        "edge",
+        "entered",
+        "outcome",
+        "request_id",
+        "socket",
+        "started",
+    )
 
-    def __init__(self, read: ReadHeader) -> None:
+    def __init__(self, read: ReadHeader, edge: Edge) -> None:
+        self.edge = edge
         self.started = time.monotonic()
         self.request_id = accept_id(read(REQUEST_ID_KEY))
         self.asked_s: float | None = None
         """Seconds that the client has asked for, at most."""
+        self.outcome = ""
+        """Status to count where that of the response's head does not tell how it ended."""
         self.socket: object = None
         """The WebSocket that has come of it."""
         self.entered = False
@@ -57,11 +72,12 @@ class Visit:
         self._deadline: Deadline | None = None
         self._task: asyncio.Task[object] | None = None
 
-    def begin(self, read: ReadHeader, edge: Edge, deadlines: Deadlines) -> None:
+    def begin(self, read: ReadHeader, deadlines: Deadlines) -> None:
         """Enter: the request's context for all code that runs for it, admission, deadline.
 
         Raises BadRequest for a deadline that makes no sense, Backpressure when the replica is full.
         """
+        edge = self.edge
         limit = edge.settings.request_timeout_s
         asked = read(TIMEOUT_KEY)
         if asked is not None:
@@ -117,17 +133,25 @@ class Visit:
         told.__cause__ = error
         return told
 
-    def end(self, edge: Edge, method: str, code: str) -> None:
+    def known(self, error: BaseException, what: str) -> PierheadError | None:
+        """What to answer to an exception of `what`; None when nobody waits for an answer any more."""
+        told = self.told(error, what)
+        return self.edge.error_for(told, what) if is_answerable(told) else None
+
+    def end(self, method: str, code: str) -> None:
         """Undo what `begin` did, however far it came, and count the request."""
         if self.entered:
             self.entered = False
-            edge.admission.leave()
+            self.edge.admission.leave()
         if self._deadline is not None:
             self._deadline.cancel()
         if self._late and self._task is not None:
             self._task.uncancel()  # struck, and the application answered all the same
         self._task = None
-        edge.finished(method, code, time.monotonic() - self.started, self.request_id)
+        self.edge.finished(method, self.outcome or code, time.monotonic() - self.started, self.request_id)
+
+
+VISIT: ContextVar[Visit | None] = ContextVar("pierhead_visit", default=None)
 
 
 def seconds_asked(header: str) -> float:

@@ -100,7 +100,7 @@ def test_closing_writes_what_is_left_and_later_lines_at_once(pipe: Pipe) -> None
 
 def test_a_stream_that_cannot_be_written_is_survived_and_counted(pipe: Pipe) -> None:
     writer = LineWriter(pipe, linger_s=FOREVER_S)
-    pipe.write = _broken  # type: ignore[assignment]
+    pipe.write = _broken  # type: ignore[method-assign]
     writer.put("one")
     writer.put("two")
     writer.flush()

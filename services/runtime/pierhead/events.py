@@ -1,0 +1,161 @@
+"""Server-sent events: an async iterator as the answer of a handler.
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        return await sse(request, child.Generate(...), encode=lambda token: sse_event(token.text), end=DONE)
+
+What has arrived in one turn of the event loop is written with one call, headers included. The first event, as every
+other one, waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, Callable, Mapping
+from typing import Generic, TypeVar
+
+from aiohttp import hdrs, web
+
+from pierhead.errors import PierheadError
+from pierhead.poll import NotYet, Polled
+from pierhead.visit import VISIT
+
+T = TypeVar("T")
+
+MAX_WRITE = 64 * 1024
+"""Bytes of events after which they are written although more are there."""
+
+HEADERS: dict[str, str] = {hdrs.CONTENT_TYPE: "text/event-stream", hdrs.CACHE_CONTROL: "no-cache"}
+
+
+def sse_event(data: object, *, name: str | None = None, event_id: str | None = None) -> bytes:
+    """One event. `data`: text as it is, anything else as JSON.
+
+    Raises ValueError for a name or an id of several lines, TypeError for what has no JSON.
+    """
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if "\n" in text or "\r" in text else [text]
+    head = ""
+    for field, value in (("event", name), ("id", event_id)):
+        if value is not None:
+            if "\n" in value or "\r" in value or "\0" in value:
+                raise ValueError(f"{field} of a server-sent event: expected one line, found {value!r}")
+            head += f"{field}: {value}\n"
+    return (head + "".join(f"data: {line}\n" for line in lines) + "\n").encode()
+
+
+def error_event(error: PierheadError, request_id: str) -> bytes:
+    """How a stream ends that has failed after its first event: `event: error`, with what would have been the body."""
+    told = {"code": error.kind, "message": error.message, "request_id": request_id}
+    return sse_event({"error": told}, name="error")
+
+
+async def sse(
+    request: web.Request,
+    source: AsyncIterable[T],
+    encode: Callable[[T], bytes] = sse_event,
+    *,
+    end: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    on_error: Callable[[PierheadError, str], bytes] = error_event,
+) -> web.StreamResponse:
+    """Answer with an event for each item of `source`, and `end` after the last one.
+
+    `encode(item)`: the bytes of its event. `on_error(error, request_id)`: the last event of a source that fails in the
+    middle. One that fails before its first item raises here, and the answer has the status of its error. A client that
+    leaves ends the source: its `cancel()` is called where it has one, as calls through a handle do. No more is read
+    from the source than the client takes.
+    """
+    stream = _Stream(request, Polled(source), encode, {**HEADERS, **(headers or {})})
+    try:
+        await stream.run(end)
+    except (Exception, asyncio.CancelledError) as error:
+        visit, left = VISIT.get(), request.transport is None or request.transport.is_closing()
+        known = visit.known(error, _name(request)) if stream.begun and visit is not None and not left else None
+        if visit is None or known is None:
+            raise
+        visit.outcome = str(known.http_status)
+        await stream.finish(on_error(known, visit.request_id))
+    finally:
+        await stream.source.close()
+    return stream.response
+
+
+class _Response(web.StreamResponse):
+    _send_headers_immediately = False  # as in web.Response: they go with the first event
+
+
+class _Stream(Generic[T]):
+    """The events of one response."""
+
+    def __init__(
+        self, request: web.Request, source: Polled[T], encode: Callable[[T], bytes], headers: Mapping[str, str]
+    ) -> None:
+        self.source = source
+        self.response = _Response(headers=headers)
+        self._request = request
+        self._encode = encode
+        self._events: list[bytes] = []
+        """Not yet written."""
+        self._size = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was an event."""
+        return bool(self._events) or self.response.prepared
+
+    async def run(self, end: bytes) -> None:
+        """Write events until the source has no more. Raises what the source raises, and ConnectionError."""
+        while True:
+            try:
+                item = self.source.poll()
+                if isinstance(item, NotYet):
+                    item = await self._wait()
+            except StopAsyncIteration:
+                break
+            self._add(item)
+            for more in self.source.ready():
+                self._add(more)
+            if self._size > MAX_WRITE:
+                await self._write()
+                await asyncio.sleep(0)  # a source that always has more must not keep the loop to itself
+        await self.finish(end)
+
+    def _add(self, item: T) -> None:
+        encoded = self._encode(item)
+        self._events.append(encoded)
+        self._size += len(encoded)
+
+    async def _wait(self) -> T:
+        """The next item; what there is goes out before."""
+        if self._events:
+            try:
+                await self._write()
+            except BaseException as error:
+                await self.source.fail(error)
+        return await self.source.wait()
+
+    async def _write(self) -> None:
+        await self._prepare()
+        await self.response.write(self._take())
+
+    async def finish(self, last: bytes) -> None:
+        """Write what is left, and `last`, and end the response, all at once."""
+        await self._prepare()
+        self._events.append(last)
+        await self.response.write_eof(self._take())
+
+    async def _prepare(self) -> None:
+        if not self.response.prepared:
+            await self.response.prepare(self._request)
+
+    def _take(self) -> bytes:
+        data = b"".join(self._events)
+        self._events.clear()
+        self._size = 0
+        return data
+
+
+def _name(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return f"{request.method} {resource.canonical if resource is not None else request.path}"
