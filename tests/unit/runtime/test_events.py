@@ -1,0 +1,305 @@
+"""Server-sent events behind the edge, read as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead import BadRequest, sse, sse_event
+from pierhead.events import MAX_WRITE
+
+from tests.unit.runtime.harness import Cluster, until
+
+Make = Callable[[], AsyncIterator[Any]]
+
+
+class Stage:
+    """A replica that answers with the events of one source, and what it wrote to its connection."""
+
+    def __init__(self, source: Make, **options: Any) -> None:
+        self.source = source
+        self.options = options
+        self.writes: list[bytes] = []
+        self.requests: list[web.Request] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(request)
+        assert request.transport is not None
+        write = request.transport.write
+
+        def spy(data: Any) -> None:
+            self.writes.append(bytes(data))
+            write(data)
+
+        request.transport.write = spy  # type: ignore[method-assign]
+        return await sse(request, self.source(), **self.options)
+
+    async def open(self, cluster: Cluster, head: str = "", **settings: Any) -> Connection:
+        app = web.Application()
+        app.router.add_get("/stream", self.handle)
+        self.server = await cluster.start(app, service="echo", **settings)
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", self.server.http_port))
+        connection.writer.write(f"GET /stream HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
+        return connection
+
+
+class Connection:
+    """Reads a chunked response."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def head(self) -> str:
+        async with asyncio.timeout(5):
+            return (await self.reader.readuntil(b"\r\n\r\n")).decode()
+
+    async def chunk(self) -> bytes:
+        """The next chunk: what was written at once. Empty at the end."""
+        async with asyncio.timeout(5):
+            size = int(await self.reader.readuntil(b"\r\n"), 16)
+            return (await self.reader.readexactly(size + 2))[:-2]
+
+    async def chunks(self) -> list[bytes]:
+        found = []
+        while chunk := await self.chunk():
+            found.append(chunk)
+        return found
+
+    def leave(self) -> None:
+        self.writer.transport.abort()
+
+
+def data(*texts: str) -> bytes:
+    return b"".join(f"data: {text}\n\n".encode() for text in texts)
+
+
+async def turn(*turns: list[str], between: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0.01)) -> Any:
+    """A source: what is listed together comes without waiting."""
+    for number, texts in enumerate(turns):
+        if number:
+            await between()
+        for text in texts:
+            yield text
+
+
+async def test_what_is_there_in_one_turn_is_one_write(cluster: Cluster) -> None:
+    stage = Stage(lambda: turn(["a", "b", "c"], ["d"], ["e", "f"]), end=data("[DONE]"))
+    connection = await stage.open(cluster)
+    head = await connection.head()
+    assert "HTTP/1.1 200" in head
+    assert "Content-Type: text/event-stream" in head
+    assert "x-request-id: " in head
+    assert await connection.chunks() == [data("a", "b", "c"), data("d"), data("e", "f", "[DONE]")]
+    assert len(stage.writes) == 3, "the head goes with the first events, the end of the response with the last"
+    connection.leave()
+
+
+async def test_a_stream_that_tells_what_is_ready_is_asked(cluster: Cluster) -> None:
+    class Stream:
+        def __init__(self) -> None:
+            self.inbox = ["a", "b", "c"]
+
+        def __aiter__(self) -> Stream:
+            return self
+
+        async def __anext__(self) -> str:
+            if not self.inbox:
+                raise StopAsyncIteration
+            return self.inbox.pop(0)
+
+        def read_ready(self) -> list[str]:
+            ready, self.inbox = self.inbox, []
+            return ready
+
+    connection = await Stage(Stream).open(cluster)
+    await connection.head()
+    assert await connection.chunks() == [data("a", "b", "c")]
+    connection.leave()
+
+
+async def test_the_first_event_waits_for_no_other(cluster: Cluster) -> None:
+    gate = asyncio.Event()
+    connection = await Stage(lambda: turn(["a"], ["b"], between=gate.wait)).open(cluster)
+    await connection.head()
+    assert await connection.chunk() == data("a")
+    gate.set()
+    assert await connection.chunks() == [data("b")]
+    connection.leave()
+
+
+async def test_a_source_that_never_waits_is_written_piece_by_piece_and_others_have_their_turn(cluster: Cluster) -> None:
+    turns = 0
+
+    async def flood() -> AsyncIterator[str]:
+        for _ in range(100):
+            yield "x" * (MAX_WRITE // 10)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    connection = await Stage(flood).open(cluster)
+    task = asyncio.create_task(others())
+    await connection.head()
+    chunks = await connection.chunks()
+    task.cancel()
+    assert len(chunks) == 10
+    assert max(map(len, chunks)) < 2 * MAX_WRITE
+    assert turns >= len(chunks)
+    connection.leave()
+
+
+async def test_no_more_is_read_from_the_source_than_the_client_takes(cluster: Cluster) -> None:
+    given_out = 0
+
+    async def endless() -> AsyncIterator[str]:
+        nonlocal given_out
+        while True:
+            given_out += 1
+            yield "x" * 10_000
+
+    stage = Stage(endless)
+    connection = await stage.open(cluster)
+    await connection.head()
+
+    def full() -> bool:
+        protocol = stage.requests[0].protocol
+        return protocol.writing_paused
+
+    await until(full, "nobody reads, so the connection is full")
+    before = given_out
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert given_out == before
+    connection.leave()
+    await until(lambda: stage.server.readiness().ongoing == 0, "the client has left")
+
+
+async def test_a_failure_before_the_first_event_has_its_own_status(cluster: Cluster) -> None:
+    async def source() -> AsyncIterator[str]:
+        await asyncio.sleep(0)
+        if stage.requests:
+            raise BadRequest("message: too dull")
+        yield ""
+
+    stage = Stage(source)
+    connection = await stage.open(cluster)
+    assert "HTTP/1.1 400" in await connection.head()
+    assert stage.server.metrics.requests.values == {("GET /stream", "400"): 1}
+    connection.leave()
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_failure_in_the_middle_ends_the_stream_with_an_event(cluster: Cluster, turns: int) -> None:
+    async def source() -> AsyncIterator[str]:
+        yield "a"
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        raise ValueError("boom")
+
+    stage = Stage(source, end=data("[DONE]"))
+    connection = await stage.open(cluster, head="x-request-id: mine\r\n")
+    assert "HTTP/1.1 200" in await connection.head()
+    events = b"".join(await connection.chunks())
+    assert events.startswith(data("a") + b"event: error\ndata: ")
+    error = json.loads(events.removeprefix(data("a") + b"event: error\ndata: "))["error"]
+    assert (error["code"], error["request_id"]) == ("internal", "mine")
+    assert error["message"].startswith("ValueError: boom [error id ")
+    assert stage.server.metrics.requests.values == {("GET /stream", "500"): 1}, "counted as what it was"
+    connection.leave()
+
+
+async def test_a_deadline_in_the_middle_is_told(cluster: Cluster) -> None:
+    closed = asyncio.Event()
+
+    async def source() -> AsyncIterator[str]:
+        try:
+            yield "a"
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    stage = Stage(source)
+    connection = await stage.open(cluster, request_timeout_s=0.1)
+    await connection.head()
+    chunks = await connection.chunks()
+    assert chunks[0] == data("a")
+    assert b'"code": "deadline_exceeded", "message": "GET /stream was not done within 0.1 s"' in chunks[1]
+    assert closed.is_set()
+    assert stage.server.metrics.requests.values == {("GET /stream", "504"): 1}
+    connection.leave()
+
+
+async def test_how_a_failure_is_told_is_the_handler_s_choice(cluster: Cluster) -> None:
+    async def source() -> AsyncIterator[str]:
+        yield "a"
+        raise BadRequest("no more")
+
+    def plainly(error: Exception, request_id: str) -> bytes:
+        return data(f"{error} {request_id}")
+
+    connection = await Stage(source, on_error=plainly).open(cluster, head="x-request-id: mine\r\n")
+    await connection.head()
+    assert await connection.chunks() == [data("a", "no more mine")]
+    connection.leave()
+
+
+async def test_a_client_that_leaves_ends_the_source(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    ended = asyncio.Event()
+
+    async def source() -> AsyncIterator[str]:
+        try:
+            yield "a"
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    stage = Stage(source)
+    connection = await stage.open(cluster)
+    await connection.head()
+    assert await connection.chunk() == data("a")
+    connection.leave()
+    async with asyncio.timeout(5):
+        await ended.wait()
+    await until(lambda: stage.server.readiness().ongoing == 0, "the count is back")
+    assert stage.server.metrics.requests.values == {("GET /stream", "499"): 1}
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+async def test_a_source_without_items_is_an_empty_stream(cluster: Cluster) -> None:
+    connection = await Stage(lambda: turn([]), end=b"").open(cluster)
+    assert "HTTP/1.1 200" in await connection.head()
+    assert await connection.chunks() == []
+    connection.leave()
+
+
+class TestEvent:
+    def test_text_and_json(self) -> None:
+        assert sse_event("hi") == b"data: hi\n\n"
+        assert sse_event({"a": "grüezi"}) == 'data: {"a": "grüezi"}\n\n'.encode()
+        assert sse_event("hi", name="token", event_id="7") == b"event: token\nid: 7\ndata: hi\n\n"
+
+    @pytest.mark.parametrize("wrong", ["a\nb", "a\rb", "\0"])
+    def test_a_name_is_one_line(self, wrong: str) -> None:
+        with pytest.raises(ValueError, match="expected one line"):
+            sse_event("hi", name=wrong)
+        with pytest.raises(ValueError, match="expected one line"):
+            sse_event("hi", event_id=wrong)
+
+    @given(st.text(alphabet=st.characters(codec="utf-8")))
+    def test_any_text_comes_out_as_it_went_in_but_for_its_line_ends(self, text: str) -> None:
+        """As the HTML standard's event stream interpretation reads it."""
+        event = sse_event(text).decode()
+        assert event.endswith("\n\n")
+        fields = [line.removeprefix("data: ") for line in event[:-2].split("\n")]
+        assert all(line.startswith("data: ") for line in event[:-2].split("\n"))
+        assert "\n".join(fields) == text.replace("\r\n", "\n").replace("\r", "\n")
