@@ -156,6 +156,16 @@ class TestUnloading:
         assert (a.closed, b.closed, other.done()) == (0, 0, False)
         other.cancel()
 
+    async def test_one_that_a_task_asks_for_twice_is_given_back_once(self) -> None:
+        loader = Loader(1)
+
+        async def work() -> None:
+            first, second = await asyncio.gather(loader.get("a"), loader.get("a"))
+            assert first is second is await loader.get("a")
+
+        await asyncio.create_task(work())
+        await assert_unused(loader)
+
     async def test_a_model_without_a_way_to_close_just_goes(self) -> None:
         gone: list[weakref.ref[Any]] = []
 
@@ -418,6 +428,8 @@ async def assert_unused(loader: Loader) -> None:
     loads, unloads = loader.metrics.multiplex_loads.values["load",], loader.metrics.multiplex_unloads.values["load",]
     assert loads - unloads == len(entries)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+    timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+    assert [timer for timer in timers if "_no_place" in repr(timer) and not timer.cancelled()] == []
 
 
 class Translator:
@@ -560,9 +572,10 @@ class TestAnnouncement:
     def test_a_model_that_two_functions_hold_is_held_until_both_let_go(self) -> None:
         held = Held()
         held.add("a")
+        version = held.version
         held.add("a")
         held.remove("a")
-        assert held.models() == {"a"}
+        assert (set(held.models()), held.version) == ({"a"}, version)
         held.remove("a")
         assert held.models() == frozenset()
 
@@ -572,6 +585,10 @@ class TestAnnouncement:
         assert text.isascii()
         assert text.isprintable()
         assert parse_announcement(text) == set(ids)
+
+    @pytest.mark.parametrize(("length", "told"), [(MAX_TEXT, 1), (MAX_TEXT + 1, 0)])
+    def test_what_just_fits_is_told(self, length: int, told: int) -> None:
+        assert len(parse_announcement(announcement(["x" * length]))) == told
 
     def test_what_does_not_fit_is_left_out(self) -> None:
         ids = [f"{number:0100}" for number in range(100)]

@@ -83,6 +83,14 @@ class TestExamples:
         shelf.gone(first)
         assert (shelf.places, len(shelf.entries)) == (0, 0)
 
+    def test_one_that_is_wanted_again_before_its_loading_was_cancelled_goes_on_loading(self) -> None:
+        shelf = Shelf(1)
+        entry = shelf.ask("a")
+        steps(shelf)
+        shelf.leave(entry)
+        assert shelf.ask("a").state is State.LOADING
+        assert steps(shelf) == []
+
     def test_one_that_was_loaded_all_the_same_is_kept(self) -> None:
         shelf = Shelf(1)
         a = shelf.ask("a")
