@@ -8,23 +8,49 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/messages.sh"
 # shellcheck source=compose/machine/host.sh
 . "$here/host.sh"
-cd "$here/../.."
+# shellcheck source=compose/machine/stack.sh
+. "$here/stack.sh"
 
 readonly PYTHON=.venv/bin/python TORCH=torch==2.13.0
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/pierhead-bench
 
 main() {
+  local mode
   "$here/venv.sh"
   SSL_CERT_FILE=${SSL_CERT_FILE:-$(ca_bundle)}
   export SSL_CERT_FILE
   step "Installing the bench's packages" install_own || give_up "the packages of the group bench could not be installed."
   install_generators
-  if has_nvidia && [ -z "${PIERHEAD_BENCH_PYTHON:-}" ]; then install_cuda_services; fi
-  case " $* " in
-    *" PEER=0 "*) ;;
-    *) [ -n "${PIERHEAD_BENCH_PEER_PYTHON:-}" ] || install_peer ;;
-  esac
-  exec "$PYTHON" -m tests.bench "$@"
+  if [ "$(word PEER "$@")" != 0 ] && [ -z "${PIERHEAD_BENCH_PEER_PYTHON:-}" ]; then install_peer; fi
+  mode=$(word MODE "$@")
+  if [ -z "$mode" ]; then
+    if docker info >/dev/null 2>&1; then mode=containers; else mode=processes; fi
+  fi
+  if [ "$mode" = containers ]; then
+    build_stack
+  elif has_nvidia && [ -z "${PIERHEAD_BENCH_PYTHON:-}" ]; then
+    install_cuda_services
+  fi
+  exec "$PYTHON" -m tests.bench "$@" "MODE=$mode"
+}
+
+# word NAME WORDS...: the value of NAME=VALUE among the words.
+word() {
+  local name=$1 each
+  shift
+  for each in "$@"; do
+    case $each in "$name="*) printf '%s' "${each#*=}" ;; esac
+  done
+}
+
+# Images of their own: a stack that runs from this clone keeps its version.
+build_stack() {
+  export PIERHEAD_TAG=bench
+  "$here/engine.sh"
+  "$here/base-images.sh"
+  choose_files 'echo recsys' "$(has_nvidia && echo 1)"
+  choose_build_inputs
+  build_images
 }
 
 uv() {
@@ -35,9 +61,10 @@ install_own() { uv sync --frozen --inexact --python "$PYTHON" --extra controller
 
 install_generators() {
   if command -v wrk >/dev/null && command -v h2load >/dev/null; then return; fi
-  command -v apt-get >/dev/null && can_be_root ||
+  if ! command -v apt-get >/dev/null || ! can_be_root; then
     refuse "wrk and h2load are needed and cannot be installed for you here." \
       "Install them (Debian, Ubuntu: apt-get install wrk nghttp2-client) and repeat."
+  fi
   step "Installing wrk and h2load" apt_install wrk nghttp2-client || give_up "wrk and h2load could not be installed."
 }
 

@@ -37,11 +37,12 @@ RESULTS = ROOT / "tests" / "bench" / "results"
 def main() -> int:
     """Run; 0 when everything was measured, 1 when something was not, 2 for wrong words, 130 after Ctrl-C."""
     try:
-        options = read(sys.argv[1:], containers.has_engine())
+        options = read(sys.argv[1:])
     except OptionsError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     directory = Path(tempfile.mkdtemp(prefix="ph-", dir="/tmp"))  # not TMPDIR: the paths of sockets are short
     try:
         return Bench(options, _workplace(options, directory)).run()
@@ -53,6 +54,9 @@ def main() -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Once: what is stopped in order must not be interrupted again."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

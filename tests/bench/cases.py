@@ -39,6 +39,9 @@ APPS: Final = {
     )
 }
 
+OPEN, FIRST, GRPC, MODEL_ALONE = 1.4, 0.5, 0.5, 0.6
+"""Lengths of the other loads, as parts of a closed loop's: open loops need more for their tails, limits less."""
+
 TOKENS: Final = 50
 """Events of one stream before its [DONE]; the number in the path above."""
 
@@ -136,9 +139,9 @@ def _main_steps(options: Options, app: App, subject: Subject) -> tuple[Step, ...
             levels = (1, app.main_level)
         steps += [Step("closed", level, options.seconds) for level in levels]
     if closed and app.name == "stream":
-        steps += [Step("first", step.level, options.seconds * 0.6) for step in steps if step.load == "closed"]
+        steps += [Step("first", step.level, options.seconds * FIRST) for step in steps if step.load == "closed"]
     if "open" in options.parts:
-        steps.append(Step("open", 0, options.seconds * 1.6))
+        steps.append(Step("open", 0, options.seconds * OPEN))
     if closed and subject is OURS and app.name == "echo":
         steps += _grpc_steps(options)
     return tuple(steps)
@@ -147,32 +150,38 @@ def _main_steps(options: Options, app: App, subject: Subject) -> tuple[Step, ...
 def _limits(options: Options, number: int, app: App) -> Iterator[Visit]:
     if app.name == "echo":
         steps = (Step("closed", 1, options.seconds), Step("closed", app.main_level, options.seconds))
-        yield Visit(number, SINGLE_STAGE, app.name, steps)
+        yield Visit(number, SINGLE_STAGE, app.name, steps[1:])
         yield Visit(number, BARE, app.name, (*steps, *_grpc_steps(options)))
     elif app.name == "stream":
         levels = (1,) if options.quick else (1, app.main_level)
-        firsts = [Step("first", level, options.seconds * 0.6) for level in levels]
-        opened = [Step("open", 0, options.seconds * 1.6)] if "open" in options.parts else []
+        firsts = [Step("first", level, options.seconds * FIRST) for level in levels]
+        opened = [Step("open", 0, options.seconds * OPEN)] if "open" in options.parts else []
         yield Visit(number, BARE, app.name, (Step("closed", app.main_level, options.seconds), *firsts, *opened))
     else:
-        yield Visit(number, MODEL, app.name, (Step("model", 1, options.seconds), Step("model", 0, options.seconds)))
+        yield Visit(
+            number,
+            MODEL,
+            app.name,
+            (Step("model", 1, options.seconds * MODEL_ALONE), Step("model", 0, options.seconds * MODEL_ALONE)),
+        )
 
 
 def _grpc_steps(options: Options) -> tuple[Step, ...]:
-    return tuple(Step("grpc", calls, options.seconds * 0.6) for calls in (1, 64))
+    return tuple(Step("grpc", calls, options.seconds * GRPC) for calls in (1, 64))
 
 
 def _variant_steps(options: Options, app: App, variant: Subject) -> tuple[Step, ...]:
     main = Step("closed", app.main_level, options.seconds)
+    # What is on a request's way shows in a lone request, too; the rest only under load.
+    on_the_way = variant.setting == "transport" or not variant.haproxy
     if app.name == "echo":
-        return (Step("closed", 1, options.seconds), main)
-    # The others change what a single echo shows already.
-    return (main,) if variant.setting == "transport" or (app.name == "stream" and not variant.haproxy) else ()
+        return (Step("closed", 1, options.seconds), main) if on_the_way else (main,)
+    return (main,) if variant.setting == "transport" or (app.name == "stream" and on_the_way) else ()
 
 
 # ------------------------------------------------------------------------------------------------------- time to come
 
-_START_S: Final = {"ours": 4.0, "peer": 14.0, "single_stage": 3.0, "bare": 3.0, "model": 6.0}
+_START_S: Final = {"ours": 4.0, "peer": 12.0, "single_stage": 3.0, "bare": 3.0, "model": 6.0}
 _DLRM_START_S: Final = 6.0
 WARM_S: Final = {"closed": 1.0, "first": 0.5, "open": 1.0, "grpc": 0.5, "model": 0.5}
 """Load before each measurement that is not counted."""

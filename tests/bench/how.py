@@ -16,7 +16,7 @@ PROCESSES = """\
   configuration that our controller writes. Requests go to 127.0.0.1: no proxy of Docker's is on the way."""
 CONTAINERS = """\
 - Ours runs in containers and is reached at the address of HAProxy's container: a published port would pass Docker's
-  user-space proxy. The peer's processes run on the host and are reached at 127.0.0.1."""
+  user-space proxy. The peer and the limits are processes of the host and are reached at 127.0.0.1."""
 PEER = """\
 - Ray Serve has every throughput flag on: `RAY_SERVE_ENABLE_HA_PROXY`, `RAY_SERVE_THROUGHPUT_OPTIMIZED`,
   `RAY_SERVE_HAPROXY_TCP_NODELAY`. Its dashboard is off. Every request carries `x-request-disconnect-disabled: ?1`, as

@@ -20,7 +20,7 @@ class OptionsError(Exception):
 class Options:
     """| word | meaning |
     |---|---|
-    | MODE | processes: all on this host. containers: ours in a stack of its own; default where there is an engine |
+    | MODE | processes: all on this host. containers: ours in a stack of its own. make: where an engine is |
     | ROUNDS | alternating rounds; medians and spreads are over them. 3 |
     | SECONDS | of one measurement. 5 |
     | ONLY | parts, separated by commas: echo, stream, dlrm (closed loop), open, limits, ablation. All |
@@ -46,7 +46,7 @@ class Options:
         return named or APPS
 
 
-def read(words: Sequence[str], has_engine: bool) -> Options:
+def read(words: Sequence[str]) -> Options:
     """Options from NAME=VALUE words; an empty value is the default. Raises OptionsError."""
     problems: list[str] = []
     given: dict[str, str] = {}
@@ -58,7 +58,7 @@ def read(words: Sequence[str], has_engine: bool) -> Options:
             given[name] = value.strip()
     quick = _flag(given, "QUICK", False, problems)
     options = Options(
-        mode=_one_of(given, "MODE", MODES, "containers" if has_engine else "processes", problems),
+        mode=_one_of(given, "MODE", MODES, "processes", problems),
         rounds=int(_number(given, "ROUNDS", 1 if quick else 3, 1, 99, problems)),
         seconds=_number(given, "SECONDS", 2 if quick else 5, 0.5, 600, problems),
         parts=_parts(given.get("ONLY", ""), quick, problems),

@@ -18,12 +18,12 @@ from tests.bench.statistics import Samples, Spread, latency, rate
 mpl.use("Agg")
 
 OURS, PEER, LIMIT, INK, FAINT = "#0b7285", "#e8590c", "#868e96", "#212529", "#dee2e6"
-ROLES = {"ingress": "#0b7285", "child": "#66d9e8", "haproxy": "#fcc419", "ray": "#e8590c", "generator": "#ced4da"}
+ROLES = {"ingress": "#0b7285", "child": "#66d9e8", "haproxy": "#fcc419", "rest": "#e8590c", "generator": "#ced4da"}
 ROLE_NAMES = {
     "ingress": "ingress",
     "child": "child",
     "haproxy": "HAProxy",
-    "ray": "rest of Ray",
+    "rest": "the rest",
     "generator": "generator",
 }
 SIDES = (("ours", "Pierhead", OURS), ("peer", "Ray Serve", PEER))
@@ -81,7 +81,9 @@ def draw_all(results: Results, directory: Path) -> list[str]:
 
 def _panels(samples: Samples, panel: Panel) -> Any:
     """One panel for each application that has data."""
-    apps = [app for app in APPS.values() if any(sample.app == app.name for sample in samples.all)]
+    apps = [app for app in APPS.values() if samples.levels(app.name, "closed")]
+    if not apps:
+        return None
     figure, axes = plt.subplots(1, len(apps), figsize=(SIZE[0] * len(apps) / 3 + 0.5, SIZE[1]), squeeze=False)
     found = [panel(ax, samples, app) for ax, app in zip(axes[0], apps, strict=True)]
     for ax, app in zip(axes[0], apps, strict=True):

@@ -13,7 +13,7 @@ ROLE_NAMES = {
     "ingress": "ingress",
     "child": "child",
     "haproxy": "HAProxy",
-    "ray": "rest of Ray",
+    "rest": "the rest",
     "generator": "generator",
 }
 SIDES = (("ours", "Pierhead"), ("peer", "Ray Serve"))
@@ -168,7 +168,7 @@ def costs(results: Results, samples: Samples) -> Iterator[str]:
 
 
 def limits(results: Results, samples: Samples) -> Iterator[str]:
-    rows = []
+    rows: list[list[str]] = []
     for level in (1, APPS["echo"].main_level):
         for subject, label in (
             ("single_stage", "one aiohttp stage behind HAProxy"),

@@ -242,7 +242,8 @@ class OpenLoop(Load):
 
     @property
     def is_drained(self) -> bool:
-        return not self._waiting and len(self._free) == len(self.connections)
+        """Nothing is in flight and nothing waits, or nobody is there to send to."""
+        return not self.connections or (not self._waiting and len(self._free) == len(self.connections))
 
 
 class ClosedLoop(Load):

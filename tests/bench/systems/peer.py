@@ -56,13 +56,13 @@ def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
 
 
 def classify(role: str, process: psutil.Process) -> str:
-    """The replicas and HAProxy in our words; "ray" is all the rest: controllers, raylet, agents."""
+    """The replicas and HAProxy in our words; "rest" is the controller, raylet, agents."""
     if process.name() == "haproxy":
         return "haproxy"
     title = " ".join(process.cmdline()[:1])
     if title.startswith("ray::ServeReplica"):
         return "ingress" if "Ingress" in title else "child"
-    return "ray"
+    return "rest"
 
 
 def _places(directory: Path, ports: list[int]) -> dict[str, str]:

@@ -1,0 +1,156 @@
+"""The load generator against a small server whose behaviour each test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from hdrh.histogram import HdrHistogram
+
+from tests.bench.load.generator import USERS, closed_loop, open_loop, requests_for, summary
+from tests.bench.load.tools import percentiles_ms
+
+Answer = Callable[[int], Awaitable[bytes]]
+"""The number of a request, counted from 0 -> the bytes to send; empty = close the connection without an answer."""
+
+
+def response(body: bytes = b"ok", status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+@contextlib.asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[str]:
+    """Serve on a free port; the URL."""
+    seen = 0
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal seen
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                number, seen = seen, seen + 1
+                said = await answer(number)
+                if not said:
+                    break
+                writer.write(said)
+        writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.add(asyncio.get_running_loop().create_task(handle(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    # The generator has closed its connections: each handler reads that and ends.
+    if handlers:
+        await asyncio.wait(handlers)
+
+
+async def at_once(number: int) -> bytes:
+    return response()
+
+
+def slower_than(histogram: HdrHistogram, milliseconds: float) -> int:
+    """How many latencies are above."""
+    counts: list[int] = [
+        item.count_added_in_this_iter_step
+        for item in histogram.get_recorded_iterator()
+        if item.value_iterated_to > milliseconds * 1000
+    ]
+    return sum(counts)
+
+
+def test_every_user_is_asked_for_once_in_a_thousand_requests() -> None:
+    requests = requests_for("http://127.0.0.1:1/recsys/?user_id={user_id}")
+    assert len(set(requests)) == USERS
+    assert any(b"user_id=1 HTTP" in request for request in requests)
+    assert any(b"user_id=1000 HTTP" in request for request in requests)
+
+
+async def test_an_open_loop_sends_as_many_as_are_due() -> None:
+    async with serving(at_once) as url:
+        record = await open_loop(url, rate=200, seconds=0.5, warm_seconds=0.25, max_connections=8)
+    assert (record.requests, record.answered, record.errors) == (100, 150, {})
+    assert record.latency.get_total_count() == record.first_byte.get_total_count() == 100
+
+
+async def test_whoever_came_while_the_server_stalled_is_counted_with_the_wait() -> None:
+    async def stalls_once(number: int) -> bytes:
+        if number == 0:
+            await asyncio.sleep(0.3)
+        return response()
+
+    async with serving(stalls_once) as url:
+        record = await open_loop(url, rate=100, seconds=0.5, warm_seconds=0.0, max_connections=1)
+    # The first waited 300 ms, the second 290, and so on: 25 of them more than 50 ms. A generator that sends only when
+    # the last answer is there would see one slow request.
+    assert record.requests == 50
+    assert slower_than(record.latency, 50) >= 25
+
+
+async def test_arrivals_take_another_connection_when_one_is_busy() -> None:
+    async def first_is_slow(number: int) -> bytes:
+        if number == 0:
+            await asyncio.sleep(0.4)
+        return response()
+
+    async with serving(first_is_slow) as url:
+        record = await open_loop(url, rate=100, seconds=0.3, warm_seconds=0.0, max_connections=64)
+    assert record.requests == 30
+    assert record.latency.get_value_at_percentile(50) < 300_000
+
+
+async def test_an_answer_that_never_comes_is_an_error_with_its_wait() -> None:
+    async def dies(number: int) -> bytes:
+        return b"" if number == 3 else response()
+
+    async with serving(dies) as url:
+        record = await open_loop(url, rate=100, seconds=0.2, warm_seconds=0.0, max_connections=4)
+    assert record.requests == 20
+    assert record.errors == {"connection lost": 1}
+    assert record.latency.get_total_count() == 20
+
+
+async def test_other_statuses_are_errors() -> None:
+    async def refuses(number: int) -> bytes:
+        return response(status="503 Service Unavailable") if number % 2 else response()
+
+    async with serving(refuses) as url:
+        record = await open_loop(url, rate=100, seconds=0.2, warm_seconds=0.0, max_connections=4)
+    assert record.errors == {"status 503": 10}
+
+
+async def test_nobody_listens() -> None:
+    async with serving(at_once) as url:
+        pass
+    record = await open_loop(url, rate=50, seconds=0.1, warm_seconds=0.0, max_connections=4)
+    assert record.requests == sum(count for why, count in record.errors.items() if why == "not sent") == 5
+
+
+async def test_a_closed_loop_keeps_its_connections_busy_and_sees_the_first_byte() -> None:
+    async def in_two_parts(number: int) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+
+    async with serving(in_two_parts) as url:
+        record = await closed_loop(url, connections=3, seconds=0.2, warm_seconds=0.0)
+    assert record.requests >= 3
+    assert not record.errors
+    said = summary(record, 0.2)
+    assert percentiles_ms(said["first_byte"])["p50"] <= percentiles_ms(said["latency"])["max"]
+    assert said["bytes"] == 2 * record.requests
+
+
+def test_merged_percentiles_are_those_of_all_values() -> None:
+    from tests.bench.load.generator import new_histogram
+
+    parts = []
+    for value in (1000, 100_000):
+        histogram = new_histogram()
+        for _ in range(100):
+            histogram.record_value(value)
+        parts.append(histogram.encode().decode())
+    merged = percentiles_ms(*parts)
+    assert round(merged["p50"]) == 1
+    assert round(merged["p90"]) == 100
