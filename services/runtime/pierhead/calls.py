@@ -10,18 +10,21 @@ The life of a call:
        v
     Backpressure, NoReplica
 
-A call that a replica may have begun is never sent a second time, and neither is one whose requests are a stream: its
-replica is chosen once.
+A call that a replica may have begun is never sent a second time, and neither is one of whose stream of requests
+something was sent.
 
-When a replica has room, which is nearly always, a call costs no task and no timer of ours: gRPC's call is opened at
-once, and awaiting ours awaits it.
+When a replica has room, which is nearly always, a call costs no task and no timer of ours: the transport's call is
+opened at once, and awaiting ours awaits it. One that has to wait costs a place in the line and a deadline, and no task.
+
+A call that nobody holds any more is cancelled: nobody can get its result, and it takes up a place at a replica. So
+nothing that outlives a call (leases, transports) refers to it, except the line while it waits there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -36,19 +39,18 @@ from pierhead.errors import (
     Trailers,
     from_status,
 )
-from pierhead.pool import Lease, Replica
+from pierhead.line import Place
+from pierhead.multiplex_held import parse_announcement
 from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
 
 if TYPE_CHECKING:
     from pierhead.channel import HandleChannel
+    from pierhead.deadlines import Deadline
+    from pierhead.pool import Lease
+    from pierhead.replica import Replica
 
 TOO_LARGE = "larger than max"
 """What gRPC's core says of a message above max_receive_message_length or max_send_message_length."""
-
-_PASSED_ON = (TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY)
-"""The keys of what a RequestContext holds from its third field on."""
-
-_NOTHING_MORE = (None, None, None)
 
 RETRY_REASONS = ("overloaded", "draining", "connect")
 """Why a call may go to another replica: none of its work was begun."""
@@ -56,12 +58,30 @@ RETRY_REASONS = ("overloaded", "draining", "connect")
 BACKOFF_S = (0.01, 0.5)
 """Shortest and longest pause of a call for which the retry budget has nothing left."""
 
+BROKEN = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
+)
+"""Statuses that say that the service is broken, and not what was asked of it."""
+
 
 class Call:
     """What calls of every kind share: choosing a replica, trying another, telling how it ended."""
 
-    repeatable = True
-    """Whether the request is still at hand after it was sent."""
+    # What most calls never set is read from here.
+    session_id: str | None = None
+    model_id: str | None = None
+    _call: Any = None
+    """The transport's call; None while there is none."""
+    _lease: Lease
+    """Of the replica that has the call, or had it last."""
+    _opening: asyncio.Future[None] | None = None
+    """Done when the call is at a replica, or will never be; None when it was at once."""
+    _place: Place | None = None
+    _timer: Deadline | None = None
+    _tried: list[Replica] | None = None
+    _pauses = 0
+    _ended = False
+    _callbacks: list[Callable[[Any], None]] | None = None
 
     def __init__(
         self,
@@ -84,37 +104,63 @@ class Call:
         if context is None:
             ours = ((REQUEST_ID_KEY, new_request_id()),)
         else:
-            limit = min(limit, context.deadline - now)
-            ours = ((REQUEST_ID_KEY, context.request_id),)
-            if context[2:] != _NOTHING_MORE:
-                ours += tuple(
-                    (key, value) for key, value in zip(_PASSED_ON, context[2:], strict=True) if value is not None
-                )
-        self._metadata = (*ours, *metadata) if metadata else ours
+            request_id, deadline, traceparent, session_id, model_id = context
+            if deadline - now < limit:
+                limit = deadline - now
+            ours = ((REQUEST_ID_KEY, request_id),)
+            if traceparent is not None:
+                ours += ((TRACEPARENT_KEY, traceparent),)
+            if session_id is not None:
+                ours += ((SESSION_KEY, session_id),)
+                self.session_id = session_id
+            if model_id is not None:
+                ours += ((MODEL_KEY, model_id),)
+                self.model_id = model_id
+        self._metadata = ours
+        if metadata:
+            self._add_metadata(metadata)
         self._limit = limit
         self._deadline = now + limit
-        self._tried: list[Replica] = []
-        self._pauses = 0
-        self._opened_at = now
-        self._ended = False
-        self._callbacks: list[Callable[[Any], None]] = []
-        self._call: Any = None
-        self._replica: Replica | None = None
-        self._lease: Lease
-        self._opening: asyncio.Task[None] | None = None
+        if limit <= 0:
+            self._deny(DeadlineExceeded(f"{method.path[1:]}: not sent, its deadline has passed already"))
+            return
         pool.budget.called()
-        replica = pool.take(channel.policy)
-        if replica is not None:
-            self._open(replica, limit)
+        try:
+            lease = pool.take(channel.router, self, now)
+        except PierheadError as error:  # of the policy
+            self._deny(error)
+            return
+        if lease is not None:
+            self._open(lease, limit)
         else:
-            self._open_later(self._wait_and_open())
+            self._wait()
+
+    def __del__(self) -> None:
+        # Not from another thread's garbage collection, nor when the loop is gone.
+        if not self._ended and self._call is not None and self._channel.is_current():
+            self.cancel()
+
+    # ---- as policies.RoutedCall
+
+    @property
+    def path(self) -> str:
+        """/package.Service/Method"""
+        return self._method.path
+
+    @property
+    def request(self) -> Any:
+        """The request message."""
+        return self._request
 
     # ---- as grpc.aio.Call
 
     def cancel(self) -> bool:
         """Cancel the call, wherever it is: in line, or at the replica."""
-        running = self._call if self._call is not None else self._opening
-        cancelled = running is not None and bool(running.cancel())
+        if self._call is not None:
+            cancelled = bool(self._call.cancel())
+        else:
+            self._stop_waiting()
+            cancelled = self._opening is not None and self._opening.cancel()
         if cancelled:
             self._end("cancelled")
         return cancelled
@@ -139,6 +185,8 @@ class Call:
         """Have `callback(call)` called when it has ended for its caller; a try that was refused is no end."""
         if self._ended:
             callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
         else:
             self._callbacks.append(callback)
 
@@ -168,97 +216,182 @@ class Call:
         """Return once the call is on its way to a replica. Raises as awaiting it would."""
         await (await self._opened()).wait_for_connection()
 
-    # ---- opening
+    # ---- getting to a replica
 
-    def _open(self, replica: Replica, timeout: float) -> None:
-        lease = Lease(self._pool, replica)
+    def _add_metadata(self, metadata: Any) -> None:
+        """The caller's own, which also say for whom and for which model this one call is."""
+        self._metadata += tuple(metadata)
+        for key, value in metadata:
+            if key == SESSION_KEY:
+                self.session_id = value
+            elif key == MODEL_KEY:
+                self.model_id = value
+
+    def _open(self, lease: Lease, timeout: float) -> None:
+        """Open the call at the replica, or deny it with what the transport raises."""
         try:
-            call = replica.connection.open(self._method, self._request, timeout, self._metadata, self._compression)
-        except BaseException:
+            call = lease.replica.connection.open(
+                self._method, self._request, timeout, self._metadata, self._compression
+            )
+        except BaseException as error:
             lease.end()
-            raise
-        # gRPC calls this however the call ends, also when it is dropped: the count cannot leak.
+            if not isinstance(error, Exception):
+                raise
+            self._deny(error)
+            return
+        # The transport calls this however the call ends: the count cannot leak.
         call.add_done_callback(lease.end)
         self._lease = lease
-        self._replica = replica
         self._call = call
-        self._opened_at = time.monotonic()
 
-    def _open_later(self, opening: Coroutine[Any, Any, None]) -> None:
-        self._opening = asyncio.get_running_loop().create_task(opening, name="wait for a replica")
-        # Owned by this call; a caller who drops the call without awaiting it must not be told of it by the loop.
-        self._opening.add_done_callback(_retrieve)
-
-    async def _wait_and_open(self, *, first: bool = False) -> None:
-        replica = await self._channel.wait_in_line(self._pool, self._deadline, first=first)
-        self._open(replica, self._deadline - time.monotonic())
-
-    async def _pause_and_open(self, pause: float) -> None:
-        if pause:
-            await asyncio.sleep(pause)
-        await self._wait_and_open(first=True)
+    def _deny(self, error: Exception) -> None:
+        """The call will be at no replica; whoever awaits it is told why."""
+        opening = self._opening
+        if opening is None or opening.done():
+            opening = self._opening = asyncio.get_running_loop().create_future()
+        opening.set_exception(error)
+        opening.exception()  # a caller who never asks must not be told of it by the loop
 
     async def _opened(self) -> Any:
-        if self._call is None and self._opening is not None:
-            await self._opening
+        """The transport's call, once there is one. Raises why there will be none."""
+        while self._call is None:
+            assert self._opening is not None  # noqa: S101 - else `__init__` has not ended
+            try:
+                await self._opening
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
         return self._call
 
-    # ---- ends
+    # ---- waiting
 
-    async def _recover(self, error: grpc.aio.AioRpcError, *, begun: bool = False) -> None:
+    def _wait(self, *, returned: bool = False) -> None:
+        """Stand in line. `returned`: the call was at a replica, which refused it."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_future()
+        now = time.monotonic()
+        try:
+            patience = self._channel.patience(self._deadline - now, returned=returned)
+        except PierheadError as error:
+            self._deny(error)
+            return
+        self._place = place = Place(self._started, self, self._channel.router, self._granted, self._denied)
+        self._timer = self._channel.deadlines.add(now + patience, self._gave_up)
+        self._channel.joined(1)
+        self._pool.join(place)
+
+    def _pause(self, seconds: float) -> None:
+        """Stand in line after a pause."""
+        self._opening = asyncio.get_running_loop().create_future()
+        self._timer = self._channel.deadlines.add(time.monotonic() + seconds, self._pause_over)
+
+    def _pause_over(self) -> None:
+        self._timer = None
+        self._wait(returned=True)
+
+    def _stop_waiting(self) -> None:
+        """Leave the line, if the call is in it, and forget the timer."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        place, self._place = self._place, None
+        if place is not None:
+            self._channel.joined(-1)
+            self._pool.leave(place)
+
+    def _granted(self, lease: Lease) -> None:
+        """Its turn has come."""
+        self._stop_waiting()
+        opening = self._opening
+        if opening is None or opening.done():  # cancelled in this very turn by the task that awaits it
+            lease.end()
+            return
+        self._open(lease, self._deadline - time.monotonic())
+        if not opening.done():
+            opening.set_result(None)
+
+    def _denied(self, error: Exception) -> None:
+        """Its turn came, and brought an error."""
+        self._stop_waiting()
+        if self._opening is None or not self._opening.done():
+            self._deny(error)
+
+    def _gave_up(self) -> None:
+        """It has waited for as long as it makes sense."""
+        waited = time.monotonic() - self._started
+        self._denied(self._channel.refusal(f"none had room within {waited:.3g} s"))
+
+    # ---- after a failure
+
+    def _recover(self, call: Any, error: grpc.aio.AioRpcError, *, begun: bool = False) -> None:
         """Open the call elsewhere if it surely was not begun; otherwise raise what the caller is to see."""
+        if call is not self._call:
+            return  # another task that awaits this call has done it already
         trailers = Trailers(error.trailing_metadata())
-        reason = self._why_not_begun(error, trailers)
-        if reason is None or begun or not self.repeatable:
+        now = time.monotonic()
+        reason = None if self._ended else self._learn(error, trailers, now, begun=begun)
+        if reason is None or begun or not self._may_move() or now >= self._deadline:
             raise self._final(error, trailers) from error
         self._channel.retried(reason)
-        await self._again(reason)
+        self._again(reason, now)
 
-    def _why_not_begun(self, error: grpc.aio.AioRpcError, trailers: Trailers) -> str | None:
-        """Tell the pool what the failure says of the replica. None when work may have begun."""
-        replica = self._replica
-        assert replica is not None  # noqa: S101 - it has just answered
+    def _may_move(self) -> bool:
+        """Whether all of the request is at hand after it was sent."""
+        return True
+
+    def _learn(self, error: grpc.aio.AioRpcError, trailers: Trailers, now: float, *, begun: bool) -> str | None:
+        """Tell the pool what the failure says of the replica. None when work may have begun, else why not."""
+        pool, lease, code = self._pool, self._lease, error.code()
         if trailers.refused == "draining":
-            self._pool.refuses(replica)
+            pool.refuses(lease.replica)
             return "draining"
         if trailers.refused is not None:
-            self._pool.refused(replica, _count(trailers.ongoing), self._lease.left)
+            pool.refused(lease, _count(trailers.ongoing))
             return "overloaded"
-        if trailers.ongoing is not None:  # it worked on the call, and says so with its load
-            self._pool.report(replica, _count(trailers.ongoing), self._lease.left, time.monotonic())
-        elif error.code() is grpc.StatusCode.UNAVAILABLE:
-            replica.connection.check()
-            if (error.details() or "").startswith(NEVER_SENT):
+        worked = trailers.ongoing is not None
+        if worked:
+            pool.report(lease, _count(trailers.ongoing), now, _models(trailers.models))
+        if code in BROKEN:
+            if not worked:
+                lease.replica.connection.check()
+            pool.failed(lease, now)
+            if (error.details() or "").startswith(NEVER_SENT) and not worked:
                 return "connect"
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if not worked and not begun:
+                pool.timed_out(lease, now)
+        elif code is not grpc.StatusCode.CANCELLED:
+            pool.answered(lease, now)
         return None
 
-    async def _again(self, reason: str) -> None:
+    def _again(self, reason: str, now: float) -> None:
         """Take another replica. A drain is announced once per replica, so it needs no budget; all else does."""
-        if self._replica is not None:
-            self._tried.append(self._replica)
+        refused = self._lease.replica
         self._call = None
-        now = time.monotonic()
-        pause = 0.0
         if reason == "draining" or self._pool.budget.take(now):
-            replica = self._pool.take(self._channel.policy, self._tried)
-            if replica is not None:
-                self._open(replica, self._deadline - now)
+            tried = self._tried = [*(self._tried or ()), refused]
+            try:
+                lease = self._pool.take(self._channel.router, self, now, tried)
+            except PierheadError as error:  # of the policy
+                self._deny(error)
                 return
+            if lease is not None:
+                self._open(lease, self._deadline - now)
+                return
+            self._tried = None
+            self._wait(returned=True)
         else:
             shortest, longest = BACKOFF_S
-            pause = min(longest, shortest * 2**self._pauses, max(0.0, self._deadline - now))
+            self._tried = None
+            self._pause(min(longest, shortest * 2.0**self._pauses, self._deadline - now))
             self._pauses += 1
-        self._tried.clear()
-        self._open_later(self._pause_and_open(pause))
-        await self._opened()
 
     def _final(self, error: grpc.aio.AioRpcError, trailers: Trailers) -> PierheadError:
         """What the caller sees: the callee's own error where it spoke, else what happened on the way."""
         code, details = error.code(), error.details() or ""
         if trailers.kind is not None or trailers.ongoing is not None:
             return from_status(code, details, trailers)
-        name = self._replica.name if self._replica is not None else "no replica"
-        where = f"{self._method.path[1:]} at {self._channel.service} replica {name}"
+        where = f"{self._method.path[1:]} at {self._channel.service} replica {self._lease.replica.name}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{where}: no reply within {self._limit:.3g} s")
         if details.startswith(NEVER_SENT):
@@ -269,23 +402,27 @@ class Call:
             return PayloadTooLarge(f"{where}: {details}")
         return from_status(code, f"{where}: {details}", trailers)
 
-    async def _replied(self) -> None:
-        """Count a success, and read the replica's load from it now and then."""
-        replica, now = self._replica, time.monotonic()
-        self._end("ok", now)
-        if self._method.kind is Kind.UNARY_UNARY:
-            self._channel.took(now - self._opened_at)
-        if replica is not None and self._pool.wants_report(replica, now):
-            trailers = Trailers(await self._call.trailing_metadata())
-            if trailers.ongoing is not None:
-                self._pool.report(replica, _count(trailers.ongoing), self._lease.left, now)
+    # ---- ends
 
-    def _end(self, outcome: str, now: float | None = None) -> None:
-        if not self._ended:
-            self._ended = True
-            self._channel.ended(outcome, (now or time.monotonic()) - self._started)
-            for callback in self._callbacks:
-                callback(self)
+    def _succeeded(self) -> bool:
+        """Count a success. Returns whether to read what the reply says of its replica."""
+        if self._ended:
+            return False
+        self._ended = True
+        now, lease, channel = time.monotonic(), self._lease, self._channel
+        channel.succeeded(now - self._started)
+        if self._method.kind is Kind.UNARY_UNARY:
+            channel.took(now - lease.began)
+        self._pool.answered(lease, now)
+        if self._callbacks is not None:
+            self._call_back()
+        return self._pool.wants_report(lease.replica, now)
+
+    async def _read_report(self) -> None:
+        """Read the replica's load from the reply, and which models it holds."""
+        trailers = Trailers(await self._call.trailing_metadata())
+        if trailers.ongoing is not None:
+            self._pool.report(self._lease, _count(trailers.ongoing), time.monotonic(), _models(trailers.models))
 
     def _failed(self, error: BaseException) -> None:
         """Count a failure; a cancelled caller takes the call with it."""
@@ -298,25 +435,36 @@ class Call:
             self.cancel()
             self._end("error")
 
+    def _end(self, outcome: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._channel.ended(outcome, time.monotonic() - self._started)
+            if self._callbacks is not None:
+                self._call_back()
+
+    def _call_back(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback(self)
+
 
 class _OneReply(Call):
     """Kinds that are awaited."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         """The reply message. Raises a PierheadError."""
-        return self._reply().__await__()
-
-    async def _reply(self) -> Any:
         try:
             while True:
-                if self._call is None:
-                    await self._opened()
+                call = self._call
+                if call is None:
+                    call = yield from self._opened().__await__()
                 try:
-                    reply = await self._call
+                    reply = yield from call.__await__()
                 except grpc.aio.AioRpcError as error:
-                    await self._recover(error)
+                    self._recover(call, error)
                 else:
-                    await self._replied()
+                    if self._succeeded():
+                        yield from self._read_report().__await__()
                     return reply
         except BaseException as error:
             self._failed(error)
@@ -326,14 +474,45 @@ class _OneReply(Call):
 class _ManyReplies(Call):
     """Kinds that are iterated over or read."""
 
-    _iterator: AsyncIterator[Any] | None = None
+    _messages: AsyncIterator[Any] | None = None
+    """The transport's iterator over the replies."""
     _has_read = False
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        """The reply messages. Raises a PierheadError; stopping early and closing the iterator cancels the call."""
-        if self._iterator is None:
-            self._iterator = self._messages()
-        return self._iterator
+        """The reply messages. Raises a PierheadError. Leaving the loop drops the call, which cancels it, unless the
+        caller holds it; see `aclose`.
+        """
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            while True:
+                messages = self._messages
+                if messages is None:
+                    messages = self._messages = aiter(await self._opened())
+                call = self._call
+                try:
+                    message = await anext(messages)
+                except StopAsyncIteration:
+                    if self._succeeded():
+                        await self._read_report()
+                    raise
+                except grpc.aio.AioRpcError as error:
+                    self._messages = None
+                    self._recover(call, error, begun=self._has_read)
+                else:
+                    self._answered()
+                    return message
+        except StopAsyncIteration:
+            raise
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    async def aclose(self) -> None:
+        """Cancel the call unless it has ended: `async with contextlib.aclosing(stub.Method(...)) as replies:`."""
+        self.cancel()
+        self._end("cancelled")
 
     async def read(self) -> Any:
         """The next message, or `grpc.aio.EOF`. Raises a PierheadError."""
@@ -343,39 +522,36 @@ class _ManyReplies(Call):
                 try:
                     message = await call.read()
                 except grpc.aio.AioRpcError as error:
-                    await self._recover(error, begun=self._has_read)
+                    self._recover(call, error, begun=self._has_read)
                     continue
-                self._has_read = True
-                if message is grpc.aio.EOF:
-                    await self._replied()
+                if message is not grpc.aio.EOF:
+                    self._answered()
+                elif self._succeeded():
+                    await self._read_report()
                 return message
         except BaseException as error:
             self._failed(error)
             raise
 
-    async def _messages(self) -> AsyncIterator[Any]:
-        begun = False
-        try:
-            while True:
-                call = await self._opened()
-                try:
-                    async for message in call:
-                        begun = True
-                        yield message
-                except grpc.aio.AioRpcError as error:
-                    await self._recover(error, begun=begun)
-                else:
-                    await self._replied()
-                    return
-        except BaseException as error:
-            self._failed(error)
-            raise
+    def _answered(self) -> None:
+        """A message came: with the first one, work has begun, and the replica is known to work."""
+        if not self._has_read:
+            self._has_read = True
+            self._pool.answered(self._lease, time.monotonic())
 
 
 class _ManyRequests(Call):
     """Kinds whose requests are a stream: from an iterator, or written one by one."""
 
-    repeatable = False
+    _has_written = False
+
+    @property
+    def request(self) -> Any:
+        """None: there is no one message to choose a replica by."""
+        return None
+
+    def _may_move(self) -> bool:
+        return self._request is None and not self._has_written
 
     async def write(self, request: Any) -> None:
         """Send one message. Raises a PierheadError."""
@@ -385,13 +561,22 @@ class _ManyRequests(Call):
         """Say that there are no more."""
         await self._send(lambda call: call.done_writing())
 
-    async def _send(self, action: Callable[[Any], Any]) -> None:
+    async def _send(self, send: Callable[[Any], Awaitable[None]]) -> None:
         try:
-            await action(await self._opened())
-        except grpc.aio.AioRpcError as error:
-            final = self._final(error, Trailers(error.trailing_metadata()))
-            self._failed(final)
-            raise final from error
+            while True:
+                call = await self._opened()
+                try:
+                    await send(call)
+                except grpc.aio.AioRpcError as error:
+                    self._recover(call, error)
+                except asyncio.InvalidStateError:
+                    if self._has_written or not call.done():
+                        raise
+                    # How a plain channel tells that it was over before anything could be sent.
+                    self._recover(call, await _error_of(call))
+                else:
+                    self._has_written = True
+                    return
         except BaseException as error:
             self._failed(error)
             raise
@@ -406,17 +591,22 @@ class UnaryStreamCall(_ManyReplies, grpc.aio.UnaryStreamCall):  # type: ignore[t
 
 
 class StreamUnaryCall(_ManyRequests, _OneReply, grpc.aio.StreamUnaryCall):  # type: ignore[type-arg]
-    """Many requests, one reply."""
+    """Many requests, one reply; another replica may be tried until the first request is written."""
 
 
 class StreamStreamCall(_ManyRequests, _ManyReplies, grpc.aio.StreamStreamCall):  # type: ignore[type-arg]
-    """Many requests, many replies."""
+    """Many requests, many replies; likewise."""
+
+
+async def _error_of(call: Any) -> grpc.aio.AioRpcError:
+    """What a call that has ended would raise where it is awaited."""
+    initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
+    return grpc.aio.AioRpcError(await call.code(), initial, trailing, await call.details())
 
 
 def _count(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdigit() else 0
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()
+def _models(text: str | None) -> frozenset[str] | None:
+    return None if text is None else parse_announcement(text)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from random import Random
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
@@ -15,9 +14,10 @@ from pierhead import metrics as runtime_metrics
 from pierhead.calls import RETRY_REASONS, Call, StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
 from pierhead.clients import Clients
 from pierhead.connection import Kind, Method
+from pierhead.deadlines import Deadlines
 from pierhead.errors import Backpressure, NoReplica
-from pierhead.policies import make_policy
-from pierhead.pool import Pool, Replica
+from pierhead.pool import Pool
+from pierhead.routing import Router
 
 
 class HandleChannel(grpc.aio.Channel):
@@ -31,71 +31,110 @@ class HandleChannel(grpc.aio.Channel):
         timeout_s: float | None = None,
         max_queued_requests: int | None = None,
         transport: str | None = None,
+        prefer_local: bool = False,
+        eject_outliers: bool = True,
         metrics: runtime_metrics.RuntimeMetrics | None = None,
         rng: Random | None = None,
     ) -> None:
         self.service = service
-        self.policy = make_policy(policy, rng or Random())  # noqa: S311 - load balancing
+        self.router = Router(
+            policy,
+            rng or Random(),  # noqa: S311 - load balancing
+            prefer_local=prefer_local,
+            eject_outliers=eject_outliers,
+        )
         self.metrics = metrics or runtime_metrics.PROCESS
         self.queued = 0
         self.typical_s = 0.0
         """How long a unary call takes at a replica, by a moving average."""
+        self.timeout_s = 0.0
+        self.deadlines: Deadlines
         self._timeout_s = timeout_s
         self._max_queued = max_queued_requests
+        self._max_queued_default = -1
         self._transport = transport
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Pool
-        self.timeout_s = 0.0
-        self.max_queued = -1
         self._target = (service,)
+        self._ok = (service, "ok")
 
     def pool(self) -> Pool:
         """The service's pool of the running loop."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop or self._pool.closed:
-            clients = Clients.current()
-            self._pool = clients.pool(self.service, self._transport or clients.settings.transport)
-            settings = clients.settings
-            self.timeout_s = settings.request_timeout_s if self._timeout_s is None else self._timeout_s
-            self.max_queued = settings.max_queued_requests if self._max_queued is None else self._max_queued
-            self._loop = loop
-            self._show_zeros()
+        if asyncio.get_running_loop() is not self._loop or self._pool.closed:
+            self._bind()
         return self._pool
+
+    def is_current(self) -> bool:
+        """Whether this is the thread, and the loop, that the channel's calls were made in."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
+
+    def _bind(self) -> None:
+        clients = Clients.current()
+        settings = clients.settings
+        self._pool = clients.pool(self.service, self._transport or settings.transport)
+        self._pool.watch(self.router)
+        self.router.node = settings.node
+        self.timeout_s = settings.request_timeout_s if self._timeout_s is None else self._timeout_s
+        self._max_queued_default = settings.max_queued_requests
+        self.deadlines = Deadlines.current()
+        self._loop = asyncio.get_running_loop()
+        self._show_zeros()
 
     def _show_zeros(self) -> None:
         """Make the target's series exist before anything has happened: a panel shows 0 rather than nothing."""
         self.metrics.queued.inc(self._target, 0)
-        self.metrics.handle_requests.inc((self.service, "ok"), 0)
+        self.metrics.handle_requests.inc(self._ok, 0)
+        self.metrics.handle_ejections.inc(self._target, 0)
         for reason in RETRY_REASONS:
             self.metrics.handle_retries.inc((self.service, reason), 0)
 
-    async def wait_in_line(self, pool: Pool, deadline: float, *, first: bool = False) -> Replica:
-        """A replica for a call that found none with room. Raises Backpressure or NoReplica."""
-        if 0 <= self.max_queued <= self.queued and not first:
-            self._refuse(pool, f"{self.queued} calls wait already (max_queued_requests = {self.max_queued})")
-        remaining = max(0.0, deadline - time.monotonic())
-        # So long before the deadline that the caller hears why, and that a call which starts can still be finished:
-        # when everything is full, work that ends after its deadline would crowd out work that is in time.
-        margin = max(min(0.05, 0.1 * remaining), min(1.5 * self.typical_s, 0.5 * remaining))
-        limit = remaining - margin
-        self.queued += 1
-        self.metrics.queued.inc(self._target)
-        try:
-            async with asyncio.timeout(limit):
-                return await pool.wait(self.policy, first=first)
-        except TimeoutError:
-            self._refuse(pool, f"none had room within {limit:.3g} s")
-        finally:
-            self.queued -= 1
-            self.metrics.queued.inc(self._target, -1)
+    # ---- the line
 
-    def _refuse(self, pool: Pool, why: str) -> NoReturn:
-        if pool.has_callable:
-            raise Backpressure(f"every replica of {self.service} is full: {pool.describe()}; {why}; try later")
-        raise NoReplica(f"no replica of {self.service} can be called: {pool.describe()}; {why}; try later")
+    @property
+    def max_queued(self) -> int:
+        """How many calls of this handle may wait: its own bound, else the service's, else this process's; -1 = any."""
+        if self._max_queued is not None:
+            return self._max_queued
+        told = self._pool.max_queued_requests
+        return self._max_queued_default if told is None else told
+
+    def patience(self, remaining: float, *, returned: bool) -> float:
+        """Seconds that a call may wait in line which has `remaining` seconds left. Raises Backpressure or NoReplica
+        when the line is full; a call that has `returned`, because a replica refused it, had its place already.
+
+        It ends so long before the deadline that the caller hears why, and that a call which starts can still be
+        finished: when everything is full, work that ends after its deadline would crowd out work that is in time.
+        """
+        limit = self.max_queued
+        if 0 <= limit <= self.queued and not returned:
+            raise self.refusal(f"{self.queued} calls wait already (max_queued_requests = {limit})")
+        margin = max(min(0.05, 0.1 * remaining), min(1.5 * self.typical_s, 0.5 * remaining))
+        return max(0.0, remaining - margin)
+
+    def joined(self, calls: int) -> None:
+        """Count a call that joined the line, or -1 for one that left it."""
+        self.queued += calls
+        self.metrics.queued.inc(self._target, calls)
+
+    def refusal(self, why: str) -> Backpressure | NoReplica:
+        """What a call hears for which there is no replica."""
+        what = f"{self._pool.describe()}; {why}; try later"
+        if self._pool.has_callable:
+            return Backpressure(f"every replica of {self.service} is full: {what}")
+        return NoReplica(f"no replica of {self.service} can be called: {what}")
+
+    # ---- what calls tell
+
+    def succeeded(self, seconds: float) -> None:
+        """Count a call that was answered."""
+        self.metrics.handle_requests.inc(self._ok)
+        self.metrics.handle_duration.observe(self._target, seconds)
 
     def ended(self, outcome: str, seconds: float) -> None:
-        """Count a call."""
+        """Count a call, however it ended."""
         self.metrics.handle_requests.inc((self.service, outcome))
         self.metrics.handle_duration.observe(self._target, seconds)
 
@@ -173,11 +212,6 @@ class _MultiCallable:
         self._begin = begin
         self._method = method
 
-    def _call(self, request: Any, timeout: float | None, metadata: Any, credentials: Any, compression: Any) -> Any:
-        if credentials is not None:
-            raise ValueError("a handle's connections are plain text within the stack: call credentials cannot be sent")
-        return self._begin(self._channel, self._method, request, timeout, metadata, compression)
-
 
 class _UnaryRequest(_MultiCallable):
     def __call__(
@@ -190,7 +224,9 @@ class _UnaryRequest(_MultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        return self._call(request, timeout, metadata, credentials, compression)
+        if credentials is not None:
+            raise _no_credentials()
+        return self._begin(self._channel, self._method, request, timeout, metadata, compression)
 
 
 class _StreamRequest(_MultiCallable):
@@ -203,4 +239,10 @@ class _StreamRequest(_MultiCallable):
         wait_for_ready: bool | None = None,
         compression: grpc.Compression | None = None,
     ) -> Any:
-        return self._call(request_iterator, timeout, metadata, credentials, compression)
+        if credentials is not None:
+            raise _no_credentials()
+        return self._begin(self._channel, self._method, request_iterator, timeout, metadata, compression)
+
+
+def _no_credentials() -> ValueError:
+    return ValueError("a handle's connections are plain text within the stack: call credentials cannot be sent")

@@ -9,7 +9,9 @@ from typing import ClassVar, Protocol
 
 from pierhead.connection import Connection
 from pierhead.directory import Directory
-from pierhead.pool import Endpoint, Pool
+from pierhead.metrics import PROCESS
+from pierhead.pool import Pool
+from pierhead.replica import Endpoint
 from pierhead.settings import Settings
 from pierhead.transports import TRANSPORTS
 
@@ -67,7 +69,11 @@ class Clients:
         key = (service, transport if replica is None else replica)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(service, TRANSPORTS[transport] if replica is None else replica.connect)
+            pool = self._pools[key] = Pool(
+                service,
+                TRANSPORTS[transport] if replica is None else replica.connect,
+                ejected=lambda: PROCESS.handle_ejections.inc((service,)),
+            )
             if replica is None:
                 self._directory.add(service, pool.set_endpoints)
             else:

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
-from pierhead.pool import Endpoint
+from pierhead.replica import Endpoint
 from pierhead.settings import DEFAULT_GRPC_PORT, Settings
 
 logger = logging.getLogger("pierhead")
 
-Update = Callable[[Iterable[Endpoint]], None]
+Update = Callable[[Iterable[Endpoint], int | None], None]
+"""Takes the complete list of a service's replicas, and how many calls may wait for them (None = nobody says)."""
 
 RECONNECT_S = (0.1, 5.0)
 """Shortest and longest pause before asking the controller again; doubled at each failure, jittered."""
@@ -48,7 +49,7 @@ class Directory:
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._updates: dict[str, list[Update]] = {}
-        self._last: dict[str, list[Endpoint]] = {}
+        self._last: dict[str, tuple[list[Endpoint], int | None]] = {}
         self._dns: dict[str, asyncio.Task[None]] = {}
         self._told_by_controller: set[str] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -59,7 +60,7 @@ class Directory:
         known = service in self._updates
         self._updates.setdefault(service, []).append(update)
         if service in self._last:
-            update(self._last[service])
+            update(*self._last[service])
         if known:
             return
         static = self._settings.static_addresses(service)
@@ -77,10 +78,10 @@ class Directory:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _tell(self, service: str, endpoints: list[Endpoint]) -> None:
-        self._last[service] = endpoints
+    def _tell(self, service: str, endpoints: list[Endpoint], max_queued_requests: int | None = None) -> None:
+        self._last[service] = (endpoints, max_queued_requests)
         for update in self._updates[service]:
-            update(endpoints)
+            update(endpoints, max_queued_requests)
 
     def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
@@ -141,9 +142,11 @@ class Directory:
                     address=endpoint.address,
                     draining=endpoint.state == draining,
                     max_ongoing_requests=endpoint.max_ongoing_requests,
+                    node=endpoint.node,
                 )
                 for endpoint in state.endpoints
             ],
+            state.max_queued_requests if state.HasField("max_queued_requests") else None,
         )
 
     # ---- DNS

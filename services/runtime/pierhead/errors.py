@@ -34,6 +34,8 @@ from urllib.parse import quote
 
 import grpc
 
+from pierhead.multiplex_held import MODELS_KEY
+
 MAX_DETAILS = 4096
 """Bytes that a status message may take on the wire: header tables and proxies between services are small."""
 
@@ -233,12 +235,13 @@ _BY_KIND: dict[str, type[PierheadError]] = {
 class Trailers:
     """The few trailing metadata keys of ours, read once from a finished call."""
 
-    __slots__ = ("error_id", "kind", "ongoing", "refused")
+    __slots__ = ("error_id", "kind", "models", "ongoing", "refused")
     KEYS: ClassVar[dict[str, str]] = {
         ERROR_KIND_KEY: "kind",
         ERROR_ID_KEY: "error_id",
         REFUSED_KEY: "refused",
         ONGOING_KEY: "ongoing",
+        MODELS_KEY: "models",
     }
 
     def __init__(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
@@ -246,6 +249,7 @@ class Trailers:
         self.error_id: str | None = None
         self.refused: str | None = None
         self.ongoing: str | None = None
+        self.models: str | None = None
         for key, value in metadata or ():
             name = self.KEYS.get(key)
             if name is not None and isinstance(value, str):

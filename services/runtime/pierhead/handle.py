@@ -25,6 +25,8 @@ def handle(
     timeout_s: float | None = None,
     max_queued_requests: int | None = None,
     transport: str | None = None,
+    prefer_local: bool = False,
+    eject_outliers: bool = True,
 ) -> StubT:
     """The unchanged generated stub, on a channel that finds, balances, bounds and times calls to a service's replicas.
 
@@ -32,23 +34,42 @@ def handle(
         reply = await ranker.Rank(request, timeout=0.2)
         async for token in echo.Generate(request): ...
 
-    - policy: how a replica is chosen; see `pierhead.policies`.
+    - policy: how a replica is chosen: "power_of_two", "round_robin", "least_ongoing", "consistent_hash" (keeps a
+      session at one replica), one that `register_policy` made known, or "my_package.my_module:MyPolicy"; see
+      `pierhead.policies`.
     - timeout_s: deadline of calls that give no `timeout`, in seconds; None = PIERHEAD_REQUEST_TIMEOUT_S. A call made
       while working on a request never gets longer than that request has left.
-    - max_queued_requests: how many calls may wait for a replica with room; None = PIERHEAD_MAX_QUEUED_REQUESTS, -1 = no
-      bound but the deadline. One more is refused with Backpressure.
+    - max_queued_requests: how many calls of this handle may wait for a replica with room, -1 = no bound but the
+      deadline. One more is refused with Backpressure. None = what the service says of itself (`max_queued_requests` in
+      its x-serve block, by way of the controller), and where nobody says, PIERHEAD_MAX_QUEUED_REQUESTS.
     - transport: "lane" (calls to one replica share a stream) or "grpc" (plain gRPC); None = PIERHEAD_TRANSPORT. A
       replica that has no lanes is called by plain gRPC either way.
+    - prefer_local: choose among the replicas on this process's machine (PIERHEAD_NODE) while any of them has room.
+      Worth it where the network between machines costs more than an uneven load: a near replica is filled up to its
+      `max_ongoing_requests` before another machine is asked.
+    - eject_outliers: leave out a replica for a while whose calls fail while others' do not; see `pierhead.outliers`.
 
-    Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied.
-    Raises ValueError for an unknown policy or transport, and for what cannot be a service's name.
+    Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied. A call that
+    nobody holds any more is cancelled.
+    Raises ValueError for an unknown policy or transport, for a bound or a timeout that cannot be, and for what cannot
+    be a service's name.
     """
     if _NAME.fullmatch(service) is None or int(service.partition(":")[2] or 0) > 65535:
         raise ValueError(f'service: expected a service\'s name, or name:port, found "{service}"')
     if transport is not None and transport not in TRANSPORTS:
         raise ValueError(f'transport: expected one of {", ".join(sorted(TRANSPORTS))}, found "{transport}"')
+    if max_queued_requests is not None and max_queued_requests < -1:
+        raise ValueError(f"max_queued_requests: expected an integer >= -1 (-1 = no bound), found {max_queued_requests}")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s: expected a number of seconds above 0, found {timeout_s}")
     return stub(
         HandleChannel(
-            service, policy=policy, timeout_s=timeout_s, max_queued_requests=max_queued_requests, transport=transport
+            service,
+            policy=policy,
+            timeout_s=timeout_s,
+            max_queued_requests=max_queued_requests,
+            transport=transport,
+            prefer_local=prefer_local,
+            eject_outliers=eject_outliers,
         )
     )

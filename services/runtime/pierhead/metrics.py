@@ -134,6 +134,11 @@ class RuntimeMetrics(Collector):
             "Calls that another replica was asked for, none of whose work had begun: overloaded, draining, connect.",
             ("target", "reason"),
         )
+        self.handle_ejections = Counter(
+            "pierhead_handle_ejections_total",
+            "Times that a replica of the target was left out because its calls failed.",
+            ("target",),
+        )
         self.handle_duration = Histogram(
             "pierhead_handle_duration_seconds",
             "Calls as their caller saw them, queueing included.",

@@ -1,14 +1,30 @@
-"""Which replica gets a call. To add a policy: a class with `choose`, and one `register_policy` line.
+"""Which replica gets a call.
 
-A policy is asked with the replicas that may be called now and have room: never with a draining, disconnected or full
-one, and never with none. It reads their load, chooses, and does nothing else: no I/O, no clock, no logging.
+A policy is a class with one method, `choose(candidates, call)`. It is asked with the replicas that may be called now
+and have room: never with a draining, disconnected, ejected or full one, and never with none. It reads them and the
+call, chooses one, and does nothing else: no I/O, no clock, no logging. Randomness is handed to its constructor.
+
+A policy that keeps something of its own about replicas may have two more methods; one that has neither pays nothing:
+
+    on_routed(candidate, call)    the call is given to this candidate now: the one that `choose` has just returned
+    on_replica_gone(name)         no list has the replica any more: forget what is kept of it
+
+To use one: `register_policy("name", Class)` and `handle(..., policy="name")`, or without registering it
+`handle(..., policy="my_package.my_module:MyPolicy")`. Each handle gets an object of its own, used in one event loop.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from random import Random
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
+
+from pierhead.hash_ring import BITS, HashRing, position
 
 
 class Candidate(Protocol):
@@ -24,6 +40,40 @@ class Candidate(Protocol):
         """Calls in flight there: this process's own, plus what the replica's replies say of others'."""
         ...
 
+    @property
+    def models(self) -> frozenset[str]:
+        """Ids of the models that it holds, by its own last word; empty for a service that is not multiplexed."""
+        ...
+
+    @property
+    def node(self) -> str:
+        """The machine that it runs on; "" = not known."""
+        ...
+
+
+class RoutedCall(Protocol):
+    """What a policy may know of the call it chooses for."""
+
+    @property
+    def path(self) -> str:
+        """/package.Service/Method"""
+        ...
+
+    @property
+    def request(self) -> Any:
+        """The request message; None when requests are a stream."""
+        ...
+
+    @property
+    def session_id(self) -> str | None:
+        """`x-session-id` of the call's metadata, else of the request that the caller works on."""
+        ...
+
+    @property
+    def model_id(self) -> str | None:
+        """`x-multiplexed-model-id`, likewise."""
+        ...
+
 
 C = TypeVar("C", bound=Candidate)
 
@@ -31,8 +81,8 @@ C = TypeVar("C", bound=Candidate)
 class Policy(Protocol):
     """Chooses a replica for one call."""
 
-    def choose(self, candidates: Sequence[C]) -> C:
-        """One of `candidates`, which holds at least one."""
+    def choose(self, candidates: Sequence[C], call: RoutedCall) -> C:
+        """One of `candidates`, which holds at least one and must not be changed."""
         ...
 
 
@@ -42,7 +92,7 @@ class PowerOfTwo:
     def __init__(self, rng: Random) -> None:
         self._random = rng.random
 
-    def choose(self, candidates: Sequence[C]) -> C:
+    def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
         """The less loaded of two; the first drawn when both are equal."""
         count = len(candidates)
         if count == 1:
@@ -61,9 +111,10 @@ class RoundRobin:
     def __init__(self, _: Random) -> None:
         self._last = ""
 
-    def choose(self, candidates: Sequence[C]) -> C:
+    def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
         """The first one after the one chosen last."""
-        chosen = next((candidate for candidate in candidates if candidate.name > self._last), candidates[0])
+        after = bisect_right(candidates, self._last, key=_name)
+        chosen = candidates[after if after < len(candidates) else 0]
         self._last = chosen.name
         return chosen
 
@@ -72,32 +123,122 @@ class LeastOngoing:
     """Takes the least loaded of all; any of them when several are."""
 
     def __init__(self, rng: Random) -> None:
-        self._choice = rng.choice
+        self._random = rng.random
 
-    def choose(self, candidates: Sequence[C]) -> C:
+    def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
         """The least loaded one."""
-        least = min(candidate.load for candidate in candidates)
-        return self._choice([candidate for candidate in candidates if candidate.load == least])
+        least = min(map(_load, candidates))
+        equals = [candidate for candidate in candidates if candidate.load == least]
+        return equals[int(self._random() * len(equals))]
 
 
-_REGISTRY: dict[str, Callable[[Random], Policy]] = {}
+class ConsistentHash:
+    """Keeps each session at one replica, for what the replica remembers of it, as long as that one is not crowded.
+
+    Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018, arXiv:1608.01350): the session's
+    place on the ring names its replica; one whose load has reached `ceil(BALANCE * calls / candidates)`, this call
+    counted, is passed over for the next one on the ring. So no replica gets more than BALANCE times its share, and each
+    session has a second choice of its own. Calls without a session go to a random place on the ring.
+    """
+
+    BALANCE = 1.25
+    """How much more than its share of the calls a replica may have; what the paper calls 1 + epsilon."""
+
+    NEVER_CROWDED = 2
+    """A replica with fewer calls is never passed over. The paper's bound is 1 while there are fewer calls than
+    replicas: a session would lose what its replica remembers because a single other call is there."""
+
+    def __init__(self, rng: Random) -> None:
+        self._getrandbits = rng.getrandbits
+        self._ring = HashRing()
+
+    def choose(self, candidates: Sequence[C], call: RoutedCall) -> C:
+        """The first one from the session's place on that is not crowded."""
+        ring = self._ring
+        if not ring.names.issuperset(map(_name, candidates)):
+            ring.add(map(_name, candidates))
+        calls = sum(map(_load, candidates)) + 1
+        bound = max(self.NEVER_CROWDED, math.ceil(self.BALANCE * calls / len(candidates)))
+        session = call.session_id
+        start = position(session) if session else self._getrandbits(BITS)
+        for name in ring.walk(start):
+            at = bisect_left(candidates, name, key=_name)
+            # The ring also has those that are full or away just now.
+            if at < len(candidates) and candidates[at].name == name and candidates[at].load < bound:
+                return candidates[at]
+        raise AssertionError("every candidate is at the bound, so there are more calls than there are")
+
+    def on_replica_gone(self, name: str) -> None:
+        """Take it off the ring."""
+        self._ring.remove(name)
+
+
+_name = attrgetter("name")
+_load = attrgetter("load")
+
+Make = Callable[[Random], Policy]
+
+_REGISTRY: dict[str, Make] = {}
 
 
 def register_policy(name: str, make: Callable[[Random], Policy]) -> None:
     """Make a policy known to `handle(..., policy=name)`. Each handle gets an object of its own."""
     if name in _REGISTRY:
         raise ValueError(f'policy "{name}" is already registered')
+    if not name or ":" in name:
+        raise ValueError(f'policy: expected a name without a colon, which marks an import path, found "{name}"')
     _REGISTRY[name] = make
 
 
-def make_policy(name: str, rng: Random) -> Policy:
-    """A new policy object. Raises ValueError that lists what there is."""
-    make = _REGISTRY.get(name)
+def make_policy(policy: str, rng: Random) -> Policy:
+    """A new policy object, of a registered name or of an import path `package.module:Class`.
+
+    Raises ValueError that says what was looked for and what there is.
+    """
+    if ":" in policy:
+        return _made(policy, _imported(policy), rng)
+    make = _REGISTRY.get(policy)
     if make is None:
-        raise ValueError(f'policy: expected one of {", ".join(sorted(_REGISTRY))}, found "{name}"')
-    return make(rng)
+        known = ", ".join(sorted(_REGISTRY))
+        raise ValueError(f'policy: expected one of {known}, or package.module:Class, found "{policy}"')
+    return _made(policy, make, rng)
+
+
+def _imported(path: str) -> Make:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the module's own code raises
+        raise ValueError(
+            f'policy "{path}": the module "{module_name}" cannot be imported: {type(error).__name__}: {error}'
+        ) from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        has = ", ".join(name for name, value in vars(module).items() if hasattr(value, "choose")) or "none"
+        what = f"no {attribute}" if found is None else f"{attribute} = {found!r}, which cannot be called"
+        raise ValueError(  # noqa: TRY004 - of the argument, not of a type
+            f'policy "{path}": expected a class {attribute} in {module.__file__ or module_name}, found {what}; '
+            f"classes with a method `choose` there: {has}"
+        )
+    return cast("Make", found)
+
+
+def _made(policy: str, make: Make, rng: Random) -> Policy:
+    try:
+        made = make(rng)
+    except Exception as error:
+        raise ValueError(
+            f'policy "{policy}": made with one argument, a random.Random, it raised {type(error).__name__}: {error}'
+        ) from error
+    choose = getattr(made, "choose", None)
+    if not callable(choose) or inspect.iscoroutinefunction(choose):
+        raise ValueError(
+            f'policy "{policy}": expected an object with a plain method `choose(candidates, call)`, found {made!r}'
+        )
+    return made
 
 
 register_policy("power_of_two", PowerOfTwo)
 register_policy("round_robin", RoundRobin)
 register_policy("least_ongoing", LeastOngoing)
+register_policy("consistent_hash", ConsistentHash)

@@ -1,22 +1,25 @@
 """The replicas of one service as this process sees them, and the calls that wait for one.
 
-A call takes a replica (`take`, or `wait` when none has room) and gives it back (`release`). Everything here belongs to
-one event loop; nothing awaits between looking at a count and changing it.
+A call takes a lease on a replica (`take`, or a place in the line when none has room) and ends it when it is over.
+Everything here belongs to one event loop; nothing awaits between looking at a count and changing it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+from weakref import WeakSet
 
 from pierhead.budget import RetryBudget
-from pierhead.connection import Connection
-from pierhead.errors import NoReplica
-from pierhead.policies import Policy
+from pierhead.errors import NoReplica, PierheadError
+from pierhead.line import Line, Place
+from pierhead.outliers import Outliers, Standing, left_out, next_change
+from pierhead.policies import RoutedCall
+from pierhead.replica import FULL_TRUSTED_S, Endpoint, Replica
+from pierhead.routing import Router
 from pierhead.transports import Connect
 
 REPORT_TRUSTED_S = 1.0
@@ -25,130 +28,93 @@ REPORT_TRUSTED_S = 1.0
 REPORT_PERIOD_S = 0.01
 """It is read this often at most: reading it costs more than it is worth on each reply."""
 
-FULL_TRUSTED_S = 0.05
-"""How long a replica that refused counts as full; then it is asked again."""
+NEVER = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a replica is and whether it may be called; what a source of replicas tells."""
+class Timer(Protocol):
+    """What `call_later` returns."""
 
-    name: str
-    address: str
-    draining: bool = False
-    max_ongoing_requests: int = 0
-    """0 = not known."""
+    def cancel(self) -> None:
+        """Not to be called any more."""
+        ...
 
 
-class Replica:
-    """One replica as this process sees it."""
-
-    __slots__ = (
-        "address", "closing", "connection", "full", "inflight", "limit", "listed_draining", "listed_limit", "name",
-        "others", "others_until", "refuses", "reported_at",
-    )  # fmt: skip
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.address = endpoint.address
-        self.connection: Connection
-        self.inflight = 0
-        """Calls of this process there."""
-        self.others = 0
-        """Calls of other processes there, by the replica's own last word."""
-        self.others_until = 0.0
-        self.full = False
-        """Its last word on its load was a refusal."""
-        self.reported_at = 0.0
-        self.refuses = False
-        """It said itself that it is draining; true until its connection breaks."""
-        self.closing = False
-        """No source lists it any more."""
-        self.listed_limit = sys.maxsize
-        self.limit = sys.maxsize
-        """Requests it takes at a time: what the source says, or what its refusals teach."""
-        self.update(endpoint)
-
-    def update(self, endpoint: Endpoint) -> None:
-        """Take over what a source says of it."""
-        self.name = endpoint.name
-        listed = endpoint.max_ongoing_requests or sys.maxsize
-        if listed != self.listed_limit:
-            self.limit = self.listed_limit = listed
-        self.listed_draining = endpoint.draining
-        self.closing = False
-
-    def expire(self, now: float) -> None:
-        """What it said of others' calls is old. One that refused is asked by one call at a time, not by all at once."""
-        self.others = max(0, self.limit - self.inflight - 1) if self.full else 0
-        self.others_until = now + FULL_TRUSTED_S
-
-    def renewed(self) -> None:
-        """Its connection broke: whoever answers there next may be another process."""
-        self.refuses = False
-        self.full = False
-        self.others = 0
-        self.limit = self.listed_limit
-
-    @property
-    def load(self) -> int:
-        """Calls in flight there, as far as known."""
-        return self.inflight + self.others
-
-    @property
-    def callable(self) -> bool:
-        """Whether new calls may go there."""
-        return self.connection.ready and not (self.listed_draining or self.refuses or self.closing)
-
-    def describe(self) -> str:
-        """The replica in a few words, for messages."""
-        if self.listed_draining or self.refuses or self.closing:
-            return f"{self.name} is draining"
-        if not self.connection.ready:
-            return f"{self.name} is not connected"
-        limit = "" if self.limit == sys.maxsize else f" of {self.limit}"
-        return f"{self.name} works on {self.load}{limit}"
+CallLater = Callable[[float, Callable[[], None]], Timer]
 
 
 class Lease:
-    """One call's place at a replica. Holds no reference to the call: a call that is dropped must end at once."""
+    """One call's place at a replica. Holds no reference to the call: one that nobody holds any more ends at once."""
 
-    __slots__ = ("_pool", "_replica", "left")
+    __slots__ = ("_pool", "began", "left", "replica", "trial")
 
-    def __init__(self, pool: Pool, replica: Replica) -> None:
+    def __init__(self, pool: Pool, replica: Replica, began: float) -> None:
         self._pool = pool
-        self._replica = replica
-        self.left = 0
-        """Calls of this process that were at the replica when this one's end arrived."""
+        self.replica = replica
+        self.began = began
+        """When the replica was taken, in monotonic seconds."""
+        self.left = -1
+        """Calls of this process that were at the replica when this one's end arrived; -1 = it has not."""
+        self.trial = False
+        """Whether it decides if the replica comes back into service."""
+        replica.inflight += 1
+        replica.load += 1
 
     def end(self, _: object = None) -> None:
-        """Give the place back; called once."""
-        self.left = self._replica.inflight - 1
-        self._pool.release(self._replica)
+        """Give the place back; nothing happens the second time."""
+        if self.left >= 0:
+            return
+        replica = self.replica
+        self.left = replica.inflight = replica.inflight - 1
+        replica.load -= 1
+        self._pool.released(replica, self.trial)
 
 
 class Pool:
     """The replicas of one service, over one transport."""
 
-    def __init__(self, service: str, connect: Connect, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        service: str,
+        connect: Connect,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Random | None = None,
+        ejected: Callable[[], None] = lambda: None,
+        call_later: CallLater | None = None,
+    ) -> None:
         self.service = service
         self.budget = RetryBudget(clock())
         self.listed = False
         """Whether any source has answered yet."""
+        self.max_queued_requests: int | None = None
+        """How many calls may wait at each handle, by the service's own word; -1 = no bound, None = it has not said."""
+        self.closed = False
         self._clock = clock
         self._connect = connect
+        self._ejected = ejected
         self._replicas: dict[str, Replica] = {}
+        # Sorted by name, and never changed: policies look at the very lists.
         self._callable: list[Replica] = []
-        self._waiters: deque[tuple[asyncio.Future[Replica], Policy]] = deque()
+        self._in_service: list[Replica] = []
+        self._outliers = Outliers(rng or Random())  # noqa: S311 - jitter
+        self._due = NEVER
+        """When what replicas said, or a time out, wears off next."""
+        self._line = Line()
+        self._serving = False
+        self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
+        self._timer: Timer | None = None
+        self._timer_at = NEVER
         self._closing: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
         self._changes: list[asyncio.Future[None]] = []
-        self.closed = False
+        self._watching: WeakSet[Router] = WeakSet()
 
     # ---- what sources tell
 
-    def set_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+    def set_endpoints(self, endpoints: Iterable[Endpoint], max_queued_requests: int | None = None) -> None:
         """Replace the list. Replicas are known by address: one that stays keeps its connection and its counts."""
         self.listed = True
+        self.max_queued_requests = max_queued_requests
+        before = self._listed_names()
         wanted = {endpoint.address: endpoint for endpoint in endpoints}
         for address, replica in list(self._replicas.items()):
             if address not in wanted:
@@ -162,10 +128,16 @@ class Pool:
                 replica = self._replicas[address] = Replica(endpoint)
                 replica.connection = self._connect(address, self._watcher_of(replica))
         self._refresh()
+        self._tell_gone(before - self._listed_names())
 
     def replicas(self) -> Collection[Replica]:
         """Every replica that is known, callable or not."""
         return self._replicas.values()
+
+    def watch(self, router: Router) -> None:
+        """Tell `router` of replicas that are gone, for as long as somebody holds it."""
+        if router.watches_replicas:
+            self._watching.add(router)
 
     @property
     def has_callable(self) -> bool:
@@ -184,42 +156,44 @@ class Pool:
             return "nothing has said yet where it is"
         if not self._replicas:
             return "no replica is known"
-        return ", ".join(replica.describe() for replica in sorted(self._replicas.values(), key=lambda r: r.name))
+        now = self._clock()
+        return ", ".join(r.describe(now) for r in sorted(self._replicas.values(), key=lambda r: r.name))
 
     # ---- taking and giving back
 
-    def take(self, policy: Policy, tried: Collection[Replica] = ()) -> Replica | None:
-        """A replica with room, counted as taken; None when a call has to wait (also behind those that wait already)."""
-        return None if self._waiters else self._take(policy, tried)
+    def take(self, router: Router, call: RoutedCall, now: float, tried: Collection[Replica] = ()) -> Lease | None:
+        """A lease on a replica with room that is not in `tried`; None when a call has to wait, also behind others.
 
-    async def wait(self, policy: Policy, *, first: bool = False) -> Replica:
-        """Wait in line for a replica with room, counted as taken. Cancelling leaves the line.
-
-        `first` is for a call that was refused: it had its turn already and does not go to the end.
+        Raises UserCodeError when the policy fails.
         """
-        future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        entry = (future, policy)
-        if first:
-            self._waiters.appendleft(entry)
-        else:
-            self._waiters.append(entry)
-        self._serve_waiters()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self.release(future.result())  # a replica was handed over in the same turn
-            else:
-                future.cancel()
-            raise
+        return None if self._line.waiting else self._take(router, call, now, tried)
 
-    def release(self, replica: Replica) -> None:
-        """A call there is over."""
-        replica.inflight -= 1
-        if self._waiters:
+    def join(self, place: Place) -> None:
+        """Stand in line; `granted` or `denied` may be called before this returns."""
+        self._line.join(place)
+        self._serve()
+
+    def leave(self, place: Place) -> None:
+        """Leave the line; nothing happens if its turn has come already."""
+        # Whoever stood behind may get what this one could not.
+        if self._line.leave(place) and self._line.waiting:
+            self._serve()
+
+    @property
+    def waiting(self) -> int:
+        """Calls in the line."""
+        return self._line.waiting
+
+    def released(self, replica: Replica, trial: bool) -> None:
+        """A lease on the replica has ended."""
+        if trial and replica.standing.on_trial:
+            now = self._clock()
+            replica.standing.end_trial(now)
+            self._sort(now)
+        if self._line.waiting:
             # How the call ended is known a moment later; a refusal made no room.
             if not replica.full:
-                self._serve_waiters()
+                self._serve()
             elif replica.others:
                 self._look_again()
             else:
@@ -230,112 +204,213 @@ class Pool:
     # ---- what calls learn
 
     def wants_report(self, replica: Replica, now: float) -> bool:
-        """Whether to read a reply's word on the load: it matters where there is a choice, or where there are others."""
-        matters = replica.others or len(self._callable) > 1
-        return replica.full or bool(matters and now - replica.reported_at > REPORT_PERIOD_S)
+        """Whether to read what a reply says of its replica; it matters where there is a choice, or others who call."""
+        if replica.full:
+            return True
+        return now - replica.reported_at > REPORT_PERIOD_S and (len(self._callable) > 1 or replica.others > 0)
 
-    def report(self, replica: Replica, ongoing: int, ours: int, now: float) -> None:
-        """A reply said how many requests the replica has in flight; `ours` of them were this process's at its arrival.
-
-        Not `replica.inflight`, which has moved on: what has ended since would be taken for others' calls.
-        """
+    def report(self, lease: Lease, ongoing: int, now: float, models: frozenset[str] | None = None) -> None:
+        """A reply said how many requests the replica has in flight, and perhaps which models it holds."""
+        replica = lease.replica
         replica.full = False
-        replica.others = max(0, ongoing - ours)
         replica.reported_at = now
-        replica.others_until = now + REPORT_TRUSTED_S
-        self._serve_waiters()
+        self._take_word(lease, ongoing, now + REPORT_TRUSTED_S)
+        if models is not None:
+            replica.models = models
+        self._serve()
 
-    def refused(self, replica: Replica, ongoing: int, ours: int) -> None:
+    def refused(self, lease: Lease, ongoing: int) -> None:
         """The replica is full: what it has in flight is its limit. Others may make room there any time."""
+        replica, now = lease.replica, self._clock()
         replica.full = True
         replica.limit = min(replica.limit, max(1, ongoing))
-        replica.others = max(0, replica.limit - ours)
-        replica.others_until = self._clock() + FULL_TRUSTED_S
+        replica.standing.answered_at = now
+        self._take_word(lease, replica.limit, now + FULL_TRUSTED_S)
 
     def refuses(self, replica: Replica) -> None:
         """The replica drains: leave it alone for good."""
         replica.refuses = True
         self._refresh()
 
+    def answered(self, lease: Lease, now: float) -> None:
+        """The replica worked on the call as it should."""
+        standing = lease.replica.standing
+        if standing.failures or standing.until:
+            out = standing.until
+            standing.answered(lease.began, now)
+            self._judged(standing, out, now)
+        else:
+            standing.answered_at = now
+
+    def failed(self, lease: Lease, now: float) -> None:
+        """The replica, or the way there, is broken."""
+        standing = lease.replica.standing
+        out = standing.until
+        self._outliers.failed(standing, lease.began, now, self._standings())
+        self._judged(standing, out, now)
+
+    def timed_out(self, lease: Lease, now: float) -> None:
+        """The call's deadline passed while the replica had it."""
+        standing = lease.replica.standing
+        out = standing.until
+        self._outliers.timed_out(standing, lease.began, now, self._standings())
+        self._judged(standing, out, now)
+
     async def close(self) -> None:
         """Close every connection; calls in flight fail."""
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for future, _ in self._waiters:
-            if not future.done():
-                future.set_exception(NoReplica(f"calls to {self.service} were closed by this process"))
-        replicas, self._replicas, self._callable = list(self._replicas.values()), {}, []
+        self._tell_gone(self._listed_names())
+        replicas, self._replicas = list(self._replicas.values()), {}
+        self._callable = self._in_service = []
+        while (place := self._line.head()) is not None:
+            self._line.leave(place)
+            place.denied(NoReplica(f"calls to {self.service} were closed by this process"))
         for replica in replicas:
             await replica.connection.close()
         if self._closing:
             await asyncio.wait(self._closing)
 
-    # ---- inside
+    # ---- choosing
 
-    def _take(self, policy: Policy, tried: Collection[Replica] = ()) -> Replica | None:
-        now = self._clock()
-        candidates = []
-        for replica in self._callable:
-            if replica.others and now >= replica.others_until:
-                replica.expire(now)
-            if replica.inflight + replica.others < replica.limit and replica not in tried:
-                candidates.append(replica)
+    def _take(self, router: Router, call: RoutedCall, now: float, tried: Collection[Replica] = ()) -> Lease | None:
+        if now >= self._due:
+            self._wear_off(now)
+        candidates = self._in_service if router.eject_outliers else self._callable
+        for replica in candidates:
+            if replica.load >= replica.limit or tried:
+                candidates = [r for r in candidates if r.load < r.limit and r not in tried]
+                break
         if not candidates:
             return None
-        chosen = policy.choose(candidates)
-        chosen.inflight += 1
-        return chosen
+        chosen = router.choose(candidates, call)
+        lease = Lease(self, chosen, now)
+        standing = chosen.standing
+        if standing.until and not standing.unwanted(now):
+            lease.trial = True
+            standing.begin_trial()
+            self._sort(now)
+        if router.watches_calls:
+            try:
+                router.routed(chosen, call)
+            except PierheadError:
+                lease.end()
+                raise
+        return lease
 
-    def _serve_waiters(self) -> None:
+    def _serve(self) -> None:
         """Hand replicas with room to those at the head of the line."""
-        while self._waiters:
-            future, policy = self._waiters[0]
-            if future.done():
-                self._waiters.popleft()
-                continue
-            replica = self._take(policy)
-            if replica is None:
-                self._look_again()
-                return
-            self._waiters.popleft()
-            future.set_result(replica)
+        if self._serving:  # by way of a call that was just granted one: the loop below goes on anyway
+            return
+        self._serving = True
+        try:
+            while (place := self._line.head()) is not None:
+                try:
+                    lease = self._take(place.router, place.call, self._clock())
+                except PierheadError as error:
+                    self._line.leave(place)
+                    place.denied(error)
+                    continue
+                if lease is None:
+                    self._look_again()
+                    return
+                self._line.leave(place)
+                place.granted(lease)
+        finally:
+            self._serving = False
+
+    # ---- who may be called
 
     def _watcher_of(self, replica: Replica) -> Callable[[], None]:
         def changed() -> None:
             if not replica.connection.ready:
+                lost = not replica.drains  # one that drains goes away in order
                 replica.renewed()
+                if lost:
+                    self._lost(replica.standing)
             self._refresh()
 
         return changed
 
+    def _lost(self, standing: Standing) -> None:
+        """A connection broke; who may be called is looked at next."""
+        out, now = standing.until, self._clock()
+        self._outliers.lost_connection(standing, now, self._standings())
+        if standing.until > out:
+            self._ejected()
+
     def _refresh(self) -> None:
         self._callable = sorted((r for r in self._replicas.values() if r.callable), key=lambda replica: replica.name)
-        self._serve_waiters()
+        self._sort(self._clock())
         changes, self._changes = self._changes, []
         for future in changes:
             if not future.done():
                 future.set_result(None)
+        self._serve()
+
+    def _sort(self, now: float) -> None:
+        """Who is left out now, and until when."""
+        standings = self._standings()
+        out = left_out(standings, now)
+        self._in_service = [r for r in self._callable if r.standing not in out] if out else self._callable
+        said = min((replica.others_until for replica in self._callable if replica.others), default=NEVER)
+        self._due = min(said, next_change(standings, now))
+
+    def _judged(self, standing: Standing, out: float, now: float) -> None:
+        """Something was learnt of a replica that was left out until `out`."""
+        if standing.until == out:
+            return
+        if standing.until > out:
+            self._ejected()
+        self._sort(now)
+        self._serve()
+
+    def _standings(self) -> list[Standing]:
+        return [replica.standing for replica in self._callable]
+
+    def _wear_off(self, now: float) -> None:
+        for replica in self._callable:
+            if replica.others and now >= replica.others_until:
+                replica.expire(now)
+        self._sort(now)
+
+    def _take_word(self, lease: Lease, ongoing: int, until: float) -> None:
+        """Take over what a replica says of its load. Of that, this process's calls are those at the answer's arrival:
+        what has ended since would be taken for others' calls.
+        """
+        replica = lease.replica
+        replica.set_others(ongoing - (lease.left if lease.left >= 0 else replica.inflight - 1), until)
+        if replica.others:
+            self._due = min(self._due, until)
+
+    def _listed_names(self) -> set[str]:
+        return {replica.name for replica in self._replicas.values() if not replica.closing}
+
+    def _tell_gone(self, names: Iterable[str]) -> None:
+        for router in list(self._watching):
+            for name in sorted(names):
+                router.replica_gone(name)
+
+    # ---- looking again
 
     def _look_again(self) -> None:
-        """What replicas said of others' calls wears off without an event: look again then."""
-        times = [replica.others_until for replica in self._callable if replica.others]
-        if times:
-            self._look_at(min(times))
+        """What replicas said, and times out, wear off without an event: look at the line again then."""
+        if self._due < NEVER:
+            self._look_at(self._due)
 
     def _look_at(self, when: float) -> None:
         """Look at the line a moment after `when`."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + max(0.0, when - self._clock()) + 0.001
         if self._timer is not None:
-            if self._timer.when() <= due:
+            if self._timer_at <= when:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(due, self._timer_fired)
+        self._timer_at = when
+        self._timer = self._call_later(max(0.0, when - self._clock()) + 0.001, self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._serve_waiters()
+        self._serve()
 
     def _close_when_idle(self, replica: Replica) -> None:
         if replica.inflight or self._replicas.get(replica.address) is not replica:

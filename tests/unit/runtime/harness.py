@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -33,6 +33,7 @@ class EchoService(echo_pb2_grpc.EchoServicer):
     def __init__(self, name: str = "echo") -> None:
         self.name = name
         self.gate = asyncio.Event()
+        self.fails = False
         self.calls = 0
         self.begun = 0
         self.cancelled = 0
@@ -41,6 +42,8 @@ class EchoService(echo_pb2_grpc.EchoServicer):
     async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
         self.calls += 1
         self.seen.append(current_request())
+        if self.fails:
+            raise RuntimeError("it fails whatever it is asked")
         if request.message == "bad":
             raise BadRequest('message: expected anything but "bad"')
         if request.message == "boom":
@@ -183,7 +186,14 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         if self._server is not None:
             await self._server.stop(0)
 
-    def say(self, service: str, *replicas: tuple[str, str, bool], limit: int = 0) -> None:
+    def say(
+        self,
+        service: str,
+        *replicas: tuple[str, str, bool],
+        limit: int = 0,
+        max_queued: int | None = None,
+        nodes: Mapping[str, str] | None = None,
+    ) -> None:
         """The whole list of a service: (name, address, draining) each."""
         known = self._states.get(service)
         state = discovery_pb2.Endpoint.State
@@ -197,9 +207,11 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
                     address=where,
                     state=state.DRAINING if draining else state.READY,
                     max_ongoing_requests=limit,
+                    node=(nodes or {}).get(name, ""),
                 )
                 for name, where, draining in replicas
             ],
+            max_queued_requests=max_queued,
         )
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

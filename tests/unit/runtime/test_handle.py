@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
+from random import Random
 from typing import Any
 
 import grpc
@@ -26,7 +28,8 @@ from pierhead.directory import Directory
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
-from pierhead.pool import Endpoint
+from pierhead.outliers import FAILURES
+from pierhead.replica import Endpoint
 from pierhead.request import CURRENT, RequestContext
 
 from tests.unit.runtime import harness
@@ -559,7 +562,7 @@ class TestDiscovery:
         directory = Directory(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         heard: list[str] = []
 
-        def update(endpoints: Iterable[Endpoint]) -> None:
+        def update(endpoints: Iterable[Endpoint], _: int | None) -> None:
             heard.extend(endpoint.name for endpoint in endpoints)
             if len(heard) == 1:
                 raise RuntimeError("a defect")
@@ -602,6 +605,118 @@ class TestDiscovery:
         await asyncio.gather(*calls)
         await discovery.close()
 
+    async def test_the_service_s_own_bound_for_its_lines_is_obeyed(self, cluster: Cluster) -> None:
+        service = EchoService()
+        server = await cluster.start(service)
+        discovery = FakeDiscovery()
+        discovery.say("echo-child", ("r1", address(server), False), limit=1, max_queued=1)
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}", max_queued_requests=0))
+        stub, channel = make()
+        await channel.channel_ready()
+        calls = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(2)]
+        await until(lambda: service.begun == 1 and channel.queued == 1, "one works, one waits")
+        with pytest.raises(Backpressure, match=r"max_queued_requests = 1"):
+            await stub.Echo(echo(), timeout=1)
+        service.gate.set()
+        await asyncio.gather(*calls)
+        await discovery.close()
+
+    async def test_replicas_on_this_machine_come_first(self, cluster: Cluster) -> None:
+        services = [EchoService("far"), EchoService("near")]
+        servers = [await cluster.start(service) for service in services]
+        discovery = FakeDiscovery()
+        listed = [(f"r{number}", address(server), False) for number, server in enumerate(servers)]
+        discovery.say("echo-child", *listed, limit=2, nodes={"r0": "there", "r1": "here"})
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}", node="here"))
+        stub, channel = make(prefer_local=True)
+        channel.pool()
+        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        assert {await _reply(stub, "hi") for _ in range(10)} == {"near: hi"}
+        filling = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(2)]
+        await until(lambda: services[1].begun == 2, "the near one is full")
+        assert await _reply(stub, "hi") == "far: hi"
+        services[1].gate.set()
+        await asyncio.gather(*filling)
+        await discovery.close()
+
+
+class LastOfAll:
+    """A policy of the user's own, found by its import path."""
+
+    def __init__(self, _: Random) -> None: ...
+
+    def choose(self, candidates: Sequence[Any], _: object) -> Any:
+        return candidates[-1]
+
+
+class TestPolicies:
+    async def test_one_of_the_user_s_own_by_its_import_path(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        services = [EchoService(str(number)) for number in range(2)]
+        servers = [await cluster.start(service) for service in services]
+        know(*servers)
+        monkeypatch.setitem(sys.modules, "own_policies", sys.modules[__name__])
+        stub, channel = make(policy="own_policies:LastOfAll")
+        await until(lambda: len(channel.pool()._callable) == 2, "two connections")
+        last = max(range(2), key=lambda number: address(servers[number]))
+        assert {await _reply(stub, "hi") for _ in range(5)} == {f"{last}: hi"}
+
+    async def test_sessions_stay_at_their_replicas_for_every_caller(self, cluster: Cluster) -> None:
+        services = [EchoService(str(number)) for number in range(3)]
+        know(*[await cluster.start(service) for service in services])
+        (one, channel), (other, _) = make(policy="consistent_hash"), make(policy="consistent_hash")
+        await until(lambda: len(channel.pool()._callable) == 3, "three connections")
+
+        async def replies(stub: Any) -> list[str]:
+            sessions = [(("x-session-id", f"session-{number}"),) for number in range(15)]
+            return [(await stub.Echo(echo(), metadata=session)).response for session in sessions]
+
+        homes = await replies(one)
+        assert len(set(homes)) == 3
+        assert await replies(one) == homes
+        assert await replies(other) == homes
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"policy": "best"}, "policy: expected one of"),
+            ({"policy": "no_such_module:Best"}, 'policy "no_such_module:Best": the module "no_such_module" cannot be'),
+            ({"max_queued_requests": -2}, "max_queued_requests: expected an integer >= -1"),
+            ({"timeout_s": 0}, "timeout_s: expected a number of seconds above 0, found 0"),
+            ({"transport": "pigeon"}, "transport: expected one of"),
+        ],
+    )
+    def test_what_cannot_be_is_refused_at_once(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=f"^{message}"):
+            handle(EchoStub, "echo-child", **options)
+
+
+class TestOutliers:
+    async def test_a_replica_whose_calls_fail_gets_no_more_for_a_while(self, cluster: Cluster) -> None:
+        sick, well = EchoService("sick"), EchoService("well")
+        know(*[await cluster.start(service) for service in (sick, well)])
+        stub, channel = make(policy="round_robin")
+        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        sick.fails = True
+        errors = 0
+        for _ in range(40):
+            try:
+                await stub.Echo(echo())
+            except UserCodeError:
+                errors += 1
+        assert errors == FAILURES
+        assert "is left out for" in channel.pool().describe()
+        assert well.calls == 40 - FAILURES
+
+    async def test_overload_leaves_nobody_out(self, cluster: Cluster) -> None:
+        know(*[await cluster.start(EchoService(str(number)), max_ongoing_requests=1) for number in range(2)])
+        stub, channel = make()
+        calls = [asyncio.ensure_future(_awaited(stub.Echo(echo("work"), timeout=0.5))) for _ in range(50)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert any(isinstance(result, Backpressure) for result in results)
+        assert all(replica.standing.failures == 0 for replica in channel.pool().replicas())
+
 
 class TestOtherKinds:
     """Client and bidirectional streams, over a service made by hand: no .proto of ours has one."""
@@ -640,6 +755,24 @@ class TestOtherKinds:
 
         with pytest.raises(Backpressure, match="already works on 0 requests"):
             await channel.stream_unary("/test.Sum/Total")(numbers(), timeout=5)
+
+    async def test_a_stream_that_a_draining_replica_refuses_moves_before_its_first_message(
+        self, cluster: Cluster
+    ) -> None:
+        servers = [await cluster.start(_Summing()) for _ in range(2)]
+        know(*servers)
+        channel = HandleChannel(
+            "echo-child", metrics=RuntimeMetrics(), policy="round_robin", transport=harness.TRANSPORT
+        )
+        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        servers[0]._admission.draining = True
+        for _ in range(2):
+            call = channel.stream_stream("/test.Sum/Running")(timeout=5)
+            await asyncio.sleep(0.05)  # not to synchronise: so that the refusal may have come, or not yet
+            await call.write(b"1")
+            assert await call.read() == b"1"
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
 
 
 class SumServicer:

@@ -11,6 +11,7 @@ NAMES = {
     "pierhead_batch_size",
     "pierhead_batch_wait_seconds",
     "pierhead_handle_duration_seconds",
+    "pierhead_handle_ejections",
     "pierhead_handle_requests",
     "pierhead_handle_retries",
     "pierhead_multiplex_hits",

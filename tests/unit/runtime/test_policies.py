@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.policies import LeastOngoing, PowerOfTwo, RoundRobin, make_policy, register_policy
-from pierhead.pool import Endpoint, Pool
+from pierhead.policies import ConsistentHash, LeastOngoing, PowerOfTwo, RoundRobin, make_policy, register_policy
+from pierhead.pool import Pool
+from pierhead.replica import Endpoint
+from pierhead.routing import Router
+
+from tests.unit.runtime.test_pool import FakeConnection, Timers
+
+POLICIES = ["power_of_two", "round_robin", "least_ongoing", "consistent_hash"]
 
 
 @dataclass(frozen=True)
 class Fake:
     name: str
     load: int
+    models: frozenset[str] = frozenset()
+    node: str = ""
 
+
+@dataclass(frozen=True)
+class FakeCall:
+    session_id: str | None = None
+    model_id: str | None = None
+    path: str = "/test.Test/Test"
+    request: Any = None
+
+
+CALL = FakeCall()
 
 loads = st.lists(st.integers(0, 50), min_size=1, max_size=12)
 seeds = st.integers(0, 2**32)
+sessions = st.one_of(st.none(), st.text("abcdef0123456789", min_size=1, max_size=8))
 
 
 def candidates(numbers: list[int]) -> list[Fake]:
@@ -40,11 +64,21 @@ class Drawn(Random):
         return value
 
 
+@given(loads, seeds, sessions, st.sampled_from(POLICIES))
+def test_each_policy_returns_one_of_its_candidates_and_changes_nothing(
+    numbers: list[int], seed: int, session: str | None, name: str
+) -> None:
+    policy, of = make_policy(name, Random(seed)), candidates(numbers)
+    for _ in range(5):
+        assert policy.choose(of, FakeCall(session)) in of
+    assert of == candidates(numbers)
+
+
 @given(loads, seeds)
 def test_power_of_two_never_takes_the_busier_of_the_two_drawn(numbers: list[int], seed: int) -> None:
     rng = Drawn(seed)
     of = candidates(numbers)
-    chosen = PowerOfTwo(rng).choose(of)
+    chosen = PowerOfTwo(rng).choose(of, CALL)
     if len(of) == 1:
         assert chosen is of[0]
         return
@@ -59,7 +93,7 @@ def test_power_of_two_never_takes_the_busier_of_the_two_drawn(numbers: list[int]
 def test_equals_are_chosen_equally_often(name: str) -> None:
     policy = make_policy(name, Random(1))
     of = candidates([3] * 8)
-    counts = Counter(policy.choose(of).name for _ in range(8000))
+    counts = Counter(policy.choose(of, CALL).name for _ in range(8000))
     assert len(counts) == 8
     assert all(850 < count < 1150 for count in counts.values()), counts
 
@@ -67,7 +101,7 @@ def test_equals_are_chosen_equally_often(name: str) -> None:
 @given(loads, seeds)
 def test_least_ongoing_takes_a_least_loaded_one(numbers: list[int], seed: int) -> None:
     of = candidates(numbers)
-    assert LeastOngoing(Random(seed)).choose(of).load == min(numbers)
+    assert LeastOngoing(Random(seed)).choose(of, CALL).load == min(numbers)
 
 
 @given(st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=1, max_size=30))
@@ -76,58 +110,201 @@ def test_round_robin_goes_on_after_the_last_one_whoever_comes_and_goes(rounds: l
     last = ""
     for present in rounds:
         names = [f"r{number}" for number in sorted(present)]
-        chosen = policy.choose([Fake(name, 0) for name in names]).name
+        chosen = policy.choose([Fake(name, 0) for name in names], CALL).name
         assert chosen == next((name for name in names if name > last), names[0])
         last = chosen
 
 
-def test_an_unknown_policy_is_refused_with_what_there_is() -> None:
-    with pytest.raises(ValueError, match=r'policy: expected one of least_ongoing, .*round_robin, found "best"'):
-        make_policy("best", Random())
+class TestConsistentHash:
+    """Every process has a policy object of its own: `mine` and `theirs` must agree."""
+
+    @given(seeds, seeds, sessions.filter(bool))
+    def test_callers_agree_on_a_session_s_replica(self, mine: int, theirs: int, session: str) -> None:
+        of, call = candidates([0] * 6), FakeCall(session)
+        late = ConsistentHash(Random(theirs))
+        for index in (5, 2, 4, 0, 3, 1):  # met the replicas one by one
+            late.choose([of[index]], CALL)
+        assert ConsistentHash(Random(mine)).choose(of, call) is late.choose(of, call)
+
+    @given(loads, seeds, sessions)
+    def test_nobody_gets_more_than_its_share_and_a_quarter(
+        self, numbers: list[int], seed: int, session: str | None
+    ) -> None:
+        of = candidates(numbers)
+        chosen = ConsistentHash(Random(seed)).choose(of, FakeCall(session))
+        bound = math.ceil(ConsistentHash.BALANCE * (sum(numbers) + 1) / len(of))
+        assert chosen.load + 1 <= max(ConsistentHash.NEVER_CROWDED, bound)
+
+    @given(st.integers(2, 8), st.integers(0, 400), seeds, st.floats(0, 1))
+    def test_however_many_calls_come_at_once_loads_stay_within_the_bound(
+        self, count: int, calls: int, seed: int, same_session: float
+    ) -> None:
+        rng, policy = Random(seed), ConsistentHash(Random(seed))
+        numbers = [0] * count
+        for index in range(calls):
+            session = "hot" if rng.random() < same_session else f"session-{index}"
+            of = candidates(numbers)
+            numbers[of.index(policy.choose(of, FakeCall(session)))] += 1
+        assert max(numbers) <= max(2, math.ceil(1.25 * calls / count))
+
+    def test_a_session_stays_until_its_replica_is_crowded_and_comes_back(self) -> None:
+        policy, call = ConsistentHash(Random(1)), FakeCall("session-1")
+        home = policy.choose(candidates([0] * 4), call).name
+        index = int(home[-2:])
+        calm, crowded, full = candidates([1] * 4), candidates([1] * 4), candidates([1] * 4)
+        crowded[index] = Fake(home, 10)
+        del full[index]
+        assert policy.choose(calm, call).name == home
+        second = policy.choose(crowded, call).name
+        assert second != home
+        assert policy.choose(full, call).name == second, "a second choice of its own"
+        assert policy.choose(calm, call).name == home
+
+    def test_a_replica_more_or_less_moves_few_sessions(self) -> None:
+        policy = ConsistentHash(Random(1))
+        calls = [FakeCall(f"session-{number}") for number in range(2000)]
+        of = candidates([0] * 8)
+        before = [policy.choose(of[:7], call).name for call in calls]
+        after = [policy.choose(of, call).name for call in calls]
+        moved = [new for old, new in zip(before, after, strict=True) if old != new]
+        assert set(moved) == {of[7].name}, "only to the new one"
+        assert len(moved) < 2 * len(calls) / 8
+        policy.on_replica_gone(of[7].name)
+        assert [policy.choose(of[:7], call).name for call in calls] == before
+
+    def test_calls_without_a_session_are_spread(self) -> None:
+        policy = ConsistentHash(Random(1))
+        counts = Counter(policy.choose(candidates([0] * 4), CALL).name for _ in range(2000))
+        assert all(300 < count < 750 for count in counts.values()), counts
+
+    def test_replicas_that_are_gone_are_forgotten(self) -> None:
+        policy = ConsistentHash(Random(1))
+        for number in range(100):
+            policy.choose([Fake(f"replica-{number}", 0)], CALL)
+            policy.on_replica_gone(f"replica-{number}")
+        policy.on_replica_gone("a stranger")
+        assert policy._ring.names == set()
 
 
-def test_a_policy_is_registered_once() -> None:
-    with pytest.raises(ValueError, match="already registered"):
-        register_policy("round_robin", RoundRobin)
+class TestMaking:
+    def test_an_unknown_policy_is_refused_with_what_there_is(self) -> None:
+        expected = r'policy: expected one of consistent_hash, least_ongoing, .*, or package\.module:Class, found "best"'
+        with pytest.raises(ValueError, match=expected):
+            make_policy("best", Random())
+
+    def test_a_policy_is_registered_once(self) -> None:
+        with pytest.raises(ValueError, match="already registered"):
+            register_policy("round_robin", RoundRobin)
+
+    def test_a_name_that_looks_like_an_import_path_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="without a colon"):
+            register_policy("my:policy", RoundRobin)
+
+    def test_one_of_the_user_s_own_by_its_import_path(self, own_module: str) -> None:
+        rng = Random(1)
+        policy: Any = make_policy(f"{own_module}:Last", rng)
+        assert policy.rng is rng
+        assert policy.choose(candidates([0, 0]), CALL).name == "replica-01"
+
+    @pytest.mark.parametrize(
+        ("path", "message"),
+        [
+            ("no.such.module:Last", r'the module "no.such.module" cannot be imported: ModuleNotFoundError: No module'),
+            (":Last", r'the module "" cannot be imported: ValueError'),
+            (
+                "OWN:First",
+                r"expected a class First in .*\.py, found no First; classes with .* there: Last",
+            ),
+            ("OWN:", r"expected a class  in .*, found no "),
+            ("OWN:number", r"found number = 7, which cannot be called"),
+            ("OWN:Needy", r"made with one argument, a random.Random, it raised TypeError: .*missing 1 required"),
+            ("OWN:Idle", r"expected an object with a plain method `choose\(candidates, call\)`, found <.*Idle object"),
+            ("OWN:Slow", r"expected an object with a plain method `choose"),
+            ("broken_OWN:Last", r"cannot be imported: ZeroDivisionError"),
+        ],
+    )
+    def test_an_import_path_that_leads_nowhere_is_told_as_it_is(self, own_module: str, path: str, message: str) -> None:
+        path = path.replace("OWN", own_module)
+        with pytest.raises(ValueError, match=message) as caught:
+            make_policy(path, Random())
+        assert str(caught.value).startswith(f'policy "{path}": ')
 
 
-class FakeConnection:
-    def __init__(self) -> None:
-        self.ready = True
+OWN_MODULE = """
+number = 7
 
-    def check(self) -> None: ...
+class Last:
+    def __init__(self, rng):
+        self.rng = rng
+    def choose(self, candidates, call):
+        return candidates[-1]
 
-    def open(self, *_: object) -> None: ...
+class Idle:
+    def __init__(self, rng):
+        pass
 
-    async def close(self) -> None: ...
+class Needy:
+    def __init__(self, rng, more):
+        pass
+
+class Slow:
+    def __init__(self, rng):
+        pass
+    async def choose(self, candidates, call):
+        return candidates[0]
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module with policies of a user's own."""
+    name = f"own_policies_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN_MODULE)
+    (tmp_path / f"broken_{name}.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return name
 
 
 worlds = st.lists(
-    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 4)),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 4)),
     min_size=1,
     max_size=8,
 )
 
 
-@given(worlds, st.sampled_from(["power_of_two", "round_robin", "least_ongoing"]), seeds)
+@given(worlds, st.sampled_from(POLICIES), seeds, sessions)
 def test_no_policy_is_shown_a_replica_that_may_not_be_called(
-    world: list[tuple[bool, bool, bool, int, int]], policy: str, seed: int
+    world: Sequence[tuple[bool, bool, bool, bool, int, int]], policy: str, seed: int, session: str | None
 ) -> None:
-    """Draining by the list, draining by its own word, disconnected, full: none of them is ever taken."""
-    pool = Pool("service", lambda *_: FakeConnection(), clock=lambda: 100.0)
+    """Draining by the list, draining by its own word, disconnected, left out, full: none of them is ever taken."""
+    timers = Timers()
+    pool = Pool("service", connect, clock=lambda: 100.0, call_later=timers.call_later)
     pool.set_endpoints(
         Endpoint(f"r{index}", f"10.0.0.{index}:1", draining, limit)
-        for index, (draining, _, _, limit, _) in enumerate(world)
+        for index, (draining, _, _, _, limit, _) in enumerate(world)
     )
-    for replica, (_, refuses, ready, _, inflight) in zip(pool.replicas(), world, strict=True):
+    for replica, (_, refuses, ready, out, _, inflight) in zip(pool.replicas(), world, strict=True):
         replica.refuses = refuses
         replica.connection.ready = ready
-        replica.inflight = inflight
+        replica.inflight = replica.load = inflight
+        if out:
+            replica.standing.leave_out(100.0, 1.0)
     pool._refresh()
-    allowed = {
-        f"r{index}"
-        for index, (draining, refuses, ready, limit, inflight) in enumerate(world)
-        if ready and not draining and not refuses and inflight < limit
-    }
-    taken = pool.take(make_policy(policy, Random(seed)))
-    assert (taken.name in allowed) if taken is not None else not allowed
+    may_be_called = [
+        (f"r{index}", out, inflight < limit)
+        for index, (draining, refuses, ready, out, limit, inflight) in enumerate(world)
+        if ready and not draining and not refuses
+    ]
+    all_out = [name for name, left_out, _ in may_be_called if left_out]
+    spared = max(0, len(all_out) - len(may_be_called) // 2)
+    lease = pool.take(Router(policy, Random(seed)), FakeCall(session), 100.0)
+    if lease is not None:
+        assert lease.replica.name in [name for name, _, room in may_be_called if room]
+        assert spared or lease.replica.name not in all_out
+    else:
+        assert not any(room and not left_out for _, left_out, room in may_be_called)
+
+
+def connect(_: str, changed: Any) -> FakeConnection:
+    return FakeConnection(changed)

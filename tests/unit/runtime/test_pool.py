@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import pytest
-from pierhead.errors import NoReplica
-from pierhead.policies import PowerOfTwo
-from pierhead.pool import Endpoint, Pool, Replica
+from pierhead.errors import NoReplica, UserCodeError
+from pierhead.line import Place
+from pierhead.outliers import FAILURES
+from pierhead.policies import register_policy
+from pierhead.pool import Lease, Pool
+from pierhead.replica import Endpoint, Replica
+from pierhead.routing import Router
 
 from tests.unit.runtime.harness import until
 
@@ -34,167 +39,515 @@ class FakeConnection:
         self.closed = True
 
 
+class FakeCall:
+    """What a policy may know of a call."""
+
+    path = "/test.Test/Test"
+    request: Any = None
+    session_id: str | None = None
+    model_id: str | None = None
+
+
+class Timers:
+    """Times at which somebody wants to be called, on a clock in the test's hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.pending: list[Timer] = []
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(self, self.now + delay, callback)
+        self.pending.append(timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and everything happen that is due meanwhile."""
+        end = self.now + seconds
+        while due := [timer for timer in self.pending if timer.when <= end]:
+            timer = min(due, key=lambda timer: timer.when)
+            self.now = max(self.now, timer.when)
+            self.pending.remove(timer)
+            timer.callback()
+        self.now = end
+
+
+class Timer:
+    def __init__(self, timers: Timers, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback = callback
+        self._timers = timers
+
+    def cancel(self) -> None:
+        if self in self._timers.pending:
+            self._timers.pending.remove(self)
+
+
+class Waiting:
+    """A call in the line, and what came of it."""
+
+    def __init__(self, world: World, age: float, router: Router) -> None:
+        self.lease: Lease | None = None
+        self.error: Exception | None = None
+        self.place = Place(age, FakeCall(), router, self._granted, self._denied)
+        self._world = world
+
+    def _granted(self, lease: Lease) -> None:
+        assert self.lease is None
+        assert self.error is None
+        self.lease = lease
+        self._world.order.append(self)
+
+    def _denied(self, error: Exception) -> None:
+        assert self.lease is None
+        assert self.error is None
+        self.error = error
+
+    @property
+    def replica(self) -> str | None:
+        return self.lease.replica.name if self.lease else None
+
+
 class World:
-    """A pool with fake connections and a clock."""
+    """A pool with fake connections, timers and a clock."""
 
     def __init__(self, *limits: int) -> None:
-        self.now = 100.0
+        self.timers = Timers()
         self.connections: dict[str, FakeConnection] = {}
-        self.pool = Pool("ranker", self._connect, clock=lambda: self.now)
-        self.policy = PowerOfTwo(Random(1))
+        self.ejections = 0
+        self.order: list[Waiting] = []
+        self.pool = Pool(
+            "ranker",
+            self._connect,
+            clock=lambda: self.timers.now,
+            rng=Random(1),
+            ejected=self._ejected,
+            call_later=self.timers.call_later,
+        )
+        self.router = Router("power_of_two", Random(1))
         self.say(*limits)
+
+    @property
+    def now(self) -> float:
+        return self.timers.now
 
     def say(self, *limits: int, draining: tuple[int, ...] = ()) -> None:
         self.pool.set_endpoints(
             [Endpoint(f"r{n}", f"10.0.0.{n}:1", n in draining, limit) for n, limit in enumerate(limits)]
         )
 
+    def replica(self, name: str) -> Replica:
+        return next(replica for replica in self.pool.replicas() if replica.name == name)
+
+    def connection(self, name: str) -> FakeConnection:
+        return self.connections[self.replica(name).address]
+
+    def take(self, router: Router | None = None) -> Lease | None:
+        return self.pool.take(router or self.router, FakeCall(), self.now)
+
+    def must_take(self, router: Router | None = None) -> Lease:
+        lease = self.take(router)
+        assert lease is not None
+        return lease
+
+    def join(self, router: Router | None = None, age: float | None = None) -> Waiting:
+        waiting = Waiting(self, self.now if age is None else age, router or self.router)
+        self.pool.join(waiting.place)
+        return waiting
+
+    def fail(self, name: str, times: int = 1) -> None:
+        for _ in range(times):
+            lease = Lease(self.pool, self.replica(name), self.now)
+            lease.end()
+            self.pool.failed(lease, self.now)
+
+    def _ejected(self) -> None:
+        self.ejections += 1
+
     def _connect(self, address: str, changed: Callable[[], None]) -> FakeConnection:
         made = self.connections[address] = FakeConnection(changed)
         return made
 
-    def take(self) -> Replica | None:
-        return self.pool.take(self.policy)
 
-    def wait(self) -> asyncio.Task[Replica]:
-        return asyncio.create_task(self.pool.wait(self.policy))
+class TestLine:
+    def test_it_is_first_come_first_served(self) -> None:
+        world = World(1)
+        taken = world.must_take()
+        waiting = [world.join() for _ in range(5)]
+        assert world.take() is None, "nobody overtakes the line"
+        taken.end()
+        for number, call in enumerate(waiting):
+            assert world.order == waiting[: number + 1]
+            assert call.lease is not None
+            call.lease.end()
+        assert world.replica("r0").inflight == 0
+
+    def test_a_call_that_was_refused_comes_back_to_where_it_stood(self) -> None:
+        world = World(1)
+        taken = world.must_take()
+        old, new = world.join(age=50), world.join(age=60)
+        refused = [world.join(age=40), world.join(age=30)]
+        taken.end()
+        for call in (refused[1], refused[0], old, new):
+            assert call.lease is not None
+            call.lease.end()
+
+    def test_leaving_makes_nobody_lose_a_turn(self) -> None:
+        world = World(1)
+        taken = world.must_take()
+        leaver, stayer = world.join(), world.join()
+        world.pool.leave(leaver.place)
+        taken.end()
+        assert stayer.replica == "r0"
+        world.pool.leave(stayer.place)
+        assert world.replica("r0").inflight == 1, "its turn had come already"
+
+    def test_one_who_could_not_be_served_holds_up_nobody_when_it_leaves(self) -> None:
+        """The first accepts no replica that is left out; the second does."""
+        world = World(1, 1)
+        world.fail("r0", FAILURES)
+        world.must_take()
+        picky, hardy = world.join(), world.join(Router("power_of_two", Random(1), eject_outliers=False))
+        assert hardy.lease is None
+        world.pool.leave(picky.place)
+        assert hardy.replica == "r0"
+
+    def test_a_replica_that_appears_serves_it(self) -> None:
+        world = World()
+        waiting = world.join()
+        world.say(1)
+        assert waiting.replica == "r0"
+
+    def test_it_moves_on_after_a_failed_call_at_a_replica_that_once_refused(self) -> None:
+        """Its refusal is long ago, no reply has said since that it has room, and the call there ended without one."""
+        world = World(1)
+        lease = world.must_take()
+        lease.end()
+        world.pool.refused(lease, 1)
+        world.timers.advance(1)
+        lease = world.must_take()
+        waiting = world.join()
+        lease.end()
+        assert world.take() is None, "nobody overtakes the line, not even in this moment"
+        world.timers.advance(0.1)
+        assert waiting.replica == "r0"
+
+    def test_a_replica_that_others_fill_is_asked_again_after_a_moment(self) -> None:
+        world = World(4)
+        lease = world.must_take()
+        lease.end()
+        world.pool.refused(lease, 4)
+        waiting = [world.join() for _ in range(3)]
+        assert [call.lease for call in waiting] == [None] * 3
+        world.timers.advance(0.06)
+        assert [call.replica for call in waiting] == ["r0", None, None], "by one call, not by all at once"
+
+    def test_a_reply_that_tells_of_room_serves_it(self) -> None:
+        world = World(4)
+        leases = [world.must_take(), world.must_take()]
+        leases[0].end()
+        world.pool.report(leases[0], 4, world.now)
+        waiting = world.join()
+        leases[1].end()
+        assert waiting.replica == "r0", "one has ended"
+        second = world.join()
+        world.pool.report(leases[1], 1, world.now)
+        assert second.replica == "r0"
+
+    async def test_closing_tells_it(self) -> None:
+        world = World()
+        waiting = world.join()
+        await world.pool.close()
+        assert isinstance(waiting.error, NoReplica)
+        assert "were closed by this process" in str(waiting.error)
+
+    def test_a_grant_that_fails_at_once_serves_the_next_without_going_deeper(self) -> None:
+        world = World(1)
+        taken = world.must_take()
+
+        def fail_to_open(lease: Lease) -> None:
+            lease.end()
+
+        for _ in range(2000):
+            world.pool.join(Place(1, FakeCall(), world.router, fail_to_open, lambda _: None))
+        last = world.join()
+        taken.end()
+        assert last.replica == "r0"
 
 
-async def test_the_line_is_first_come_first_served() -> None:
+class TestLoad:
+    def test_others_calls_count_for_a_while(self) -> None:
+        world = World(10)
+        lease = world.must_take()
+        lease.end()
+        world.pool.report(lease, 10, world.now)
+        assert lease.replica.load == 10
+        assert world.take() is None
+        world.timers.advance(1.01)
+        assert world.must_take().replica is lease.replica
+
+    def test_a_lease_is_given_back_once(self) -> None:
+        world = World(10)
+        lease, other = world.must_take(), world.must_take()
+        lease.end()
+        lease.end()
+        assert other.replica.inflight == other.replica.load == 1
+
+    def test_a_limit_learnt_is_forgotten_with_the_connection(self) -> None:
+        world = World(0)
+        lease = world.must_take()
+        lease.end()
+        world.pool.refused(lease, 3)
+        assert lease.replica.limit == 3
+        world.connection("r0").become(False)
+        world.connection("r0").become(True)
+        assert [world.must_take().replica for _ in range(5)] == [lease.replica] * 5
+
+    def test_the_models_that_a_replica_holds_are_its_last_word_on_them(self) -> None:
+        world = World(10)
+        lease = world.must_take()
+        world.pool.report(lease, 1, world.now, frozenset({"a", "b"}))
+        world.pool.report(lease, 1, world.now)
+        assert lease.replica.models == {"a", "b"}
+        world.pool.report(lease, 1, world.now, frozenset())
+        assert lease.replica.models == set()
+
+
+class TestComingAndGoing:
+    def test_a_drain_told_by_the_replica_itself_ends_with_its_connection(self) -> None:
+        world = World(5)
+        lease = world.must_take()
+        world.pool.refuses(lease.replica)
+        assert world.take() is None
+        world.say(5)
+        assert world.take() is None, "a list that has not heard of the drain does not end it"
+        world.connection("r0").become(False)
+        world.connection("r0").become(True)
+        assert world.must_take().replica is lease.replica
+
+    async def test_a_replica_no_longer_listed_keeps_its_connection_until_its_last_call(self) -> None:
+        world = World(5)
+        lease = world.must_take()
+        connection = world.connection("r0")
+        world.say()
+        assert world.take() is None
+        assert not connection.closed
+        lease.end()
+        await until(lambda: connection.closed, "the connection is closed")
+        assert not world.pool.replicas()
+
+    def test_one_that_is_listed_again_in_time_goes_on(self) -> None:
+        world = World(5)
+        lease = world.must_take()
+        world.say()
+        world.say(5)
+        assert world.must_take().replica is lease.replica
+
+    def test_what_is_known_is_told_in_one_line(self) -> None:
+        world = World(4, 0, 2, 0, 0)
+        world.must_take(Router("round_robin", Random(1)))
+        world.connection("r1").ready = False
+        world.say(4, 0, 2, 0, 0, draining=(2,))
+        world.fail("r3", FAILURES)
+        world.timers.advance(1)
+        out = world.replica("r3").standing.until - world.now
+        assert world.pool.describe() == (
+            "r0 works on 1 of 4, r1 is not connected, r2 is draining, "
+            f"r3 works on 0, is left out for {out:.1f} s more (its last 5 calls failed), r4 works on 0"
+        )
+        world.timers.advance(out)
+        assert "r3 works on 0, is tried by one call at a time (its last 5 calls failed)" in world.pool.describe()
+
+
+class TestOutliers:
+    def test_one_that_fails_gets_no_calls_until_its_time_is_over_and_then_one(self) -> None:
+        world = World(0, 0)
+        world.fail("r0", FAILURES)
+        assert world.ejections == 1
+        assert {world.must_take().replica.name for _ in range(50)} == {"r1"}
+        world.timers.advance(5)
+        taken = [world.must_take() for _ in range(50)]
+        trials = [lease for lease in taken if lease.replica.name == "r0"]
+        assert len(trials) == 1
+        trials[0].end()
+        assert world.must_take().replica.name == "r1", "what came of it is not known yet"
+        world.pool.answered(trials[0], world.now)
+        assert [world.must_take().replica.name for _ in range(50)] == ["r0"] * 50, "it has the fewest calls now"
+        assert world.ejections == 1
+
+    def test_a_trial_that_fails_leaves_it_out_again(self) -> None:
+        world = World(0, 0)
+        world.fail("r0", FAILURES)
+        world.timers.advance(5)
+        (trial, *_) = [lease for lease in [world.must_take() for _ in range(50)] if lease.replica.name == "r0"]
+        trial.end()
+        world.pool.failed(trial, world.now)
+        assert world.ejections == 2
+        world.timers.advance(6)
+        assert {world.must_take().replica.name for _ in range(50)} == {"r1"}
+
+    def test_a_line_behind_the_others_is_served_when_its_time_is_over(self) -> None:
+        world = World(1, 1)
+        world.fail("r0", FAILURES)
+        world.must_take()
+        waiting = world.join()
+        world.timers.advance(3.9)
+        assert waiting.lease is None
+        world.timers.advance(1.2)
+        assert waiting.replica == "r0"
+
+    def test_a_line_is_served_by_a_trial_that_turns_out_well(self) -> None:
+        world = World(2, 1)
+        world.fail("r0", FAILURES)
+        world.timers.advance(5)
+        leases = [world.must_take(), world.must_take()]
+        waiting = world.join()
+        (trial,) = [lease for lease in leases if lease.trial]
+        assert waiting.lease is None
+        world.pool.answered(trial, world.now)  # the first message of a stream
+        assert waiting.replica == "r0"
+
+    def test_a_line_is_served_by_the_next_trial_when_one_ends_without_a_verdict(self) -> None:
+        world = World(1, 1)
+        world.fail("r0", FAILURES)
+        world.timers.advance(5)
+        leases = [world.must_take(), world.must_take()]
+        waiting = world.join()
+        (trial,) = [lease for lease in leases if lease.trial]
+        trial.end()
+        assert world.order == []
+        world.timers.advance(0.06)
+        assert waiting.replica == "r0"
+        assert waiting.lease is not None
+        assert waiting.lease.trial
+
+    def test_the_last_one_is_called_again_when_the_others_go(self) -> None:
+        world = World(0, 0)
+        world.fail("r0", FAILURES)
+        world.connection("r1").become(False)
+        assert world.must_take().replica.name == "r0"
+
+    def test_a_handle_may_do_without(self) -> None:
+        world = World(0, 0)
+        world.fail("r0", FAILURES)
+        calm = Router("round_robin", Random(1), eject_outliers=False)
+        leases = [world.must_take(calm) for _ in range(4)]
+        assert [lease.replica.name for lease in leases] == ["r0", "r1", "r0", "r1"]
+        for lease in leases:
+            lease.end()
+        assert world.must_take().replica.name == "r1", "which shortens nobody's time out"
+
+    def test_a_connection_lost_in_order_is_no_failure(self) -> None:
+        world = World(0, 0)
+        for _ in range(2 * FAILURES):
+            world.pool.refuses(world.replica("r0"))
+            world.connection("r0").become(False)
+            world.connection("r0").become(True)
+        assert world.ejections == 0
+        for _ in range(FAILURES):
+            world.connection("r0").become(False)
+            world.connection("r0").become(True)
+        assert world.ejections == 1
+
+
+class Recording:
+    """A policy with hooks, which does as it is told."""
+
+    def __init__(self, _: Random) -> None:
+        self.routed: list[str] = []
+        self.gone: list[str] = []
+        self.choice: Callable[[Sequence[Any]], Any] = lambda candidates: candidates[0]
+        self.fails = False
+
+    def choose(self, candidates: Sequence[Any], _: object) -> Any:
+        return self.choice(candidates)
+
+    def on_routed(self, candidate: Any, _: object) -> None:
+        if self.fails:
+            raise ValueError("no")
+        self.routed.append(candidate.name)
+
+    def on_replica_gone(self, name: str) -> None:
+        if self.fails:
+            raise ValueError("no")
+        self.gone.append(name)
+
+
+register_policy("recording", Recording)
+
+
+def recording(world: World) -> tuple[Router, Recording]:
+    router = Router("recording", Random(1))
+    world.pool.watch(router)
+    assert isinstance(router.policy, Recording)
+    return router, router.policy
+
+
+class TestPolicies:
+    async def test_hooks_hear_of_every_call_and_of_every_replica_that_is_gone(self) -> None:
+        world = World(1, 1, 1)
+        router, policy = recording(world)
+        leases = [world.must_take(router) for _ in range(3)]
+        waiting = world.join(router)
+        leases[1].end()
+        assert waiting.replica == "r1"
+        assert policy.routed == ["r0", "r1", "r2", "r1"]
+        world.say(1, 1, 1, draining=(2,))
+        world.connection("r1").become(False)
+        assert policy.gone == []
+        world.say(1)
+        assert policy.gone == ["r1", "r2"]
+
+    async def test_a_pool_that_closes_is_told_too(self) -> None:
+        world = World(1, 1)
+        _, policy = recording(world)
+        await world.pool.close()
+        assert policy.gone == ["r0", "r1"]
+
+    async def test_a_handle_that_is_gone_is_told_nothing(self) -> None:
+        world = World(1, 1)
+        recording(world)
+        world.say(1)
+        assert len(world.pool._watching) == 0
+
+    @pytest.mark.parametrize("choice", [lambda _: None, lambda _: "r0", lambda candidates: 1 / 0])
+    def test_one_that_fails_costs_its_own_call_and_nothing_else(self, choice: Callable[[Any], Any]) -> None:
+        world = World(1, 1)
+        router, policy = recording(world)
+        policy.choice = choice
+        with pytest.raises(UserCodeError, match=r'policy "recording": choose failed: .*\[error id \w{16}\]'):
+            world.take(router)
+        leases = [world.must_take(), world.must_take()]
+        waiting, next_one = world.join(router), world.join()
+        leases[0].end()
+        assert isinstance(waiting.error, UserCodeError)
+        assert next_one.lease is not None
+        leases[1].end()
+        next_one.lease.end()
+        assert [(replica.inflight, replica.load) for replica in world.pool.replicas()] == [(0, 0)] * 2
+
+    async def test_a_hook_that_fails_leaks_no_count(self) -> None:
+        world = World(1)
+        router, policy = recording(world)
+        policy.fails = True
+        with pytest.raises(UserCodeError, match=r"on_routed failed: ValueError: no"):
+            world.take(router)
+        assert world.replica("r0").inflight == 0
+        world.say()
+        assert policy.gone == []
+
+    def test_what_was_tried_is_not_offered_again(self) -> None:
+        world = World(0, 0, 0)
+        tried = [world.replica("r0"), world.replica("r2")]
+        lease = world.pool.take(world.router, FakeCall(), world.now, tried)
+        assert lease is not None
+        assert lease.replica.name == "r1"
+        assert world.pool.take(world.router, FakeCall(), world.now, [*tried, lease.replica]) is None
+
+
+async def test_a_change_of_who_may_be_called_can_be_waited_for() -> None:
     world = World(1)
-    taken = world.take()
-    assert taken is not None
-    order: list[int] = []
-
-    async def caller(number: int) -> None:
-        replica = await world.pool.wait(world.policy)
-        order.append(number)
-        world.pool.release(replica)
-
-    callers = [asyncio.create_task(caller(number)) for number in range(5)]
+    waiting = asyncio.create_task(world.pool.changed())
     await asyncio.sleep(0)
-    assert world.take() is None, "nobody overtakes the line"
-    world.pool.release(taken)
-    await asyncio.gather(*callers)
-    assert order == [0, 1, 2, 3, 4]
-    assert taken.inflight == 0
-
-
-@pytest.mark.parametrize("handed_over", [False, True])
-async def test_leaving_the_line_gives_back_what_was_handed_over(handed_over: bool) -> None:
-    world = World(1)
-    taken = world.take()
-    assert taken is not None
-    leaver, stayer = world.wait(), world.wait()
-    await asyncio.sleep(0)
-    if handed_over:
-        world.pool.release(taken)
-        leaver.cancel()
-    else:
-        leaver.cancel()
-        await asyncio.wait([leaver])
-        world.pool.release(taken)
-    assert await stayer is taken
-    assert leaver.cancelled()
-    assert taken.inflight == 1
-
-
-async def test_a_replica_that_appears_serves_the_line() -> None:
-    world = World()
-    waiting = world.wait()
-    await asyncio.sleep(0)
-    world.say(1)
-    assert (await waiting).name == "r0"
-
-
-async def test_others_calls_count_for_a_while() -> None:
-    world = World(10)
-    replica = world.take()
-    assert replica is not None
-    world.pool.report(replica, 10, 1, world.now)
-    assert replica.load == 10
-    assert world.take() is None
-    world.now += 1.01
-    assert world.take() is replica
-
-
-async def test_the_line_moves_on_after_a_failed_call_at_a_replica_that_once_refused() -> None:
-    """Its refusal is long ago, no reply has said since that it has room, and the call there ended without one."""
-    world = World(1)
-    replica = world.take()
-    assert replica is not None
-    world.pool.release(replica)
-    world.pool.refused(replica, 1, 0)
-    world.now += 1
-    assert world.take() is replica
-    waiting = world.wait()
-    await asyncio.sleep(0)
-    world.pool.release(replica)
-    async with asyncio.timeout(1):
-        assert await waiting is replica
-
-
-async def test_a_limit_learnt_is_forgotten_with_the_connection() -> None:
-    world = World(0)
-    replica = world.take()
-    assert replica is not None
-    world.pool.release(replica)
-    world.pool.refused(replica, 3, 0)
-    assert replica.limit == 3
-    (connection,) = world.connections.values()
-    connection.become(False)
-    connection.become(True)
-    assert [world.take() for _ in range(5)] == [replica] * 5
-
-
-async def test_a_drain_told_by_the_replica_itself_ends_with_its_connection() -> None:
-    world = World(5)
-    replica = world.take()
-    assert replica is not None
-    world.pool.refuses(replica)
-    assert world.take() is None
-    world.say(5)
-    assert world.take() is None, "a list that has not heard of the drain does not end it"
-    (connection,) = world.connections.values()
-    connection.become(False)
-    connection.become(True)
-    assert world.take() is replica
-
-
-async def test_a_replica_no_longer_listed_keeps_its_connection_until_its_last_call() -> None:
-    world = World(5)
-    replica = world.take()
-    assert replica is not None
-    (connection,) = world.connections.values()
-    world.say()
-    assert world.take() is None
-    assert not connection.closed
-    world.pool.release(replica)
-    await until(lambda: connection.closed, "the connection is closed")
-    assert not world.pool.replicas()
-
-
-async def test_one_that_is_listed_again_in_time_goes_on() -> None:
-    world = World(5)
-    replica = world.take()
-    world.say()
-    world.say(5)
-    assert world.take() is replica
-
-
-async def test_closing_tells_the_line() -> None:
-    world = World()
-    waiting = world.wait()
-    await asyncio.sleep(0)
-    await world.pool.close()
-    with pytest.raises(NoReplica):
-        await waiting
-
-
-def test_what_is_known_is_told_in_one_line() -> None:
-    world = World(4, 0, 2)
-    (first, *_) = world.pool.replicas()
-    first.inflight = 3
-    world.connections["10.0.0.1:1"].ready = False
-    world.say(4, 0, 2, draining=(2,))
-    assert world.pool.describe() == "r0 works on 3 of 4, r1 is not connected, r2 is draining"
+    world.connection("r0").become(False)
+    await waiting
+    assert not world.pool.has_callable

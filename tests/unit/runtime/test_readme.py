@@ -15,12 +15,12 @@ from pierhead import BadRequest, errors, handle
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.request import CURRENT, RequestContext
 
-from tests.unit.runtime.harness import Cluster, echo, know
+from tests.unit.runtime.harness import Cluster, EchoService, echo, know
 from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, STREAM, MODELS, LOCAL = (dedent(text) for text in SHOWN)
+SERVICE, CALLER, POLICY, STREAM, MODELS, LOCAL = (dedent(text) for text in SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
@@ -38,6 +38,12 @@ def test_the_caller_shown_is_served() -> None:
     with patch("pierhead.serve") as serve:
         exec("from pierhead import handle, serve\n" + CALLER, {"web": web, "EchoStub": EchoStub, "app": app})  # noqa: S102
     serve.assert_called_once_with(app)
+
+
+async def test_the_policy_shown_works(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    exec(POLICY, {})  # noqa: S102
+    assert (await handle(EchoStub, "echo-child", policy="fullest").Echo(echo())).response == "echo: hi"
 
 
 async def test_the_batched_stream_shown_works() -> None:

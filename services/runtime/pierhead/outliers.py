@@ -1,0 +1,162 @@
+"""Which replicas are left out for a while because their calls fail while other replicas' calls do not.
+
+    in service --FAILURES in a row--> left out --some seconds--> on probation --a call is taken--> on trial
+         ^                               ^                           ^                                |
+         |                               |                           `---- ended without a verdict ---|
+         |                               `---- failed: left out for longer ---------------------------|
+         `---- answered ------------------------------------------------------------------------------'
+
+A failure is a lost connection, a deadline that passed while the replica answered nobody, or a status that says that the
+service is broken; never overload, draining, a cancellation, or a request that is wrong. `calls` tells them apart.
+
+A dependency that fails makes all replicas fail alike; then nobody is an outlier, and leaving some out would only halve
+what is left. So a replica is left out only while there is another one in service whose last call did not fail, and
+never more than half of those that may be called, rounded down: the only one never is.
+
+All of it is pure: times are monotonic seconds, handed in, and so is the randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from random import Random
+
+FAILURES = 5
+"""Calls in a row that have to fail. One or two do so by chance, or for what they ask; Envoy's default, too."""
+
+SHORTEST_S = 5.0
+"""The first time out: longer than a stall of a busy machine, short enough to cost little when it was a mistake."""
+
+LONGEST_S = 60.0
+"""Each time out is twice as long as the last, up to this."""
+
+FORGIVEN_S = 60.0
+"""After so long in service, the next time out is a first one again."""
+
+JITTER = 0.2
+"""Times are shorter by up to this share, so that the callers of a sick replica do not come back together."""
+
+TRIAL_PAUSE_S = 0.05
+"""A trial that ended without a verdict (its caller went away, the replica was full) is followed by the next one no
+sooner; also because how a call failed is known a moment after its end."""
+
+
+class Standing:
+    """What this process makes of one replica's answers."""
+
+    __slots__ = ("answered_at", "back_at", "failures", "judged_at", "next_trial_at", "on_trial", "times_out", "until")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        """In a row, up to now."""
+        self.answered_at = 0.0
+        """Its last sign of life."""
+        self.judged_at = 0.0
+        """Calls begun before tell nothing new: the last verdict, or the loss of the connection, was about them too."""
+        self.until = 0.0
+        """When the time out ends; 0 = in service. Stays until the verdict of a call begun after it."""
+        self.next_trial_at = 0.0
+        self.on_trial = False
+        self.times_out = 0
+        """Times out in a row: they say how long the next one is."""
+        self.back_at = 0.0
+        """When the last one ended well."""
+
+    @property
+    def in_service(self) -> bool:
+        """Neither left out, nor on probation or trial."""
+        return self.until == 0
+
+    def unwanted(self, now: float) -> bool:
+        """Whether no call should go there."""
+        return self.until != 0 and (self.on_trial or now < self.next_trial_at)
+
+    def begin_trial(self) -> None:
+        """A call was taken there after its time out; no second one is, until that has ended."""
+        self.on_trial = True
+
+    def end_trial(self, now: float) -> None:
+        """The trial's call has ended; its verdict may follow."""
+        if self.on_trial:
+            self.on_trial = False
+            self.next_trial_at = now + TRIAL_PAUSE_S
+
+    def answered(self, began: float, now: float) -> None:
+        """A call begun at `began` was answered as a working replica answers."""
+        self.answered_at = now
+        if began >= self.judged_at:
+            self.failures = 0
+            if not self.in_service:
+                self.reinstate(now)
+
+    def leave_out(self, now: float, share: float) -> None:
+        """Begin a time out of `share` of its full length, twice as long as that of the last one."""
+        if self.in_service and now - self.back_at > FORGIVEN_S:
+            self.times_out = 0
+        full = min(LONGEST_S, SHORTEST_S * 2.0 ** min(self.times_out, 10))
+        self.until = self.next_trial_at = now + full * share
+        self.times_out += 1
+        self.on_trial = False
+        self.judged_at = now
+
+    def reinstate(self, now: float) -> None:
+        """End the time out."""
+        self.until = self.next_trial_at = 0.0
+        self.on_trial = False
+        self.judged_at = self.back_at = now
+
+
+class Outliers:
+    """The rules for the replicas of one service. `peers`: the standings of all replicas that are connected and take
+    calls, left out or not; whether the one in question is among them does not matter.
+    """
+
+    def __init__(self, rng: Random) -> None:
+        self._random = rng.random
+
+    def failed(self, standing: Standing, began: float, now: float, peers: Collection[Standing]) -> None:
+        """A call begun at `began` failed."""
+        if began < standing.judged_at or began < standing.until:
+            return
+        standing.failures += 1
+        if standing.in_service and standing.failures < FAILURES:
+            return
+        others = [peer for peer in peers if peer is not standing]
+        if not any(other.in_service and other.failures == 0 for other in others):
+            if not standing.in_service:
+                standing.reinstate(now)
+            return
+        out = sum(not other.in_service for other in others)
+        if not standing.in_service or out < most_out(len(others) + 1):
+            standing.leave_out(now, 1 - JITTER * self._random())
+
+    def timed_out(self, standing: Standing, began: float, now: float, peers: Collection[Standing]) -> None:
+        """A call's deadline passed before its answer. No failure if the replica has answered anybody meanwhile: then it
+        is slow or full, and its callers impatient.
+        """
+        if began > standing.answered_at:
+            self.failed(standing, began, now, peers)
+
+    def lost_connection(self, standing: Standing, now: float, peers: Collection[Standing]) -> None:
+        """The connection broke: one failure, however many calls were under way there."""
+        standing.judged_at = now
+        self.failed(standing, now, now, peers)
+
+
+def most_out(callable_replicas: int) -> int:
+    """How many of so many may be left out at a time."""
+    return callable_replicas // 2
+
+
+def left_out(peers: Collection[Standing], now: float) -> list[Standing]:
+    """Whom to leave out now: of the unwanted ones no more than may be, those first that have longest to go.
+
+    Replicas drain and disappear while others are left out: what was half of them may now be all.
+    """
+    unwanted = sorted((peer for peer in peers if peer.unwanted(now)), key=lambda peer: peer.until, reverse=True)
+    return unwanted[: most_out(len(peers))]
+
+
+def next_change(peers: Collection[Standing], now: float) -> float:
+    """When the next of them goes on probation by itself; infinity when none will."""
+    return min((peer.next_trial_at for peer in peers if peer.next_trial_at > now), default=float("inf"))

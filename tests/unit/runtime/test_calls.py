@@ -1,0 +1,658 @@
+"""A call's way to a replica and back, over a transport that does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import pytest
+from pierhead import (
+    Backpressure,
+    DeadlineExceeded,
+    NoReplica,
+    PierheadError,
+    ReplicaDied,
+    Unavailable,
+    UserCodeError,
+    close_handles,
+)
+from pierhead.channel import HandleChannel
+from pierhead.connection import NEVER_SENT
+from pierhead.deadlines import Deadlines
+from pierhead.outliers import FAILURES
+from pierhead.policies import RoutedCall, register_policy
+from pierhead.replica import Endpoint
+from pierhead.request import CURRENT, RequestContext
+
+from tests.unit.runtime.fake_transport import FakeCall, FakeService
+from tests.unit.runtime.harness import until
+
+Make = Callable[..., FakeService]
+
+
+@pytest.fixture
+async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    """Makes the replicas r0, r1, ... of a service."""
+    yield lambda replicas=1, **settings: FakeService(monkeypatch, replicas, **settings)
+    await close_handles()
+
+
+def unary(channel: HandleChannel) -> Any:
+    return channel.unary_unary("/test.Test/One")
+
+
+def stream(channel: HandleChannel) -> Any:
+    return channel.unary_stream("/test.Test/Many")
+
+
+def begin(call: Any) -> asyncio.Future[Any]:
+    """Await a call in a task of its own."""
+
+    async def awaited() -> Any:
+        return await call
+
+    return asyncio.ensure_future(awaited())
+
+
+async def turns(count: int = 5) -> None:
+    """Let what is ready run; nothing here waits for a network."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def counts(channel: HandleChannel) -> list[int]:
+    return [replica.inflight for replica in channel.pool().replicas()]
+
+
+class TestGettingThere:
+    async def test_the_first_of_two_calls_takes_the_place_and_the_second_waits_for_it(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        first, second = begin(unary(channel)("a")), begin(unary(channel)("b"))
+        await turns()
+        assert [call.request for call in fake.calls] == ["a"]
+        assert channel.queued == 1
+        fake.calls[0].reply("A")
+        assert [call.request for call in fake.calls] == ["b"], "in the very turn in which there is room"
+        fake.calls[0].reply("B")
+        assert [await first, await second] == ["A", "B"]
+        assert channel.queued == 0
+
+    async def test_a_refused_call_goes_elsewhere_once_however_many_await_it(self, service: Make) -> None:
+        fake = service(3)
+        call = unary(fake.channel())("a")
+        both = begin(call), begin(call)
+        await turns()
+        fake.calls[0].refuse()
+        await turns()
+        assert len(fake.calls) == 1
+        fake.calls[0].reply("A")
+        assert [await waiting for waiting in both] == ["A", "A"]
+
+    async def test_a_refused_call_tries_each_replica_once_then_waits_in_its_old_place(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel()
+        refused = begin(unary(channel)("old"))
+        await turns()
+        for _ in range(2):
+            fake.calls[0].refuse()
+            await turns()
+        assert fake.calls == []
+        young = begin(unary(channel)("young"))
+        await turns()
+        assert channel.queued == 2
+        await until(lambda: len(fake.calls) == 2, "both are asked again")
+        assert [len(fake["r0"].calls), len(fake["r1"].calls)] == [2, 2]
+        order = sorted((call for call in fake.calls), key=lambda call: call.timeout)
+        assert [call.request for call in order] == ["old", "young"]
+        for call in fake.calls:
+            call.reply()
+        await refused
+        await young
+
+    async def test_without_budget_it_pauses_and_can_be_cancelled_then(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel()
+        while channel.pool().budget.take(time.monotonic()):
+            pass
+        call = unary(channel)("a")
+        waiting = begin(call)
+        await turns()
+        fake.calls[0].refuse()
+        await turns()
+        assert fake.calls == []
+        assert not call.done()
+        assert call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert channel.metrics.handle_requests.values[("fake", "cancelled")] == 1
+        assert counts(channel) == [0, 0]
+
+    async def test_after_the_pause_it_goes_on(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel()
+        waiting = begin(unary(channel)("a"))
+        await turns()
+        while channel.pool().budget.take(time.monotonic()):
+            pass
+        fake.calls[0].refuse()
+        await until(lambda: len(fake.calls) == 1, "it is asked again")
+        fake.calls[0].reply("A")
+        assert await waiting == "A"
+
+    async def test_what_the_transport_raises_is_raised_where_the_call_is_awaited(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        fake["r0"].raises = TypeError("no message")
+        call = unary(channel)("a")
+        with pytest.raises(TypeError, match="no message"):
+            await call
+        assert counts(channel) == [0]
+        assert channel.metrics.handle_requests.values[("fake", "error")] == 1
+
+    async def test_what_it_raises_for_one_in_line_leaves_the_next_its_turn(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        calls = [begin(unary(channel)(number)) for number in range(3)]
+        await turns()
+        fake["r0"].raises = TypeError("no message")
+        fake.calls[0].reply()
+        fake["r0"].raises = None
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(result) for result in results] == [str, TypeError, TypeError]
+        assert counts(channel) == [0]
+        assert channel.queued == 0
+
+    async def test_a_request_without_time_left_reaches_nobody(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel()
+        CURRENT.set(RequestContext("request-1", time.monotonic() - 1))
+        for _ in range(2 * FAILURES):
+            with pytest.raises(DeadlineExceeded, match=r"^test.Test/One: not sent, its deadline has passed already"):
+                await unary(channel)("a")
+        assert fake["r0"].calls == fake["r1"].calls == []
+
+
+class TestLeaving:
+    @pytest.fixture(autouse=True)
+    def by_reference_counts_alone(self) -> Iterator[None]:
+        gc.disable()
+        yield
+        gc.enable()
+
+    async def test_a_call_that_nobody_holds_is_cancelled_at_once(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        call = unary(channel)("a")
+        (there,) = fake.calls
+        del call
+        assert there.cancelled()
+        assert counts(channel) == [0]
+        assert channel.metrics.handle_requests.values[("fake", "cancelled")] == 1
+
+    async def test_so_is_a_stream_whose_loop_is_left(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+
+        async def first_of_many() -> Any:
+            async for message in stream(channel)("a"):
+                return message
+            return None
+
+        reading = begin(first_of_many())
+        await turns()
+        (there,) = fake.calls
+        there.message(1)
+        assert await reading == 1
+        assert there.cancelled()
+        assert counts(channel) == [0]
+
+    async def test_so_is_one_that_is_closed(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        async with aclosing(stream(channel)("a")) as messages:
+            (there,) = fake.calls
+            there.message(1)
+            assert await anext(messages) == 1
+        assert there.cancelled()
+        assert channel.metrics.handle_requests.values == {("fake", "ok"): 0, ("fake", "cancelled"): 1}
+
+    async def test_one_that_has_ended_is_left_alone(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        ended: list[Any] = []
+        call = unary(channel)("a")
+        call.add_done_callback(lambda _: ended.append(1))
+        fake.calls[0].reply("A")
+        assert await call == "A"
+        assert await call == "A"
+        call.add_done_callback(lambda _: ended.append(2))
+        del call
+        assert ended == [1, 2]
+        assert channel.metrics.handle_requests.values == {("fake", "ok"): 1}
+
+    async def test_a_dropped_call_in_line_makes_room_for_the_next(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        first = begin(unary(channel)("first"))
+        unary(channel)("dropped")
+        last = begin(unary(channel)("last"))
+        await turns()
+        fake.calls[0].reply()
+        assert [call.request for call in fake.calls] == ["last"]
+        fake.calls[0].reply()
+        await asyncio.gather(first, last)
+        assert counts(channel) == [0]
+
+
+class Watching:
+    """Chooses the last one, and remembers what it was told of the calls."""
+
+    def __init__(self, _: Random) -> None:
+        self.calls: list[tuple[str, Any, str | None, str | None]] = []
+        self.routed: list[str] = []
+
+    def choose(self, candidates: Sequence[Any], call: RoutedCall) -> Any:
+        self.calls.append((call.path, call.request, call.session_id, call.model_id))
+        return candidates[-1]
+
+    def on_routed(self, candidate: Any, _: RoutedCall) -> None:
+        self.routed.append(candidate.name)
+
+
+register_policy("watching", Watching)
+
+
+class Raising:
+    def __init__(self, _: Random) -> None: ...
+
+    def choose(self, _: object, __: object) -> Any:
+        raise KeyError("session")
+
+
+register_policy("raising", Raising)
+
+
+class TestPolicies:
+    async def test_they_know_the_call(self, service: Make) -> None:
+        channel = service(2).channel(policy="watching")
+        calls = [unary(channel)("a"), channel.stream_stream("/test.Test/Both")()]
+        CURRENT.set(RequestContext("request-1", time.monotonic() + 9, session_id="s-1", model_id="m-1"))
+        calls.append(unary(channel)("b"))
+        calls.append(unary(channel)("c", metadata=(("x-session-id", "s-2"), ("other", "x"))))
+        policy = channel.router.policy
+        assert isinstance(policy, Watching)
+        assert policy.calls == [
+            ("/test.Test/One", "a", None, None),
+            ("/test.Test/Both", None, None, None),
+            ("/test.Test/One", "b", "s-1", "m-1"),
+            ("/test.Test/One", "c", "s-2", "m-1"),
+        ]
+        assert policy.routed == ["r1:1"] * 4
+
+    async def test_session_and_model_travel_on_and_the_caller_s_own_word_is_the_last(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        CURRENT.set(RequestContext("request-1", time.monotonic() + 9, "00-trace", "s-1", "m-1"))
+        call = unary(channel)("a", metadata=(("x-session-id", "s-2"),))
+        assert fake.calls[0].metadata == {
+            "x-request-id": "request-1",
+            "traceparent": "00-trace",
+            "x-session-id": "s-2",
+            "x-multiplexed-model-id": "m-1",
+        }
+        call.cancel()
+
+    async def test_a_session_s_calls_go_to_one_replica(self, service: Make) -> None:
+        fake = service(4)
+        channel = fake.channel(policy="consistent_hash")
+        CURRENT.set(RequestContext("request-1", time.monotonic() + 9, session_id="session-1"))
+        for _ in range(20):
+            call = unary(channel)("a")
+            fake.calls[0].reply()
+            await call
+        assert sorted(len(fake[name].calls) for name in ("r0", "r1", "r2", "r3")) == [0, 0, 0, 20]
+
+    async def test_one_that_fails_is_told_where_the_call_is_awaited(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="raising")
+        call = unary(channel)("a")
+        with pytest.raises(UserCodeError, match=r'policy "raising": choose failed: KeyError: \'session\' \[error id'):
+            await call
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        assert channel.metrics.handle_requests.values[("fake", "internal")] == 1
+        assert counts(channel) == [0, 0]
+
+    async def test_the_replica_that_holds_the_model_gets_its_calls(self, service: Make) -> None:
+        fake = service(3)
+        channel = fake.channel(policy="round_robin")
+        for _ in range(3):
+            call = unary(channel)("a")
+            (there,) = fake.calls
+            holds = "sentiment%2Cde" if there.connection is fake["r1"] else "other"
+            there.reply(ongoing="0", models=holds)
+            await call
+        CURRENT.set(RequestContext("request-1", time.monotonic() + 9, model_id="sentiment,de"))
+        for _ in range(5):
+            call = unary(channel)("a")
+            fake.calls[0].reply()
+            await call
+        assert len(fake["r1"].calls) == 6
+
+    async def test_near_replicas_come_first(self, service: Make) -> None:
+        fake = service(2, node="here")
+        channel = fake.channel(prefer_local=True)
+        channel.pool().set_endpoints(
+            [Endpoint("r0", "r0:1", max_ongoing_requests=3, node="there"), Endpoint("r1", "r1:1", False, 3, "here")]
+        )
+        calls = [unary(channel)("a") for _ in range(5)]
+        assert [len(fake["r0"].now), len(fake["r1"].now)] == [2, 3]
+        for call in calls:
+            call.cancel()
+
+
+class TestBounds:
+    @pytest.mark.parametrize(
+        ("own", "told", "settings", "bound"),
+        [(None, None, {}, -1), (None, None, {"max_queued_requests": 7}, 7), (None, 3, {"max_queued_requests": 7}, 3),
+         (None, -1, {"max_queued_requests": 7}, -1), (None, 0, {}, 0), (5, 3, {}, 5), (-1, 3, {}, -1)],
+    )  # fmt: skip
+    async def test_the_handle_s_own_word_counts_before_the_service_s_and_that_before_the_process_s(
+        self, service: Make, own: int | None, told: int | None, settings: dict[str, int], bound: int
+    ) -> None:
+        channel = service(**settings).channel(max_queued_requests=own)
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1")], told)
+        assert channel.max_queued == bound
+
+    async def test_a_service_that_wants_no_line_has_none(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)], 0)
+        first = unary(channel)("a")
+        with pytest.raises(Backpressure, match=r"0 calls wait already \(max_queued_requests = 0\)"):
+            await unary(channel)("b")
+        fake.calls[0].reply()
+        await first
+
+    async def test_a_call_gives_up_in_time_and_says_what_it_waited_for(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        first = unary(channel)("a")
+        with pytest.raises(Backpressure, match=r"every replica of fake is full: r0 works on 1 of 1; none had room"):
+            await unary(channel)("b", timeout=0.1)
+        fake["r0"].become(False)
+        with pytest.raises(NoReplica, match=r"no replica of fake can be called: r0 is not connected"):
+            await unary(channel)("b", timeout=0.1)
+        first.cancel()
+
+
+BROKEN = [
+    (grpc.StatusCode.UNAVAILABLE, {}),
+    (grpc.StatusCode.UNAVAILABLE, {"ongoing": "0", "error": "no_replica"}),
+    (grpc.StatusCode.INTERNAL, {"ongoing": "0", "error": "internal"}),
+    (grpc.StatusCode.UNKNOWN, {"ongoing": "0"}),
+    (grpc.StatusCode.DATA_LOSS, {}),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, {}),
+]
+NOT_BROKEN = [
+    (grpc.StatusCode.INVALID_ARGUMENT, {"ongoing": "0", "error": "bad_request"}),
+    (grpc.StatusCode.NOT_FOUND, {"ongoing": "0"}),
+    (grpc.StatusCode.UNIMPLEMENTED, {}),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, {"ongoing": "0", "error": "backpressure"}),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, {"ongoing": "0", "error": "deadline_exceeded"}),
+    (grpc.StatusCode.CANCELLED, {}),
+]
+
+
+async def fail(fake: FakeService, channel: HandleChannel, code: grpc.StatusCode, trailers: dict[str, str]) -> FakeCall:
+    call = unary(channel)("a")
+    (there,) = fake.calls
+    there.fail(code, "it went wrong", **trailers)
+    with pytest.raises(PierheadError):
+        await call
+    return there
+
+
+class TestOutliers:
+    @pytest.mark.parametrize(("code", "trailers"), BROKEN, ids=str)
+    async def test_a_replica_that_is_broken_is_left_out(
+        self, service: Make, code: grpc.StatusCode, trailers: dict[str, str]
+    ) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")  # which always chooses the last one
+        for _ in range(FAILURES):
+            assert (await fail(fake, channel, code, trailers)).connection is fake["r1"]
+        assert (await fail(fake, channel, grpc.StatusCode.NOT_FOUND, {})).connection is fake["r0"]
+        assert "r1:1 works on 0, is left out for" in channel.pool().describe()
+
+    @pytest.mark.parametrize(("code", "trailers"), NOT_BROKEN, ids=str)
+    async def test_one_that_answers_is_not_whatever_it_answers(
+        self, service: Make, code: grpc.StatusCode, trailers: dict[str, str]
+    ) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        for _ in range(2 * FAILURES):
+            assert (await fail(fake, channel, code, trailers)).connection is fake["r1"]
+
+    async def test_refusals_never_count(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        for _ in range(20 * FAILURES):
+            channel.pool().budget.called()
+        for _ in range(2 * FAILURES):
+            fake["r1"].become(False)
+            fake.replica(channel, "r1").standing.failures = 0
+            fake["r1"].become(True)  # it is not known to be full any more
+            call = begin(unary(channel)("a"))
+            await turns()
+            fake.calls[0].refuse()
+            await turns()
+            for there in fake.calls:
+                there.reply()
+            await call
+        assert len(fake["r1"].calls) == 2 * FAILURES
+        assert fake.replica(channel, "r1").standing.failures == 0
+
+    async def test_a_call_that_was_never_sent_goes_elsewhere_and_counts(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        call = begin(unary(channel)("a"))
+        await turns()
+        fake.calls[0].fail(grpc.StatusCode.UNAVAILABLE, NEVER_SENT)
+        await turns()
+        assert fake["r1"].checks == 1
+        assert fake.replica(channel, "r1").standing.failures == 1
+        fake["r0"].now[0].reply("A")
+        assert await call == "A"
+
+    async def test_a_handle_may_do_without(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching", eject_outliers=False)
+        for _ in range(2 * FAILURES):
+            there = await fail(fake, channel, grpc.StatusCode.INTERNAL, {})
+            assert there.connection is fake["r1"]
+
+    async def test_the_first_message_of_a_stream_is_an_answer(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        for _ in range(FAILURES - 1):
+            await fail(fake, channel, grpc.StatusCode.INTERNAL, {})
+        call = stream(channel)("a")
+        fake.calls[0].message(1)
+        assert await anext(call) == 1
+        await fail_late(fake, channel)
+        assert fake.replica(channel, "r1").standing.failures == 1
+        call.cancel()
+
+    async def test_a_stream_cut_off_by_its_deadline_had_been_answered(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        for _ in range(2 * FAILURES):
+            call = stream(channel)("a")
+            (there,) = fake.calls
+            there.message(1)
+            assert await anext(call) == 1
+            there.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            with pytest.raises(DeadlineExceeded):
+                await anext(call)
+            assert there.connection is fake["r1"]
+
+    async def test_each_time_out_is_counted(self, service: Make) -> None:
+        from pierhead.metrics import PROCESS  # the pool is the process's, not the handle's
+
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        before = PROCESS.handle_ejections.values.get(("fake",), 0)
+        for _ in range(FAILURES):
+            await fail(fake, channel, grpc.StatusCode.INTERNAL, {})
+        assert PROCESS.handle_ejections.values[("fake",)] == before + 1
+
+
+async def fail_late(fake: FakeService, channel: HandleChannel) -> None:
+    call = unary(channel)("a")
+    fake.calls[-1].fail(grpc.StatusCode.INTERNAL)
+    with pytest.raises(PierheadError):
+        await call
+
+
+class TestStreamsOfRequests:
+    def both(self, channel: HandleChannel) -> Any:
+        return channel.stream_stream("/test.Test/Both")
+
+    @pytest.mark.parametrize("as_grpc", [False, True])
+    async def test_one_of_which_nothing_was_sent_may_move(self, service: Make, as_grpc: bool) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        fake["r1"].as_grpc = as_grpc
+        call = self.both(channel)()
+        fake.calls[0].refuse("draining")
+        await call.write("a")
+        (there,) = fake.calls
+        assert there.connection is fake["r0"]
+        assert there.written == ["a"]
+        there.message("A")
+        assert await call.read() == "A"
+        there.reply()
+        assert await call.read() is grpc.aio.EOF
+
+    async def test_whoever_notices_first_reader_or_writer_it_moves_once(self, service: Make) -> None:
+        fake = service(3)
+        channel = fake.channel(policy="watching")
+        call = self.both(channel)()
+        reading = begin(call.read())
+        await turns()
+        fake.calls[0].refuse("draining")
+        await asyncio.gather(call.write("a"), turns())
+        (there,) = fake.calls
+        assert there.written == ["a"]
+        there.message("A")
+        assert await reading == "A"
+        call.cancel()
+
+    async def test_one_of_which_something_was_sent_may_not(self, service: Make) -> None:
+        fake = service(2)
+        call = self.both(fake.channel())()
+        await call.write("a")
+        fake.calls[0].refuse("draining")
+        with pytest.raises(Unavailable):
+            await call.read()
+        assert fake.calls == []
+
+    async def test_one_from_an_iterator_may_not(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel()
+        call = channel.stream_unary("/test.Test/Sum")(iter("abc"))
+        fake.calls[0].fail(grpc.StatusCode.UNAVAILABLE, NEVER_SENT)
+        with pytest.raises(NoReplica, match="a call that sends a stream is not moved"):
+            await call
+        assert counts(channel) == [0, 0]
+
+    async def test_a_failure_is_learnt_of_once_however_many_notice(self, service: Make) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        call = self.both(channel)()
+        await call.write("a")
+        fake.calls[0].fail(grpc.StatusCode.UNAVAILABLE, "gone")
+        for use in (call.read, call.read, lambda: call.write("b")):
+            with pytest.raises(ReplicaDied):
+                await use()
+        assert fake.replica(channel, "r1").standing.failures == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_thousands_of_calls_cancelled_refused_and_failed_leave_nothing_behind(service: Make, seed: int) -> None:
+    """Random callers and replicas on a clock that goes a millisecond a turn; then every count is back, every call is
+    accounted for, and each was at replicas at most once but for refusals.
+    """
+    now = 1000.0
+    fake = service(3, request_timeout_s=0.5)
+    channel = fake.channel(max_queued_requests=40)
+    pool = channel.pool()
+    pool._clock = lambda: now
+    loop = asyncio.get_running_loop()
+    pool._call_later = lambda delay, callback: loop.call_soon(callback)
+    channel.deadlines = Deadlines(clock=lambda: now, call_later=lambda delay, callback: loop.call_later(0, callback))
+    pool.set_endpoints([Endpoint(f"r{n}", f"r{n}:1", max_ongoing_requests=4) for n in range(3)])
+    rng, tasks, begun, worked = Random(seed), set[asyncio.Task[None]](), 0, Counter[int]()
+
+    async def call() -> None:
+        nonlocal begun
+        begun += 1
+        await unary(channel)(begun)
+
+    with patch("pierhead.calls.time.monotonic", lambda: now):
+        for _ in range(3000):
+            now += 0.001
+            for _ in range(rng.choice([0, 1, 3])):
+                task = asyncio.create_task(call())
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            if tasks and rng.random() < 0.2:
+                rng.choice(sorted(tasks, key=id)).cancel()
+            for there in fake.calls:
+                if rng.random() < 0.1:
+                    worked[there.request] += end_somehow(there, rng.random(), rng.randrange(2))
+            await asyncio.sleep(0)
+            assert counts(channel) == [len(fake[f"r{n}"].now) for n in range(3)]
+            assert max(counts(channel)) <= 4
+            assert channel.queued == pool.waiting <= 40 + 12
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert counts(channel) == [0, 0, 0]
+    assert channel.queued == pool.waiting == 0
+    assert channel.metrics.queued.values == {("fake",): 0}
+    outcomes = Counter({key[1]: value for key, value in channel.metrics.handle_requests.values.items()})
+    assert outcomes.total() == begun
+    assert outcomes["ok"] > 500
+    assert outcomes["backpressure"] > 500
+    assert outcomes["cancelled"] > 200
+    assert max(worked.values()) == 1, "nothing was done twice"
+
+
+def end_somehow(there: FakeCall, how: float, others: int) -> bool:
+    """End a call in one of many ways; returns whether it was worked on."""
+    load = len(there.connection.now) - 1 + others
+    if how < 0.1:
+        there.refuse(ongoing=4)
+    elif how < 0.15:
+        there.fail(grpc.StatusCode.UNAVAILABLE, NEVER_SENT)
+    elif how < 0.2:
+        there.fail(grpc.StatusCode.INTERNAL, "boom", ongoing=str(load))
+    elif how < 0.25:
+        there.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    else:
+        there.reply(ongoing=str(load))
+    return how >= 0.15
