@@ -533,6 +533,14 @@ class _ManyReplies(Call):
             self._failed(error)
             raise
 
+    def read_ready(self) -> list[Any]:
+        """The messages that have arrived already, without waiting for any; none where the transport cannot tell."""
+        ready = getattr(self._call, "read_ready", None)
+        messages: list[Any] = ready() if ready is not None else []
+        if messages:
+            self._answered()
+        return messages
+
     def _answered(self) -> None:
         """A message came: with the first one, work has begun, and the replica is known to work."""
         if not self._has_read:

@@ -101,6 +101,18 @@ class TestReplies:
         assert rest == 100_000
         await idle(server)
 
+    async def test_what_has_arrived_can_be_taken_at_once(self, pipes: Served, transport: str) -> None:
+        stub, _, server = pipes
+        call = stub.Split(b"500 10")
+        got, most = [], 0
+        async for message in call:
+            ready = call.read_ready()
+            most = max(most, len(ready))
+            got += [message, *ready]
+        assert [int.from_bytes(message[:4], "big") for message in got] == list(range(500))
+        assert most > 10 or transport == "grpc"
+        await idle(server)
+
     async def test_leaving_in_the_middle_ends_the_work(self, pipes: Served) -> None:
         stub, service, server = pipes
         call = stub.Split(b"1000000 1000")
