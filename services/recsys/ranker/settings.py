@@ -21,7 +21,7 @@ class RankerSettings:
     |---|---|
     | PIERHEAD_RANKER_WEIGHTS | safetensors file with the parameters; unset: weights from a fixed seed |
     | PIERHEAD_RANKER_DEVICE | cpu, cuda, or auto (the default): cuda where PyTorch finds it |
-    | PIERHEAD_TORCH_THREADS | threads of one forward pass on a CPU; default: the CPUs this container may use |
+    | PIERHEAD_TORCH_THREADS | threads of one forward pass on a CPU; default: see `default_threads` |
     """
 
     weights: Path | None
@@ -69,21 +69,22 @@ def _device(raw: str, problems: list[str]) -> torch.device:
 
 def _threads(raw: str, problems: list[str]) -> int:
     if not raw:
-        return usable_cpus()
+        return default_threads()
     if not (raw.isascii() and raw.isdigit()) or int(raw) < 1:
         problems.append(f'PIERHEAD_TORCH_THREADS: expected an integer >= 1, found "{raw}"')
         return 1
     return int(raw)
 
 
-def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Whole CPUs this container may use: PyTorch's own count (physical cores), bounded by the cgroup's CPU quota.
+def default_threads(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The whole CPUs that the cgroup's quota pays for; without a quota, half of the machine's physical cores.
 
-    More threads than the quota pays for are stopped in the middle of each pass, which is slower than fewer.
+    Threads of a pass wait for each other. One that is stopped, because the quota is used up or because something else
+    runs on its core (this stack's ingress, say), stops them all: fewer threads are then faster than more.
     """
     quota = _cpu_quota(cgroup)
-    cpus = torch.get_num_threads()
-    return cpus if quota is None else max(1, min(cpus, math.floor(quota)))
+    cores = torch.get_num_threads()
+    return max(1, cores // 2 if quota is None else min(cores, math.floor(quota)))
 
 
 def _cpu_quota(cgroup: Path) -> float | None:

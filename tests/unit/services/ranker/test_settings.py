@@ -6,7 +6,7 @@ import pytest
 import torch
 from pierhead.errors import SettingsError
 
-from services.recsys.ranker.settings import RankerSettings, usable_cpus
+from services.recsys.ranker.settings import RankerSettings, default_threads
 
 
 def test_nothing_set_means_the_seed_and_whatever_there_is() -> None:
@@ -60,21 +60,21 @@ def test_a_gpu_that_is_asked_for_and_missing_is_told(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("cpu_max", "cpus"),
-    [("max 100000", 16), ("150000 100000", 1), ("50000 100000", 1), ("400000 100000", 4), ("6400000 100000", 16)],
+    [("max 100000", 8), ("150000 100000", 1), ("50000 100000", 1), ("400000 100000", 4), ("6400000 100000", 16)],
 )
 def test_threads_stay_within_the_containers_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_max: str, cpus: int
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     (tmp_path / "cpu.max").write_text(f"{cpu_max}\n")
-    assert usable_cpus(tmp_path) == cpus
+    assert default_threads(tmp_path) == cpus
 
 
 def test_the_quota_of_cgroups_version_1_counts_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert usable_cpus(tmp_path) == 16
+    assert default_threads(tmp_path) == 8
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    for quota, cpus in (("-1", 16), ("250000", 2)):
+    for quota, cpus in (("-1", 8), ("250000", 2)):
         (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-        assert usable_cpus(tmp_path) == cpus
+        assert default_threads(tmp_path) == cpus
