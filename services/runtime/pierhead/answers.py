@@ -12,6 +12,7 @@ import math
 from typing import NamedTuple
 
 from pierhead.errors import Backpressure, PierheadError, UserCodeError
+from pierhead.request import REQUEST_ID_KEY
 from pierhead.settings import Settings
 
 CONTENT_TYPE = "application/json; charset=utf-8"
@@ -54,4 +55,5 @@ def plain_answer(
     told = {"code": code, "message": message, "request_id": request_id}
     if traceback:
         told["traceback"] = traceback
-    return Answer(status, {"Content-Type": CONTENT_TYPE, **(headers or {})}, json.dumps({"error": told}).encode())
+    told_in_head = {"Content-Type": CONTENT_TYPE, REQUEST_ID_KEY: request_id}
+    return Answer(status, told_in_head | (headers or {}), json.dumps({"error": told}).encode())

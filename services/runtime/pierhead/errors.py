@@ -260,7 +260,10 @@ def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> Pi
     """The error that a finished call stands for: the callee's own class where it named one, else by status."""
     if trailers.kind == UserCodeError.kind:
         message, _, traceback = details.partition("\n")
-        return UserCodeError(message, error_id=trailers.error_id or "", traceback=traceback)
+        failed = UserCodeError(message, error_id=trailers.error_id or "", traceback=traceback)
+        if traceback:
+            failed.add_note(f"traceback at the callee:\n{traceback}")  # seen where this error is logged, or its effects
+        return failed
     named = _BY_KIND.get(trailers.kind or "")
     found = named if named is not None and named.grpc_status is status else _BY_STATUS.get(status)
     if found is None:

@@ -228,9 +228,7 @@ class _Gate:
         request_id = new_request_id()
         self._edge.finished(MALFORMED, "400", 0.0, request_id)
         told = " ".join(why.split())[:MAX_TOLD]
-        answer = plain_answer(400, "bad_request", f"this is not an HTTP request: {told}", request_id)
-        response = _response(answer)
-        response.headers[REQUEST_ID_KEY] = request_id
+        response = _response(plain_answer(400, "bad_request", f"this is not an HTTP request: {told}", request_id))
         response.force_close()
         return response
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from traceback import format_exception
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 from aiohttp.client_exceptions import ClientConnectionError, ClientPayloadError
-from pierhead import BadRequest, current_request, handle
+from pierhead import Backpressure, BadRequest, UserCodeError, current_request, handle
 from pierhead.channel import HandleChannel
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.http_server import AiohttpListener
 from pierhead.metrics import RuntimeMetrics
 from pierhead.server import ReplicaServer
 
@@ -39,6 +43,7 @@ class Site:
                 web.get("/tokens", self.tokens),
                 web.get("/fail/{how}", self.fail),
                 web.post("/body", self.body),
+                web.get("/steps", self.steps),
             ]
         )
 
@@ -92,6 +97,11 @@ class Site:
                 raise asyncio.CancelledError
         raise ValueError("boom")
 
+    async def steps(self, _: web.Request) -> web.Response:
+        for _step in range(20):
+            await asyncio.sleep(0)
+        return web.json_response({})
+
     async def body(self, request: web.Request) -> web.Response:
         return web.json_response({"bytes": len(await request.read())})
 
@@ -110,6 +120,14 @@ async def client() -> AsyncIterator[ClientSession]:
 async def start(cluster: Cluster, site: Site, **settings: Any) -> tuple[ReplicaServer, str]:
     server = await cluster.start(site.app, service="echo", **settings)
     return server, f"http://127.0.0.1:{server.http_port}"
+
+
+def connections(server: ReplicaServer) -> list[Any]:
+    (listener,) = server._listeners.values()
+    assert isinstance(listener, AiohttpListener)
+    assert listener._runner is not None
+    assert listener._runner.server is not None
+    return listener._runner.server.connections
 
 
 async def raw(server: ReplicaServer, request: bytes, body: bytes = b"") -> bytes:
@@ -286,6 +304,29 @@ class TestDeadline:
             message = (await response.json())["error"]["message"]
             assert message == f'x-request-timeout-seconds: expected a number of seconds above 0, found "{value}"'
 
+    async def test_a_client_cannot_have_more_than_the_service_gives(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        _, url = await start(cluster, site, request_timeout_s=5)
+        async with client.get(f"{url}/items/1", headers={"x-request-timeout-seconds": "3600"}) as response:
+            assert (await response.json())["left"] == 5
+
+    async def test_a_handler_that_takes_no_notice_of_it_is_let_finish(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        async def stubborn(_: web.Request) -> web.Response:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return web.Response(text="all the same")
+
+        site.app.router.add_get("/stubborn", stubborn)
+        server, url = await start(cluster, site, request_timeout_s=0.05)
+        async with client.get(f"{url}/stubborn") as response:
+            assert (response.status, await response.text()) == (200, "all the same")
+        async with client.get(f"{url}/items/1") as response:
+            assert response.status == 200, "the connection goes on"
+        assert server.readiness().ongoing == 0
+
     async def test_it_reaches_the_next_service(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
         service = EchoService()
         know(await cluster.start(service))
@@ -370,6 +411,155 @@ async def test_a_full_replica_refuses_before_any_work(cluster: Cluster, site: Si
     site.gate.set()
     (await first).release()
     assert server.metrics.refused.values[("overloaded",)] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "retry_after"),
+    [
+        ({}, 503, "1"),
+        ({"backpressure_status_code": 429, "backpressure_retry_after_s": 2.2}, 429, "3"),
+        ({"backpressure_retry_after_s": 0.0}, 503, "0"),
+    ],
+)
+async def test_backpressure_is_told_as_the_service_s_definition_says(
+    cluster: Cluster, site: Site, client: ClientSession, settings: dict[str, Any], status: int, retry_after: str
+) -> None:
+    server, url = await start(cluster, site, max_ongoing_requests=1, **settings)
+    first = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+    await until(lambda: site.begun == 1, "one request is in flight")
+    async with client.get(f"{url}/items/7") as response:
+        assert (response.status, response.headers["Retry-After"]) == (status, retry_after)
+        assert (await response.json())["error"]["code"] == "backpressure"
+        assert "x-request-id" in response.headers
+    site.gate.set()
+    (await first).release()
+    counted = server.metrics.requests.values
+    assert counted == {("GET /items/{id}", str(status)): 1, ("GET /wait", "200"): 1}, "under the route it was for"
+
+
+async def test_an_error_s_own_retry_after_is_kept(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    async def full(_: web.Request) -> web.Response:
+        raise Backpressure("come back at seven", retry_after_s=7)
+
+    site.app.router.add_get("/full", full)
+    _, url = await start(cluster, site, backpressure_status_code=429)
+    async with client.get(f"{url}/full") as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "7")
+
+
+class TestTraceback:
+    async def test_it_is_told_with_debug(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        _, url = await start(cluster, site, debug=True)
+        async with client.get(f"{url}/fail/boom") as response:
+            traceback = (await response.json())["error"]["traceback"]
+        assert traceback.startswith("Traceback (most recent call last):")
+        assert 'raise ValueError("boom")' in traceback
+
+    async def test_a_callee_s_as_well(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        know(await cluster.start(EchoService()))
+        _, url = await start(cluster, site, debug=True)
+        async with client.get(f"{url}/child?message=boom") as response:
+            traceback = (await response.json())["error"]["traceback"]
+        assert "in Echo" in traceback
+        assert 'raise ValueError("boom")' in traceback
+
+    async def test_a_callee_s_is_part_of_that_of_an_error_that_it_led_to(
+        self, cluster: Cluster, site: Site, client: ClientSession, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def wrapped(_: web.Request) -> web.Response:
+            try:
+                await child.Echo(echo("boom"))
+            except UserCodeError as error:
+                raise RuntimeError("the child does not work") from error
+            return web.Response()
+
+        site.app.router.add_get("/wrapped", wrapped)
+        know(await cluster.start(EchoService()))
+        _, url = await start(cluster, site)
+        async with client.get(f"{url}/wrapped") as response:
+            error = (await response.json())["error"]
+        assert "traceback" not in error, "only with debug"
+        error_id = error["message"].split("[error id ")[1].rstrip("]")
+        (record,) = [record for record in caplog.records if error_id in record.getMessage()]
+        assert record.exc_info is not None
+        told = "".join(format_exception(record.exc_info[1]))
+        assert "the child does not work" in told
+        assert "traceback at the callee:" in told
+        assert 'raise ValueError("boom")' in told
+
+    async def test_an_error_that_is_no_accident_has_none(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        _, url = await start(cluster, site, debug=True)
+        async with client.get(f"{url}/fail/bad") as response:
+            assert "traceback" not in (await response.json())["error"]
+
+
+class TestMalformed:
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"this is no request",
+            b"GET / HTTP/1.1\r\nHost: x\r\nbad header",
+            b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: many",
+            b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 100_000,
+        ],
+    )
+    async def test_it_is_answered_in_the_one_shape(
+        self, cluster: Cluster, site: Site, head: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        server, _ = await start(cluster, site)
+        answer = await raw(server, head)
+        top, _, body = answer.partition(b"\r\n\r\n")
+        assert top.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
+        error = json.loads(body)["error"]
+        assert error["code"] == "bad_request"
+        assert error["message"].startswith("this is not an HTTP request: ")
+        assert len(error["message"]) < 300, "it is not sent back whole"
+        assert f"x-request-id: {error['request_id']}".encode() in top.lower()
+        assert server.metrics.requests.values == {("malformed", "400"): 1}
+        assert not [record for record in caplog.records if record.levelname == "ERROR"], "a client's fault is not ours"
+
+    async def test_one_behind_a_good_request_ends_the_connection_alone(self, cluster: Cluster, site: Site) -> None:
+        server, _ = await start(cluster, site)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+        writer.write(b"GET /items/1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"}")
+            writer.write(b"\x00\x01\x02\r\n\r\n")
+            assert b"this is not an HTTP request" in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+
+class TestGauges:
+    @pytest.mark.parametrize("path", ["/steps", "/items/1", "/child?message=hi", "/tokens", "/fail/boom", "/nowhere"])
+    async def test_a_client_that_leaves_at_any_turn_of_the_loop_leaves_nothing_behind(
+        self, cluster: Cluster, site: Site, path: str
+    ) -> None:
+        service = EchoService()
+        service.gate.set()
+        child_server = await cluster.start(service)
+        know(child_server)
+        server, _ = await start(cluster, site)
+        answered = 0
+        turns = 0
+        while answered < 3:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            answered += bool(reader._buffer)  # type: ignore[attr-defined]
+            writer.transport.abort()
+            await until(lambda: server.readiness().ongoing == 0, f"the count is back after {turns} turns")
+            turns += 1
+        await until(lambda: not connections(server), "every connection is gone")
+        assert server.readiness().ongoing == 0
+        await until(lambda: child_server.readiness().ongoing == 0, "the callee's count is back")
+        assert turns > 5, "some were cut off before their end"
+        if path in ("/steps", "/child?message=hi", "/tokens"):
+            assert "499" in {code for _, code in server.metrics.requests.values}, "and were counted as such"
 
 
 async def test_a_failure_after_the_response_has_begun_cuts_the_connection(
