@@ -13,6 +13,7 @@ import grpc
 import pytest
 from pierhead import Backpressure, BadRequest, DeadlineExceeded, UserCodeError, close_handles, handle
 from pierhead.channel import HandleChannel
+from pierhead.clients import Clients
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.errors import RemoteError
 from pierhead.local import LocalReplica, local, override_handle
@@ -64,6 +65,12 @@ async def pipes(request: pytest.FixtureRequest) -> AsyncIterator[tuple[PipesStub
         with override_handle("pipes", service) as replica:
             yield PipesStub(HandleChannel("pipes", metrics=RuntimeMetrics())), service, Inside(replica)
     await close_handles()
+
+
+@pytest.fixture
+def transport() -> str:
+    """What the suite of the transports is told that it runs over."""
+    return "lane"
 
 
 @dataclass
@@ -233,6 +240,15 @@ class TestOverride:
             replies.append((await stub.Echo(echo())).response)
         replies.append((await stub.Echo(echo())).response)
         assert replies == ["real: hi", "fake: hi", "inner: hi", "fake: hi", "real: hi"]
+
+    async def test_the_pool_of_before_serves_again_as_it_did(self, cluster: Cluster) -> None:
+        know(await cluster.start(EchoService("real")))
+        pool = Clients.current().pool("echo-child", "lane")
+        with override_handle("echo-child", EchoService()):
+            assert Clients.current().pool("echo-child", "lane") is not pool
+            assert pool.closed
+        assert Clients.current().pool("echo-child", "lane") is pool
+        assert not pool.closed
 
     async def test_other_services_are_left_alone(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService("real")))
