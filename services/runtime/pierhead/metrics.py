@@ -1,7 +1,8 @@
 """Every metric of the runtime in one place: name, help, labels, buckets.
 
 On the path of a request there are plain additions to dictionaries; Prometheus objects are made only when somebody
-scrapes. `service` and `replica` are the same for a whole process and are put onto every sample then.
+scrapes, from copies: user code in a thread of its own may be counting at that moment. `service` and `replica` are the
+same for a whole process and are put onto every sample then.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Counter:
     def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
         """The counter as Prometheus wants it."""
         family = CounterMetricFamily(self.name, self.documentation, labels=[*constant_names, *self.labels])
-        for labels, value in self.values.items():
+        for labels, value in list(self.values.items()):
             family.add_metric([*constant_values, *labels], value)
         return family
 
@@ -55,7 +56,7 @@ class Gauge(Counter):
     def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
         """The gauge as Prometheus wants it."""
         family = GaugeMetricFamily(self.name, self.documentation, labels=[*constant_names, *self.labels])
-        for labels, value in self.values.items():
+        for labels, value in list(self.values.items()):
             family.add_metric([*constant_values, *labels], value)
         return family
 
@@ -71,6 +72,16 @@ class ReadGauge:
     def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
         """The gauge as Prometheus wants it."""
         family = GaugeMetricFamily(self.name, self.documentation, labels=list(constant_names))
+        family.add_metric(list(constant_values), self.read())
+        return family
+
+
+class ReadCounter(ReadGauge):
+    """A number that only grows and is read where it lives, at scrape."""
+
+    def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
+        """The counter as Prometheus wants it."""
+        family = CounterMetricFamily(self.name, self.documentation, labels=list(constant_names))
         family.add_metric(list(constant_values), self.read())
         return family
 
@@ -96,7 +107,7 @@ class Histogram:
     def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
         """The histogram as Prometheus wants it: cumulated."""
         family = HistogramMetricFamily(self.name, self.documentation, labels=[*constant_names, *self.labels])
-        for labels, series in self._series.items():
+        for labels, series in list(self._series.items()):
             total = 0.0
             buckets: list[tuple[str, float]] = []
             for bound, count in zip([*self.bounds, float("inf")], series[1:], strict=True):
@@ -123,6 +134,13 @@ class RuntimeMetrics(Collector):
             "pierhead_refused_requests_total", "Requests refused before any work: overloaded, draining.", ("reason",)
         )
         self.ready = ReadGauge("pierhead_replica_ready", "1 while this replica says that it is ready, else 0.")
+        self.loop_blocked = ReadCounter(
+            "pierhead_event_loop_blocked_seconds_total",
+            "Time for which single callbacks, of 0.2 s and more, have kept the event loop from everything else.",
+        )
+        self.loop_lag = ReadGauge(
+            "pierhead_event_loop_lag_seconds", "How late the event loop ran what was due, at most, in the last 15 s."
+        )
         self.queued = Gauge(
             "pierhead_queued_requests", "Calls of this process that wait for a replica of the target.", ("target",)
         )

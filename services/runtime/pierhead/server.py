@@ -34,6 +34,7 @@ from pierhead.methods import methods_of, registration_of
 from pierhead.multiplex import close_models
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 from pierhead.user_loop import UserLoop
+from pierhead.watchdog import Watchdog
 
 logger = logging.getLogger("pierhead")
 
@@ -76,13 +77,26 @@ async def serve_async(*parts: object, settings: Settings | None = None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
+    watching = asyncio.create_task(_watch_loop(server), name="watchdog")
     try:
         await server.run()
     finally:
+        watching.cancel()
         await close_models()
         await close_handles()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+async def _watch_loop(server: ReplicaServer) -> None:
+    """Until cancelled: tell who blocks the loop. What blocks it before the replica is ready keeps nobody waiting."""
+    await server.ready.wait()
+    watchdog = Watchdog(server.metrics)
+    watchdog.start()
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        watchdog.stop()
 
 
 class ReplicaServer:
@@ -154,7 +168,7 @@ class ReplicaServer:
 
     def readiness(self) -> Readiness:
         """What /readyz says."""
-        queued = sum(self.metrics.queued.values.values())
+        queued = sum(list(self.metrics.queued.values.values()))
         return Readiness(self.state, self._admission.ongoing, int(queued), self._detail)
 
     def _reject_unknown(self, parts: tuple[object, ...]) -> None:

@@ -10,6 +10,8 @@ NAMES = {
     "pierhead_batch_rows",
     "pierhead_batch_size",
     "pierhead_batch_wait_seconds",
+    "pierhead_event_loop_blocked_seconds",
+    "pierhead_event_loop_lag_seconds",
     "pierhead_handle_duration_seconds",
     "pierhead_handle_ejections",
     "pierhead_handle_requests",
