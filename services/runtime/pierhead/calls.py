@@ -416,7 +416,7 @@ class Call:
         self._pool.answered(lease, now)
         if self._callbacks is not None:
             self._call_back()
-        return self._pool.wants_report(lease.replica, now)
+        return self._pool.wants_report(lease.replica, now, self.model_id)
 
     async def _read_report(self) -> None:
         """Read the replica's load from the reply, and which models it holds."""

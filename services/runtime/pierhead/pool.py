@@ -203,11 +203,15 @@ class Pool:
 
     # ---- what calls learn
 
-    def wants_report(self, replica: Replica, now: float) -> bool:
-        """Whether to read what a reply says of its replica; it matters where there is a choice, or others who call."""
+    def wants_report(self, replica: Replica, now: float, model_id: str | None = None) -> bool:
+        """Whether to read what a reply says of its replica; it matters where there is a choice, or others who call.
+
+        The reply to a call for a model that the replica was not known to hold is always of interest: it holds it now.
+        """
         if replica.full:
             return True
-        return now - replica.reported_at > REPORT_PERIOD_S and (len(self._callable) > 1 or replica.others > 0)
+        old = now - replica.reported_at > REPORT_PERIOD_S or (model_id is not None and model_id not in replica.models)
+        return old and (len(self._callable) > 1 or replica.others > 0)
 
     def report(self, lease: Lease, ongoing: int, now: float, models: frozenset[str] | None = None) -> None:
         """A reply said how many requests the replica has in flight, and perhaps which models it holds."""

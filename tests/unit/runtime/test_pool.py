@@ -311,6 +311,13 @@ class TestLoad:
         world.pool.report(lease, 1, world.now, frozenset())
         assert lease.replica.models == set()
 
+    def test_a_reply_to_a_call_for_a_model_that_was_not_known_to_be_there_is_read(self) -> None:
+        world = World(10, 10)
+        lease = world.must_take()
+        world.pool.report(lease, 1, world.now, frozenset({"a"}))
+        wanted = [world.pool.wants_report(lease.replica, world.now, model_id) for model_id in (None, "a", "b")]
+        assert wanted == [False, False, True]
+
 
 class TestComingAndGoing:
     def test_a_drain_told_by_the_replica_itself_ends_with_its_connection(self) -> None:
