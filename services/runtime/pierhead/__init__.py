@@ -4,6 +4,7 @@ from pierhead import serve, handle, batch
 """
 
 from pierhead import errors, tensors
+from pierhead.asgi_edge import asgi
 from pierhead.batching import ENDED, Ended, batch, current_batch
 from pierhead.clients import close_handles
 from pierhead.errors import (
@@ -42,6 +43,7 @@ __all__ = [
     "Settings",
     "Unavailable",
     "UserCodeError",
+    "asgi",
     "batch",
     "close_handles",
     "current_batch",

@@ -16,36 +16,30 @@ from weakref import WeakSet
 from aiohttp import hdrs, web
 
 from pierhead.answers import Answer, error_answer, plain_answer
+from pierhead.asgi_edge import asgi, is_asgi
+from pierhead.asgi_server import AsgiListener
 from pierhead.deadlines import Deadlines
 from pierhead.edge import Edge
 from pierhead.errors import BadRequest, Draining, cannot_listen
+from pierhead.http_constants import (
+    BACKLOG,
+    CLIENT_LEFT,
+    INTERNAL_ERROR,
+    KEEPALIVE_S,
+    MALFORMED,
+    SERVICE_RESTART,
+    UNMATCHED,
+)
 from pierhead.request import REQUEST_ID_KEY, new_request_id
-from pierhead.visit import CLIENT_LEFT, VISIT, Visit
+from pierhead.visit import VISIT, Visit
 
 logger = logging.getLogger("pierhead")
-
-KEEPALIVE_S = 3600.0
-"""Idle connections outlive HAProxy's reuse of them: the side that closes first must never be the server."""
 
 MAX_HEAD_BYTES = 32 * 1024
 """Of a request line or a header. HAProxy takes heads of 16 KiB at most and answers longer ones itself."""
 
 MAX_TOLD = 200
 """Characters of a malformed request that its answer repeats."""
-
-UNMATCHED = "unmatched"
-"""Label of requests that no route is for."""
-
-MALFORMED = "malformed"
-"""Label of what is not HTTP."""
-
-SERVICE_RESTART = 1012
-"""WebSocket close code: the server ends, connect again (IANA's registry of RFC 6455 close codes)."""
-
-INTERNAL_ERROR = 1011
-"""WebSocket close code: the handler has failed; the reason is the error's code."""
-
-BACKLOG = 4096
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -70,6 +64,10 @@ def listener_for(part: object) -> HttpListener | None:
     """What serves a part of `serve(...)` over HTTP; None when it is no HTTP application."""
     if isinstance(part, web.Application):
         return AiohttpListener(part)
+    if isinstance(part, asgi):
+        return AsgiListener(part.app)
+    if is_asgi(part):
+        return AsgiListener(part)
     return None
 
 

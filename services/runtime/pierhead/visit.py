@@ -36,9 +36,6 @@ from pierhead.request import (
 ReadHeader = Callable[[str], str | None]
 """The value of a header, named in lower case; None when there is none."""
 
-CLIENT_LEFT = "499"
-"""Counted when the client goes away before its answer: nginx's number, which HAProxy's readers know, too."""
-
 
 class Visit:
     """What is known of one request, and what has to be undone at its end."""

@@ -1,0 +1,407 @@
+"""Any ASGI 3 application (FastAPI, Starlette, ...) behind the edge: the hooks, as one middleware, whatever the server.
+
+What the application does stays as it is, its own error responses included. What it gains: a request id on every
+response, a deadline, admission, cancellation when the client leaves, metrics by route, a drain, and for exceptions that
+nothing in it handles the same JSON as everywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias, TypeGuard
+
+from pierhead.answers import Answer, error_answer
+from pierhead.deadlines import Deadline, Deadlines
+from pierhead.edge import Edge
+from pierhead.errors import Draining, PierheadError, ReplicaDied
+from pierhead.http_constants import CLIENT_LEFT, INTERNAL_ERROR, SERVICE_RESTART, TRY_AGAIN_LATER, UNMATCHED
+from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TIMEOUT_KEY, TRACEPARENT_KEY
+from pierhead.visit import VISIT, Visit
+
+logger = logging.getLogger("pierhead")
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LISTEN_AFTER_S = 0.01
+"""How long a request runs before somebody listens for its client's leaving: that takes a task, and most are faster."""
+
+MAX_AHEAD = 64 * 1024
+"""Bytes of a body that are read before the application asks for them, to see what comes behind."""
+
+STARLETTE_S_500 = b"Internal Server Error"
+"""The body that Starlette sends for an exception before it raises it on: held back, since a better one follows."""
+
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
+
+_READ = {key.encode(): key for key in (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY)}
+
+
+class asgi:  # noqa: N801 - reads as the function it is to its callers
+    """`serve(asgi(app))`: says that `app` is an ASGI 3 application. Needed where that cannot be seen by itself."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self.app = app
+
+
+def is_asgi(part: object) -> TypeGuard[AsgiApp]:
+    """Whether an object looks like an ASGI 3 application: `async def (scope, receive, send)`, or one by its class."""
+    if not callable(part) or isinstance(part, type):
+        return False
+    call = part if inspect.isroutine(part) else type(part).__call__
+    if not inspect.iscoroutinefunction(call):
+        return False
+    try:
+        inspect.signature(part).bind(None, None, None)
+    except TypeError:
+        return False
+    return True
+
+
+class AsgiEdge:
+    """The middleware around one application."""
+
+    def __init__(self, app: AsgiApp, edge: Edge) -> None:
+        self._app = app
+        self._edge = edge
+        self._deadlines = Deadlines.current()
+        self._sockets: set[_Socket] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or serve one WebSocket, or let the application start and stop."""
+        if scope["type"] == "http":
+            await self._visit(scope, _Request(scope, receive, send, self._edge))
+        elif scope["type"] == "websocket":
+            socket = _Socket(scope, receive, send, self._edge)
+            self._sockets.add(socket)
+            try:
+                await self._visit(scope, socket)
+            finally:
+                self._sockets.discard(socket)
+        else:
+            await self._app(scope, receive, send)
+
+    def drain(self) -> None:
+        """Close every WebSocket: unlike a request it would not end by itself. Clients connect again, elsewhere."""
+        for socket in self._sockets:
+            task = asyncio.ensure_future(socket.restart())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _visit(self, scope: Scope, exchange: _Exchange) -> None:
+        headers = {_READ[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
+        visit = exchange.visit = Visit(headers.get, self._edge)
+        VISIT.set(visit)
+        code = CLIENT_LEFT
+        try:
+            try:
+                exchange.admit()
+                visit.begin(headers.get, self._deadlines)
+                exchange.begin(self._deadlines)
+                await self._app(scope, exchange.receive, exchange.send)
+                await exchange.finish()
+            except BaseException as error:
+                await self._failed(scope, exchange, visit, error)
+            code = exchange.code
+        finally:
+            exchange.end()
+            visit.end(label_of(scope, code), code)
+
+    async def _failed(self, scope: Scope, exchange: _Exchange, visit: Visit, error: BaseException) -> None:
+        if exchange.gone and (isinstance(error, Exception) or exchange.is_own(error)):
+            logger.debug("an application ended as its client had left", exc_info=error)
+            return
+        label = label_of(scope, exchange.status)
+        known = visit.known(error, label)
+        if known is None:
+            if not self._edge.admission.draining:
+                raise error
+            # The drain is over and the server cuts off what is left. How much of it was done nobody can tell.
+            known = ReplicaDied(f"{label} was not done when the replica's time to drain was over")
+        if not await exchange.tell(known, visit.request_id):
+            # Half of a response is on its way; the server, seeing that it is not complete, cuts the connection.
+            visit.outcome = str(known.http_status)
+            logger.error("%s failed after its response had begun: %s", label, known.message)
+
+
+class _Exchange:
+    """A request or a WebSocket: the two callables that the application gets, and what is known of it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
+        self.visit: Visit
+        self.status = ""
+        """Of the response; empty while there is none."""
+        self.gone = False
+        """Whether the client has left."""
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._edge = edge
+
+    def admit(self) -> None:
+        """Raise what keeps it from being let in, beside the admission."""
+
+    def begin(self, deadlines: Deadlines) -> None:
+        """It has been let in."""
+
+    async def receive(self) -> Message:
+        """For the application."""
+        raise NotImplementedError
+
+    async def send(self, message: Message) -> None:
+        """For the application."""
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """The application has returned."""
+
+    @property
+    def code(self) -> str:
+        """What to count."""
+        return self.status or CLIENT_LEFT
+
+    def is_own(self, error: BaseException) -> bool:
+        """Whether `error` is our own cancellation, because of the client's leaving; it is then over."""
+        return False
+
+    async def tell(self, error: PierheadError, request_id: str) -> bool:
+        """Answer with an error; False where it is too late for that."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """It is over."""
+
+    def _answer(self, error: PierheadError, request_id: str) -> Answer:
+        return error_answer(error, request_id, self._edge.settings)
+
+    def _stamped(self, message: Message) -> Message:
+        headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _ID]
+        headers.append((_ID, self.visit.request_id.encode()))
+        return {**message, "headers": headers}
+
+
+class _Request(_Exchange):
+    """A request. Its client's leaving cancels the application, unless that is reading, and so is told."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
+        super().__init__(scope, receive, send, edge)
+        self._held: list[Message] = []
+        """A response that is held back."""
+        self._complete = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._listens = False
+        self._listen: Deadline | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._reading = False
+        self._inbox: deque[Message] = deque()
+        self._ahead = 0
+        """Bytes of body in the inbox."""
+        self._changed = asyncio.Event()
+        """Something was put into the inbox, or taken."""
+
+    def begin(self, deadlines: Deadlines) -> None:
+        self._task = asyncio.current_task()
+        self._listen = deadlines.add(self.visit.started + LISTEN_AFTER_S, self._start_listening)
+
+    @property
+    def code(self) -> str:
+        return CLIENT_LEFT if self.gone and not self._complete else super().code
+
+    def is_own(self, error: BaseException) -> bool:
+        if self._cancelled and self._task is not None and isinstance(error, asyncio.CancelledError):
+            self._task.uncancel()
+            return True
+        return False
+
+    def end(self) -> None:
+        for running in (self._listen, self._listener):
+            if running is not None:
+                running.cancel()
+
+    # ---- from the client
+
+    async def receive(self) -> Message:
+        self._reading = True
+        try:
+            message = await (self._receive() if self._listener is None else self._heard())
+        finally:
+            self._reading = False
+        if message["type"] == "http.disconnect":
+            self.gone = not self._complete
+        elif self._listens and self._listener is None:
+            self._start_listening()
+        return message
+
+    def _start_listening(self) -> None:
+        """From now on a task reads: an application at work does not. Never two at once, or one misses a piece."""
+        self._listens = True
+        if not self._reading:
+            self._listener = asyncio.ensure_future(self._listen_on())
+
+    async def _listen_on(self) -> None:
+        await self._read_ahead()
+        self._inbox.append({"type": "http.disconnect"})
+        self._changed.set()
+        if not self._complete:
+            self.gone = True
+            if self._task is not None and not self._reading:
+                self._cancelled = True
+                self._task.cancel()
+
+    async def _read_ahead(self) -> None:
+        """Return when the client has left."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return
+            self._inbox.append(message)
+            self._ahead += len(message.get("body", b""))
+            self._changed.set()
+            while self._ahead > MAX_AHEAD:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _heard(self) -> Message:
+        while not self._inbox:
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._inbox[0]
+        if message["type"] != "http.disconnect":  # which may be asked for again
+            self._inbox.popleft()
+            self._ahead -= len(message.get("body", b""))
+            self._changed.set()
+        return message
+
+    # ---- to the client
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            self.status = str(message["status"])
+            message = self._stamped(message)
+            if self._edge.admission.draining:
+                message["headers"].append((b"connection", b"close"))
+            if message["status"] == 500:
+                self._held.append(message)
+                return
+        elif kind == "http.response.body":
+            complete = not message.get("more_body", False)
+            if self._held:
+                self._held.append(message)
+                if complete and bytes(message.get("body", b"")) == STARLETTE_S_500:
+                    return
+                await self._release()
+                self._complete = complete
+                return
+            self._complete = complete
+        await self._send(message)
+
+    async def _release(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            await self._send(message)
+
+    async def finish(self) -> None:
+        await self._release()
+
+    async def tell(self, error: PierheadError, request_id: str) -> bool:
+        if self.status and not self._held:
+            return False
+        self._held.clear()
+        answer = self._answer(error, request_id)
+        self.status = str(answer.status)
+        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+        if self._edge.admission.draining:
+            headers.append((b"connection", b"close"))
+        self._complete = True
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": answer.body})
+        return True
+
+
+class _Socket(_Exchange):
+    """A WebSocket. Its client's leaving is told to the application as ASGI does it, by message."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
+        super().__init__(scope, receive, send, edge)
+        self._connected = False
+        self._open = False
+        self._restarted = False
+
+    def admit(self) -> None:
+        if self._edge.admission.draining:
+            raise Draining("this replica is draining; connect again")
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "websocket.connect":
+            self._connected = True
+        elif message["type"] == "websocket.disconnect":
+            self._open, self.gone = False, True
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._restarted:
+            raise OSError("the connection is closed: the replica is draining")
+        kind = message["type"]
+        if kind == "websocket.accept":
+            message = self._stamped(message)
+            self.visit.live_on()
+            self.status, self._open = "101", True
+        elif kind == "websocket.http.response.start":
+            message = self._stamped(message)
+            self.status = str(message["status"])
+        elif kind == "websocket.close":
+            self.status, self._open = self.status or "403", False
+        await self._send(message)
+
+    async def restart(self) -> None:
+        """Close it, because the replica ends."""
+        if self._open:
+            self._open, self._restarted = False, True
+            reason = "the replica is draining; connect again"
+            await self._send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": reason})
+
+    async def tell(self, error: PierheadError, request_id: str) -> bool:
+        if self._open:
+            self._open = False
+            await self._send({"type": "websocket.close", "code": INTERNAL_ERROR, "reason": error.kind})
+            return True
+        if self.status:
+            return False
+        if not self._connected:
+            await self.receive()
+        answer = self._answer(error, request_id)
+        self.status = str(answer.status)
+        if "websocket.http.response" not in self._scope.get("extensions", {}):
+            await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": error.kind})
+            return True
+        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+        start = {"type": "websocket.http.response.start", "status": answer.status, "headers": headers}
+        await self._send(start)
+        await self._send({"type": "websocket.http.response.body", "body": answer.body})
+        return True
+
+
+_ID = REQUEST_ID_KEY.encode()
+
+
+def label_of(scope: Scope, code: str) -> str:
+    """The route as it was declared, where the application tells it as Starlette does; never a path."""
+    method = scope.get("method", "GET")
+    if method not in METHODS:
+        method = "OTHER"
+    path = getattr(scope.get("route"), "path", None)
+    if isinstance(path, str):
+        return f"{method} {path}"
+    return UNMATCHED if code == "404" else f"{method} *"

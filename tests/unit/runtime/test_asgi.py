@@ -1,0 +1,488 @@
+"""A FastAPI application, as it would run under uvicorn alone, behind the edge; and ASGI without any framework."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, ClientTimeout, WSMsgType, web
+from aiohttp import WSServerHandshakeError as HandshakeError
+from fastapi import BackgroundTasks, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse, StreamingResponse
+from pierhead import BadRequest, asgi, current_request, handle
+from pierhead.asgi_edge import STARLETTE_S_500, AsgiEdge, is_asgi
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+
+from tests.unit.runtime.harness import Cluster, EchoService, echo, know, until
+
+child = handle(EchoStub, "echo-child")
+
+
+class Site:
+    """An application and what happened in it."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.begun = 0
+        self.ended: list[str] = []
+        self.life: list[str] = []
+        self.app = FastAPI(lifespan=self.lifespan)
+        add = self.app.add_api_route
+        add("/items/{item_id}", self.item)
+        add("/wait", self.wait)
+        add("/wait-with-body", self.wait, methods=["POST"])
+        add("/child", self.child)
+        add("/fail/{how}", self.fail)
+        add("/stream", self.stream)
+        add("/body", self.body, methods=["POST"])
+        add("/background", self.background)
+        self.app.add_api_websocket_route("/room/{name}", self.room)
+
+    @asynccontextmanager
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        self.life.append("started")
+        yield
+        self.life.append("stopped")
+
+    async def item(self, item_id: str) -> dict[str, Any]:
+        context = current_request()
+        assert context is not None
+        return {"id": item_id, "request": context.request_id, "left": round(context.remaining_s())}
+
+    async def wait(self) -> dict[str, Any]:
+        self.begun += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+        return {}
+
+    async def child(self, message: str) -> dict[str, str]:
+        reply = await child.Echo(echo(message))
+        return {"response": reply.response}
+
+    async def fail(self, how: str) -> Any:
+        match how:
+            case "bad":
+                raise BadRequest("user_id: expected an integer >= 0, found -1")
+            case "teapot":
+                raise HTTPException(418, "short and stout", {"x-pot": "tea"})
+            case "own":
+                return JSONResponse({"mine": True}, 500)
+            case "alike":
+                return JSONResponse("Internal Server Error", 500)
+        raise ValueError("boom")
+
+    async def stream(self, how: str = "") -> StreamingResponse:
+        async def pieces() -> AsyncIterator[str]:
+            try:
+                yield "one\n"
+                if how == "boom":
+                    raise ValueError("in the middle")
+                if how == "wait":
+                    self.begun += 1
+                    await self.gate.wait()
+                yield "two\n"
+            finally:
+                self.ended.append("stream")
+
+        return StreamingResponse(pieces())
+
+    async def body(self, request: Request) -> dict[str, int]:
+        self.begun += 1
+        await self.gate.wait()
+        pieces = [piece async for piece in request.stream()]
+        return {"bytes": len(b"".join(pieces))}
+
+    async def background(self, tasks: BackgroundTasks) -> dict[str, Any]:
+        tasks.add_task(self.gate.wait)
+        return {"later": True}
+
+    async def room(self, socket: WebSocket, name: str) -> None:
+        await socket.accept()
+        self.begun += 1
+        try:
+            while True:
+                text = await socket.receive_text()
+                if text == "boom":
+                    raise ValueError("boom")
+                if text == "left":
+                    context = current_request()
+                    assert context is not None
+                    text = str(context.remaining_s())
+                await socket.send_text(f"{name}: {text}")
+        except WebSocketDisconnect as left:
+            self.ended.append(f"left {left.code}")
+
+
+@pytest.fixture
+async def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ClientSession]:
+    async with ClientSession(timeout=ClientTimeout(total=10)) as session:
+        yield session
+
+
+async def start(cluster: Cluster, site: Site, **settings: Any) -> tuple[Any, str]:
+    server = await cluster.start(site.app, service="api", **settings)
+    return server, f"http://127.0.0.1:{server.http_port}"
+
+
+async def test_an_application_moves_in_unchanged(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    server, url = await start(cluster, site)
+    async with client.get(f"{url}/items/7", headers={"x-request-id": "mine"}) as response:
+        assert await response.json() == {"id": "7", "request": "mine", "left": 60}
+        assert response.headers["x-request-id"] == "mine"
+    async with client.get(f"{url}/openapi.json") as response:
+        assert len(response.headers["x-request-id"]) == 16
+        assert "/items/{item_id}" in (await response.json())["paths"]
+    assert server.metrics.requests.values[("GET /items/{item_id}", "200")] == 1
+    assert site.life == ["started"]
+    await cluster.drained(server)
+    assert site.life == ["started", "stopped"]
+
+
+async def test_labels_are_routes_as_declared(cluster: Cluster, site: Site, client: ClientSession) -> None:
+    server, url = await start(cluster, site)
+    for method, path in (("GET", "/items/1"), ("GET", "/items/2"), ("GET", "/nowhere"), ("DELETE", "/items/1")):
+        async with client.request(method, url + path):
+            pass
+    assert server.metrics.requests.values == {
+        ("GET /items/{item_id}", "200"): 2,
+        ("unmatched", "404"): 1,
+        ("DELETE /items/{item_id}", "405"): 1,
+    }
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("how", "status", "code", "message"),
+        [
+            ("bad", 400, "bad_request", "user_id: expected an integer >= 0, found -1"),
+            ("boom", 500, "internal", "ValueError: boom [error id "),
+        ],
+    )
+    async def test_what_nothing_handles_has_the_one_shape(
+        self, cluster: Cluster, site: Site, client: ClientSession, how: str, status: int, code: str, message: str
+    ) -> None:
+        server, url = await start(cluster, site)
+        async with client.get(f"{url}/fail/{how}") as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (status, code)
+            assert error["message"].startswith(message)
+            assert error["request_id"] == response.headers["x-request-id"]
+        async with client.get(f"{url}/items/1") as response:
+            assert response.status == 200, "the replica goes on"
+        assert server.metrics.requests.values[("GET /fail/{how}", str(status))] == 1
+
+    async def test_with_debug_there_is_the_traceback(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        _, url = await start(cluster, site, debug=True)
+        async with client.get(f"{url}/fail/boom") as response:
+            assert 'raise ValueError("boom")' in (await response.json())["error"]["traceback"]
+
+    @pytest.mark.parametrize(
+        ("how", "status", "body"),
+        [
+            ("teapot", 418, {"detail": "short and stout"}),
+            ("own", 500, {"mine": True}),
+            ("alike", 500, "Internal Server Error"),
+        ],
+    )
+    async def test_the_application_s_own_answers_stay_as_they_are(
+        self, cluster: Cluster, site: Site, client: ClientSession, how: str, status: int, body: Any
+    ) -> None:
+        _, url = await start(cluster, site)
+        async with client.get(f"{url}/fail/{how}") as response:
+            assert (response.status, await response.json()) == (status, body)
+
+    async def test_an_own_handler_for_every_exception_is_respected(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        async def mine(_: Request, error: Exception) -> JSONResponse:
+            return JSONResponse({"oops": str(error)}, 500)
+
+        site.app.add_exception_handler(ValueError, mine)
+        site.app.add_exception_handler(Exception, mine)
+        _, url = await start(cluster, site)
+        async with client.get(f"{url}/fail/boom") as response:
+            assert (response.status, await response.json()) == (500, {"oops": "boom"})
+
+    async def test_a_callee_s_error_keeps_its_code(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        know(await cluster.start(EchoService()))
+        _, url = await start(cluster, site)
+        async with client.get(f"{url}/child", params={"message": "bad"}) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["message"]) == (400, 'message: expected anything but "bad"')
+
+    async def test_one_in_the_middle_of_a_response_cuts_the_connection(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        server, url = await start(cluster, site)
+        with pytest.raises((ClientPayloadError, ClientConnectionError)):
+            async with client.get(f"{url}/stream?how=boom") as response:
+                await response.read()
+        await until(lambda: server.readiness().ongoing == 0, "the count is back")
+        assert server.metrics.requests.values == {("GET /stream", "500"): 1}
+
+
+class TestAdmissionAndDeadline:
+    async def test_a_full_replica_refuses_before_any_work(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        server, url = await start(cluster, site, max_ongoing_requests=1, backpressure_status_code=429)
+        first = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+        await until(lambda: site.begun == 1, "one request is in flight")
+        async with client.get(f"{url}/wait") as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+            assert (await response.json())["error"]["code"] == "backpressure"
+        assert site.begun == 1
+        site.gate.set()
+        (await first).release()
+        assert server.metrics.refused.values[("overloaded",)] == 1
+
+    async def test_a_deadline_cancels(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        server, url = await start(cluster, site, request_timeout_s=5)
+        async with client.get(f"{url}/wait", headers={"x-request-timeout-seconds": "0.1"}) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (504, "deadline_exceeded")
+            assert error["message"] == "GET /wait was not done within 0.1 s"
+        assert site.ended == ["cancelled"]
+        assert server.readiness().ongoing == 0
+        async with client.get(f"{url}/items/1", headers={"x-request-timeout-seconds": "many"}) as response:
+            assert response.status == 400
+
+
+class TestClientThatLeaves:
+    async def test_it_cancels(self, cluster: Cluster, site: Site, caplog: pytest.LogCaptureFixture) -> None:
+        server, url = await start(cluster, site)
+        async with ClientSession() as client:
+            asking = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+            await until(lambda: site.begun == 1, "the request is in flight")
+            asking.cancel()
+            await asyncio.wait([asking])
+        await until(lambda: site.ended == ["cancelled"], "it is cancelled")
+        await until(lambda: server.readiness().ongoing == 0, "the count is back")
+        assert server.metrics.requests.values == {("GET /wait", "499"): 1}
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+    async def test_it_cancels_also_with_a_body_that_nobody_has_read(self, cluster: Cluster, site: Site) -> None:
+        _, url = await start(cluster, site)
+        async with ClientSession() as client:
+            asking = asyncio.ensure_future(client.post(f"{url}/wait-with-body", data=b"x" * 1000).__aenter__())
+            await until(lambda: site.begun == 1, "the request is in flight")
+            asking.cancel()
+            await asyncio.wait([asking])
+        await until(lambda: site.ended == ["cancelled"], "it is cancelled")
+
+    async def test_it_reaches_the_callee(self, cluster: Cluster, site: Site) -> None:
+        service = EchoService()
+        know(await cluster.start(service))
+        _, url = await start(cluster, site)
+        async with ClientSession() as client:
+            asking = asyncio.ensure_future(client.get(f"{url}/child?message=wait").__aenter__())
+            await until(lambda: service.begun == 1, "the call is at the callee")
+            asking.cancel()
+            await asyncio.wait([asking])
+        await until(lambda: service.cancelled == 1, "the work is cancelled")
+
+    async def test_it_ends_a_stream(self, cluster: Cluster, site: Site, caplog: pytest.LogCaptureFixture) -> None:
+        server, url = await start(cluster, site)
+        async with ClientSession() as client:
+            response = await client.get(f"{url}/stream?how=wait")
+            assert await response.content.readline() == b"one\n"
+            await until(lambda: site.begun == 1, "the stream goes on")
+            response.close()
+        await until(lambda: site.ended == ["stream"], "it has ended")
+        await until(lambda: server.readiness().ongoing == 0, "the count is back")
+        assert server.metrics.requests.values == {("GET /stream", "499"): 1}
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+    @pytest.mark.parametrize("size", [0, 10, 1_000_000])
+    async def test_listening_takes_nothing_of_a_body(
+        self, cluster: Cluster, site: Site, client: ClientSession, size: int
+    ) -> None:
+        """The handler reads late: by then somebody has listened for the client, and so has read ahead."""
+        _, url = await start(cluster, site)
+        asking = asyncio.ensure_future(client.post(f"{url}/body", data=bytes(size)).__aenter__())
+        await until(lambda: site.begun == 1, "the handler has begun")
+        await asyncio.sleep(0.05)
+        site.gate.set()
+        response = await asking
+        assert await response.json() == {"bytes": size}
+        response.release()
+
+    @pytest.mark.parametrize("path", ["/items/1", "/child?message=hi", "/stream", "/fail/boom", "/nowhere"])
+    async def test_whenever_it_leaves_nothing_is_left_behind(self, cluster: Cluster, site: Site, path: str) -> None:
+        know(await cluster.start(EchoService()))
+        server, _ = await start(cluster, site)
+        answered, turns = 0, 0
+        while answered < 3:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            answered += bool(reader._buffer)  # type: ignore[attr-defined]
+            writer.transport.abort()
+            await until(lambda: server.readiness().ongoing == 0, f"the count is back after {turns} turns")
+            turns += 1
+
+
+class TestDrain:
+    async def test_what_is_in_flight_ends_and_what_comes_is_answered(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        server, url = await start(cluster, site)
+        first = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+        await until(lambda: site.begun == 1, "one request is in flight")
+        server.stop()
+        await until(lambda: server.state == "draining", "it drains")
+        async with client.get(f"{url}/items/1") as response:
+            assert (response.status, response.headers["Connection"]) == (200, "close")
+        site.gate.set()
+        response = await first
+        assert response.status == 200
+        response.release()
+        await cluster.ended(server)
+        assert site.life == ["started", "stopped"]
+
+    async def test_it_ends_at_its_timeout(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        server, url = await start(cluster, site, drain_timeout_s=0.2)
+        asking = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+        await until(lambda: site.begun == 1, "one request is in flight")
+        await cluster.drained(server)
+        response = await asking
+        assert (response.status, (await response.json())["error"]["code"]) == (502, "replica_died")
+        assert site.ended == ["cancelled"]
+        response.release()
+
+    async def test_work_after_the_response_counts_as_in_flight(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        server, url = await start(cluster, site)
+        async with client.get(f"{url}/background") as response:
+            assert await response.json() == {"later": True}
+        assert server.readiness().ongoing == 1
+        site.gate.set()
+        await until(lambda: server.readiness().ongoing == 0, "the count is back")
+        assert server.metrics.requests.values == {("GET /background", "200"): 1}
+
+
+class TestWebSocket:
+    async def test_messages_go_both_ways(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        server, url = await start(cluster, site, request_timeout_s=0.05)
+        async with client.ws_connect(f"{url}/room/blue", headers={"x-request-id": "mine"}) as socket:
+            assert socket._response.headers["x-request-id"] == "mine"
+            await socket.send_str("hi")
+            assert await socket.receive_str(timeout=5) == "blue: hi"
+            await asyncio.sleep(0.15)  # the time of a request is over
+            await socket.send_str("left")
+            assert await socket.receive_str(timeout=5) == "blue: inf"
+            assert server.readiness().ongoing == 1
+        await until(lambda: site.ended == ["left 1000"], "the application is told by message")
+        await until(lambda: server.readiness().ongoing == 0, "the count is back")
+        assert server.metrics.requests.values == {("GET /room/{name}", "101"): 1}
+
+    async def test_a_failure_closes_it(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
+        _, url = await start(cluster, site)
+        async with client.ws_connect(f"{url}/room/blue") as socket:
+            await socket.send_str("boom")
+            closed = await socket.receive(timeout=5)
+            assert (closed.type, closed.data, closed.extra) == (WSMsgType.CLOSE, 1011, "internal")
+
+    async def test_a_draining_replica_closes_it_and_takes_no_other(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        server, url = await start(cluster, site)
+        async with client.ws_connect(f"{url}/room/blue") as socket:
+            await until(lambda: site.begun == 1, "the application has begun")
+            server.stop()
+            closed = await socket.receive(timeout=5)
+            assert (closed.type, closed.data) == (WSMsgType.CLOSE, 1012)
+            with pytest.raises(HandshakeError) as refused:
+                await client.ws_connect(f"{url}/room/blue")
+            assert refused.value.status == 503
+        await cluster.ended(server)
+        assert site.ended
+        assert site.ended[0].startswith("left ")
+
+    async def test_a_full_replica_refuses_the_handshake(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        _, url = await start(cluster, site, max_ongoing_requests=1)
+        async with client.ws_connect(f"{url}/room/blue"):
+            with pytest.raises(HandshakeError) as refused:
+                await client.ws_connect(f"{url}/room/blue")
+            assert refused.value.status == 503
+            assert refused.value.headers is not None
+            assert refused.value.headers["Retry-After"] == "1"
+
+
+class TestParts:
+    async def test_what_is_an_asgi_application(self) -> None:
+        async def plain(scope: Any, receive: Any, send: Any) -> None: ...
+        async def two(scope: Any, receive: Any) -> None: ...
+        def sync(scope: Any, receive: Any, send: Any) -> None: ...
+
+        class Checked:
+            async def check_health(self) -> None: ...
+
+        assert is_asgi(FastAPI())
+        assert is_asgi(plain)
+        for other in (two, sync, Checked(), EchoService(), web.Application(), FastAPI, "app"):
+            assert not is_asgi(other), other
+
+    async def test_without_any_framework(self, cluster: Cluster, client: ClientSession) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            assert scope["type"] == "http"
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"hi"})
+
+        server = await cluster.start(asgi(app))
+        async with client.get(f"http://127.0.0.1:{server.http_port}/some/path") as response:
+            assert await response.text() == "hi"
+        assert server.metrics.requests.values == {("GET *", "200"): 1}, "whose routes are not known; never a path"
+
+    async def test_a_lifespan_that_fails_fails_the_start(self, cluster: Cluster) -> None:
+        @asynccontextmanager
+        async def broken(app: FastAPI) -> AsyncIterator[None]:
+            if not app.extra:
+                raise ValueError("no database")
+            yield
+
+        with pytest.raises(RuntimeError, match="lifespan has failed"):
+            await cluster.start(FastAPI(lifespan=broken))
+
+
+async def test_a_server_without_denial_responses_gets_a_close(cluster: Cluster) -> None:
+    sent: list[dict[str, Any]] = []
+    server = await cluster.start(FastAPI(), max_ongoing_requests=1)
+    server._admission.enter()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await AsgiEdge(FastAPI(), server._edge)({"type": "websocket", "headers": [], "path": "/"}, receive, send)
+    server._admission.leave()
+    assert sent == [{"type": "websocket.close", "code": 1013, "reason": "backpressure"}]
+
+
+def test_the_text_that_is_held_back_is_starlette_s() -> None:
+    """If Starlette changes it, unhandled exceptions are no longer answered in the one shape."""
+    from starlette.middleware.errors import ServerErrorMiddleware
+
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    response = ServerErrorMiddleware(app).error_response(None, ValueError())
+    assert response.body == STARLETTE_S_500
+    assert json.dumps("Internal Server Error").encode() != STARLETTE_S_500

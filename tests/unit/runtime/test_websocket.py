@@ -1,0 +1,187 @@
+"""WebSockets through the edge, with aiohttp's client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import ClientSession, ClientTimeout, WSMsgType, WSServerHandshakeError, web
+from pierhead import BadRequest, current_request, handle
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+
+from tests.unit.runtime.harness import Cluster, EchoService, echo, know, until
+
+child = handle(EchoStub, "echo-child")
+
+NEVER_S = 0.05
+"""A request's time in these tests. A socket that lives longer has outlived it."""
+
+
+class Room:
+    """A WebSocket handler, and what happened in it."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ended: list[str] = []
+        self.app = web.Application()
+        self.app.add_routes([web.get("/room", self.room), web.get("/plain", self.plain)])
+
+    async def plain(self, _: web.Request) -> web.Response:
+        return web.Response(text="plain")
+
+    async def room(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(timeout=1)
+        await socket.prepare(request)
+        self.begun += 1
+        try:
+            async for message in socket:
+                await socket.send_str(await self.answer(message.data))
+        except BaseException as error:
+            self.ended.append(type(error).__name__)
+            raise
+        self.ended.append("closed")
+        return socket
+
+    async def answer(self, message: str) -> str:
+        match message:
+            case "boom":
+                raise ValueError("boom")
+            case "bad":
+                raise BadRequest("message: no")
+            case "left":
+                context = current_request()
+                assert context is not None
+                return str(context.remaining_s())
+            case "work":
+                await asyncio.Event().wait()
+        reply = await child.Echo(echo(message))
+        return reply.response
+
+
+@pytest.fixture
+async def room() -> Room:
+    return Room()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ClientSession]:
+    async with ClientSession(timeout=ClientTimeout(total=10)) as session:
+        yield session
+
+
+async def test_messages_go_both_ways_and_the_handshake_names_the_request(
+    cluster: Cluster, room: Room, client: ClientSession
+) -> None:
+    service = EchoService()
+    know(await cluster.start(service))
+    server = await cluster.start(room.app)
+    url = f"http://127.0.0.1:{server.http_port}/room"
+    async with client.ws_connect(url, headers={"x-request-id": "mine", "x-session-id": "s-1"}) as socket:
+        assert socket._response.headers["x-request-id"] == "mine"
+        await socket.send_str("hi")
+        assert await socket.receive_str(timeout=5) == "echo: hi"
+        (seen,) = service.seen
+        assert seen is not None
+        assert (seen.request_id, seen.session_id) == ("mine", "s-1"), "calls made within it belong to it"
+        assert server.readiness().ongoing == 1, "it counts for as long as it lives"
+    await until(lambda: room.ended == ["closed"], "the handler has ended")
+    await until(lambda: server.readiness().ongoing == 0, "the count is back")
+    assert server.metrics.requests.values == {("GET /room", "101"): 1}
+
+
+async def test_it_outlives_the_time_of_a_request_and_so_do_its_calls(
+    cluster: Cluster, room: Room, client: ClientSession
+) -> None:
+    know(await cluster.start(EchoService()))
+    server = await cluster.start(room.app, request_timeout_s=NEVER_S)
+    async with client.ws_connect(f"http://127.0.0.1:{server.http_port}/room") as socket:
+        await asyncio.sleep(3 * NEVER_S)
+        await socket.send_str("left")
+        assert await socket.receive_str(timeout=5) == "inf"
+        await socket.send_str("hi")
+        assert await socket.receive_str(timeout=5) == "echo: hi"
+
+
+async def test_it_ends_when_its_client_has_said_so(cluster: Cluster, room: Room, client: ClientSession) -> None:
+    server = await cluster.start(room.app, request_timeout_s=NEVER_S / 5)
+    url = f"http://127.0.0.1:{server.http_port}/room"
+    async with client.ws_connect(url, headers={"x-request-timeout-seconds": str(NEVER_S)}) as socket:
+        message = await socket.receive(timeout=5)
+        assert (message.type, message.data, message.extra) == (WSMsgType.CLOSE, 1011, "deadline_exceeded")
+    await until(lambda: room.ended == ["CancelledError"], "the handler was cancelled")
+    await until(lambda: server.readiness().ongoing == 0, "the count is back")
+
+
+async def test_a_draining_replica_closes_it_and_takes_no_other(
+    cluster: Cluster, room: Room, client: ClientSession
+) -> None:
+    server = await cluster.start(room.app, drain_timeout_s=10)
+    url = f"http://127.0.0.1:{server.http_port}"
+    async with client.ws_connect(f"{url}/room") as socket:
+        await until(lambda: room.begun == 1, "the handler has begun")
+        server.stop()
+        message = await socket.receive(timeout=5)
+        assert (message.type, message.data) == (WSMsgType.CLOSE, 1012)
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await client.ws_connect(f"{url}/room")
+        assert refused.value.status == 503
+        async with client.get(f"{url}/plain") as response:
+            assert response.status == 200, "requests, which end by themselves, are still answered"
+    await cluster.ended(server)
+    assert room.ended == ["closed"]
+
+
+async def test_a_drain_does_not_wait_for_a_handler_that_is_at_work(
+    cluster: Cluster, room: Room, client: ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    know(await cluster.start(EchoService()))
+    server = await cluster.start(room.app, drain_timeout_s=0.3)
+    async with client.ws_connect(f"http://127.0.0.1:{server.http_port}/room") as socket:
+        await socket.send_str("work")
+        await until(lambda: room.begun == 1, "the handler has begun")
+        server.stop()
+        message = await socket.receive(timeout=5)
+        assert (message.type, message.data) == (WSMsgType.CLOSE, 1012)
+        await cluster.ended(server)
+    assert room.ended == ["CancelledError"]
+
+
+@pytest.mark.parametrize(("message", "reason"), [("boom", "internal"), ("bad", "bad_request")])
+async def test_a_handler_that_fails_closes_it_with_the_error_s_code(
+    cluster: Cluster, room: Room, client: ClientSession, message: str, reason: str
+) -> None:
+    server = await cluster.start(room.app)
+    async with client.ws_connect(f"http://127.0.0.1:{server.http_port}/room") as socket:
+        await socket.send_str(message)
+        closed = await socket.receive(timeout=5)
+        assert (closed.type, closed.data, closed.extra) == (WSMsgType.CLOSE, 1011, reason)
+    await until(lambda: server.readiness().ongoing == 0, "the count is back")
+
+
+async def test_a_client_that_vanishes_cancels_what_is_done_for_it(
+    cluster: Cluster, room: Room, client: ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = EchoService()
+    know(await cluster.start(service))
+    server = await cluster.start(room.app)
+    socket = await client.ws_connect(f"http://127.0.0.1:{server.http_port}/room")
+    await socket.send_str("wait")
+    await until(lambda: service.begun == 1, "the call is at the callee")
+    transport = socket._response.connection and socket._response.connection.transport
+    assert transport is not None
+    transport.abort()
+    await until(lambda: service.cancelled == 1, "the work is cancelled")
+    await until(lambda: server.readiness().ongoing == 0, "the count is back")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], "a client that leaves is no error"
+
+
+async def test_a_full_replica_refuses_the_handshake(cluster: Cluster, room: Room, client: ClientSession) -> None:
+    server = await cluster.start(room.app, max_ongoing_requests=1)
+    url = f"http://127.0.0.1:{server.http_port}/room"
+    async with client.ws_connect(url):
+        with pytest.raises(WSServerHandshakeError) as refused:
+            await client.ws_connect(url)
+        assert refused.value.status == 503
+        assert refused.value.headers is not None
+        assert refused.value.headers["Retry-After"] == "1"
