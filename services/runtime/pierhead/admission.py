@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 
 from pierhead.errors import Backpressure, Draining, PierheadError
 
@@ -23,6 +25,7 @@ class Admission:
         self.ongoing = 0
         self.draining = False
         self._name = name
+        self._line: deque[Callable[[], None]] = deque()
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def enter(self) -> PierheadError | None:
@@ -41,8 +44,28 @@ class Admission:
         self.ongoing += 1
         return None
 
+    def wait(self, begin: Callable[[], None]) -> None:
+        """Have `begin()` called as soon as there is a place, which is then taken: first come, first served.
+
+        For requests that `enter` has refused as one too many; who calls this says how many of them may wait. Those that
+        wait when a drain begins get their places, as they are in already.
+        """
+        self._line.append(begin)
+
+    def stop_waiting(self, begin: Callable[[], None]) -> None:
+        """Leave the line that `wait` has joined."""
+        self._line.remove(begin)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in that line."""
+        return len(self._line)
+
     def leave(self) -> None:
         """The request is over, however it ended."""
+        if self._line:  # its place goes on to the next
+            self._line.popleft()()
+            return
         self.ongoing -= 1
         if self.ongoing == 0:
             for waiter in self._idle_waiters:

@@ -227,11 +227,11 @@ class Call:
             elif key == MODEL_KEY:
                 self.model_id = value
 
-    def _open(self, lease: Lease, timeout: float) -> None:
+    def _open(self, lease: Lease, timeout: float, *, patient: bool = False) -> None:
         """Open the call at the replica, or deny it with what the transport raises."""
         try:
             call = lease.replica.connection.open(
-                self._method, self._request, timeout, self._metadata, self._compression
+                self._method, self._request, timeout, self._metadata, self._compression, patient=patient
             )
         except BaseException as error:
             lease.end()
@@ -306,7 +306,7 @@ class Call:
         if opening is None or opening.done():  # cancelled in this very turn by the task that awaits it
             lease.end()
             return
-        self._open(lease, self._deadline - time.monotonic())
+        self._open(lease, self._deadline - time.monotonic(), patient=True)
         if not opening.done():
             opening.set_result(None)
 

@@ -62,9 +62,12 @@ class Connection(Protocol):
     ready: bool
     """True while calls can be sent at once."""
 
-    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> Any:
+    def open(
+        self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
+    ) -> Any:
         """Begin a call and return the `grpc.aio` call object of its kind. `request` is an iterator or None for
-        request-streaming kinds. Never blocks.
+        request-streaming kinds. `patient`: no replica is known to have room, so a full one may let it wait for a place
+        instead of refusing it; transports that cannot say so leave it out. Never blocks.
         """
         ...
 
@@ -87,7 +90,9 @@ class GrpcConnection:
         self._methods: dict[Method, Any] = {}
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"connection {address}")
 
-    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> Any:
+    def open(
+        self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
+    ) -> Any:
         """Begin a call; see Connection."""
         start = self._methods.get(method)
         if start is None:

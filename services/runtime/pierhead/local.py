@@ -135,7 +135,9 @@ class LocalConnection:
             self._carry(), context=contextvars.Context(), name="local replica"
         )
 
-    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> Any:
+    def open(
+        self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
+    ) -> Any:
         """Begin a call; see Connection."""
         if method.kind not in (Kind.UNARY_UNARY, Kind.UNARY_STREAM):
             return self._caller.begin(method, None, request, timeout, metadata)

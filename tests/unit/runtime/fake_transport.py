@@ -160,7 +160,9 @@ class FakeConnection:
         self.ready = ready
         self._changed()
 
-    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> FakeCall:
+    def open(
+        self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
+    ) -> FakeCall:
         assert isinstance(method.kind, Kind)
         if self.raises is not None:
             raise self.raises

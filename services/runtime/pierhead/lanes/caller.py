@@ -82,7 +82,9 @@ class LaneConnection:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"lane {address}")
 
-    def open(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any) -> Any:
+    def open(
+        self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
+    ) -> Any:
         """Begin a call; see Connection."""
         if self._plain is not None:
             return self._plain.open(method, request, timeout, metadata, compression)
@@ -95,9 +97,9 @@ class LaneConnection:
                 plain = Method(kind, method.path, None, method.response_deserializer, method.registered)
                 return self.beside().open(plain, raw, timeout, metadata, compression)
             if lane is not None:
-                return lane.begin(method, raw, None, timeout, metadata)
+                return lane.begin(method, raw, None, timeout, metadata, patient)
         elif lane is not None:
-            return lane.begin(method, None, request, timeout, metadata)
+            return lane.begin(method, None, request, timeout, metadata, patient)
         return self._never_sent(method, request)
 
     def check(self) -> None:
@@ -237,7 +239,15 @@ class CallerLane:
 
     # ---- calls
 
-    def begin(self, method: Method, raw: bytes | None, requests: Any, timeout: float, metadata: Iterable[Pair]) -> Any:
+    def begin(
+        self,
+        method: Method,
+        raw: bytes | None,
+        requests: Any,
+        timeout: float,
+        metadata: Iterable[Pair],
+        patient: bool = False,
+    ) -> Any:
         """A call: of a kind with one request, `raw` is that; else `requests` is the iterator, or None."""
         self.outbox.latest = number = self.outbox.latest + 1
         request_id, others = _split(metadata)
@@ -248,14 +258,16 @@ class CallerLane:
             path = method.path
         if raw is not None:
             call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout)
-            self.outbox.frames(len(raw)).add(
+            frame = self.outbox.frames(len(raw)).add(
                 call=number, kind=_BEGIN, method=index, path=path, timeout_us=_microseconds(timeout),
                 request_id=request_id, metadata=others, message=raw, has_message=True,
             )  # fmt: skip
+            if patient:
+                frame.patient = True
             return call
         self.outbox.frames().add(
             call=number, kind=_BEGIN, method=index, path=path, timeout_us=_microseconds(timeout),
-            request_id=request_id, metadata=others,
+            request_id=request_id, metadata=others, patient=patient,
         )  # fmt: skip
         call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout, requests)
         return call

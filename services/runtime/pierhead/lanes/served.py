@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -34,7 +35,7 @@ _OK = grpc.StatusCode.OK.value[0]
 
 
 class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
-    """A call that was admitted, from BEGIN to END. Is the context that the service's method gets."""
+    """A call that was admitted, or waits to be, from BEGIN to END. Is the context that the service's method gets."""
 
     def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
         self.task: asyncio.Task[None]
@@ -59,8 +60,30 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     _begun = False
     _ended = False
     _late = False
+    _begin: Callable[[], None] | None = None
+    """While it waits for a place: what begins it."""
 
     # ---- the work
+
+    def start(self, raw: bytes) -> None:
+        """Begin the work: as far as it comes without waiting, at once where Python can (3.12)."""
+        loop = asyncio.get_running_loop()
+        if sys.version_info >= (3, 12):
+            self.task = asyncio.Task(self.run(raw), loop=loop, eager_start=True)
+        else:
+            self.task = loop.create_task(self.run(raw))
+
+    def wait(self, raw: bytes) -> None:
+        """Begin the work once there is a place."""
+
+        def begin() -> None:
+            self._begin = None
+            self._started = time.monotonic()
+            # Not at once: this is the end of another call.
+            self.task = asyncio.get_running_loop().create_task(self.run(raw))
+
+        self._begin = begin
+        self._lane.edge.admission.wait(begin)
 
     async def run(self, raw: bytes) -> None:
         """Work on the call and answer it. The task that runs this is the call's own."""
@@ -89,6 +112,9 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     def cancel(self) -> None:
         """Stop the work: nobody waits for it."""
+        if self._begin is not None:
+            self._leave_line(self._begin)
+            return
         self.task.cancel()
         if not self._begun:  # and never will: a task that is cancelled before its first step runs no line
             self._begun = True
@@ -99,10 +125,16 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._parcels += 1
         return self._parcels
 
-    def _finished(self, code: str) -> None:
+    def _leave_line(self, begin: Callable[[], None]) -> None:
+        self._begin = None
+        self._lane.edge.admission.stop_waiting(begin)
+        code = self._end_ill(asyncio.CancelledError()) if self._late else grpc.StatusCode.CANCELLED.name
+        self._finished(code, placed=False)
+
+    def _finished(self, code: str, *, placed: bool = True) -> None:
         self._ended = True
         self._deadline.cancel()
-        self._lane.ended(self)
+        self._lane.ended(self, placed)
         self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started)
         for callback in self._callbacks:
             callback(self)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grpc
 
 from pierhead.deadlines import Deadlines
 from pierhead.edge import Edge
-from pierhead.errors import REFUSED_KEY
+from pierhead.errors import REFUSED_KEY, Backpressure, PierheadError
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName, Taken
 from pierhead.lanes.metadata import Pair, flatten
 from pierhead.lanes.outbox import Outbox
@@ -64,7 +63,7 @@ class Lanes:
             await asyncio.wait([asyncio.ensure_future(lane.say_goodbye()) for lane in self._lanes.values()])
 
     async def _open(self, _: object, context: Context) -> None:
-        lane = ServedLane(self._methods, self._edge, context.peer(), self._large)
+        lane = ServedLane(self._methods, self._edge, context.peer(), self._large, self._may_wait)
         token = b""
         try:
             token = await lane.hello(context)
@@ -82,6 +81,21 @@ class Lanes:
         if token in self._lanes:
             raise LaneBrokenError("another lane has the same name")
         self._lanes[token] = lane
+
+    def _may_wait(self, lane: ServedLane) -> bool:
+        """Whether a patient call of `lane` waits here for a place: while its caller has less than its share of them.
+
+        Callers keep their places busy: each is the first to know of those that it gives back. One that has none would
+        have to ask in the very moment between. So up to its share it need not ask again, and how long a call waits is
+        a matter of how many wait before it at its caller, not of luck.
+        """
+        admission = self._edge.admission
+        held = [len(each.calls) for each in self._lanes.values() if each.calls or each is lane]
+        callers = len(held)
+        if sum(held) - admission.waiting < admission.ongoing:
+            callers += 1  # those without lanes
+        # Somebody has to leave for the line to move.
+        return admission.ongoing > 0 and len(lane.calls) < max(1, admission.max_ongoing_requests // callers)
 
     async def _put(self, parcel: Parcel, context: Context) -> Taken:
         lane = self._lanes.get(parcel.name.lane)
@@ -103,7 +117,14 @@ class ServedLane:
 
     largest_packet = MAX_PACKET_BYTES
 
-    def __init__(self, methods: dict[str, ServedMethod], edge: Edge, peer: str, large: int) -> None:
+    def __init__(
+        self,
+        methods: dict[str, ServedMethod],
+        edge: Edge,
+        peer: str,
+        large: int,
+        may_wait: Callable[[ServedLane], bool] | None = None,
+    ) -> None:
         self.edge = edge
         self.peer = peer
         self.large = large
@@ -114,7 +135,9 @@ class ServedLane:
         self._served = methods
         self._methods: list[ServedMethod | str] = []
         """As this lane numbers them, from 1 on; a name where there is no such method."""
-        self._calls: dict[int, ServedCall] = {}
+        self._may_wait = may_wait
+        self.calls: dict[int, ServedCall] = {}
+        """In flight, or waiting for a place."""
         self._last = 0
         self._told = 0
         """The version of the held models that the caller was told."""
@@ -178,7 +201,7 @@ class ServedLane:
 
     def close(self) -> None:
         """The stream is over: nobody waits for these calls any more."""
-        for call in list(self._calls.values()):
+        for call in list(self.calls.values()):
             call.cancel()
         self._kept.clear()
         self._brought.clear()
@@ -187,7 +210,10 @@ class ServedLane:
 
     @property
     def load(self) -> int:
-        """What END tells: the calls in flight here without the one that ends, plus one."""
+        """What END tells: the calls in flight here without the one that ends, plus one.
+
+        Also when its place goes on to one that waits: its caller is to come again, be it to wait.
+        """
         return self.edge.admission.ongoing
 
     def trailers(self, own: Sequence[Pair]) -> Sequence[str]:
@@ -197,10 +223,11 @@ class ServedLane:
             return flatten((*own, (MODELS_KEY, HELD.text)))
         return flatten(own) if own else ()
 
-    def ended(self, call: ServedCall) -> None:
-        """A call is over, however it ended."""
-        self._calls.pop(call.number, None)
-        self.edge.admission.leave()
+    def ended(self, call: ServedCall, placed: bool) -> None:
+        """A call is over, however it ended; `placed`: it had a place, and did not wait for one."""
+        self.calls.pop(call.number, None)
+        if placed:
+            self.edge.admission.leave()
 
     def refuse(
         self, number: int, status: grpc.StatusCode, details: str, trailers: Sequence[Pair], ongoing_plus_one: int
@@ -225,7 +252,7 @@ class ServedLane:
 
     def put(self, parcel: Parcel) -> str:
         """Take in a large request of a running call; returns why not."""
-        call = self._calls.get(parcel.name.call)
+        call = self.calls.get(parcel.name.call)
         if call is None or not call.method.request_streaming:
             return "its call has ended"
         if any(number == parcel.name.call for number, _ in self._brought):
@@ -244,7 +271,7 @@ class ServedLane:
             self._receive_frames(packet)
 
     def _receive_frames(self, packet: Packet) -> None:
-        known = self._calls
+        known = self.calls
         try:
             for frame in packet.frames:
                 if frame.kind == _BEGIN:
@@ -266,7 +293,7 @@ class ServedLane:
         method = self._method(frame)
         edge = self.edge
         refusal = edge.admission.enter()
-        if refusal is not None:
+        if refusal is not None and (isinstance(method, str) or not self._waits(frame, refusal)):
             reason = edge.refused(refusal)
             name = method if isinstance(method, str) else method.name
             edge.metrics.requests.inc((name, refusal.grpc_status.name))
@@ -280,10 +307,20 @@ class ServedLane:
         try:
             call = served_call(self, frame, method)
         except BaseException:
-            edge.admission.leave()
+            if refusal is None:
+                edge.admission.leave()
             raise
-        self._calls[number] = call
-        _start(call, frame.message)
+        self.calls[number] = call
+        if refusal is None:
+            call.start(frame.message)
+        else:
+            call.wait(frame.message)
+
+    def _waits(self, frame: Frame, refusal: PierheadError) -> bool:
+        """Whether a call waits until there is a place, instead of being refused."""
+        return (
+            frame.patient and isinstance(refusal, Backpressure) and self._may_wait is not None and self._may_wait(self)
+        )
 
     def _method(self, frame: Frame) -> ServedMethod | str:
         """The method that a BEGIN names; its name where there is none such."""
@@ -314,12 +351,3 @@ class ServedLane:
             call.half_close()
         else:
             raise LaneBrokenError(f"a frame of kind {kind}, which callers do not send")
-
-
-def _start(call: ServedCall, raw: bytes) -> None:
-    """Begin the work: as far as it comes without waiting, at once where Python can (3.12)."""
-    loop = asyncio.get_running_loop()
-    if sys.version_info >= (3, 12):
-        call.task = asyncio.Task(call.run(raw), loop=loop, eager_start=True)
-    else:
-        call.task = loop.create_task(call.run(raw))
