@@ -266,7 +266,10 @@ class ReplicaServer:
     # ---- health
 
     async def _run_check(self, check: Check) -> None:
-        await (check() if self._user is None else self._user.run(check))
+        if self._user is not None:
+            await self._user.run(check)
+        else:  # in a task of its own, whose end gives back what it keeps of models
+            await asyncio.ensure_future(check())
 
     async def _stay_well(self) -> None:
         await self.ready.wait()

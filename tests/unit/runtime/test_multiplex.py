@@ -17,7 +17,7 @@ from pierhead.multiplex import Multiplexed, close_models
 from pierhead.multiplex_held import MAX_TEXT, Held, announcement, parse_announcement
 from pierhead.request import CURRENT, RequestContext, current_request
 
-from tests.unit.runtime.harness import Cluster, until
+from tests.unit.runtime.harness import Cluster, EchoService, until
 from tests.unit.runtime.test_batching import turns
 
 
@@ -240,6 +240,21 @@ class TestUnloading:
         assert await process.wait() == 0
         assert process.stderr is not None
         assert b"the model was closed" in await process.stderr.read()
+
+
+    async def test_what_a_health_check_asks_for_is_given_back(self, cluster: Cluster) -> None:
+        class Checked(EchoService):
+            @multiplexed(max_num_models_per_replica=1)
+            async def get_model(self, model_id: str) -> Model:
+                return Model(model_id)
+
+            async def check_health(self) -> None:
+                await self.get_model("a")
+
+        service = Checked()
+        await cluster.start(service)
+        async with service.get_model("b") as model:
+            assert model.model_id == "b"
 
 
 HOLDS_ONE = """
