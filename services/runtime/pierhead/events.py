@@ -12,20 +12,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterable, Callable, Mapping
-from typing import Generic, TypeVar
-
-from aiohttp import hdrs, web
+from functools import cache
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pierhead.errors import PierheadError
 from pierhead.poll import NotYet, Polled
 from pierhead.visit import VISIT
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 T = TypeVar("T")
 
 MAX_WRITE = 64 * 1024
 """Bytes of events after which they are written although more are there."""
 
-HEADERS: dict[str, str] = {hdrs.CONTENT_TYPE: "text/event-stream", hdrs.CACHE_CONTROL: "no-cache"}
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 def sse_event(data: object, *, name: str | None = None, event_id: str | None = None) -> bytes:
@@ -81,8 +83,14 @@ async def sse(
     return stream.response
 
 
-class _Response(web.StreamResponse):
-    _send_headers_immediately = False  # as in web.Response: they go with the first event
+@cache
+def _response_class() -> type[web.StreamResponse]:
+    from aiohttp import web  # here: `import pierhead` must not load it for a replica that serves no HTTP
+
+    class EventResponse(web.StreamResponse):
+        _send_headers_immediately = False  # as in web.Response: they go with the first event
+
+    return EventResponse
 
 
 class _Stream(Generic[T]):
@@ -92,7 +100,7 @@ class _Stream(Generic[T]):
         self, request: web.Request, source: Polled[T], encode: Callable[[T], bytes], headers: Mapping[str, str]
     ) -> None:
         self.source = source
-        self.response = _Response(headers=headers)
+        self.response = _response_class()(headers=headers)
         self._request = request
         self._encode = encode
         self._events: list[bytes] = []

@@ -141,6 +141,9 @@ class RuntimeMetrics(Collector):
         self.loop_lag = ReadGauge(
             "pierhead_event_loop_lag_seconds", "How late the event loop ran what was due, at most, in the last 15 s."
         )
+        self.log_lines_dropped = ReadCounter(
+            "pierhead_log_lines_dropped_total", "Log lines that came faster than they could be written."
+        )
         self.queued = Gauge(
             "pierhead_queued_requests", "Calls of this process that wait for a replica of the target.", ("target",)
         )

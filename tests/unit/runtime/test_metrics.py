@@ -6,6 +6,7 @@ from pierhead.metrics import SECONDS, Histogram, RuntimeMetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 NAMES = {
+    "pierhead_log_lines_dropped",
     "pierhead_batch_duration_seconds",
     "pierhead_batch_rows",
     "pierhead_batch_size",

@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 import pierhead
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from pierhead import BadRequest, errors, handle
+from pierhead.echo.v1.echo_pb2 import GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.request import CURRENT, RequestContext
 
@@ -20,7 +21,7 @@ from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, POLICY, STREAM, MODELS, LOCAL = (dedent(text) for text in SHOWN)
+SERVICE, CALLER, EVENTS, POLICY, STREAM, MODELS, LOCAL = (dedent(text) for text in SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
@@ -38,6 +39,17 @@ def test_the_caller_shown_is_served() -> None:
     with patch("pierhead.serve") as serve:
         exec("from pierhead import handle, serve\n" + CALLER, {"web": web, "EchoStub": EchoStub, "app": app})  # noqa: S102
     serve.assert_called_once_with(app)
+
+
+async def test_the_events_shown_work(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService("hi")))
+    shown: dict[str, Any] = {"web": web, "GenerateRequest": GenerateRequest, "echo": handle(EchoStub, "echo-child")}
+    exec("from pierhead import sse, sse_event\n" + EVENTS, shown)  # noqa: S102
+    app = web.Application()
+    app.router.add_get("/", shown["stream"])
+    server = await cluster.start(app)
+    async with ClientSession() as client, client.get(f"http://127.0.0.1:{server.http_port}/?message=hi") as response:
+        assert await response.text() == 3 * "data: hi\n\n" + "data: [DONE]\n\n"
 
 
 async def test_the_policy_shown_works(cluster: Cluster) -> None:
