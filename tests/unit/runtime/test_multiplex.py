@@ -241,7 +241,6 @@ class TestUnloading:
         assert process.stderr is not None
         assert b"the model was closed" in await process.stderr.read()
 
-
     async def test_what_a_health_check_asks_for_is_given_back(self, cluster: Cluster) -> None:
         class Checked(EchoService):
             @multiplexed(max_num_models_per_replica=1)
