@@ -3,6 +3,8 @@
 from pierhead import serve, handle, batch
 """
 
+from typing import TYPE_CHECKING, Any
+
 from pierhead import errors, tensors
 from pierhead.asgi_edge import asgi
 from pierhead.batching import ENDED, Ended, batch, current_batch
@@ -19,7 +21,6 @@ from pierhead.errors import (
     Unavailable,
     UserCodeError,
 )
-from pierhead.events import sse, sse_event
 from pierhead.handle import handle
 from pierhead.local import local, override_handle
 from pierhead.multiplex import multiplexed
@@ -27,6 +28,9 @@ from pierhead.policies import register_policy
 from pierhead.request import RequestContext, current_request
 from pierhead.server import serve, serve_async
 from pierhead.settings import Settings
+
+if TYPE_CHECKING:
+    from pierhead.events import sse, sse_event
 
 __all__ = [
     "ENDED",
@@ -60,3 +64,12 @@ __all__ = [
     "sse_event",
     "tensors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what brings aiohttp along, a quarter of the memory of a service without HTTP, when it is asked for."""
+    if name in ("sse", "sse_event"):
+        from pierhead import events
+
+        return getattr(events, name)
+    raise AttributeError(f"module 'pierhead' has no attribute {name!r}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
-
-from aiohttp import web
+from typing import Any, NamedTuple
 
 from pierhead.methods import ServedMethod
 
@@ -47,13 +46,14 @@ def place_of(frame: FrameType | None) -> Place | None:
 
 def request_of(frame: FrameType | None) -> str:
     """The gRPC method or the route that the stack works for, as metrics call it; "" where it does not tell."""
+    web: Any = sys.modules.get("aiohttp.web")  # a replica without HTTP has not imported it
     for one in _from_the_top(frame):
         found = one.f_locals
         method = found.get("method")
         if isinstance(method, ServedMethod):
             return method.name
         request = found.get("request")
-        if isinstance(request, web.Request):
+        if web is not None and isinstance(request, web.Request):
             resource = request.match_info.route.resource
             return f"{request.method} {resource.canonical}" if resource is not None else ""
     return ""

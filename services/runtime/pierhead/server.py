@@ -13,28 +13,31 @@ import gc
 import logging
 import signal
 import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import grpc
-from aiohttp import web
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pierhead import logs
 from pierhead import metrics as runtime_metrics
-from pierhead.admin import Readiness, State, admin_app
+from pierhead.admin import AdminServer, Readiness, State, admin_pages
 from pierhead.admission import Admission
 from pierhead.clients import Clients, close_handles
 from pierhead.edge import REFUSAL_REASONS, Edge
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.grpc_server import SERVER_OPTIONS, register
 from pierhead.health import Check, HealthWatch, Load, checks_of
-from pierhead.http_server import listener_for
 from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
 from pierhead.multiplex import close_models
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 from pierhead.user_loop import UserLoop
 from pierhead.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from pierhead.http_server import HttpListener
 
 logger = logging.getLogger("pierhead")
 
@@ -49,9 +52,10 @@ QUIET_TRIES = 20
 def serve(*parts: object, settings: Settings | None = None) -> None:
     """Serve until told to stop; returns after a drain. Exits with 2 on bad settings, 1 when the start fails.
 
-    A part is a generated servicer's subclass, an `aiohttp.web.Application`, or any object with
-    `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before the replica
-    says that it is ready (let it do one real inference) and every ten seconds after; raising means unhealthy.
+    A part is a generated servicer's subclass, an `aiohttp.web.Application` or an ASGI application (one of the two), or
+    any object with `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before
+    the replica says that it is ready (let it do one real inference) and every ten seconds after; raising means
+    unhealthy.
     """
     try:
         settings = settings or Settings.from_env()
@@ -120,7 +124,7 @@ class ReplicaServer:
         self.ready = asyncio.Event()
         self._detail = "starting"
         self._servicers = [part for part in parts if registration_of(part) is not None]
-        self._listeners = {id(part): found for part in parts if (found := listener_for(part)) is not None}
+        self._listeners = _listeners(part for part in parts if registration_of(part) is None)
         self._user: UserLoop | None = None
         self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run_check)
         self._reject_unknown(parts)
@@ -132,7 +136,7 @@ class ReplicaServer:
         self._services: list[str] = []
         self._server: grpc.aio.Server | None = None
         self._lanes: Lanes | None = None
-        self._admin: web.AppRunner | None = None
+        self._admin: AdminServer | None = None
         self._stop_asked = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._describe()
@@ -177,7 +181,8 @@ class ReplicaServer:
             if not known:
                 raise TypeError(
                     f"serve() cannot serve a {type(part).__name__}: expected a subclass of a generated ...Servicer, an "
-                    "aiohttp.web.Application, or an object with `async def check_health(self)`"
+                    "aiohttp.web.Application, an ASGI application (or asgi(one)), or an object with "
+                    "`async def check_health(self)`"
                 )
         if len(self._listeners) > 1:
             raise TypeError(
@@ -199,6 +204,7 @@ class ReplicaServer:
             self.metrics.refused.inc((reason,), 0)
         self.metrics.ongoing.read = lambda: self._admission.ongoing
         self.metrics.ready.read = lambda: float(self.state == "ready")
+        self.metrics.log_lines_dropped.read = logs.dropped
 
     async def _end_when_told(self, life: asyncio.Task[None]) -> None:
         await self._stop_now.wait()
@@ -223,14 +229,15 @@ class ReplicaServer:
     # ---- listening
 
     async def _listen_admin(self) -> None:
-        app, port = admin_app(self.readiness, self.metrics), self.settings.admin_port
-        self._admin = runner = web.AppRunner(app, handle_signals=False, access_log=None, keepalive_timeout=75)
-        await runner.setup()
+        self._admin = AdminServer(admin_pages(self.readiness, self._expose))
+        host, port = self.settings.host, self.settings.admin_port
         try:
-            await web.TCPSite(runner, self.settings.host, port).start()
+            self.admin_port = await self._admin.start(host, port)
         except OSError as error:
-            raise cannot_listen("PIERHEAD_ADMIN_PORT", self.settings.host, port, error) from error
-        self.admin_port = int(runner.addresses[0][1])
+            raise cannot_listen("PIERHEAD_ADMIN_PORT", host, port, error) from error
+
+    async def _expose(self) -> bytes:
+        return self.metrics.expose()
 
     async def _listen(self) -> None:
         settings = self.settings
@@ -338,7 +345,7 @@ class ReplicaServer:
         for listener in self._listeners.values():
             await listener.stop()
         if self._admin is not None:
-            await self._admin.cleanup()
+            await self._admin.close()
         if self._user is not None:
             await self._user.close()
         if self._lanes is not None:
@@ -346,6 +353,18 @@ class ReplicaServer:
         if self._server is not None:
             await self._server.stop(0)
         logger.info("stopped")
+
+
+def _listeners(parts: Iterable[object]) -> dict[int, HttpListener]:
+    """By the part's id. What serves HTTP would take a quarter of the memory of a replica that does not need it."""
+    found: dict[int, HttpListener] = {}
+    for part in parts:
+        from pierhead.http_server import listener_for
+
+        listener = listener_for(part)
+        if listener is not None:
+            found[id(part)] = listener
+    return found
 
 
 def _or_default(port: int | None, default: int) -> int:

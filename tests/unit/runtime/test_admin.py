@@ -1,0 +1,183 @@
+"""The admin port, asked as the controller, HAProxy and Prometheus ask it, and as nobody should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiohttp import ClientSession
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead import admin
+from pierhead.admin import MAX_HEAD_BYTES, AdminServer, Readiness, Request, admin_pages, read_head
+
+
+class Admin:
+    """A server on a loopback port, and what its pages say."""
+
+    def __init__(self) -> None:
+        self.readiness = Readiness("ready", 3, 1)
+        self.metrics = b"some_total 1.0\n"
+        self.problem: Exception | None = None
+        self.server = AdminServer(admin_pages(lambda: self.readiness, self.expose))
+        self.port = 0
+
+    async def expose(self) -> bytes:
+        if self.problem is not None:
+            raise self.problem
+        return self.metrics
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def raw(self, sent: bytes) -> bytes:
+        """What comes back until the server closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(sent)
+        async with asyncio.timeout(5):
+            got = await reader.read()
+        writer.close()
+        return got
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Admin]:
+    made = Admin()
+    made.port = await made.server.start("127.0.0.1", 0)
+    yield made
+    await made.server.close()
+
+
+async def test_the_three_pages(served: Admin) -> None:
+    async with ClientSession(served.url) as client:
+        async with client.get("/livez") as answer:
+            assert (answer.status, await answer.json()) == (200, {"alive": True})
+        async with client.get("/readyz?verbose=1") as answer:
+            assert answer.status == 200
+            assert await answer.json() == {"state": "ready", "ongoing": 3, "queued": 1, "detail": ""}
+        async with client.get("/metrics") as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=")
+            assert await answer.read() == served.metrics
+        served.readiness = Readiness("draining", 3, 0, "told to stop")
+        async with client.get("/readyz") as answer:
+            assert (answer.status, (await answer.json())["state"]) == (503, "draining")
+
+
+async def test_one_connection_serves_many_requests(served: Admin) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    for _ in range(20):
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"Connection: keep-alive" in head
+        assert await reader.readexactly(15) == b'{"alive": true}'
+    writer.close()
+
+
+async def test_other_requests_are_told_what_there_is(served: Admin) -> None:
+    async with ClientSession(served.url) as client:
+        async with client.get("/ready") as answer:
+            assert (answer.status, await answer.json()) == (
+                404,
+                {"error": "the admin port answers /livez, /readyz, /metrics"},
+            )
+        async with client.post("/readyz", data=b"x" * 100) as answer:
+            assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+        async with client.head("/metrics") as answer:
+            assert (answer.status, answer.headers["Content-Length"], await answer.read()) == (200, "15", b"")
+
+
+async def test_a_page_that_fails_is_told_and_harms_no_other(served: Admin, caplog: pytest.LogCaptureFixture) -> None:
+    served.problem = KeyError("lost")
+    async with ClientSession(served.url) as client:
+        async with client.get("/metrics") as answer:
+            assert answer.status == 500
+        async with client.get("/livez") as answer:
+            assert answer.status == 200
+    assert "KeyError: 'lost'" in caplog.text
+
+
+async def test_as_haproxy_asks(served: Admin) -> None:
+    got = await served.raw(b"GET /readyz HTTP/1.1\r\nhost: web\r\nconnection: close\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\nConnection: close\r\n" in got
+
+
+async def test_requests_in_one_packet_are_answered_one_after_the_other(served: Admin) -> None:
+    got = await served.raw(b"GET /livez HTTP/1.1\r\n\r\nGET /readyz HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert [part.split(b"\r\n")[0] for part in got.split(b"HTTP/1.1 ")[1:]] == [b"200 OK", b"200 OK"]
+    assert got.index(b'"alive"') < got.index(b'"ready"')
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET /livez\r\n\r\n",
+        b"GET /livez HTTP/2.0\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n: no name\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nname : space\r\n\r\n",
+        b"GET /" + b"x" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_is_refused_and_the_connection_closed(served: Admin, sent: bytes) -> None:
+    got = await served.raw(sent)
+    assert got.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"Connection: close" in got
+
+
+async def test_who_leaves_in_the_middle_leaves_nothing_behind(served: Admin) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET /livez HT")
+    await writer.drain()
+    writer.transport.abort()
+    async with ClientSession(served.url) as client, client.get("/livez") as answer:
+        assert answer.status == 200
+
+
+async def test_who_never_asks_is_let_go(served: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "SLOW_S", 0.01)
+    assert await served.raw(b"GET /livez") == b""
+
+
+async def test_closing_closes_open_connections(served: Admin) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
+    await reader.readuntil(b'{"alive": true}')
+    await served.server.close()
+    async with asyncio.timeout(5):
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+    writer.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", served.port)
+
+
+@pytest.mark.parametrize(
+    ("head", "request_"),
+    [
+        ("GET /a HTTP/1.1", Request("GET", "/a", goes_on=True)),
+        ("GET /a?b=c HTTP/1.1", Request("GET", "/a", goes_on=True)),
+        ("GET /a HTTP/1.0", Request("GET", "/a", goes_on=False)),
+        ("GET /a HTTP/1.0\r\nConnection: Keep-Alive", Request("GET", "/a", goes_on=True)),
+        ("GET /a HTTP/1.1\r\nConnection: close", Request("GET", "/a", goes_on=False)),
+        ("POST /a HTTP/1.1\r\nContent-Length: 5", Request("POST", "/a", goes_on=False)),
+        ("POST /a HTTP/1.1\r\nContent-Length: 0", Request("POST", "/a", goes_on=True)),
+        ("POST /a HTTP/1.1\r\nTransfer-Encoding: chunked", Request("POST", "/a", goes_on=False)),
+    ],
+)
+def test_heads(head: str, request_: Request) -> None:
+    assert read_head(f"{head}\r\n\r\n".encode()) == request_
+
+
+PIECES: Callable[..., st.SearchStrategy[bytes]] = st.sampled_from
+
+
+@given(st.lists(PIECES([b"GET", b" ", b"/livez", b"HTTP/1.1", b"\r\n", b":", b"Connection", b"\x00", b"\xff"])))
+def test_any_bytes_are_a_request_or_none(pieces: list[bytes]) -> None:
+    request = read_head(b"".join(pieces) + b"\r\n\r\n")
+    assert request.method or not request.goes_on
