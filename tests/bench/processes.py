@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.bench.keeper import GRACE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1e6
+SERVER_PORTS = (20_000, 30_000)
 
 Member = tuple[str, psutil.Process]
 """A role and a process that has it."""
@@ -69,7 +71,7 @@ class Kept:
     def last_words(self, lines: int = 15) -> str:
         """The end of its output."""
         text = self.log.read_text(errors="replace").splitlines()[-lines:]
-        return "\n".join(f"  | {line[:300]}" for line in text)
+        return "\n".join(f"  | {line[:2000]}" for line in text)
 
     def stop(self) -> None:
         """End every process of the tree and wait for it."""
@@ -116,15 +118,15 @@ def get(url: str, timeout_s: float = 10.0) -> tuple[int, bytes]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on at the moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports that nobody uses on any address at the moment, below those that the kernel gives to clients."""
+    found: set[int] = set()
+    for port in random.sample(range(*SERVER_PORTS), SERVER_PORTS[1] - SERVER_PORTS[0]):
+        with socket.socket() as each, contextlib.suppress(OSError):
+            each.bind(("", port))
+            found.add(port)
+        if len(found) == count:
+            return sorted(found)
+    raise BenchError(f"no {count} free ports from {SERVER_PORTS[0]} to {SERVER_PORTS[1]}")
 
 
 # ----------------------------------------------------------------------------------------------------------- accounts
