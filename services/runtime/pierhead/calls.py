@@ -44,16 +44,13 @@ from pierhead.multiplex_held import parse_announcement
 from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
 
 if TYPE_CHECKING:
-    from pierhead.channel import HandleChannel
+    from pierhead.binding import Binding
     from pierhead.deadlines import Deadline
     from pierhead.pool import Lease
     from pierhead.replica import Replica
 
 TOO_LARGE = "larger than max"
 """What gRPC's core says of a message above max_receive_message_length or max_send_message_length."""
-
-RETRY_REASONS = ("overloaded", "draining", "connect")
-"""Why a call may go to another replica: none of its work was begun."""
 
 BACKOFF_S = (0.01, 0.5)
 """Shortest and longest pause of a call for which the retry budget has nothing left."""
@@ -85,20 +82,20 @@ class Call:
 
     def __init__(
         self,
-        channel: HandleChannel,
+        binding: Binding,
         method: Method,
         request: Any,
         timeout: float | None,
         metadata: Any,
         compression: Any,
     ) -> None:
-        self._channel = channel
-        self._pool = pool = channel.pool()
+        self._binding = binding
+        self._pool = pool = binding.pool
         self._method = method
         self._request = request
         self._compression = compression
         self._started = now = time.monotonic()
-        limit = channel.timeout_s if timeout is None else timeout
+        limit = binding.timeout_s if timeout is None else timeout
         context = CURRENT.get()
         ours: tuple[tuple[str, str], ...]
         if context is None:
@@ -126,7 +123,7 @@ class Call:
             return
         pool.budget.called()
         try:
-            lease = pool.take(channel.router, self, now)
+            lease = pool.take(binding.router, self, now)
         except PierheadError as error:  # of the policy
             self._deny(error)
             return
@@ -137,7 +134,7 @@ class Call:
 
     def __del__(self) -> None:
         # Not from another thread's garbage collection, nor when the loop is gone.
-        if not self._ended and self._call is not None and self._channel.is_current():
+        if not self._ended and self._call is not None and self._binding.is_current():
             self.cancel()
 
     # ---- as policies.RoutedCall
@@ -271,19 +268,19 @@ class Call:
             self._opening = asyncio.get_running_loop().create_future()
         now = time.monotonic()
         try:
-            patience = self._channel.patience(self._deadline - now, returned=returned)
+            patience = self._binding.patience(self._deadline - now, returned=returned)
         except PierheadError as error:
             self._deny(error)
             return
-        self._place = place = Place(self._started, self, self._channel.router, self._granted, self._denied)
-        self._timer = self._channel.deadlines.add(now + patience, self._gave_up)
-        self._channel.joined(1)
+        self._place = place = Place(self._started, self, self._binding.router, self._granted, self._denied)
+        self._timer = self._binding.deadlines.add(now + patience, self._gave_up)
+        self._binding.joined(1)
         self._pool.join(place)
 
     def _pause(self, seconds: float) -> None:
         """Stand in line after a pause."""
         self._opening = asyncio.get_running_loop().create_future()
-        self._timer = self._channel.deadlines.add(time.monotonic() + seconds, self._pause_over)
+        self._timer = self._binding.deadlines.add(time.monotonic() + seconds, self._pause_over)
 
     def _pause_over(self) -> None:
         self._timer = None
@@ -296,7 +293,7 @@ class Call:
             timer.cancel()
         place, self._place = self._place, None
         if place is not None:
-            self._channel.joined(-1)
+            self._binding.joined(-1)
             self._pool.leave(place)
 
     def _granted(self, lease: Lease) -> None:
@@ -319,7 +316,7 @@ class Call:
     def _gave_up(self) -> None:
         """It has waited for as long as it makes sense."""
         waited = time.monotonic() - self._started
-        self._denied(self._channel.refusal(f"none had room within {waited:.3g} s"))
+        self._denied(self._binding.refusal(f"none had room within {waited:.3g} s"))
 
     # ---- after a failure
 
@@ -332,7 +329,7 @@ class Call:
         reason = None if self._ended else self._learn(error, trailers, now, begun=begun)
         if reason is None or begun or not self._may_move() or now >= self._deadline:
             raise self._final(error, trailers) from error
-        self._channel.retried(reason)
+        self._binding.retried(reason)
         self._again(reason, now)
 
     def _may_move(self) -> bool:
@@ -371,7 +368,7 @@ class Call:
         if reason == "draining" or self._pool.budget.take(now):
             tried = self._tried = [*(self._tried or ()), refused]
             try:
-                lease = self._pool.take(self._channel.router, self, now, tried)
+                lease = self._pool.take(self._binding.router, self, now, tried)
             except PierheadError as error:  # of the policy
                 self._deny(error)
                 return
@@ -391,7 +388,7 @@ class Call:
         code, details = error.code(), error.details() or ""
         if trailers.kind is not None or trailers.ongoing is not None:
             return from_status(code, details, trailers)
-        where = f"{self._method.path[1:]} at {self._channel.service} replica {self._lease.replica.name}"
+        where = f"{self._method.path[1:]} at {self._binding.service} replica {self._lease.replica.name}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{where}: no reply within {self._limit:.3g} s")
         if details.startswith(NEVER_SENT):
@@ -409,10 +406,10 @@ class Call:
         if self._ended:
             return False
         self._ended = True
-        now, lease, channel = time.monotonic(), self._lease, self._channel
-        channel.succeeded(now - self._started)
+        now, lease, binding = time.monotonic(), self._lease, self._binding
+        binding.succeeded(now - self._started)
         if self._method.kind is Kind.UNARY_UNARY:
-            channel.took(now - lease.began)
+            binding.took(now - lease.began)
         self._pool.answered(lease, now)
         if self._callbacks is not None:
             self._call_back()
@@ -438,7 +435,7 @@ class Call:
     def _end(self, outcome: str) -> None:
         if not self._ended:
             self._ended = True
-            self._channel.ended(outcome, time.monotonic() - self._started)
+            self._binding.ended(outcome, time.monotonic() - self._started)
             if self._callbacks is not None:
                 self._call_back()
 
@@ -474,8 +471,10 @@ class _OneReply(Call):
 class _ManyReplies(Call):
     """Kinds that are iterated over or read."""
 
-    _messages: AsyncIterator[Any] | None = None
-    """The transport's iterator over the replies."""
+    _iterated: Any = None
+    """The transport's call whose replies are iterated over."""
+    _next: Callable[[], Awaitable[Any]] | None = None
+    """Its next reply."""
     _has_read = False
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -487,21 +486,21 @@ class _ManyReplies(Call):
     async def __anext__(self) -> Any:
         try:
             while True:
-                messages = self._messages
-                if messages is None:
-                    messages = self._messages = aiter(await self._opened())
-                call = self._call
+                if self._next is None:
+                    self._iterated = await self._opened()
+                    self._next = aiter(self._iterated).__anext__
                 try:
-                    message = await anext(messages)
+                    message = await self._next()
                 except StopAsyncIteration:
                     if self._succeeded():
                         await self._read_report()
                     raise
                 except grpc.aio.AioRpcError as error:
-                    self._messages = None
-                    self._recover(call, error, begun=self._has_read)
+                    self._next = None
+                    self._recover(self._iterated, error, begun=self._has_read)
                 else:
-                    self._answered()
+                    if not self._has_read:
+                        self._answered()
                     return message
         except StopAsyncIteration:
             raise
@@ -525,7 +524,8 @@ class _ManyReplies(Call):
                     self._recover(call, error, begun=self._has_read)
                     continue
                 if message is not grpc.aio.EOF:
-                    self._answered()
+                    if not self._has_read:
+                        self._answered()
                 elif self._succeeded():
                     await self._read_report()
                 return message
@@ -537,15 +537,14 @@ class _ManyReplies(Call):
         """The messages that have arrived already, without waiting for any; none where the transport cannot tell."""
         ready = getattr(self._call, "read_ready", None)
         messages: list[Any] = ready() if ready is not None else []
-        if messages:
+        if messages and not self._has_read:
             self._answered()
         return messages
 
     def _answered(self) -> None:
-        """A message came: with the first one, work has begun, and the replica is known to work."""
-        if not self._has_read:
-            self._has_read = True
-            self._pool.answered(self._lease, time.monotonic())
+        """The first message came: work has begun, and the replica is known to work."""
+        self._has_read = True
+        self._pool.answered(self._lease, time.monotonic())
 
 
 class _ManyRequests(Call):

@@ -10,141 +10,66 @@ from typing import Any
 
 import grpc
 
-from pierhead import metrics as runtime_metrics
-from pierhead.calls import RETRY_REASONS, Call, StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
-from pierhead.clients import Clients
+from pierhead.binding import Binding, HandleOptions
+from pierhead.calls import Call, StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
 from pierhead.connection import Kind, Method
-from pierhead.deadlines import Deadlines
-from pierhead.errors import Backpressure, NoReplica
+from pierhead.metrics import PROCESS, RuntimeMetrics
 from pierhead.pool import Pool
 from pierhead.routing import Router
 
 
 class HandleChannel(grpc.aio.Channel):
-    """The channel behind one handle. May be made at import, outside any event loop; binds to the loop that calls."""
+    """The channel behind one handle. May be made at import, outside any event loop; binds to each loop that calls.
+
+    `options` are those of `HandleOptions`. Raises ValueError for a policy that cannot be made.
+    """
 
     def __init__(
-        self,
-        service: str,
-        *,
-        policy: str = "power_of_two",
-        timeout_s: float | None = None,
-        max_queued_requests: int | None = None,
-        transport: str | None = None,
-        prefer_local: bool = False,
-        eject_outliers: bool = True,
-        metrics: runtime_metrics.RuntimeMetrics | None = None,
-        rng: Random | None = None,
+        self, service: str, *, metrics: RuntimeMetrics | None = None, rng: Random | None = None, **options: Any
     ) -> None:
-        self.service = service
-        self.router = Router(
-            policy,
-            rng or Random(),  # noqa: S311 - load balancing
-            prefer_local=prefer_local,
-            eject_outliers=eject_outliers,
-        )
-        self.metrics = metrics or runtime_metrics.PROCESS
-        self.queued = 0
-        self.typical_s = 0.0
-        """How long a unary call takes at a replica, by a moving average."""
-        self.timeout_s = 0.0
-        self.deadlines: Deadlines
-        self._timeout_s = timeout_s
-        self._max_queued = max_queued_requests
-        self._max_queued_default = -1
-        self._transport = transport
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pool: Pool
-        self._target = (service,)
-        self._ok = (service, "ok")
+        self.options = HandleOptions(service, **options)
+        self.metrics = metrics or PROCESS
+        self._rng = rng or Random()  # noqa: S311 - load balancing
+        # The first loop's is made now: a policy that does not exist is an error of whoever makes the handle.
+        self._spare_router: Router | None = self._make_router()
+        self._bindings: dict[asyncio.AbstractEventLoop, Binding] = {}
+        self._latest: Binding | None = None
+
+    def binding(self) -> Binding:
+        """This handle in the running loop."""
+        binding = self._latest
+        if binding is None or binding.loop is not asyncio.get_running_loop() or binding.pool.closed:
+            binding = self._latest = self._bind()
+        return binding
 
     def pool(self) -> Pool:
         """The service's pool of the running loop."""
-        if asyncio.get_running_loop() is not self._loop or self._pool.closed:
-            self._bind()
-        return self._pool
-
-    def is_current(self) -> bool:
-        """Whether this is the thread, and the loop, that the channel's calls were made in."""
-        try:
-            return asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            return False
-
-    def _bind(self) -> None:
-        clients = Clients.current()
-        settings = clients.settings
-        self._pool = clients.pool(self.service, self._transport or settings.transport)
-        self._pool.watch(self.router)
-        self.router.node = settings.node
-        self.timeout_s = settings.request_timeout_s if self._timeout_s is None else self._timeout_s
-        self._max_queued_default = settings.max_queued_requests
-        self.deadlines = Deadlines.current()
-        self._loop = asyncio.get_running_loop()
-        self._show_zeros()
-
-    def _show_zeros(self) -> None:
-        """Make the target's series exist before anything has happened: a panel shows 0 rather than nothing."""
-        self.metrics.queued.inc(self._target, 0)
-        self.metrics.handle_requests.inc(self._ok, 0)
-        self.metrics.handle_ejections.inc(self._target, 0)
-        for reason in RETRY_REASONS:
-            self.metrics.handle_retries.inc((self.service, reason), 0)
-
-    # ---- the line
+        return self.binding().pool
 
     @property
-    def max_queued(self) -> int:
-        """How many calls of this handle may wait: its own bound, else the service's, else this process's; -1 = any."""
-        if self._max_queued is not None:
-            return self._max_queued
-        told = self._pool.max_queued_requests
-        return self._max_queued_default if told is None else told
+    def queued(self) -> int:
+        """Calls that wait in line."""
+        return sum(binding.queued for binding in list(self._bindings.values()))
 
-    def patience(self, remaining: float, *, returned: bool) -> float:
-        """Seconds that a call may wait in line which has `remaining` seconds left. Raises Backpressure or NoReplica
-        when the line is full; a call that has `returned`, because a replica refused it, had its place already.
+    def _bind(self) -> Binding:
+        loop = asyncio.get_running_loop()
+        known = self._bindings.get(loop)
+        if known is not None and not known.pool.closed:
+            return known
+        for gone in [other for other in list(self._bindings) if other.is_closed()]:
+            self._bindings.pop(gone, None)
+        router, self._spare_router = self._spare_router or self._make_router(), None
+        binding = self._bindings[loop] = Binding(self.options, router, self.metrics)
+        return binding
 
-        It ends so long before the deadline that the caller hears why, and that a call which starts can still be
-        finished: when everything is full, work that ends after its deadline would crowd out work that is in time.
-        """
-        limit = self.max_queued
-        if 0 <= limit <= self.queued and not returned:
-            raise self.refusal(f"{self.queued} calls wait already (max_queued_requests = {limit})")
-        margin = max(min(0.05, 0.1 * remaining), min(1.5 * self.typical_s, 0.5 * remaining))
-        return max(0.0, remaining - margin)
-
-    def joined(self, calls: int) -> None:
-        """Count a call that joined the line, or -1 for one that left it."""
-        self.queued += calls
-        self.metrics.queued.inc(self._target, calls)
-
-    def refusal(self, why: str) -> Backpressure | NoReplica:
-        """What a call hears for which there is no replica."""
-        what = f"{self._pool.describe()}; {why}; try later"
-        if self._pool.has_callable:
-            return Backpressure(f"every replica of {self.service} is full: {what}")
-        return NoReplica(f"no replica of {self.service} can be called: {what}")
-
-    # ---- what calls tell
-
-    def succeeded(self, seconds: float) -> None:
-        """Count a call that was answered."""
-        self.metrics.handle_requests.inc(self._ok)
-        self.metrics.handle_duration.observe(self._target, seconds)
-
-    def ended(self, outcome: str, seconds: float) -> None:
-        """Count a call, however it ended."""
-        self.metrics.handle_requests.inc((self.service, outcome))
-        self.metrics.handle_duration.observe(self._target, seconds)
-
-    def took(self, seconds: float) -> None:
-        """Learn how long a call was at a replica."""
-        self.typical_s += 0.1 * (seconds - self.typical_s)
-
-    def retried(self, reason: str) -> None:
-        """Count a call that goes to another replica."""
-        self.metrics.handle_retries.inc((self.service, reason))
+    def _make_router(self) -> Router:
+        options = self.options
+        return Router(
+            options.policy,
+            Random(self._rng.random()),  # noqa: S311 - one for each thread
+            prefer_local=options.prefer_local,
+            eject_outliers=options.eject_outliers,
+        )
 
     # ---- what generated stubs ask for
 
@@ -226,7 +151,7 @@ class _UnaryRequest(_MultiCallable):
     ) -> Any:
         if credentials is not None:
             raise _no_credentials()
-        return self._begin(self._channel, self._method, request, timeout, metadata, compression)
+        return self._begin(self._channel.binding(), self._method, request, timeout, metadata, compression)
 
 
 class _StreamRequest(_MultiCallable):
@@ -241,7 +166,7 @@ class _StreamRequest(_MultiCallable):
     ) -> Any:
         if credentials is not None:
             raise _no_credentials()
-        return self._begin(self._channel, self._method, request_iterator, timeout, metadata, compression)
+        return self._begin(self._channel.binding(), self._method, request_iterator, timeout, metadata, compression)
 
 
 def _no_credentials() -> ValueError:

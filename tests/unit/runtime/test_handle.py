@@ -20,6 +20,7 @@ from pierhead import (
     ReplicaDied,
     Settings,
     UserCodeError,
+    close_handles,
     handle,
 )
 from pierhead.channel import HandleChannel
@@ -76,6 +77,27 @@ async def test_the_same_handle_works_in_the_next_loop(cluster: Cluster) -> None:
     assert (await DEFINED_AT_IMPORT.Echo(echo())).response == "other: hi"
 
 
+async def test_a_handle_works_in_several_threads_at_once(cluster: Cluster) -> None:
+    """Each has its own loop, line, and policy object; a call that waits in one is no business of the other."""
+    server = await cluster.start(EchoService(), max_ongoing_requests=1)
+    know(server)
+    stub, channel = make(policy="round_robin", max_queued_requests=30)
+
+    async def calls() -> list[str]:
+        return await asyncio.gather(*[_reply(stub, f"{number}") for number in range(30)])
+
+    async def elsewhere() -> list[str]:
+        know(server)
+        try:
+            return await calls()
+        finally:
+            await close_handles()
+
+    here, there = await asyncio.gather(calls(), asyncio.to_thread(asyncio.run, elsewhere()))
+    assert here == there == [f"echo: {number}" for number in range(30)]
+    assert channel.queued == 0
+
+
 async def test_replies_stream(cluster: Cluster) -> None:
     know(await cluster.start(EchoService()))
     stub, channel = make()
@@ -128,7 +150,7 @@ class TestErrors:
 
     async def test_a_user_s_exception_arrives_with_its_traceback(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService()))
-        with pytest.raises(UserCodeError, match=r"^ValueError: boom \[error id \w{16}\]$") as caught:
+        with pytest.raises(UserCodeError, match=r"^ValueError: boom \[error id \w{16}\](\n|$)") as caught:
             await make()[0].Echo(echo("boom"))
         assert 'raise ValueError("boom")' in caught.value.traceback
         assert caught.value.error_id in str(caught.value)
@@ -340,31 +362,6 @@ class TestRefusals:
             await stub.Echo(echo(), timeout=0.2)
         service.gate.set()
         await first
-
-    async def test_ten_times_the_capacity_leaves_the_goodput_at_capacity(self, cluster: Cluster) -> None:
-        """Capacity is 4 calls / 0.1 s; 40 callers want ten times that, each within 0.25 s."""
-        service = EchoService()
-        server = await cluster.start(service, max_ongoing_requests=4)
-        know(server)
-        stub, _ = make()
-        finished = refused = late = 0
-        ends = time.monotonic() + 2
-
-        async def caller() -> None:
-            nonlocal finished, refused, late
-            while time.monotonic() < ends:
-                try:
-                    await stub.Echo(echo("work"), timeout=0.25)
-                    finished += 1
-                except Backpressure:
-                    refused += 1
-                except DeadlineExceeded:
-                    late += 1
-
-        await asyncio.gather(*[caller() for _ in range(40)])
-        assert refused > 0
-        assert finished >= 0.5 * 80, (finished, refused, late)
-        assert late <= 0.25 * finished, (finished, refused, late)
 
     async def test_a_message_too_large_for_grpc_is_the_caller_s_fault(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService()))
