@@ -150,7 +150,8 @@ def costs(results: Results, samples: Samples) -> Iterator[str]:
         yield (
             "CPU seconds per 1,000 requests at "
             + ", ".join(f"{a.main_level} ({a.name})" for a in APPS.values())
-            + " connections, by process group (the rest: Ray's controller, raylet and agents; in containers our controller, Prometheus and "
+            + " connections, by process group (the rest: Ray's controller, raylet and agents; in containers our "
+            "controller, Prometheus and "
             "Docker); memory of the whole side (proportional set size), idle and after load."
         )
         yield ""
