@@ -20,7 +20,7 @@ from pierhead.edge import Edge
 from pierhead.errors import Draining, PierheadError, ReplicaDied
 from pierhead.http_constants import CLIENT_LEFT, INTERNAL_ERROR, SERVICE_RESTART, TRY_AGAIN_LATER, UNMATCHED
 from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TIMEOUT_KEY, TRACEPARENT_KEY
-from pierhead.visit import VISIT, Visit
+from pierhead.visit import Visit
 
 logger = logging.getLogger("pierhead")
 
@@ -99,7 +99,6 @@ class AsgiEdge:
     async def _visit(self, scope: Scope, exchange: _Exchange) -> None:
         headers = {_READ[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
         visit = exchange.visit = Visit(headers.get, self._edge)
-        VISIT.set(visit)
         code = CLIENT_LEFT
         try:
             try:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pierhead.errors import PierheadError
 from pierhead.poll import NotYet, Polled
-from pierhead.visit import VISIT
+from pierhead.visit import Visit
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -72,7 +72,8 @@ async def sse(
     try:
         await stream.run(end)
     except (Exception, asyncio.CancelledError) as error:
-        visit, left = VISIT.get(), request.transport is None or request.transport.is_closing()
+        visit: Visit | None = getattr(request, "visit", None)  # None: served by something else than a replica
+        left = request.transport is None or request.transport.is_closing()
         known = visit.known(error, _name(request)) if stream.begun and visit is not None and not left else None
         if visit is None or known is None:
             raise

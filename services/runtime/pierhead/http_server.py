@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, Protocol, cast
 from weakref import WeakSet
 
@@ -31,7 +32,7 @@ from pierhead.http_constants import (
     UNMATCHED,
 )
 from pierhead.request import REQUEST_ID_KEY, new_request_id
-from pierhead.visit import VISIT, Visit
+from pierhead.visit import Visit
 
 logger = logging.getLogger("pierhead")
 
@@ -107,8 +108,6 @@ class _Runner(web.AppRunner):
 
     def __init__(self, app: web.Application, edge: Edge) -> None:
         self.gate = _Gate(app, edge)
-        # Before the application starts: then its signals are frozen.
-        app.on_response_prepare.append(self.gate.prepare)
         super().__init__(
             app,
             handle_signals=False,
@@ -132,7 +131,7 @@ class _Server(web.Server):
     def __init__(self, gate: _Gate, inner: web.Server) -> None:
         super().__init__(
             gate.handle,
-            request_factory=inner.request_factory,
+            request_factory=partial(cast("Any", inner.request_factory), _cls=_Request),
             handler_cancellation=inner.handler_cancellation,
             **inner._kwargs,
         )
@@ -140,6 +139,26 @@ class _Server(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, self._gate, loop=self._loop, **self._kwargs)
+
+
+class _Request(web.Request):
+    """A request that knows its visit."""
+
+    ATTRS = web.Request.ATTRS | {"gate", "visit"}
+    gate: _Gate
+    visit: Visit | None = None
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        """Called by aiohttp before a response's headers are sent, those of streams included: each names its request.
+
+        The application's signal `on_response_prepare` would be the public way, for two more frames per request.
+        """
+        visit = self.visit
+        if visit is not None:
+            response.headers[REQUEST_ID_KEY] = visit.request_id
+            if response.__class__ is not web.Response:
+                self.gate.prepare(self, response, visit)
+        await super()._prepare_hook(response)
 
 
 class _Connection(web.RequestHandler):
@@ -178,10 +197,10 @@ class _Gate:
 
     async def handle(self, base: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
-        request = cast("web.Request", base)  # the application's own factory has made it
+        request = cast("_Request", base)  # our server's factory has made it
         read = request.headers.get
-        visit = Visit(read, self._edge)
-        VISIT.set(visit)
+        request.gate = self
+        request.visit = visit = Visit(read, self._edge)
         code = CLIENT_LEFT  # what is counted when cancellation passes through
         draining = self._edge.admission.draining
         try:
@@ -204,18 +223,12 @@ class _Gate:
             response.force_close()
         return response
 
-    async def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Called by aiohttp before a response's headers are sent: each names its request."""
-        visit = VISIT.get()
-        if visit is not None:
-            response.headers[REQUEST_ID_KEY] = visit.request_id
-        if response.__class__ is web.Response:
-            return
+    def prepare(self, request: web.Request, response: web.StreamResponse, visit: Visit) -> None:
+        """A response that is no plain one is about to begin."""
         if isinstance(response, web.WebSocketResponse):
             self._sockets.add(response)
-            if visit is not None:
-                visit.socket = response
-                visit.live_on()
+            visit.socket = response
+            visit.live_on()
         elif request.method == hdrs.METH_HEAD and not isinstance(response, web.Response):
             # A handler that streams goes on to write a body, which the next request on the connection would get.
             response.force_close()

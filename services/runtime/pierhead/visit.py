@@ -16,7 +16,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 
 from pierhead.deadlines import Deadline, Deadlines
 from pierhead.edge import Edge, is_answerable
@@ -81,13 +80,10 @@ class Visit:
             self.asked_s = seconds_asked(asked)
             # A client may want less. What a request may take at most is said by who runs the service.
             limit = min(limit, self.asked_s)
-        context = RequestContext(
-            self.request_id,
-            self.started + limit,
-            accept_opaque(read(TRACEPARENT_KEY)),
-            accept_opaque(read(SESSION_KEY)),
-            accept_opaque(read(MODEL_KEY)),
-        )
+        trace, session, model = read(TRACEPARENT_KEY), read(SESSION_KEY), read(MODEL_KEY)
+        if trace is not None or session is not None or model is not None:  # most requests have none of them
+            trace, session, model = accept_opaque(trace), accept_opaque(session), accept_opaque(model)
+        context = RequestContext(self.request_id, self.started + limit, trace, session, model)
         CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
         refusal = edge.admission.enter_while_draining()
         if refusal is not None:
@@ -146,9 +142,6 @@ class Visit:
             self._task.uncancel()  # struck, and the application answered all the same
         self._task = None
         self.edge.finished(method, self.outcome or code, time.monotonic() - self.started, self.request_id)
-
-
-VISIT: ContextVar[Visit | None] = ContextVar("pierhead_visit", default=None)
 
 
 def seconds_asked(header: str) -> float:
