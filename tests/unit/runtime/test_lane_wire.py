@@ -77,7 +77,9 @@ class Raw:
 
 
 @pytest.fixture
-async def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ReplicaServer, Pipes, grpc.aio.Channel]]:
+async def served(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[ReplicaServer, Pipes, grpc.aio.Channel]]:
     monkeypatch.setattr(lane_server, "HELD", Held())  # the process's own has what other tests left there
     service = Pipes()
     server = await cluster.start(service, max_ongoing_requests=1000)
