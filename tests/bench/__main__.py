@@ -43,6 +43,7 @@ def main() -> int:
         return 2
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
+    os.environ["BENCH_WATCH"] = "1" if options.watch else "0"  # the generators are processes of their own
     directory = Path(tempfile.mkdtemp(prefix="ph-", dir="/tmp"))  # not TMPDIR: the paths of sockets are short
     try:
         return Bench(options, _workplace(options, directory)).run()
@@ -79,6 +80,7 @@ class Bench:
                 "parts": sorted(options.parts),
                 "device": work.device,
                 "torch_threads": work.torch_threads,
+                "watch": options.watch,
                 "machine": machine.description(work),
                 "versions": machine.versions(work),
                 "uncommitted": machine.uncommitted(),

@@ -19,9 +19,12 @@ CONTAINERS = """\
   user-space proxy. The peer and the limits are processes of the host and are reached at 127.0.0.1."""
 PEER = """\
 - Ray Serve has every throughput flag on: `RAY_SERVE_ENABLE_HA_PROXY`, `RAY_SERVE_THROUGHPUT_OPTIMIZED`,
-  `RAY_SERVE_HAPROXY_TCP_NODELAY`. Its dashboard is off. Every request carries `x-request-disconnect-disabled: ?1`, as
-  in its makers' benchmark: it then does not watch for clients that leave. Ours does watch, and has admission,
-  deadlines, metrics, request ids and a log line for each request on."""
+  `RAY_SERVE_HAPROXY_TCP_NODELAY`. Its dashboard is off. Ours has admission, deadlines, metrics, request ids and a
+  log line for each request on."""
+WATCHED = "Both watch for clients that leave, to cancel what is done for them."
+UNWATCHED = """\
+Every request carries `x-request-disconnect-disabled: ?1`, as in the makers' benchmark: the peer then does not watch for
+  clients that leave. Ours does."""
 ANSWERS = """\
 - Answers are compared before each measurement: the echo's text, every event of a stream, the scores of {users} users.
   Model, weights, candidates and the batch's window are the same; PyTorch has {threads} thread(s) on each side."""
@@ -35,7 +38,7 @@ def paragraphs(results: Results) -> Iterator[str]:
     """One list item each."""
     run = results.run
     yield PROCESSES if run["mode"] == "processes" else CONTAINERS
-    yield PEER
+    yield f"{PEER} {WATCHED if run['watch'] else UNWATCHED}"
     yield ANSWERS.format(users=len(USERS), threads=run["torch_threads"])
     yield ROUNDS
     noise = noise_of(Samples(results.samples))

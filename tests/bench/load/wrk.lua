@@ -1,8 +1,8 @@
 -- wrk's script: the user ids of the DLRM's requests, and the result as one line of JSON.
 -- Arguments after "--": "users" to put ids 1 to 1000, in an order of their own, into {user_id} of the path.
 
--- The peer then starts no task that watches for the client going away (its own benchmark asks for that); ours watches.
-wrk.headers["x-request-disconnect-disabled"] = "?1"
+-- WATCH=0: the peer then starts no task that watches for the client going away. Ours watches either way.
+if os.getenv("BENCH_WATCH") == "0" then wrk.headers["x-request-disconnect-disabled"] = "?1" end
 
 function init(arguments)
   if arguments[1] ~= "users" then return end

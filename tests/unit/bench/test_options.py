@@ -34,7 +34,7 @@ def test_every_wrong_word_is_named() -> None:
     with pytest.raises(OptionsError) as error:
         read(["MODE=cluster", "ROUNDS=1.5", "ONLY=echo,eco", "PEER=no", "FAST=1"])
     assert str(error.value).splitlines() == [
-        '"FAST=1": expected NAME=VALUE with one of MODE, ROUNDS, SECONDS, ONLY, QUICK, PEER, DEVICE, OUT',
+        '"FAST=1": expected NAME=VALUE with one of MODE, ROUNDS, SECONDS, ONLY, QUICK, PEER, WATCH, DEVICE, OUT',
         'MODE: expected processes or containers, found "cluster"',
         'ROUNDS: expected a number from 1 to 99, found "1.5"',
         'ONLY: expected some of echo, stream, dlrm, open, limits, ablation, found "eco"',

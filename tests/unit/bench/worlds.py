@@ -39,6 +39,7 @@ def results(*samples: Sample, footprints: tuple[Footprint, ...] = (), **run: Any
         "parts": ["echo"],
         "device": "cpu",
         "torch_threads": 1,
+        "watch": True,
         "machine": machine,
         "versions": {"pierhead": "abc123", "wrk": "wrk 4.1"},
         "uncommitted": False,
