@@ -10,7 +10,8 @@ import grpc
 import pytest
 from pierhead import UserCodeError
 from pierhead.channel import HandleChannel
-from pierhead.errors import DeadlineExceeded, RemoteError
+from pierhead.errors import DeadlineExceeded, PayloadTooLarge, PierheadError, RemoteError
+from pierhead.lanes.caller import CallerLane
 from pierhead.metrics import RuntimeMetrics
 from pierhead.server import ReplicaServer
 
@@ -70,6 +71,116 @@ class TestUnary:
             await pipes[0].Missing(b"")
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
         await idle(pipes[2])
+
+    async def test_what_cannot_be_sent_harms_only_its_own_call(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        service.gate.clear()
+        other = asyncio.ensure_future(stub.One(b"other"))
+        await until(lambda: server.readiness().ongoing == 1, "the other call is in flight")
+        for value in (5, "\udc80"):
+            with pytest.raises((TypeError, ValueError)):
+                await stub.One(b"hi", metadata=(("mine", value),))
+        service.gate.set()
+        assert await other == b"other"
+        assert await stub.One(b"hi") == b"hi"
+
+    async def test_the_callers_own_request_id(self, pipes: Served) -> None:
+        assert b"('x-request-id', 'mine')" in await pipes[0].One(b"metadata", metadata=(("x-request-id", "mine"),))
+
+    @pytest.mark.parametrize("timeout", [1e14, 2**63 - 1, float("inf")])
+    async def test_a_timeout_without_end(self, pipes: Served, timeout: float) -> None:
+        assert await pipes[0].One(b"hi", timeout=timeout) == b"hi"
+
+    async def test_much_metadata_in_one_turn(self, pipes: Served, transport: str) -> None:
+        if transport == "grpc":
+            pytest.skip("no packet can become too large")
+        stub, _, server = pipes
+        server._admission.max_ongoing_requests = 10_000
+        calls = [stub.One(b"%d" % index, metadata=(("token", "x" * 2000),)) for index in range(3000)]
+        assert await asyncio.gather(*calls) == [b"%d" % index for index in range(3000)]
+
+    async def test_a_large_reply_can_be_asked_for_again(self, pipes: Served) -> None:
+        call = pipes[0].One(b"make %d" % LARGE)
+
+        async def wait() -> bytes:
+            return await call  # type: ignore[no-any-return]
+
+        one, other = await asyncio.gather(wait(), wait())
+        assert len(one) == LARGE
+        assert one == other == await call
+
+    @pytest.mark.parametrize("end", ["deadline", "cancel"])
+    async def test_a_large_reply_that_does_not_come(
+        self, pipes: Served, transport: str, monkeypatch: pytest.MonkeyPatch, end: str
+    ) -> None:
+        """The call goes on until all of its reply is here: its deadline holds, and it can be cancelled."""
+        if transport == "grpc":
+            pytest.skip("no reply travels beside the connection")
+        fetching = asyncio.Event()
+
+        async def fetch(*_: object) -> bytes:
+            fetching.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(CallerLane, "fetch", fetch)
+        call = pipes[0].One(b"make %d" % LARGE, timeout=0.3 if end == "deadline" else 30)
+        waiting = asyncio.ensure_future(call)
+        await fetching.wait()
+        assert not call.done()
+        if end == "cancel":
+            call.cancel()
+        with pytest.raises(DeadlineExceeded if end == "deadline" else asyncio.CancelledError):
+            await waiting
+
+
+class Careless(Pipes):
+    """Ends its calls with what cannot be sent."""
+
+    async def One(self, request: bytes, context: Any) -> bytes:
+        match request:
+            case b"error as details":
+                await context.abort(grpc.StatusCode.NOT_FOUND, ValueError("x"))
+            case b"no details":
+                await context.abort(grpc.StatusCode.NOT_FOUND, None)
+            case b"endless details":
+                await context.abort(grpc.StatusCode.NOT_FOUND, "x" * 5_000_000)
+            case b"number as details":
+                context.set_code(grpc.StatusCode.NOT_FOUND)
+                context.set_details(5)
+            case b"number as metadata":
+                context.set_trailing_metadata((("key", 5),))
+            case b"endless metadata":
+                context.set_trailing_metadata((("key", "x" * 100_000),))
+            case b"number as headers":
+                await context.send_initial_metadata((("key", 5),))
+        return await super().One(request, context)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "error as details", "no details", "endless details", "number as details", "number as metadata",
+        "endless metadata", "number as headers",
+    ],
+)  # fmt: skip
+async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_call(
+    cluster: Cluster, transport: str, what: str
+) -> None:
+    if (transport, what) == ("grpc", "endless metadata"):
+        pytest.skip("gRPC lets the caller wait until its deadline")
+    service = Careless()
+    server = await cluster.start(service)
+    know(server)
+    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+    service.gate.clear()
+    other = asyncio.ensure_future(stub.One(b"other"))
+    await until(lambda: server.readiness().ongoing == 1, "the other call is in flight")
+    with pytest.raises(PierheadError) as raised:
+        await stub.One(what.encode(), timeout=5)
+    assert raised.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+    service.gate.set()
+    assert await other == b"other"
 
 
 class TestReplies:
@@ -194,6 +305,11 @@ class TestRequests:
         with pytest.raises((grpc.RpcError, asyncio.CancelledError)):
             await stub.Join(failing())
         await idle(server)
+
+    async def test_a_message_larger_than_any_may_be(self, pipes: Served) -> None:
+        with pytest.raises(PayloadTooLarge):
+            await pipes[0].Join(iter([b"x" * 70_000_000]), timeout=20)
+        await idle(pipes[2])
 
 
 class TestBoth:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.lanes.metadata import flatten, unflatten
+from pierhead.lanes.metadata import MAX_BYTES, flatten, unflatten
 from pierhead.lanes.window import MESSAGE_BYTES, WINDOW_BYTES, ReceiveWindow, SendWindow, cost
 
 SIZES = st.one_of(st.integers(0, 300), st.integers(0, 4 * WINDOW_BYTES))
@@ -65,9 +68,10 @@ def test_empty_messages_use_up_a_window_too() -> None:
 
 
 KEYS = st.from_regex(r"[a-z][a-z0-9._-]{0,20}", fullmatch=True)
+PRINTABLE = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
 PAIRS = st.lists(
     st.one_of(
-        st.tuples(KEYS.filter(lambda key: not key.endswith("-bin")), st.text(st.characters(codec="ascii"))),
+        st.tuples(KEYS.filter(lambda key: not key.endswith("-bin")), st.text(PRINTABLE)),
         st.tuples(KEYS.map(lambda key: f"{key}-bin"), st.binary()),
     )
 )
@@ -76,3 +80,9 @@ PAIRS = st.lists(
 @given(PAIRS)
 def test_metadata_comes_out_as_it_went_in(pairs: list[tuple[str, str | bytes]]) -> None:
     assert list(unflatten(flatten(pairs))) == pairs
+
+
+@pytest.mark.parametrize("value", ["\x1f", "a\nb", "\xe4", "\udc80", b"\xff", "x" * MAX_BYTES, 5, None])
+def test_metadata_that_cannot_be_sent_is_refused(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        flatten([("key", value)])

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, Par
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import server as lane_server
 from pierhead.lanes.caller import OPEN
-from pierhead.lanes.outbox import QUEUE_BYTES
+from pierhead.lanes.outbox import QUEUE_BYTES, Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
 from pierhead.lanes.server import SERVICE
 from pierhead.lanes.window import WINDOW_BYTES
@@ -77,9 +78,7 @@ class Raw:
 
 
 @pytest.fixture
-async def served(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[ReplicaServer, Pipes, grpc.aio.Channel]]:
+async def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr(lane_server, "HELD", Held())  # the process's own has what other tests left there
     service = Pipes()
     server = await cluster.start(service, max_ongoing_requests=1000)
@@ -182,6 +181,99 @@ async def test_parcels_of_nobody(served: Served) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_parcel_that_overtakes_its_call_waits_for_it(served: Served) -> None:
+    server, _, channel = served
+    raw = Raw(channel)
+    await raw.open()
+    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
+    name = ParcelName(lane=raw.hello.hello.lane, call=1, parcel=1)
+    parcels: Any = LaneStub(channel)
+    put = asyncio.ensure_future(parcels.Put(Parcel(name=name, message=b"large")))
+    await until(lambda: bool(lane._overtaken), "the parcel is here")
+    await raw.say(Packet(frames=[begin(path=TALK)]))
+    await put
+    end = Frame(call=1, kind=Frame.HALF_CLOSE)
+    await raw.say(Packet(frames=[Frame(call=1, kind=Frame.MESSAGE, has_message=True, parcel=1, bytes=5), end]))
+    assert (await raw.end()).status == 0
+
+
+async def test_a_parcel_of_a_call_that_never_comes_is_refused_when_the_lane_ends(served: Served) -> None:
+    server, _, channel = served
+    raw = Raw(channel)
+    await raw.open()
+    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
+    parcels: Any = LaneStub(channel)
+    put = asyncio.ensure_future(parcels.Put(Parcel(name=ParcelName(lane=raw.hello.hello.lane, call=9, parcel=1))))
+    await until(lambda: bool(lane._overtaken), "the parcel is here")
+    raw.stream.cancel()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await put
+
+
+async def test_a_parcel_goes_with_its_call(served: Served) -> None:
+    server, _, channel = served
+    raw = Raw(channel)
+    await raw.open()
+    await raw.say(Packet(frames=[begin(path=TALK)]))
+    await until(lambda: server.readiness().ongoing == 1, "the call is in flight")
+    parcels: Any = LaneStub(channel)
+    await parcels.Put(Parcel(name=ParcelName(lane=raw.hello.hello.lane, call=1, parcel=1), message=b"large"))
+    await raw.say(Packet(frames=[Frame(call=1, kind=Frame.CANCEL)]))
+    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
+    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
+    assert not lane._brought
+
+
+async def test_a_call_after_the_goodbye_is_not_begun(served: Served) -> None:
+    server, service, channel = served
+    service.gate.clear()  # what is begun stays
+    raw = Raw(channel)
+    await raw.open()
+    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
+    leaving = asyncio.ensure_future(lane.say_goodbye())
+    await asyncio.sleep(0)
+    lane._receive_frames(Packet(frames=[begin()]))  # it crosses the goodbye
+    assert server.readiness().ongoing == 0
+    assert (await raw.hear()).goodbye.last_call == 0
+    await leaving
+
+
+async def test_a_call_that_waited_for_its_place_has_a_context_of_its_own(cluster: Cluster) -> None:
+    of_request: ContextVar[bytes] = ContextVar("of_request", default=b"")
+
+    class Remembers(Pipes):
+        async def One(self, request: bytes, context: Any) -> bytes:
+            before = of_request.get()
+            of_request.set(request)
+            await self.gate.wait()
+            return before
+
+    service = Remembers()
+    service.gate.clear()
+    server = await cluster.start(service, max_ongoing_requests=1)
+    async with grpc.aio.insecure_channel(address(server)) as channel:
+        one, other = Raw(channel), Raw(channel)
+        await one.open()
+        await other.open()
+        await one.say(Packet(frames=[begin(message=b"one")]))
+        await until(lambda: server.readiness().ongoing == 1, "one is in flight")
+        await other.say(Packet(frames=[begin(message=b"other", patient=True)]))
+        await until(lambda: server._admission.waiting == 1, "the other one waits")
+        service.gate.set()
+        assert (await one.end()).message == b""
+        assert (await other.end()).message == b""
+
+
+async def test_what_is_said_after_the_writer_has_ended_harms_nobody() -> None:
+    outbox = Outbox()
+    writer = asyncio.create_task(outbox.write_all(lambda _: asyncio.sleep(0)))
+    await asyncio.sleep(0)
+    writer.cancel()
+    outbox.frames().add(call=1)
+    await asyncio.wait([writer])
+    assert outbox.queued > 0
 
 
 async def test_a_caller_that_goes_takes_its_calls_along(served: Served) -> None:
@@ -360,6 +452,25 @@ async def test_calls_beyond_the_goodbye_go_elsewhere(cluster: Cluster) -> None:
         stub = caller(leaving, address(real))
         assert all(await asyncio.gather(*[stub.One(b"%d" % index) for index in range(20)]))
     assert lanes > 0
+
+
+async def test_a_lane_that_ends_as_cancelled_is_opened_anew(cluster: Cluster) -> None:
+    lanes = 0
+
+    async def behave(context: Any) -> None:
+        nonlocal lanes
+        lanes += 1
+        if lanes < 3:
+            await context.abort(grpc.StatusCode.CANCELLED, "says who is between")
+        await greet(context)
+        await context.read()
+        end = Frame(call=1, kind=Frame.END, message=b"here", has_message=True)
+        await context.write(Packet(frames=[end]).SerializeToString())
+        await asyncio.Event().wait()
+
+    async with replica(behave) as where:
+        assert await caller(where).One(b"1", timeout=10) == b"here"
+        assert cluster
 
 
 async def test_calls_up_to_the_goodbye_may_have_been_begun(cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ from pierhead.lane.v1.lane_pb2 import Frame, Hello, Packet, Parcel, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import calls
 from pierhead.lanes.calls import LaneCall
-from pierhead.lanes.metadata import Pair, flatten, unflatten
+from pierhead.lanes.metadata import Pair, flatten, size_of, text_of, unflatten
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
@@ -41,7 +41,7 @@ HELLO_TIMEOUT_S = 5.0
 """A replica that takes the stream and says nothing for so long is not there."""
 
 PARCEL_TIMEOUT_S = 60.0
-"""Bringing or fetching one large message; beside it, the call's own deadline holds."""
+"""Bringing or fetching one large message, at the longest; no longer than until the call's own deadline."""
 
 _BEGIN = Frame.BEGIN
 _MESSAGE = Frame.MESSAGE
@@ -176,6 +176,11 @@ class LaneConnection:
                 lane.receive(raw)
         except TimeoutError:
             return f"no hello within {HELLO_TIMEOUT_S:g} s"
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return "the replica cancelled it"  # gRPC raises the same for a stream that ends with that status
         finally:
             stream.cancel()
             if writer is not None:
@@ -249,8 +254,9 @@ class CallerLane:
         patient: bool = False,
     ) -> Any:
         """A call: of a kind with one request, `raw` is that; else `requests` is the iterator, or None."""
-        self.outbox.latest = number = self.outbox.latest + 1
         request_id, others = _split(metadata)
+        size = size_of(others)
+        self.outbox.latest = number = self.outbox.latest + 1
         index = self._methods.get(method)
         path = ""
         if index is None:
@@ -258,14 +264,14 @@ class CallerLane:
             path = method.path
         if raw is not None:
             call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout)
-            frame = self.outbox.frames(len(raw)).add(
+            frame = self.outbox.frames(size + len(raw)).add(
                 call=number, kind=_BEGIN, method=index, path=path, timeout_us=_microseconds(timeout),
                 request_id=request_id, metadata=others, message=raw, has_message=True,
             )  # fmt: skip
             if patient:
                 frame.patient = True
             return call
-        self.outbox.frames().add(
+        self.outbox.frames(size).add(
             call=number, kind=_BEGIN, method=index, path=path, timeout_us=_microseconds(timeout),
             request_id=request_id, metadata=others, patient=patient,
         )  # fmt: skip
@@ -280,21 +286,16 @@ class CallerLane:
         """Queue a message."""
         self.outbox.frames(len(raw)).add(call=number, kind=_MESSAGE, message=raw, has_message=True)
 
-    async def bring(self, number: int, parcel: int, raw: bytes) -> None:
+    async def bring(self, number: int, parcel: int, raw: bytes, remaining: float) -> None:
         """Bring a large message beside the lane, then name it in the lane. Raises AioRpcError."""
         name = ParcelName(lane=self.token, call=number, parcel=parcel)
-        await _parcels(self._beside()).Put(Parcel(name=name, message=raw), timeout=PARCEL_TIMEOUT_S)
+        await _parcels(self._beside()).Put(Parcel(name=name, message=raw), timeout=min(PARCEL_TIMEOUT_S, remaining))
         self.outbox.frames().add(call=number, kind=_MESSAGE, has_message=True, parcel=parcel, bytes=len(raw))
 
-    async def fetch(self, number: int, parcel: calls.Parcel, method: Method) -> bytes:
+    async def fetch(self, number: int, parcel: int, remaining: float) -> bytes:
         """Fetch a large message that the replica keeps. Raises AioRpcError."""
-        name = ParcelName(lane=self.token, call=number, parcel=parcel.number)
-        try:
-            taken = await _parcels(self._beside()).Take(name, timeout=PARCEL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            # The call was begun, so the failure must not look like one of a call that never was.
-            details = f"a large message of {method.path[1:]} could not be fetched: {error.details()}"
-            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, None, None, details) from error
+        name = ParcelName(lane=self.token, call=number, parcel=parcel)
+        taken = await _parcels(self._beside()).Take(name, timeout=min(PARCEL_TIMEOUT_S, remaining))
         return bytes(taken.message)
 
     def learn(self, trailers: Iterable[Pair]) -> None:
@@ -325,14 +326,17 @@ class CallerLane:
         packet = parse_packet(raw, self.largest_packet)
         if packet.HasField("hello"):
             raise LaneBrokenError("a second hello")
-        try:
-            self._receive_frames(packet)
-        except ValueError as error:
-            raise LaneBrokenError(str(error)) from error
+        self._receive_frames(packet)
         if packet.HasField("goodbye"):
             self._taken_up = packet.goodbye.last_call
 
     def _receive_frames(self, packet: Packet) -> None:
+        try:
+            self._hand_out(packet)
+        except ValueError as error:
+            raise LaneBrokenError(str(error)) from error
+
+    def _hand_out(self, packet: Packet) -> None:
         known = self._calls
         for frame in packet.frames:
             call = known.get(frame.call)
@@ -369,12 +373,12 @@ def _parcels(connection: GrpcConnection) -> Any:
 
 
 def _split(metadata: Iterable[Pair]) -> tuple[str, list[str]]:
-    """The request id, and the rest in the lane's form."""
+    """The request id, and the rest in the lane's form. Raises as `flatten` does."""
     pairs = tuple(metadata)
-    if len(pairs) == 1 and pairs[0][0] == REQUEST_ID_KEY:
-        return str(pairs[0][1]), []
-    request_id = next((str(value) for key, value in pairs if key == REQUEST_ID_KEY), "")
-    return request_id, flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
+    ids = [value for key, value in pairs if key == REQUEST_ID_KEY]
+    # The last one counts, as it does for plain gRPC's dictionaries: what the caller gives by itself follows ours.
+    request_id = text_of(REQUEST_ID_KEY, ids[-1]) if ids else ""
+    return request_id, [] if len(ids) == len(pairs) else flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
 
 
 def _microseconds(seconds: float) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
@@ -37,7 +38,7 @@ class LaneCall:
 
     __slots__ = (
         "_callbacks", "_deadline", "_details", "_headers", "_lane", "_method", "_ongoing", "_status", "_trailers",
-        "_waiters", "by_itself", "number",
+        "_until", "_waiters", "by_itself", "number",
     )  # fmt: skip
 
     def __init__(self, lane: CallerLane, number: int, method: Method, timeout: float) -> None:
@@ -53,7 +54,8 @@ class LaneCall:
         self._waiters: list[asyncio.Future[None]] | None = None
         self.by_itself = False
         """Whether this side ended it, by `cancel`."""
-        self._deadline = lane.deadlines.add(time.monotonic() + timeout, self._expire)
+        self._until = time.monotonic() + timeout
+        self._deadline = lane.deadlines.add(self._until, self._expire)
 
     # ---- as grpc.aio.Call
 
@@ -147,6 +149,21 @@ class LaneCall:
         self._lane.say(self.number, _CANCEL)
         self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
+    def _remaining(self) -> float:
+        """Seconds until the deadline; it is of no matter any more once the call has ended."""
+        return self._until - time.monotonic() if self._status is None else math.inf
+
+    def _parcel_failed(self, error: grpc.aio.AioRpcError, what: str) -> None:
+        """A large message could not be brought or fetched: that ends the call, of which work may have been done."""
+        if self._status is not None:
+            return
+        code = error.code()
+        if code not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
+            code = grpc.StatusCode.UNAVAILABLE
+        self._lane.say(self.number, _CANCEL)
+        # In front: what gRPC says must not be taken for the failure of a call that was never begun.
+        self.end(code, f"a large message of {self._method.path[1:]} could not be {what}: {error.details()}")
+
     def _wake(self) -> None:
         waiters = self._waiters
         if waiters is not None:
@@ -199,17 +216,37 @@ class Parcel:
 class _OneReply(LaneCall):
     """Kinds that are awaited."""
 
-    __slots__ = ("_reply",)
+    __slots__ = ("_fetching", "_reply")
 
     def __init__(self, lane: CallerLane, number: int, method: Method, timeout: float) -> None:
         super().__init__(lane, number, method, timeout)
-        self._reply: bytes | Parcel | None = None
+        self._reply: bytes | None = None
+        self._fetching: asyncio.Task[None] | None = None
 
     def finish(self, frame: Frame) -> None:
-        """END came, with the reply when all went well."""
-        if frame.has_message:
-            self._reply = Parcel(frame.parcel) if frame.parcel else frame.message
-        super().finish(frame)
+        """END came, with the reply when all went well. The call has ended when a large one is here as well: until then
+        its deadline holds, and whoever counts calls counts this one.
+        """
+        if not frame.parcel:
+            self._reply = frame.message if frame.has_message else None
+            super().finish(frame)
+        elif self._fetching is None:
+            # Owned by the call: it ends with it.
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch(frame), name="large reply of a call")
+
+    def end(self, status: grpc.StatusCode, details: str = "") -> None:
+        """It is over; a reply that is on its way is of no interest any more."""
+        super().end(status, details)
+        if self._fetching is not None and self._fetching is not asyncio.current_task():
+            self._fetching.cancel()
+
+    async def _fetch(self, frame: Frame) -> None:
+        try:
+            self._reply = await self._lane.fetch(self.number, frame.parcel, self._remaining())
+        except grpc.aio.AioRpcError as error:
+            self._parcel_failed(error, "fetched")
+        else:
+            super().finish(frame)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """The reply message. Raises AioRpcError, or CancelledError after `cancel`."""
@@ -221,11 +258,8 @@ class _OneReply(LaneCall):
                 raise
         if self._status is not grpc.StatusCode.OK:
             self._raise()
-        raw = self._reply
-        if isinstance(raw, Parcel):
-            raw = yield from self._lane.fetch(self.number, raw, self._method).__await__()
         decode = self._method.response_deserializer
-        return raw if decode is None else decode(raw)  # type: ignore[arg-type]
+        return self._reply if decode is None else decode(self._reply)  # type: ignore[arg-type]
 
 
 class _ManyReplies(LaneCall):
@@ -285,12 +319,20 @@ class _ManyReplies(LaneCall):
         return self.by_itself or self._status is grpc.StatusCode.DEADLINE_EXCEEDED
 
     async def _take(self, item: bytes | Parcel, size: int) -> Any:
-        raw = await self._lane.fetch(self.number, item, self._method) if isinstance(item, Parcel) else item
+        raw = await self._fetch_item(item) if isinstance(item, Parcel) else item
         owed = self._window.consume(size)
         if owed and self._status is None:
             self._lane.say(self.number, _CREDIT, credit=owed)
         decode = self._method.response_deserializer
         return raw if decode is None else decode(raw)
+
+    async def _fetch_item(self, item: Parcel) -> bytes:
+        try:
+            return await self._lane.fetch(self.number, item.number, self._remaining())
+        except grpc.aio.AioRpcError as error:
+            self._parcel_failed(error, "fetched")
+            self._raise()
+            raise
 
 
 class _ManyRequests(LaneCall):
@@ -335,12 +377,21 @@ class _ManyRequests(LaneCall):
                 self._lane.say_message(self.number, raw)
                 return
             self._parcels += 1
-            await self._lane.bring(self.number, self._parcels, raw)
+            await self._bring(raw)
             if self._status is None:
                 return
         if self._status is not None:
             self._raise()
             raise asyncio.InvalidStateError("the replica has answered already: no message can follow")
+
+    async def _bring(self, raw: bytes) -> None:
+        try:
+            await self._lane.bring(self.number, self._parcels, raw, self._remaining())
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:  # the replica has answered already: its END is on its way
+                await self._end()
+            else:
+                self._parcel_failed(error, "brought")
 
     async def done_writing(self) -> None:
         """Say that there are no more."""

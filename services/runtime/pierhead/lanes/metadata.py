@@ -4,20 +4,46 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 Pair = tuple[str, str | bytes]
 
 
+MAX_BYTES = 16 * 1024
+"""What the metadata of one call may take in each direction; plain gRPC's limit in connection.CHANNEL_OPTIONS."""
+
+
 def flatten(metadata: Iterable[Pair]) -> list[str]:
-    """Pairs -> [key, value, key, value, ...]. Raises ValueError as gRPC would refuse them."""
+    """Pairs -> [key, value, key, value, ...]. Raises TypeError or ValueError for what gRPC would refuse.
+
+    All that can be wrong is found here: a packet with something wrong in it would end the lane of all other calls.
+    """
     flat: list[str] = []
     for key, value in metadata:
         if key.endswith("-bin"):
             value = b64encode(value if isinstance(value, bytes) else value.encode()).decode()
-        elif isinstance(value, bytes):
-            value = value.decode("ascii")
-        flat += (key.lower(), value)
+        flat += (key.lower(), text_of(key, value))
+    if flat and size_of(flat) > MAX_BYTES:
+        raise ValueError(f"metadata: expected at most {MAX_BYTES} bytes, found {size_of(flat)}; send it in the message")
     return flat
+
+
+def text_of(key: str, value: Any) -> str:
+    """A value that can stand in a header. Raises TypeError or ValueError."""
+    if isinstance(value, bytes):
+        value = value.decode("ascii")
+    if not isinstance(value, str):
+        raise TypeError(f'metadata "{key}": expected str or bytes, found {type(value).__name__}')
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError(
+            f'metadata "{key}": expected printable ASCII, found {value!r}; other bytes need a key with -bin'
+        )
+    return value
+
+
+def size_of(flat: Sequence[str]) -> int:
+    """About the bytes that flat metadata takes in a packet."""
+    return sum(map(len, flat)) + 4 * len(flat)
 
 
 def unflatten(flat: Sequence[str]) -> tuple[Pair, ...]:

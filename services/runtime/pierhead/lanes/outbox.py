@@ -45,9 +45,9 @@ class Outbox:
         if self._bytes > PACKET_BYTES:
             self._next_packet()
         self._bytes += size + _FRAME_BYTES
-        if self._wake is not None:
-            self._wake.set_result(None)
-            self._wake = None
+        wake, self._wake = self._wake, None
+        if wake is not None and not wake.done():  # done: the writer was cancelled, the lane is about to be lost
+            wake.set_result(None)
         return self._frames
 
     def packet(self) -> Packet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import sys
 import time
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from pierhead.edge import is_answerable
-from pierhead.errors import DeadlineExceeded
+from pierhead.errors import MAX_DETAILS, DeadlineExceeded, clip
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.calls import STATUS
-from pierhead.lanes.metadata import Pair, flatten, unflatten
+from pierhead.lanes.metadata import Pair, flatten, size_of, unflatten
 from pierhead.lanes.window import ReceiveWindow, SendWindow
 from pierhead.request import CURRENT, REQUEST_ID_KEY, RequestContext, accept_id, from_metadata
 
@@ -75,12 +76,13 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     def wait(self, raw: bytes) -> None:
         """Begin the work once there is a place."""
+        context = contextvars.copy_context()  # not that of the call whose end makes the place
 
         def begin() -> None:
             self._begin = None
             self._started = time.monotonic()
             # Not at once: this is the end of another call.
-            self.task = asyncio.get_running_loop().create_task(self.run(raw))
+            self.task = asyncio.get_running_loop().create_task(self.run(raw), context=context)
 
         self._begin = begin
         self._lane.edge.admission.wait(begin)
@@ -166,8 +168,9 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         lane = self._lane
         status = _status(self._code).value[0] if self._code else _OK
         details, trailers = self._details, lane.trailers(self._trailers)
+        size = len(details) + size_of(trailers)
         if reply is None or status != _OK:
-            lane.outbox.frames().add(
+            lane.outbox.frames(size).add(
                 call=self.number,
                 kind=_END,
                 status=status,
@@ -176,12 +179,12 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
                 ongoing_plus_one=lane.load,
             )
         elif len(reply) <= lane.large:
-            lane.outbox.frames(len(reply)).add(
+            lane.outbox.frames(size + len(reply)).add(
                 call=self.number, kind=_END, message=reply, has_message=True, details=details, metadata=trailers,
                 ongoing_plus_one=lane.load,
             )  # fmt: skip
         else:
-            lane.outbox.frames().add(
+            lane.outbox.frames(size).add(
                 call=self.number, kind=_END, has_message=True, parcel=lane.keep(self, reply), bytes=len(reply),
                 details=details, metadata=trailers, ongoing_plus_one=lane.load,
             )  # fmt: skip
@@ -249,7 +252,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         if code is grpc.StatusCode.OK:
             raise ValueError("abort: OK is no status to abort with")
         self._code = code
-        self._details = details
+        self.set_details(details)
         if trailing_metadata:
             self._trailers = _pairs(trailing_metadata)
         raise grpc.aio.AbortError("Locally aborted.")
@@ -263,7 +266,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         if self._headers_sent:
             raise asyncio.InvalidStateError("initial metadata was sent before")
         self._headers_sent = True
-        self._lane.outbox.frames().add(call=self.number, kind=_HEADERS, metadata=flatten(_pairs(initial_metadata)))
+        headers = flatten(_pairs(initial_metadata))
+        self._lane.outbox.frames(size_of(headers)).add(call=self.number, kind=_HEADERS, metadata=headers)
 
     def set_trailing_metadata(self, trailing_metadata: Iterable[Pair] | Mapping[str, Any]) -> None:
         """What to send with the status."""
@@ -287,8 +291,10 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         return self._code or 0
 
     def set_details(self, details: str) -> None:
-        """The message to end with."""
-        self._details = details
+        """The message to end with; cut to what fits a header. Raises TypeError for what is no text, as gRPC does."""
+        if details is not None and not isinstance(details, str):
+            raise TypeError(f"details: expected str, found {type(details).__name__}: {details!r}")
+        self._details = clip(details, MAX_DETAILS) if details else ""
 
     def details(self) -> str:
         """The message that was set."""
@@ -442,4 +448,6 @@ def _status(code: Any) -> grpc.StatusCode:
 
 
 def _pairs(metadata: Iterable[Pair] | Mapping[str, Any]) -> tuple[Pair, ...]:
-    return tuple(metadata.items() if isinstance(metadata, Mapping) else metadata)
+    pairs = tuple(metadata.items() if isinstance(metadata, Mapping) else metadata)
+    flatten(pairs)  # raises here, at whoever sets them, for what cannot be sent
+    return pairs

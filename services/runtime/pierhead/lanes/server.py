@@ -13,7 +13,7 @@ from pierhead.deadlines import Deadlines
 from pierhead.edge import Edge
 from pierhead.errors import REFUSED_KEY, Backpressure, PierheadError
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName, Taken
-from pierhead.lanes.metadata import Pair, flatten
+from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.served import ServedCall, served_call
@@ -99,7 +99,7 @@ class Lanes:
 
     async def _put(self, parcel: Parcel, context: Context) -> Taken:
         lane = self._lanes.get(parcel.name.lane)
-        problem = "no lane of that name is open" if lane is None else lane.put(parcel)
+        problem = "no lane of that name is open" if lane is None else await lane.put(parcel)
         if problem:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"parcel {parcel.name.parcel}: {problem}")
         return Taken()
@@ -143,8 +143,12 @@ class ServedLane:
         """The version of the held models that the caller was told."""
         self._kept: dict[tuple[int, int], bytes] = {}
         """Replies that wait to be fetched, by call and parcel."""
-        self._brought: dict[tuple[int, int], bytes] = {}
-        """Requests that were brought and are named later."""
+        self._brought: dict[int, Parcel] = {}
+        """Requests that were brought and are named later, by call."""
+        self._overtaken: list[asyncio.Future[None]] = []
+        """For parcels that were here before their call: they come by another connection."""
+        self._leaving = False
+        self._closed = False
         self._broken: LaneBrokenError | None = None
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -190,6 +194,7 @@ class ServedLane:
 
     async def say_goodbye(self) -> None:
         """Tell the caller what was taken up, and end."""
+        self._leaving = True
         self.outbox.packet().goodbye.CopyFrom(Goodbye(last_call=self._last))
         try:
             async with asyncio.timeout(GOODBYE_S):
@@ -201,8 +206,10 @@ class ServedLane:
 
     def close(self) -> None:
         """The stream is over: nobody waits for these calls any more."""
+        self._closed = True
         for call in list(self.calls.values()):
             call.cancel()
+        self._look_for_overtaken()
         self._kept.clear()
         self._brought.clear()
 
@@ -226,6 +233,7 @@ class ServedLane:
     def ended(self, call: ServedCall, placed: bool) -> None:
         """A call is over, however it ended; `placed`: it had a place, and did not wait for one."""
         self.calls.pop(call.number, None)
+        self._brought.pop(call.number, None)
         if placed:
             self.edge.admission.leave()
 
@@ -233,8 +241,9 @@ class ServedLane:
         self, number: int, status: grpc.StatusCode, details: str, trailers: Sequence[Pair], ongoing_plus_one: int
     ) -> None:
         """End a call with a status and no message."""
-        self.outbox.frames(len(details)).add(
-            call=number, kind=_END, status=status.value[0], details=details, metadata=self.trailers(trailers),
+        metadata = self.trailers(trailers)
+        self.outbox.frames(len(details) + size_of(metadata)).add(
+            call=number, kind=_END, status=status.value[0], details=details, metadata=metadata,
             ongoing_plus_one=ongoing_plus_one,
         )  # fmt: skip
 
@@ -250,15 +259,26 @@ class ServedLane:
         """Hand out a large reply, once."""
         return self._kept.pop((name.call, name.parcel), None)
 
-    def put(self, parcel: Parcel) -> str:
-        """Take in a large request of a running call; returns why not."""
-        call = self.calls.get(parcel.name.call)
+    async def put(self, parcel: Parcel) -> str:
+        """Take in a large request of a running call; returns why not. Ends with the caller's deadline for it."""
+        number = parcel.name.call
+        while number > self._last and not self._closed:
+            overtaken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._overtaken.append(overtaken)
+            await overtaken
+        call = self.calls.get(number)
         if call is None or not call.method.request_streaming:
             return "its call has ended"
-        if any(number == parcel.name.call for number, _ in self._brought):
+        if number in self._brought:
             return "the one before it has not been named yet"
-        self._brought[parcel.name.call, parcel.name.parcel] = parcel.message
+        self._brought[number] = parcel
         return ""
+
+    def _look_for_overtaken(self) -> None:
+        waiting, self._overtaken = self._overtaken, []
+        for overtaken in waiting:
+            if not overtaken.done():
+                overtaken.set_result(None)
 
     # ---- what the caller says
 
@@ -284,12 +304,16 @@ class ServedLane:
                     raise LaneBrokenError(f"a frame for call {frame.call}; the last one begun is {self._last}")
         except ValueError as error:
             raise LaneBrokenError(str(error)) from error
+        if self._overtaken:
+            self._look_for_overtaken()
 
     def _begin(self, frame: Frame) -> None:
         number = frame.call
         if number <= self._last:
             raise LaneBrokenError(f"call {number} begins after call {self._last}")
         self._last = number
+        if self._leaving:  # the goodbye says that it was not taken up: the caller may send it elsewhere
+            return
         method = self._method(frame)
         edge = self.edge
         refusal = edge.admission.enter()
@@ -337,10 +361,10 @@ class ServedLane:
         if kind == _MESSAGE:
             item, size = frame.message, len(frame.message)
             if frame.parcel:
-                brought = self._brought.pop((frame.call, frame.parcel), None)
-                if brought is None:
+                brought = self._brought.pop(frame.call, None)
+                if brought is None or brought.name.parcel != frame.parcel:
                     raise LaneBrokenError(f"parcel {frame.parcel} of call {frame.call} was not brought")
-                item, size = brought, len(brought)
+                item, size = brought.message, len(brought.message)
             if not call.message(item, size):
                 raise LaneBrokenError(f"a message of call {frame.call} beyond its window, its end, or its kind")
         elif kind == _CANCEL:
