@@ -55,8 +55,11 @@ TOO_LARGE = "larger than max"
 BACKOFF_S = (0.01, 0.5)
 """Shortest and longest pause of a call for which the retry budget has nothing left."""
 
-LONGEST_S = 365 * 86_400.0
-"""A timeout above this, infinity say, is one of this length: clocks and frames have no room for more."""
+MOMENT_S = 0.01
+"""gRPC keeps deadlines by a timer of its own: how a call has ended shows so much earlier, or later, than by ours."""
+
+CORE_FAILED = "Internal error from Core"
+"""How the message of a status begins that gRPC's Python layer makes up where an operation of its core failed."""
 
 BROKEN = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
@@ -98,7 +101,7 @@ class Call:
         self._request = request
         self._compression = compression
         self._started = now = time.monotonic()
-        limit = binding.timeout_s if timeout is None else min(timeout, LONGEST_S)
+        limit = binding.timeout_s if timeout is None else timeout
         context = CURRENT.get()
         ours: tuple[tuple[str, str], ...]
         if context is None:
@@ -335,13 +338,37 @@ class Call:
         self._binding.retried(reason)
         self._again(reason, now)
 
+    async def _failure(self, call: Any, error: grpc.aio.AioRpcError | asyncio.CancelledError) -> grpc.aio.AioRpcError:
+        """How the call ended; raises `error` when it was this side that cancelled it.
+
+        gRPC by itself cancels a call whose stream of requests cannot be written any more, a moment before it learns
+        why. Passed on, that would end a task of the caller's that nobody has cancelled.
+        """
+        if isinstance(error, grpc.aio.AioRpcError):
+            return error
+        task = asyncio.current_task()
+        if self._ended or task is None or task.cancelling():
+            raise error
+        return await _error_of(call)
+
+    def _status_of(self, error: grpc.aio.AioRpcError) -> grpc.StatusCode:
+        """The status of a call that the replica did not answer. Past its deadline it has met that.
+
+        What gRPC names as the cause then depends on what it was about to do when its timer struck.
+        """
+        named = error.code()
+        unclear = named is grpc.StatusCode.CANCELLED or CORE_FAILED in (error.details() or "")
+        if unclear and time.monotonic() > self._deadline - MOMENT_S:
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+        return named
+
     def _may_move(self) -> bool:
         """Whether all of the request is at hand after it was sent."""
         return True
 
     def _learn(self, error: grpc.aio.AioRpcError, trailers: Trailers, now: float, *, begun: bool) -> str | None:
         """Tell the pool what the failure says of the replica. None when work may have begun, else why not."""
-        pool, lease, code = self._pool, self._lease, error.code()
+        pool, lease = self._pool, self._lease
         if trailers.refused == "draining":
             pool.refuses(lease.replica)
             return "draining"
@@ -349,6 +376,7 @@ class Call:
             pool.refused(lease, _count(trailers.ongoing))
             return "overloaded"
         worked = trailers.ongoing is not None
+        code = error.code() if worked else self._status_of(error)
         if worked:
             pool.report(lease, _count(trailers.ongoing), now, _models(trailers.models))
         if code in BROKEN:
@@ -391,6 +419,7 @@ class Call:
         code, details = error.code(), error.details() or ""
         if trailers.kind is not None or trailers.ongoing is not None:
             return from_status(code, details, trailers)
+        code = self._status_of(error)
         where = f"{self._method.path[1:]} at {self._binding.service} replica {self._lease.replica.name}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{where}: no reply within {self._limit:.3g} s")
@@ -460,8 +489,8 @@ class _OneReply(Call):
                     call = yield from self._opened().__await__()
                 try:
                     reply = yield from call.__await__()
-                except grpc.aio.AioRpcError as error:
-                    self._recover(call, error)
+                except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+                    self._recover(call, (yield from self._failure(call, error).__await__()))
                 else:
                     if self._succeeded():
                         yield from self._read_report().__await__()
@@ -498,9 +527,10 @@ class _ManyReplies(Call):
                     if self._succeeded():
                         await self._read_report()
                     raise
-                except grpc.aio.AioRpcError as error:
+                except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
                     self._next = None
-                    self._recover(self._iterated, error, begun=self._has_read)
+                    failure = await self._failure(self._iterated, error)
+                    self._recover(self._iterated, failure, begun=self._has_read)
                 else:
                     if not self._has_read:
                         self._answered()
@@ -523,8 +553,8 @@ class _ManyReplies(Call):
                 call = await self._opened()
                 try:
                     message = await call.read()
-                except grpc.aio.AioRpcError as error:
-                    self._recover(call, error, begun=self._has_read)
+                except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+                    self._recover(call, await self._failure(call, error), begun=self._has_read)
                     continue
                 if message is not grpc.aio.EOF:
                     if not self._has_read:
