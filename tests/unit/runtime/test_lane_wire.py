@@ -226,6 +226,34 @@ async def test_a_parcel_goes_with_its_call(served: Served) -> None:
     assert not lane._brought
 
 
+async def test_a_large_reply_is_let_go_when_its_caller_cancels(served: Served) -> None:
+    server, _, channel = served
+    raw = Raw(channel)
+    await raw.open()
+    await raw.say(Packet(frames=[begin(message=b"make 300000")]))
+    assert (await raw.end()).parcel == 1
+    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
+    assert lane._kept
+    await raw.say(Packet(frames=[Frame(call=1, kind=Frame.CANCEL)]))
+    await until(lambda: not lane._kept, "nothing is kept")
+
+
+async def test_a_lane_that_ends_in_order_waits_for_its_large_replies(served: Served) -> None:
+    server, _, channel = served
+    raw = Raw(channel)
+    await raw.open()
+    await raw.say(Packet(frames=[begin(message=b"make 300000")]))
+    assert (await raw.end()).parcel == 1
+    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
+    leaving = asyncio.ensure_future(lane.say_goodbye())
+    assert (await raw.hear()).HasField("goodbye")
+    parcels: Any = LaneStub(channel)
+    taken = await parcels.Take(ParcelName(lane=raw.hello.hello.lane, call=1, parcel=1))
+    assert len(taken.message) == 300_000
+    await leaving
+    assert await raw.closed() == (grpc.StatusCode.OK, "")
+
+
 async def test_a_call_after_the_goodbye_is_not_begun(served: Served) -> None:
     server, service, channel = served
     service.gate.clear()  # what is begun stays

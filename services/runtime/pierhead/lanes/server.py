@@ -143,6 +143,8 @@ class ServedLane:
         """The version of the held models that the caller was told."""
         self._kept: dict[tuple[int, int], bytes] = {}
         """Replies that wait to be fetched, by call and parcel."""
+        self._fetched: asyncio.Future[None] | None = None
+        """While somebody waits until nothing is kept."""
         self._brought: dict[int, Parcel] = {}
         """Requests that were brought and are named later, by call."""
         self._overtaken: list[asyncio.Future[None]] = []
@@ -199,8 +201,9 @@ class ServedLane:
         try:
             async with asyncio.timeout(GOODBYE_S):
                 await self.outbox.drained()
+                await self._all_fetched()
         except TimeoutError:
-            logger.warning("the lane of %s takes nothing any more; closed without goodbye", self.peer)
+            logger.warning("the lane of %s takes nothing any more; closed with what it had left", self.peer)
         if not self._ending.done():
             self._ending.set_result(None)
 
@@ -252,12 +255,27 @@ class ServedLane:
         parcel = call.next_parcel()
         key = (call.number, parcel)
         self._kept[key] = raw
-        self.deadlines.add(call.until, lambda: self._kept.pop(key, None))
+        self.deadlines.add(call.until, lambda: self._let_go(key))
         return parcel
 
     def take(self, name: ParcelName) -> bytes | None:
         """Hand out a large reply, once."""
-        return self._kept.pop((name.call, name.parcel), None)
+        return self._let_go((name.call, name.parcel))
+
+    def _let_go(self, key: tuple[int, int]) -> bytes | None:
+        found = self._kept.pop(key, None)
+        if not self._kept and self._fetched is not None and not self._fetched.done():
+            self._fetched.set_result(None)
+        return found
+
+    def _let_go_of_call(self, number: int) -> None:
+        for key in [key for key in self._kept if key[0] == number]:
+            self._let_go(key)
+
+    async def _all_fetched(self) -> None:
+        while self._kept:
+            self._fetched = asyncio.get_running_loop().create_future()
+            await self._fetched
 
     async def put(self, parcel: Parcel) -> str:
         """Take in a large request of a running call; returns why not. Ends with the caller's deadline for it."""
@@ -298,6 +316,8 @@ class ServedLane:
                     self._begin(frame)
                     continue
                 call = known.get(frame.call)
+                if frame.kind == _CANCEL and self._kept:  # also of a call that has ended, whose reply is large
+                    self._let_go_of_call(frame.call)
                 if call is not None:
                     self._tell(call, frame)
                 elif not 0 < frame.call <= self._last:
