@@ -13,7 +13,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterable, Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 from pierhead.errors import PierheadError
 from pierhead.poll import NotYet, Polled
@@ -21,11 +21,22 @@ from pierhead.visit import Visit
 
 if TYPE_CHECKING:
     from aiohttp import web
+    from aiohttp.abc import AbstractStreamWriter
 
 T = TypeVar("T")
 
 MAX_WRITE = 64 * 1024
 """Bytes of events after which they are written although more are there."""
+
+
+@runtime_checkable
+class ReadsReady(Protocol[T]):
+    """A stream that tells what has arrived, as the calls of a handle do."""
+
+    def read_ready(self) -> list[T]:
+        """The items that are there, without waiting; empty when there are none."""
+        ...
+
 
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
@@ -68,7 +79,7 @@ async def sse(
     leaves ends the source: its `cancel()` is called where it has one, as calls through a handle do. No more is read
     from the source than the client takes.
     """
-    stream = _Stream(request, Polled(source), encode, {**HEADERS, **(headers or {})})
+    stream = _Stream(request, source, encode, {**HEADERS, **(headers or {})})
     try:
         await stream.run(end)
     except (Exception, asyncio.CancelledError) as error:
@@ -80,7 +91,7 @@ async def sse(
         visit.outcome = str(known.http_status)
         await stream.finish(on_error(known, visit.request_id))
     finally:
-        await stream.source.close()
+        await stream.close()
     return stream.response
 
 
@@ -98,12 +109,14 @@ class _Stream(Generic[T]):
     """The events of one response."""
 
     def __init__(
-        self, request: web.Request, source: Polled[T], encode: Callable[[T], bytes], headers: Mapping[str, str]
+        self, request: web.Request, source: AsyncIterable[T], encode: Callable[[T], bytes], headers: Mapping[str, str]
     ) -> None:
-        self.source = source
         self.response = _response_class()(headers=headers)
         self._request = request
+        self._source = source
+        self._iterator = aiter(source)
         self._encode = encode
+        self._writer: AbstractStreamWriter | None = None
         self._events: list[bytes] = []
         """Not yet written."""
         self._size = 0
@@ -111,56 +124,81 @@ class _Stream(Generic[T]):
     @property
     def begun(self) -> bool:
         """Whether there was an event."""
-        return bool(self._events) or self.response.prepared
+        return bool(self._events) or self._writer is not None
 
     async def run(self, end: bytes) -> None:
         """Write events until the source has no more. Raises what the source raises, and ConnectionError."""
+        for stream in (self._source, self._iterator):
+            if isinstance(stream, ReadsReady):
+                await self._run_told(stream)
+                break
+        else:
+            await self._run_polled()
+        await self.finish(end)
+
+    async def _run_told(self, source: ReadsReady[T]) -> None:
+        """Where the source tells what is there: asking costs less than looking."""
+        events, encode, read_ready = self._events, self._encode, source.read_ready
+        async for item in self._iterator:
+            events.append(encode(item))
+            for more in read_ready():
+                events.append(encode(more))
+            await self._write()
+
+    async def _run_polled(self) -> None:
+        events, encode, source = self._events, self._encode, Polled(self._iterator)
         while True:
             try:
-                item = self.source.poll()
+                item = source.poll()
                 if isinstance(item, NotYet):
-                    item = await self._wait()
+                    if events:
+                        try:
+                            await self._write()
+                        except BaseException as error:
+                            await source.fail(error)
+                    item = await source.wait()
             except StopAsyncIteration:
-                break
-            self._add(item)
-            for more in self.source.ready():
-                self._add(more)
+                return
+            event = encode(item)
+            events.append(event)
+            self._size += len(event)
             if self._size > MAX_WRITE:
                 await self._write()
                 await asyncio.sleep(0)  # a source that always has more must not keep the loop to itself
-        await self.finish(end)
-
-    def _add(self, item: T) -> None:
-        encoded = self._encode(item)
-        self._events.append(encoded)
-        self._size += len(encoded)
-
-    async def _wait(self) -> T:
-        """The next item; what there is goes out before."""
-        if self._events:
-            try:
-                await self._write()
-            except BaseException as error:
-                await self.source.fail(error)
-        return await self.source.wait()
 
     async def _write(self) -> None:
-        await self._prepare()
-        await self.response.write(self._take())
+        writer = self._writer
+        if writer is None:
+            writer = await self._begin()
+        # Not response.write(), which does the same, in a frame more for each event of a slow source.
+        await writer.write(self._take())
+
+    async def close(self) -> None:
+        """End the source: a call behind it is cancelled, a generator is closed. After its end this does nothing."""
+        cancel, aclose = getattr(self._source, "cancel", None), getattr(self._iterator, "aclose", None)
+        if cancel is not None:
+            cancel()
+        if aclose is not None:
+            await aclose()
 
     async def finish(self, last: bytes) -> None:
         """Write what is left, and `last`, and end the response, all at once."""
-        await self._prepare()
+        if self._writer is None:
+            await self._begin()
         self._events.append(last)
         await self.response.write_eof(self._take())
 
-    async def _prepare(self) -> None:
-        if not self.response.prepared:
-            await self.response.prepare(self._request)
+    async def _begin(self) -> AbstractStreamWriter:
+        writer = await self.response.prepare(self._request)
+        if writer is None:
+            raise ConnectionResetError("the response has ended already")
+        self._writer = writer
+        return writer
 
     def _take(self) -> bytes:
-        data = b"".join(self._events)
-        self._events.clear()
+        events = self._events
+        data = events[0] if len(events) == 1 else b"".join(events)
+        events.clear()
         self._size = 0
         return data
 

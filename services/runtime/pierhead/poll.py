@@ -8,18 +8,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import AsyncIterable, AsyncIterator, Generator
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class ReadsReady(Protocol[T]):
-    """A stream that gives what has arrived in one go, which is cheaper than item by item."""
-
-    def read_ready(self) -> list[T]:
-        """The items that are there, without waiting; empty when there are none."""
-        ...
 
 
 class NotYet:
@@ -33,30 +24,27 @@ class Polled(Generic[T]):
     """An async iterator that can be asked for what is there. For one task; not to be shared."""
 
     def __init__(self, source: AsyncIterable[T]) -> None:
-        self._source = source
         self._iterator: AsyncIterator[T] = aiter(source)
+        self._next = self._iterator.__anext__
         self._step: Generator[Any, Any, T] | None = None
         """The `__anext__` that waits."""
         self._waits_for: Any = None
-        streams: tuple[object, ...] = (source, self._iterator)
-        self._read_ready = next((stream.read_ready for stream in streams if isinstance(stream, ReadsReady)), None)
 
     def poll(self) -> T | NotYet:
         """The next item when it is there already, else NOT_YET; then `wait` comes next.
 
         Raises StopAsyncIteration at the end, and whatever the iterator raises.
         """
-        step = _steps(anext(self._iterator))
+        step: Any = self._next()
+        with_await = getattr(step, "__await__", None)
+        if with_await is not None:  # else it is a coroutine made of a generator, which is stepped itself
+            step = with_await()
         try:
             self._waits_for = step.send(None)
         except StopIteration as done:
             return cast("T", done.value)
         self._step = step
         return NOT_YET
-
-    def ready(self) -> list[T]:
-        """More items that are there, where the source tells that in one go; else none."""
-        return self._read_ready() if self._read_ready is not None else []
 
     @types.coroutine
     def wait(self, error: BaseException | None = None) -> Generator[Any, Any, T]:
@@ -85,16 +73,3 @@ class Polled(Generic[T]):
         if self._step is not None:
             await self.wait(error)
         raise error
-
-    async def close(self) -> None:
-        """End the source: a call behind it is cancelled, a generator is closed. After its end this does nothing."""
-        cancel, aclose = getattr(self._source, "cancel", None), getattr(self._iterator, "aclose", None)
-        if cancel is not None:
-            cancel()
-        if aclose is not None:
-            await aclose()
-
-
-def _steps(awaitable: Any) -> Generator[Any, Any, Any]:
-    """What an `await` would step through."""
-    return cast("Generator[Any, Any, Any]", awaitable.__await__() if hasattr(awaitable, "__await__") else awaitable)

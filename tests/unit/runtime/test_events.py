@@ -101,27 +101,56 @@ async def test_what_is_there_in_one_turn_is_one_write(cluster: Cluster) -> None:
     connection.leave()
 
 
-async def test_a_stream_that_tells_what_is_ready_is_asked(cluster: Cluster) -> None:
-    class Stream:
-        def __init__(self) -> None:
-            self.inbox = ["a", "b", "c"]
+class Told:
+    """A source as the calls of a handle are: it tells what has arrived, and may be cancelled."""
 
-        def __aiter__(self) -> Stream:
-            return self
+    def __init__(self, *turns: list[str], stays: bool = False) -> None:
+        self.turns = list(turns)
+        self.inbox: list[str] = []
+        self.stays = stays
+        self.cancelled = 0
 
-        async def __anext__(self) -> str:
-            if not self.inbox:
+    def __aiter__(self) -> Told:
+        return self
+
+    async def __anext__(self) -> str:
+        if not self.inbox:
+            await asyncio.sleep(0.01)
+            if not self.turns:
+                if self.stays:
+                    await asyncio.Event().wait()
                 raise StopAsyncIteration
-            return self.inbox.pop(0)
+            self.inbox = self.turns.pop(0)
+        return self.inbox.pop(0)
 
-        def read_ready(self) -> list[str]:
-            ready, self.inbox = self.inbox, []
-            return ready
+    def read_ready(self) -> list[str]:
+        ready, self.inbox = self.inbox, []
+        return ready
 
-    connection = await Stage(Stream).open(cluster)
+    def cancel(self) -> bool:
+        self.cancelled += 1
+        return True
+
+
+async def test_a_stream_that_tells_what_is_ready_is_asked(cluster: Cluster) -> None:
+    stage = Stage(lambda: Told(["a", "b", "c"], ["d"]), end=data("[DONE]"))
+    connection = await stage.open(cluster)
     await connection.head()
-    assert await connection.chunks() == [data("a", "b", "c")]
+    assert await connection.chunks() == [data("a", "b", "c"), data("d"), data("[DONE]")]
+    assert len(stage.writes) == 3
     connection.leave()
+
+
+async def test_a_client_that_leaves_cancels_the_call_behind_a_stream(cluster: Cluster) -> None:
+    source = Told(["a"], stays=True)
+    stage = Stage(lambda: source)
+    connection = await stage.open(cluster)
+    await connection.head()
+    assert await connection.chunk() == data("a")
+    assert not source.cancelled
+    connection.leave()
+    await until(lambda: source.cancelled == 1, "the call is cancelled")
+    await until(lambda: stage.server.readiness().ongoing == 0, "the count is back")
 
 
 async def test_the_first_event_waits_for_no_other(cluster: Cluster) -> None:

@@ -136,7 +136,6 @@ async def test_what_fails_between_looking_and_waiting_is_told_to_the_source() ->
     with pytest.raises(ConnectionResetError, match="gone"):
         await source.fail(error)
     assert seen == [error]
-    await source.close()
 
 
 async def test_an_error_of_the_source_comes_out_of_either() -> None:
@@ -153,35 +152,6 @@ async def test_an_error_of_the_source_comes_out_of_either() -> None:
     assert waiting.poll() is NOT_YET
     with pytest.raises(ValueError, match="boom"):
         await waiting.wait()
-
-
-async def test_closing_ends_a_generator_and_cancels_a_call() -> None:
-    seen: list[str] = []
-
-    async def generator() -> AsyncIterator[int]:
-        try:
-            yield 1
-            yield 2
-        finally:
-            seen.append("closed")
-
-    class Call:
-        def __aiter__(self) -> AsyncIterator[int]:
-            return generator()
-
-        def cancel(self) -> bool:
-            seen.append("cancelled")
-            return True
-
-        def read_ready(self) -> list[int]:
-            return [7, 8]
-
-    source = Polled(Call())
-    assert source.poll() == 1
-    assert source.ready() == [7, 8]
-    await source.close()
-    assert seen == ["cancelled", "closed"]
-    assert Polled(generator()).ready() == [], "a source that cannot tell has nothing ready"
 
 
 async def test_waiting_needs_something_to_wait_for() -> None:
