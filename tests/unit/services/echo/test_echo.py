@@ -129,3 +129,10 @@ async def test_a_stream_that_fails_at_once_has_a_status(cluster: Cluster, client
     async with client.get(f"{base_url}/echo/stream?message=hi") as answer:
         assert answer.status == 400
         assert (await answer.json())["error"]["message"] == "message: too dull"
+
+
+async def test_a_socket_echoes_message_by_message(base_url: str, client: aiohttp.ClientSession) -> None:
+    async with client.ws_connect(f"{base_url}/echo/socket") as socket:
+        for message in ("hi", "", "grüezi"):
+            await socket.send_str(message)
+            assert await socket.receive_str(timeout=5) == f"Echo: {message}"
