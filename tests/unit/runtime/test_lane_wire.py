@@ -14,9 +14,11 @@ import grpc
 import pytest
 from pierhead import NoReplica, ReplicaDied
 from pierhead.channel import HandleChannel
+from pierhead.connection import NEVER_SENT, Kind, Method
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
+from pierhead.lanes import caller as lane_caller
 from pierhead.lanes import server as lane_server
 from pierhead.lanes.caller import OPEN
 from pierhead.lanes.outbox import QUEUE_BYTES, Outbox
@@ -569,3 +571,37 @@ async def test_the_models_held_are_told_once_and_again_when_they_change(
         await raw.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "", message=b"hi")]))
         told.append(list((await raw.end()).metadata))
     assert told == [["pierhead-models", "a%2Fb"], [], [], ["pierhead-models", "c,a%2Fb"], []]
+
+
+async def test_no_call_is_begun_where_too_much_waits_to_be_sent(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that takes nothing more: what has piled up for it stays bounded, whoever gave up waiting."""
+    monkeypatch.setattr(lane_caller, "CALLER_QUEUE_BYTES", 1_000_000)
+
+    async def behave(context: Any) -> None:
+        await greet(context)
+        await asyncio.Event().wait()
+
+    async with replica(behave) as where:
+        connection = lane_caller.LaneConnection(where, lambda: None)
+        await until(lambda: connection.ready, "the lane is open")
+        method = Method(Kind.UNARY_UNARY, ONE, bytes, bytes, False)
+        calls = [connection.open(method, b"x" * 100_000, 30, (), None) for _ in range(100)]
+        ended = [call for call in calls if call.done()]
+        assert len(ended) > 80
+        with pytest.raises(grpc.aio.AioRpcError, match=NEVER_SENT):
+            await ended[-1]
+        await connection.close()
+        assert cluster
+
+
+async def test_large_requests_leave_nothing_behind(served: Served) -> None:
+    know(served[0])
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
+    stub = PipesStub(channel)
+    for _ in range(5):
+        assert len(await stub.One(b"x" * 300_000)) == 300_000
+    (known,) = channel.pool().replicas()
+    assert isinstance(known.connection, lane_caller.LaneConnection)
+    assert len(known.connection.beside()._methods) == 1

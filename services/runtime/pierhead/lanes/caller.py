@@ -40,6 +40,9 @@ RECONNECT_S = (0.1, 2.0)
 HELLO_TIMEOUT_S = 5.0
 """A replica that takes the stream and says nothing for so long is not there."""
 
+CALLER_QUEUE_BYTES = 64 * 1024 * 1024
+"""While more than this waits for a replica that takes nothing, no call is begun there: it counts as not connected."""
+
 PARCEL_TIMEOUT_S = 60.0
 """Bringing or fetching one large message, at the longest; no longer than until the call's own deadline."""
 
@@ -79,6 +82,7 @@ class LaneConnection:
         self._plain_changed = asyncio.Event()
         self._beside: GrpcConnection | None = None
         """For large messages, made when the first one comes: their bytes stand in no other call's way."""
+        self._encoded_methods: dict[Method, Method] = {}
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"lane {address}")
 
@@ -94,13 +98,20 @@ class LaneConnection:
             encode = method.request_serializer
             raw = request if encode is None else encode(request)
             if len(raw) > self._large or compression is not None:
-                plain = Method(kind, method.path, None, method.response_deserializer, method.registered)
-                return self.beside().open(plain, raw, timeout, metadata, compression)
-            if lane is not None:
+                return self.beside().open(self._encoded(method), raw, timeout, metadata, compression)
+            if lane is not None and lane.outbox.queued < CALLER_QUEUE_BYTES:
                 return lane.begin(method, raw, None, timeout, metadata, patient)
-        elif lane is not None:
+        elif lane is not None and lane.outbox.queued < CALLER_QUEUE_BYTES:
             return lane.begin(method, None, request, timeout, metadata, patient)
         return self._never_sent(method, request)
+
+    def _encoded(self, method: Method) -> Method:
+        """The same method for a request that is encoded already."""
+        found = self._encoded_methods.get(method)
+        if found is None:
+            found = Method(method.kind, method.path, None, method.response_deserializer, method.registered)
+            self._encoded_methods[method] = found
+        return found
 
     def check(self) -> None:
         """Nothing: a lane knows at once when it is lost."""
@@ -166,8 +177,9 @@ class LaneConnection:
                 await stream.write(Packet(hello=Hello(lane=lane.token, window=WINDOW_BYTES)).SerializeToString())
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 lane.hello(await stream.read())
-            # Owned by this coroutine: ends in the `finally` below.
+            # Owned by this coroutine: ends in the `finally` below. A lane that cannot be written to is of no use.
             writer = asyncio.get_running_loop().create_task(_write(lane.outbox, stream), name="lane writer")
+            writer.add_done_callback(lambda _: stream.cancel())
             self._set(lane)
             while True:
                 raw = await stream.read()
@@ -192,16 +204,22 @@ class LaneConnection:
         plain = GrpcConnection(self._address, self._plain_changed.set)
         self._plain = plain
         try:
-            was_ready = False
-            while plain.ready or not was_ready:
-                was_ready = was_ready or plain.ready
-                self._tell(plain.ready)
-                self._plain_changed.clear()
-                await self._plain_changed.wait()
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                while not plain.ready:
+                    await self._plain_change()
+            while plain.ready:
+                self._tell(True)
+                await self._plain_change()
+        except TimeoutError:
+            return
         finally:
             self._plain = None
             self._tell(False)
             await plain.close()
+
+    async def _plain_change(self) -> None:
+        self._plain_changed.clear()
+        await self._plain_changed.wait()
 
     def _set(self, lane: CallerLane | None) -> None:
         self._lane = lane
@@ -218,6 +236,8 @@ async def _write(outbox: Outbox, stream: Any) -> None:
         await outbox.write_all(stream.write)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         return  # the reader hears why
+    except Exception:
+        logger.exception("internal: a lane's packet could not be written")
 
 
 class CallerLane:
