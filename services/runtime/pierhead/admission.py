@@ -37,12 +37,15 @@ class Admission:
     def enter_while_draining(self) -> PierheadError | None:
         """As `enter`, but a draining replica takes it: for HTTP, whose clients cannot go elsewhere by themselves."""
         if self.ongoing >= self.max_ongoing_requests:
-            return Backpressure(
-                f"{self._name} already works on {self.ongoing} requests (max_ongoing_requests = "
-                f"{self.max_ongoing_requests}); call another or try later"
-            )
+            return self._full(self.ongoing)
         self.ongoing += 1
         return None
+
+    def _full(self, ongoing: int) -> PierheadError:
+        return Backpressure(
+            f"{self._name} already works on {ongoing} requests (max_ongoing_requests = {self.max_ongoing_requests}); "
+            "call another or try later"
+        )
 
     def wait(self, begin: Callable[[], None]) -> None:
         """Have `begin()` called as soon as there is a place, which is then taken: first come, first served.

@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -35,6 +36,8 @@ from pierhead.multiplex import close_models
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 from pierhead.user_loop import UserLoop
 from pierhead.watchdog import Watchdog
+from pierhead.workers.board import WorkerState
+from pierhead.workers.seat import Seat
 
 if TYPE_CHECKING:
     from pierhead.http_server import HttpListener
@@ -48,6 +51,12 @@ drain yet get a refusal they can act upon, instead of a broken connection."""
 QUIET_TRIES = 20
 """Somebody who keeps asking a draining replica does not keep it alive for longer than this many such moments."""
 
+_STATE_OF_WORKER: dict[State, WorkerState] = {
+    "starting": WorkerState.ILL,  # said only by one that was ready
+    "ready": WorkerState.READY,
+    "draining": WorkerState.DRAINING,
+}
+
 
 def serve(*parts: object, settings: Settings | None = None) -> None:
     """Serve until told to stop; returns after a drain. Exits with 2 on bad settings, 1 when the start fails.
@@ -56,7 +65,11 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
     any object with `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before
     the replica says that it is ready (let it do one real inference) and every ten seconds after; raising means
     unhealthy.
+
+    With several workers (HTTP only) the whole program runs once in each of them, and this process goes on as their
+    supervisor: what stands before the call is run there, what stands behind it once each worker has drained.
     """
+    seat = Seat.take(os.environ)
     try:
         settings = settings or Settings.from_env()
     except SettingsError as error:
@@ -64,7 +77,9 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
         raise SystemExit(2) from None
     logs.configure(settings)
     try:
-        asyncio.run(serve_async(*parts, settings=settings))
+        if settings.workers > 1 and seat is None:
+            _supervise(parts, settings)
+        asyncio.run(_serve(parts, settings, seat))
     except SettingsError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says it all
         raise SystemExit(2) from None
@@ -76,7 +91,33 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
 async def serve_async(*parts: object, settings: Settings | None = None) -> None:
     """As `serve`, inside a running loop; handles SIGTERM and SIGINT meanwhile, leaves logging alone."""
     settings = settings or Settings.from_env()
-    server = ReplicaServer(*parts, settings=settings)
+    if settings.workers > 1:
+        raise SettingsError(
+            f"PIERHEAD_WORKERS: expected 1 for a service that calls serve_async(), found {settings.workers}: workers "
+            "are processes of serve()"
+        )
+    await _serve(parts, settings, None)
+
+
+def _supervise(parts: tuple[object, ...], settings: Settings) -> NoReturn:
+    """Go on as the supervisor of workers. Raises SettingsError where there can be none."""
+    if any(registration_of(part) is not None for part in parts):
+        raise SettingsError(
+            f"PIERHEAD_WORKERS: expected 1 for a service that takes gRPC calls, found {settings.workers}: callers keep "
+            "one connection to each replica, so one worker would get all of their calls; run more replicas in its place"
+        )
+    if not _listeners(parts):
+        raise SettingsError(f"PIERHEAD_WORKERS: expected 1 where no HTTP is served, found {settings.workers}")
+    from pierhead.workers.supervisor import become_supervisor
+
+    try:
+        become_supervisor(settings)
+    except RuntimeError as error:
+        raise SettingsError(f"PIERHEAD_WORKERS: expected 1, found {settings.workers}: {error}") from None
+
+
+async def _serve(parts: tuple[object, ...], settings: Settings, seat: Seat | None) -> None:
+    server = ReplicaServer(*parts, settings=settings, seat=seat)
     Clients.use(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,6 +152,7 @@ class ReplicaServer:
         *parts: object,
         settings: Settings | None = None,
         metrics: runtime_metrics.RuntimeMetrics | None = None,
+        seat: Seat | None = None,
     ) -> None:
         if not parts:
             raise TypeError("serve() needs at least one part: a servicer, an aiohttp application")
@@ -130,7 +172,9 @@ class ReplicaServer:
         self._reject_unknown(parts)
         self._reject_settings()
         name = self.settings.replica or self.settings.service or "this replica"
-        self._admission = Admission(self.settings.max_ongoing_requests, name)
+        self._seat = seat
+        make = Admission if seat is None else seat.admission
+        self._admission = make(self.settings.max_ongoing_requests, name)
         self._edge = Edge(self.settings, self._admission, self.metrics)
         self._health = health.aio.HealthServicer()
         self._services: list[str] = []
@@ -160,6 +204,9 @@ class ReplicaServer:
                 ]
                 if self._user is not None:
                     helpers.append(tasks.create_task(self._user.lives(), name="user code"))
+                if self._seat is not None:
+                    attended = self._seat.attend(self.metrics.expose, self._queued, self._orphaned)
+                    helpers.append(tasks.create_task(attended, name="seat"))
                 await asyncio.wait([life])
                 for helper in helpers:
                     helper.cancel()
@@ -172,8 +219,19 @@ class ReplicaServer:
 
     def readiness(self) -> Readiness:
         """What /readyz says."""
-        queued = sum(list(self.metrics.queued.values.values()))
-        return Readiness(self.state, self._admission.ongoing, int(queued), self._detail)
+        return Readiness(self.state, self._admission.ongoing, self._queued(), self._detail)
+
+    def _queued(self) -> int:
+        return int(sum(list(self.metrics.queued.values.values())))
+
+    def _orphaned(self) -> None:
+        logger.error("the supervisor of this worker is gone; it drains")
+        self.stop()
+
+    def _set_state(self, state: State, detail: str = "") -> None:
+        self.state, self._detail = state, detail
+        if self._seat is not None:
+            self._seat.tell(_STATE_OF_WORKER[state], detail)
 
     def _reject_unknown(self, parts: tuple[object, ...]) -> None:
         for part in parts:
@@ -213,7 +271,8 @@ class ReplicaServer:
 
     async def _live(self) -> None:
         """The replica's life in order."""
-        await self._listen_admin()
+        if self._seat is None:  # else the supervisor has the admin port
+            await self._listen_admin()
         if self._user is not None:
             await self._user.start()
         await self._watch.check_all()
@@ -254,8 +313,9 @@ class ReplicaServer:
             self.grpc_port = self._bind_grpc(self._server, port)
             await self._server.start()
         for listener in self._listeners.values():
-            port = _or_default(settings.port, DEFAULT_HTTP_PORT)
-            self.http_port = await listener.start(self._edge, settings.host, port)
+            port = _or_default(settings.port, DEFAULT_HTTP_PORT) if self._seat is None else self._seat.port
+            shared = self._seat is not None
+            self.http_port = await listener.start(self._edge, settings.host, port, reuse_port=shared)
 
     def _add_standard_services(self, server: grpc.aio.Server) -> None:
         """grpc.health.v1 and reflection: outside admission, they must answer when the replica is full."""
@@ -287,7 +347,7 @@ class ReplicaServer:
         if not why_ill:
             await self._say_ready()
         elif self.state != "draining":
-            self.state, self._detail = "starting", why_ill
+            self._set_state("starting", why_ill)
             await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def _load(self) -> Load:
@@ -295,9 +355,9 @@ class ReplicaServer:
 
     async def _say_ready(self) -> None:
         if self.state == "starting":
-            self.state, self._detail = "ready", ""
+            self._set_state("ready")
             await self._set_grpc_health(health_pb2.HealthCheckResponse.SERVING)
-            logger.info("ready")
+            logger.info("ready" if self._seat is None else f"{self._seat.name} is ready")
 
     async def _set_grpc_health(self, status: int) -> None:
         for service in ("", *self._services):
@@ -307,7 +367,7 @@ class ReplicaServer:
 
     async def _drain(self) -> None:
         """Finish what there is, refuse what is new, within the drain timeout."""
-        self.state, self._detail = "draining", "told to stop"
+        self._set_state("draining", "told to stop")
         self._admission.draining = True
         for listener in self._listeners.values():
             listener.drain()

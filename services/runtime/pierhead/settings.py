@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pierhead.errors import SettingsError
-
 T = TypeVar("T")
 
 DEFAULT_GRPC_PORT = 50051
@@ -118,6 +116,8 @@ class Settings:
             log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
         )
         if reader.problems:
+            from pierhead.errors import SettingsError  # with it comes gRPC, which a supervisor of workers does not need
+
             raise SettingsError("\n".join(reader.problems))
         return settings
 

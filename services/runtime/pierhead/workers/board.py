@@ -1,0 +1,104 @@
+"""What the processes of one replica know of each other: a few numbers for each worker, in memory that all share.
+
+Each number has one writer, the worker whose seat it is; only of one that has ended the supervisor clears them. They are
+eight bytes and aligned, so nobody ever reads half of one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from enum import IntEnum
+from typing import NamedTuple
+
+WORD = 8
+DETAIL_BYTES = 512
+
+
+class WorkerState(IntEnum):
+    """What a worker says of itself."""
+
+    ABSENT = 0
+    """Not there, or not listening yet."""
+    READY = 1
+    ILL = 2
+    """It listens, and its health checks fail."""
+    DRAINING = 3
+
+
+class Seen(NamedTuple):
+    """One worker at one moment."""
+
+    state: WorkerState
+    ongoing: int
+    queued: int
+    beat_s: float
+    """When its event loop was last known to run, by `time.monotonic()`, which all processes share."""
+    detail: str
+
+
+class Board:
+    """The shared memory, by a file descriptor that workers inherit."""
+
+    def __init__(self, descriptor: int, workers: int) -> None:
+        self.descriptor = descriptor
+        self.workers = workers
+        memory = memoryview(mmap.mmap(descriptor, _size(workers)))
+        words = memory[: 4 * workers * WORD].cast("q")
+        self.ongoing, self.queued, self._state, self._beat = (
+            words[number * workers : (number + 1) * workers] for number in range(4)
+        )
+        self._details = memory[4 * workers * WORD :]
+
+    @classmethod
+    def make(cls, workers: int) -> Board:
+        """Memory for so many workers, all of them absent."""
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("pierhead-workers")
+        else:  # not Linux
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, _size(workers))
+        return cls(descriptor, workers)
+
+    def close(self) -> None:
+        """Let go of the descriptor; who has the memory keeps it."""
+        os.close(self.descriptor)
+
+    def tell(self, index: int, state: WorkerState, detail: str = "") -> None:
+        """A worker says how it is."""
+        raw = detail.encode()[:DETAIL_BYTES]
+        start = index * DETAIL_BYTES
+        self._details[start : start + DETAIL_BYTES] = raw.ljust(DETAIL_BYTES, b"\0")
+        self._state[index] = state
+
+    def beat(self, index: int, now_s: float) -> None:
+        """A worker's event loop runs."""
+        self._beat[index] = int(now_s * 1e9)
+
+    def clear(self, index: int) -> None:
+        """The worker of that seat has ended."""
+        self.tell(index, WorkerState.ABSENT)
+        self.ongoing[index] = self.queued[index] = self._beat[index] = 0
+
+    def seen(self) -> list[Seen]:
+        """Every worker, now."""
+        return [
+            Seen(
+                WorkerState(self._state[index]),
+                self.ongoing[index],
+                self.queued[index],
+                self._beat[index] / 1e9,
+                self._detail(index),
+            )
+            for index in range(self.workers)
+        ]
+
+    def _detail(self, index: int) -> str:
+        raw = bytes(self._details[index * DETAIL_BYTES : (index + 1) * DETAIL_BYTES])
+        return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+def _size(workers: int) -> int:
+    return workers * (4 * WORD + DETAIL_BYTES)
