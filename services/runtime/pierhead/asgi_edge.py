@@ -182,9 +182,47 @@ class _Exchange:
         return error_answer(error, request_id, self._edge.settings)
 
     def _stamped(self, message: Message) -> Message:
-        headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _ID]
-        headers.append((_ID, self.visit.request_id.encode()))
-        return {**message, "headers": headers}
+        return {**message, "headers": [*message.get("headers", ()), (_ID, self.visit.request_id.encode())]}
+
+
+class _Listener:
+    """Reads what the client sends, ahead of an application that is at work, to learn that it has left."""
+
+    def __init__(self, receive: Receive, left: Callable[[], None]) -> None:
+        """`left()` is called when the client has."""
+        self._receive = receive
+        self._left = left
+        self._inbox: deque[Message] = deque()
+        self._ahead = 0
+        """Bytes of body in the inbox."""
+        self._changed = asyncio.Event()
+        """Something was put into the inbox, or taken."""
+        self.task = asyncio.ensure_future(self._run())
+
+    async def next(self) -> Message:
+        """What `receive` would have given."""
+        while not self._inbox:
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._inbox[0]
+        if message["type"] != "http.disconnect":  # which may be asked for again
+            self._inbox.popleft()
+            self._ahead -= len(message.get("body", b""))
+            self._changed.set()
+        return message
+
+    async def _run(self) -> None:
+        while True:
+            message = await self._receive()
+            self._inbox.append(message)
+            self._changed.set()
+            if message["type"] == "http.disconnect":
+                self._left()
+                return
+            self._ahead += len(message.get("body", b""))
+            while self._ahead > MAX_AHEAD:
+                self._changed.clear()
+                await self._changed.wait()
 
 
 class _Request(_Exchange):
@@ -192,20 +230,15 @@ class _Request(_Exchange):
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
         super().__init__(scope, receive, send, edge)
-        self._held: list[Message] = []
+        self._held: list[Message] | None = None
         """A response that is held back."""
         self._complete = False
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
+        self._reading = False
         self._listens = False
         self._listen: Deadline | None = None
-        self._listener: asyncio.Task[None] | None = None
-        self._reading = False
-        self._inbox: deque[Message] = deque()
-        self._ahead = 0
-        """Bytes of body in the inbox."""
-        self._changed = asyncio.Event()
-        """Something was put into the inbox, or taken."""
+        self._listener: _Listener | None = None
 
     def begin(self, deadlines: Deadlines) -> None:
         self._task = asyncio.current_task()
@@ -222,16 +255,17 @@ class _Request(_Exchange):
         return False
 
     def end(self) -> None:
-        for running in (self._listen, self._listener):
-            if running is not None:
-                running.cancel()
+        if self._listen is not None:
+            self._listen.cancel()
+        if self._listener is not None:
+            self._listener.task.cancel()
 
     # ---- from the client
 
     async def receive(self) -> Message:
         self._reading = True
         try:
-            message = await (self._receive() if self._listener is None else self._heard())
+            message = await (self._receive() if self._listener is None else self._listener.next())
         finally:
             self._reading = False
         if message["type"] == "http.disconnect":
@@ -241,44 +275,17 @@ class _Request(_Exchange):
         return message
 
     def _start_listening(self) -> None:
-        """From now on a task reads: an application at work does not. Never two at once, or one misses a piece."""
+        """Called when the request takes its time. Never are two reading at once, or one would miss a piece."""
         self._listens = True
         if not self._reading:
-            self._listener = asyncio.ensure_future(self._listen_on())
+            self._listener = _Listener(self._receive, self._client_left)
 
-    async def _listen_on(self) -> None:
-        await self._read_ahead()
-        self._inbox.append({"type": "http.disconnect"})
-        self._changed.set()
+    def _client_left(self) -> None:
         if not self._complete:
             self.gone = True
             if self._task is not None and not self._reading:
                 self._cancelled = True
                 self._task.cancel()
-
-    async def _read_ahead(self) -> None:
-        """Return when the client has left."""
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return
-            self._inbox.append(message)
-            self._ahead += len(message.get("body", b""))
-            self._changed.set()
-            while self._ahead > MAX_AHEAD:
-                self._changed.clear()
-                await self._changed.wait()
-
-    async def _heard(self) -> Message:
-        while not self._inbox:
-            self._changed.clear()
-            await self._changed.wait()
-        message = self._inbox[0]
-        if message["type"] != "http.disconnect":  # which may be asked for again
-            self._inbox.popleft()
-            self._ahead -= len(message.get("body", b""))
-            self._changed.set()
-        return message
 
     # ---- to the client
 
@@ -290,32 +297,29 @@ class _Request(_Exchange):
             if self._edge.admission.draining:
                 message["headers"].append((b"connection", b"close"))
             if message["status"] == 500:
-                self._held.append(message)
+                self._held = [message]
                 return
         elif kind == "http.response.body":
             complete = not message.get("more_body", False)
-            if self._held:
+            if self._held is not None:
                 self._held.append(message)
                 if complete and bytes(message.get("body", b"")) == STARLETTE_S_500:
                     return
-                await self._release()
+                await self.finish()
                 self._complete = complete
                 return
             self._complete = complete
         await self._send(message)
 
-    async def _release(self) -> None:
-        held, self._held = self._held, []
+    async def finish(self) -> None:
+        held, self._held = self._held or (), None
         for message in held:
             await self._send(message)
 
-    async def finish(self) -> None:
-        await self._release()
-
     async def tell(self, error: PierheadError, request_id: str) -> bool:
-        if self.status and not self._held:
+        if self.status and self._held is None:
             return False
-        self._held.clear()
+        self._held = None
         answer = self._answer(error, request_id)
         self.status = str(answer.status)
         headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
