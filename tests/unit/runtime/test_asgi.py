@@ -14,7 +14,8 @@ from aiohttp import WSServerHandshakeError as HandshakeError
 from fastapi import BackgroundTasks, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse, StreamingResponse
 from pierhead import BadRequest, asgi, current_request, handle
-from pierhead.asgi_edge import STARLETTE_S_500, AsgiEdge, is_asgi
+from pierhead.asgi_edge import AsgiEdge, is_asgi
+from pierhead.asgi_exchange import STARLETTE_S_500
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
 from tests.unit.runtime.harness import Cluster, EchoService, echo, know, until
