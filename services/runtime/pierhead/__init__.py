@@ -25,8 +25,8 @@ from pierhead.handle import handle
 from pierhead.local import local, override_handle
 from pierhead.multiplex import multiplexed
 from pierhead.policies import register_policy
+from pierhead.process import serve, serve_async
 from pierhead.request import RequestContext, current_request
-from pierhead.server import serve, serve_async
 from pierhead.settings import Settings
 
 if TYPE_CHECKING:
