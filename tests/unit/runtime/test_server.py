@@ -283,7 +283,8 @@ class TestHealth:
         self, cluster: Cluster, caplog: pytest.LogCaptureFixture
     ) -> None:
         part, service = Checked(), EchoService()
-        server = await cluster.start(service, part, health_period_s=0.01, health_timeout_s=0.1)
+        # Long enough that on a busy machine, too, something is answered within it.
+        server = await cluster.start(service, part, health_period_s=0.01, health_timeout_s=1.0)
         async with plain(server) as channel:
             stub = echo_pb2_grpc.EchoStub(channel)
             line = [stub.Echo(echo("wait")) for _ in range(20)]
