@@ -15,7 +15,7 @@ from fastapi import BackgroundTasks, FastAPI, HTTPException, Request, WebSocket,
 from fastapi.responses import JSONResponse, StreamingResponse
 from pierhead import BadRequest, asgi, current_request, handle
 from pierhead.asgi_edge import AsgiEdge, is_asgi
-from pierhead.asgi_exchange import STARLETTE_S_500
+from pierhead.asgi_exchange import LISTEN_AFTER_S, STARLETTE_S_500
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
 from tests.unit.runtime.harness import Cluster, EchoService, echo, know, until
@@ -319,6 +319,38 @@ class TestClientThatLeaves:
         response = await asking
         assert await response.json() == {"bytes": size}
         response.release()
+
+    async def test_there_is_one_reader_at_a_time(self, cluster: Cluster) -> None:
+        """The application reads when somebody would begin to listen. ASGI allows no two to do it at once."""
+        server = await cluster.start(FastAPI())
+        pieces = [b"a", b"b", b"c"]
+        readers, most = 0, 0
+
+        async def receive() -> Any:
+            nonlocal readers, most
+            readers += 1
+            most = max(most, readers)
+            await asyncio.sleep(3 * LISTEN_AFTER_S)
+            readers -= 1
+            if not pieces:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            more = True
+            while more:
+                message = await receive()
+                read.append(message["body"])
+                more = message["more_body"]
+                await asyncio.sleep(LISTEN_AFTER_S)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body"})
+
+        async def send(message: Any) -> None: ...
+
+        read: list[bytes] = []
+        await AsgiEdge(app, server._edge)({"type": "http", "method": "POST", "headers": []}, receive, send)
+        assert (read, most) == ([b"a", b"b", b"c"], 1)
 
     @pytest.mark.parametrize("path", ["/items/1", "/child?message=hi", "/stream", "/fail/boom", "/nowhere"])
     async def test_whenever_it_leaves_nothing_is_left_behind(self, cluster: Cluster, site: Site, path: str) -> None:

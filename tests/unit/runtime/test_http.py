@@ -16,6 +16,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 from aiohttp.client_exceptions import ClientConnectionError, ClientPayloadError
 from pierhead import Backpressure, BadRequest, UserCodeError, current_request, handle
 from pierhead.channel import HandleChannel
+from pierhead.deadlines import Deadlines
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.http_server import AiohttpListener
 from pierhead.metrics import RuntimeMetrics
@@ -326,6 +327,16 @@ class TestDeadline:
         async with client.get(f"{url}/items/1") as response:
             assert response.status == 200, "the connection goes on"
         assert server.readiness().ongoing == 0
+
+    async def test_it_is_forgotten_when_the_request_has_ended(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        _, url = await start(cluster, site)
+        for path in ("items/1", "fail/boom", "nowhere", "stream"):
+            async with client.get(f"{url}/{path}"):
+                pass
+        waiting = Deadlines.current()._slots.values()
+        assert sum(map(len, waiting)) == 0
 
     async def test_it_reaches_the_next_service(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
         service = EchoService()
