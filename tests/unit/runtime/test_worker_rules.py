@@ -5,6 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from pierhead import Settings
 from pierhead.errors import Backpressure
 from pierhead.metrics import RuntimeMetrics
 from pierhead.workers.board import DETAIL_BYTES, Board, Seen, WorkerState
@@ -12,6 +13,7 @@ from pierhead.workers.pages import Ledger, Page, read_page
 from pierhead.workers.place import Place
 from pierhead.workers.seat import SharedAdmission
 from pierhead.workers.supervision import HUNG_S, LONGEST_S, SHORTEST_S, WELL_S, Backoff, hung, verdict
+from pierhead.workers.supervisor import read_settings, settings_text
 from prometheus_client.parser import text_string_to_metric_families
 
 ABSENT, READY, ILL = WorkerState.ABSENT, WorkerState.READY, WorkerState.ILL
@@ -99,6 +101,16 @@ class TestBoard:
     def test_a_place_is_read_as_it_was_written(self) -> None:
         place = Place(1, 4, 8080, 5, 9)
         assert Place.read(place.text()) == place
+
+
+def test_settings_reach_the_supervisor_as_they_are() -> None:
+    for environ in (
+        {},
+        {"PIERHEAD_STATIC_RANKER": "10.0.0.1:1,10.0.0.2:2", "PIERHEAD_PORT": "0", "PIERHEAD_DEBUG": "1"},
+    ):
+        settings = Settings.from_env(environ)
+        assert read_settings(settings_text(settings)) == settings
+    assert read_settings(settings_text(Settings())) == Settings()
 
 
 @given(

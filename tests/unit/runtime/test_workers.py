@@ -458,6 +458,13 @@ class TestSupervisor:
 
         await until(counted, "it answers again")
 
+    async def test_many_may_ask_for_metrics_at_once(self, supervised: tuple[Supervisor, Replica]) -> None:
+        _, replica = supervised
+        await replica.pids()
+        counts = await asyncio.gather(*(replica.metric("pierhead_requests_total") for _ in range(20)))
+        assert len(set(counts)) == 1
+        assert counts[0] >= 2
+
     async def test_one_that_does_not_end_is_killed(
         self,
         supervised: tuple[Supervisor, Replica],

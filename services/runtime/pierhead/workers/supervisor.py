@@ -65,7 +65,7 @@ def become_supervisor(settings: Settings) -> NoReturn:
         raise RuntimeError(
             "a program that was typed in, or piped into Python, cannot be started again; put it in a file"
         )
-    told = {"settings": dataclasses.asdict(settings), "program": [sys.executable, *program]}
+    told = {"settings": settings_text(settings), "program": [sys.executable, *program]}
     sys.stdout.flush()
     sys.stderr.flush()
     package = str(Path(__file__).resolve().parents[1])
@@ -73,11 +73,24 @@ def become_supervisor(settings: Settings) -> NoReturn:
     os.execve(sys.executable, [sys.executable, "-P", "-c", _PROGRAM, package], environ)  # noqa: S606 - no shell
 
 
+def settings_text(settings: Settings) -> str:
+    """Settings, for `read_settings` in another process."""
+    return json.dumps(dataclasses.asdict(settings))
+
+
+def read_settings(text: str) -> Settings:
+    """What `settings_text` was given."""
+    fields = json.loads(text)
+    static = fields.pop("static")
+    if static is not None:
+        static = {name: tuple(addresses) for name, addresses in static.items()}
+    return Settings(**fields, static=static)
+
+
 def main() -> None:
     """What the process does that has become a supervisor. Exits with the code that `serve` would have had."""
     told = json.loads(os.environ.pop(_SETTINGS))
-    static = {name: tuple(addresses) for name, addresses in (told["settings"].pop("static") or {}).items()}
-    settings = Settings(**told["settings"], static=static)
+    settings = read_settings(told["settings"])
     logs.configure(settings)
     try:
         code = asyncio.run(_run(settings, told["program"]))
@@ -116,13 +129,13 @@ class Worker:
 
     async def metrics(self) -> str:
         """Its exposition. Raises TimeoutError when it takes longer than SCRAPE_S, OSError or EOFError when it ends."""
-        if self._asked is None:  # else an earlier question is still to be answered
+        if self._asked is None or self._asked.done():  # else an earlier question is still to be answered
             self._asked = asyncio.create_task(self._ask())
-        done, _ = await asyncio.wait([self._asked], timeout=SCRAPE_S)
-        if not done:
+        asked = self._asked
+        await asyncio.wait([asked], timeout=SCRAPE_S)
+        if not asked.done():
             raise TimeoutError
-        asked, self._asked = self._asked, None
-        return await asked
+        return asked.result()
 
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens when it has ended."""
@@ -135,7 +148,7 @@ class Worker:
         """Let go of its line."""
         if self._asked is not None:
             self._asked.cancel()
-            await asyncio.wait([self._asked])
+            await asyncio.gather(self._asked, return_exceptions=True)
         if self._streams is not None:
             self._streams[1].transport.abort()
         self._line.close()
