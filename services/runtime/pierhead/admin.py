@@ -155,7 +155,7 @@ def read_head(head: bytes) -> Request:
     """Read a request's head, up to its empty line (RFC 9112). Pure."""
     line, *fields = head.decode("latin-1").split("\r\n")
     words = line.split(" ")
-    if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
+    if len(words) != 3 or not all(words) or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
         return Request("")
     method, target, version = words
     headers: dict[str, str] = {}
