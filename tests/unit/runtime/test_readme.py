@@ -21,7 +21,7 @@ from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, EVENTS, POLICY, STREAM, MODELS, LOCAL = (dedent(text) for text in SHOWN)
+SERVICE, CALLER, EVENTS, POLICY, STREAM, MODELS, LOCAL, *_OUTSIDE = (dedent(text) for text in SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:

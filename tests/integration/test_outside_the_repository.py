@@ -1,0 +1,136 @@
+"""The runtime as somebody uses it who has nothing but its wheel: the project of its README, in an empty directory.
+
+Wheels come from uv's cache where it holds them, so that no network is needed on a machine that has made .venv.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.stack import ROOT
+from tests.harness.waiting import eventually
+
+SECTION = "## In a project of your own"
+SOURCES = ("services/runtime", "proto", "README.md", "LICENSE", "pyproject.toml")
+NO_NETWORK = re.compile(r"network|connect|resolve host|dns error|Failed to fetch|timed out", re.IGNORECASE)
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def shown(language: str) -> list[str]:
+    readme = (ROOT / "services" / "runtime" / "README.md").read_text(encoding="utf-8")
+    section = readme.partition(SECTION)[2].partition("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+
+
+def uv(*arguments: str | Path) -> None:
+    """Run uv from its cache alone, or else with the network; skips the test where there is neither."""
+    command = ["uv"] if shutil.which("uv") else [sys.executable, "-m", "uv"]
+    for option in (["--offline"], []):
+        done = subprocess.run(
+            [*command, *arguments, *option], cwd="/", capture_output=True, text=True, timeout=200, check=False
+        )
+        if done.returncode == 0:
+            return
+    if NO_NETWORK.search(done.stderr):
+        pytest.skip(f"needs packages that are neither in uv's cache nor to be had: {done.stderr[-300:]}")
+    pytest.fail(done.stderr)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: the build generates stubs into its sources, which other tests are using."""
+    copy, into = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        source, target = ROOT / name, copy / name
+        if source.is_dir():
+            shutil.copytree(
+                source, target, ignore=shutil.ignore_patterns("__pycache__", "v1") if "runtime" in name else None
+            )
+        else:
+            shutil.copy(source, target)
+    uv("build", "--wheel", "--out-dir", into, copy)
+    [built] = into.glob("pierhead-*.whl")
+    return built
+
+
+@pytest.fixture
+def project(wheel: Path, tmp_path: Path) -> Path:
+    """The directory that the README describes, with an environment of its own."""
+    service, caller = shown("python")
+    [proto] = shown("proto")
+    for name, text in (("greeter.proto", proto), ("service.py", service), ("caller.py", caller)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    uv("venv", "--python", sys.executable, tmp_path / "venv")
+    uv("pip", "install", "--python", tmp_path / "venv/bin/python", wheel, "grpcio-tools")
+    run(tmp_path, "-m", "grpc_tools.protoc", "-I.", "--python_out=.", "--grpc_python_out=.", "greeter.proto")
+    return tmp_path
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """Nothing of this test's: no PYTHONPATH, no settings of a replica."""
+    return {"PATH": os.environ["PATH"], **{f"PIERHEAD_{name}": value for name, value in settings.items()}}
+
+
+def run(project: Path, *arguments: str, **settings: str) -> str:
+    """Run the project's Python; returns what it prints."""
+    done = subprocess.run(
+        ["venv/bin/python", *arguments], cwd=project, env=environment(**settings), capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def service(project: Path) -> Iterator[str]:
+    """The project's service, running; its address."""
+    host, log = "127.0.44.1", project / "service.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["venv/bin/python", "service.py"], cwd=project, env=environment(HOST=host), stderr=output
+        )
+    try:
+        eventually(lambda: '"ready"' in log.read_text(), f"the service is ready: {log.read_text()}", within_s=30)
+        yield f"{host}:50051"
+    finally:
+        process.terminate()
+        status = process.wait(timeout=30)
+    assert status == 0, log.read_text()
+
+
+BY_LANE = """
+from pierhead.clients import Clients
+connections = [replica.connection for replica in Clients.current().pool("greeter", "lane").replicas()]
+print([type(connection).__name__ for connection in connections], all(c._lane.outbox.sent for c in connections))
+"""
+
+
+def test_a_service_and_its_caller(project: Path, service: str) -> None:
+    assert run(project, "caller.py", STATIC_GREETER=service) == "Hello, Ada\n"
+    where = run(project, "-c", "import pierhead; print(pierhead.__file__)").strip()
+    assert Path(where).is_relative_to(project / "venv"), "the runtime is the wheel's"
+
+
+def test_they_speak_by_lane(project: Path, service: str) -> None:
+    caller = (project / "caller.py").read_text()
+    by_lane = BY_LANE.replace("\n", "\n    ")
+    asked = caller.replace("    await close_handles()", f"    {by_lane.strip()}\n    await close_handles()")
+    assert run(project, "-c", asked, STATIC_GREETER=service).splitlines()[1] == "['LaneConnection'] True"
+
+
+def test_the_wheel_holds_the_runtime_and_nothing_else(project: Path, wheel: Path) -> None:
+    listed = run(
+        project, "-c", f"import zipfile; print(*zipfile.ZipFile({str(wheel)!r}).namelist(), sep='\\n')"
+    ).split()
+    assert {name.split("/")[0] for name in listed} == {"pierhead", "pierhead-0.1.0.dist-info"}
+    assert "pierhead/py.typed" in listed
+    assert "pierhead/lane/v1/lane_pb2.py" in listed
