@@ -29,7 +29,7 @@ main() {
 # Cheap ones first, so that a plain mistake is told before a stack is started for it.
 run_tests() {
   local directory directories=()
-  for directory in tests/unit tests/contract tests/integration tests/e2e; do
+  for directory in tests/unit tests/contract tests/faults tests/integration tests/e2e; do
     [ -d "$directory" ] && directories+=("$directory")
   done
   # testcontainers' reaper is an image from a registry; remove_leftovers does its work.

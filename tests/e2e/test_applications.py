@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import struct
+from pathlib import Path
 
 import grpc
 import pytest
 from pierhead.recsys.v1 import ranker_pb2, ranker_pb2_grpc
 from pierhead.tensor.v1 import tensor_pb2
 
+from tests.harness.other_clients import NodeClient, rank_request_for_node, reflecting, scores_of
+from tests.harness.other_clients import rank_request as rank_request_as_json
 from tests.harness.stack import Stack, request
 from tests.harness.waiting import eventually
 
@@ -65,6 +68,23 @@ def test_own_rows_are_scored_alike_over_http_and_grpc(stack: Stack) -> None:
     assert reply.scores.dtype == tensor_pb2.Tensor.FLOAT32
     assert list(reply.scores.shape) == [1]
     assert math.isclose(struct.unpack("<f", reply.scores.data)[0], answer.json["scores"][0], rel_tol=1e-5)
+
+
+def test_a_client_without_our_code_calls_the_ranker_through_haproxy(stack: Stack) -> None:
+    """HAProxy knows services by name and describes none: the description comes from a replica, the call does not."""
+    [network] = next(iter(stack.replicas("ranker").values())).attrs["NetworkSettings"]["Networks"].values()
+    replica = f"{network['IPAddress']}:50051"
+    assert "pierhead.recsys.v1.Ranker" in reflecting(replica)
+    request = json.dumps(rank_request_as_json())
+    [direct] = reflecting(replica, "pierhead.recsys.v1.Ranker/Rank", request)
+    [through] = reflecting(replica, "pierhead.recsys.v1.Ranker/Rank", request, "--through", stack.grpc_address)
+    assert scores_of(json.loads(through)["scores"]["data"]) == scores_of(json.loads(direct)["scores"]["data"])
+
+
+def test_a_client_in_another_language_calls_the_ranker_through_haproxy(stack: Stack, tmp_path: Path) -> None:
+    node, file, method = NodeClient(tmp_path), "pierhead/recsys/v1/ranker.proto", "pierhead.recsys.v1.Ranker/Rank"
+    [reply] = node.call(stack.grpc_address, file, method, json.dumps(rank_request_for_node()))
+    scores_of(reply["scores"]["data"]["base64"])
 
 
 def test_unknown_grpc_service_is_unimplemented_and_lists_the_known_ones(stack: Stack) -> None:

@@ -1,0 +1,95 @@
+"""gRPC clients that have none of our code call replicas: one by reflection alone, one in another language."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.other_clients import NodeClient, rank_request, rank_request_for_node, reflecting, scores_of
+from tests.harness.stack import ROOT
+from tests.harness.waiting import eventually
+
+pytestmark = pytest.mark.timeout(240)
+
+HOST = "127.0.45.1"
+"""An address of our own: there every port is free."""
+
+ECHO, ECHO_FILE = "pierhead.echo.v1.Echo", "pierhead/echo/v1/echo.proto"
+RANK, RANK_FILE = "pierhead.recsys.v1.Ranker/Rank", "pierhead/recsys/v1/ranker.proto"
+
+
+def serving(module: str, port: int, log: Path) -> Iterator[str]:
+    """A replica as a process of its own; its address."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PIERHEAD_")}
+    environ |= {"PIERHEAD_HOST": HOST, "PIERHEAD_PORT": str(port), "PIERHEAD_ADMIN_PORT": str(port + 1)}
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, "-m", module], cwd=ROOT, env=environ, stderr=output)
+    try:
+        eventually(lambda: '"ready"' in log.read_text(), f"{module} is ready", within_s=120)
+        yield f"{HOST}:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def echo_child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    yield from serving("services.echo.child", 7001, tmp_path_factory.mktemp("echo") / "log")
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("torch", reason="the ranker needs PyTorch")
+    yield from serving("services.recsys.ranker", 7011, tmp_path_factory.mktemp("ranker") / "log")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> NodeClient:
+    return NodeClient(tmp_path_factory.mktemp("node"))
+
+
+class TestByReflection:
+    def test_a_replica_tells_what_it_serves(self, echo_child: str) -> None:
+        assert reflecting(echo_child) == [
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+            ECHO,
+        ]
+
+    def test_calls_and_streams(self, echo_child: str) -> None:
+        assert reflecting(echo_child, f"{ECHO}/Echo", '{"message": "hi"}') == ['{"response": "Echo: hi"}']
+        tokens = reflecting(echo_child, f"{ECHO}/Generate", '{"message": "hi", "num_tokens": 3}')
+        assert [json.loads(token)["text"] for token in tokens] == ["hi 0", "hi 1", "hi 2"]
+
+    def test_errors_arrive_as_grpc_has_them(self, echo_child: str) -> None:
+        [told] = reflecting(echo_child, f"{ECHO}/Generate", '{"message": "hi"}', status=1)
+        assert told == "INVALID_ARGUMENT: num_tokens: expected 1 to 100000, found 0"
+
+    def test_health(self, echo_child: str) -> None:
+        assert reflecting(echo_child, "grpc.health.v1.Health/Check") == ['{"status": "SERVING"}']
+
+    def test_the_ranker(self, ranker: str) -> None:
+        [reply] = reflecting(ranker, RANK, json.dumps(rank_request()))
+        scores_of(json.loads(reply)["scores"]["data"])
+
+
+class TestInAnotherLanguage:
+    def test_calls_and_streams(self, node: NodeClient, echo_child: str) -> None:
+        assert node.call(echo_child, ECHO_FILE, f"{ECHO}/Echo", '{"message": "hi"}') == [{"response": "Echo: hi"}]
+        tokens = node.call(echo_child, ECHO_FILE, f"{ECHO}/Generate", '{"message": "hi", "num_tokens": 3}')
+        assert tokens == [{"text": f"hi {index}", "index": index} for index in range(3)]
+
+    def test_errors_arrive_as_grpc_has_them(self, node: NodeClient, echo_child: str) -> None:
+        told = node.call(echo_child, ECHO_FILE, f"{ECHO}/Generate", '{"message": "hi"}', status=1)
+        assert told == [{"code": 3, "details": "num_tokens: expected 1 to 100000, found 0"}]
+
+    def test_the_ranker(self, node: NodeClient, ranker: str) -> None:
+        [reply] = node.call(ranker, RANK_FILE, RANK, json.dumps(rank_request_for_node()))
+        [told] = reflecting(ranker, RANK, json.dumps(rank_request()))
+        assert scores_of(reply["scores"]["data"]["base64"]) == scores_of(json.loads(told)["scores"]["data"])
