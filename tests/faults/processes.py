@@ -1,0 +1,155 @@
+"""Services as processes of their own, which a test may stop, cut off or kill, and what the kernel says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from tests.unit.runtime.harness import until
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 30.0
+"""A Python process that imports gRPC on a machine whose cores are busy."""
+
+PORT = 50051
+ADMIN_PORT = 9100
+
+LOG_LINES_TOLD = 30
+
+
+class Running:
+    """One process, from its start to its end."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, program: str, name: str, host: str, inside: Sequence[str], log: Path
+    ) -> None:
+        self._process = process
+        self.program = program
+        self.name = name
+        self.host = host
+        self._inside = inside
+        self._log = log
+
+    @property
+    def address(self) -> str:
+        """Where its requests go, "ip:port"."""
+        return f"{self.host}:{PORT}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def resident(self) -> int:
+        """Bytes of memory that the kernel counts as resident now."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal. A stopped process gets SIGCONT and SIGKILL all the same."""
+        self._process.send_signal(number)
+
+    async def ended(self, within_s: float = 15.0) -> int:
+        """Wait for its end; returns the exit status."""
+        async with asyncio.timeout(within_s):
+            return await self._process.wait()
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples, as its admin port tells them now."""
+        url = f"http://{self.host}:{ADMIN_PORT}/metrics"
+        ask = f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=5).read().decode())"
+        # Asked from where it is: there its address can always be reached.
+        page = subprocess.run(
+            [*self._inside, sys.executable, "-c", ask], capture_output=True, text=True, check=True
+        ).stdout
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE))
+
+    def log(self) -> str:
+        """The last lines that it has written."""
+        return "\n".join(self._log.read_text().splitlines()[-LOG_LINES_TOLD:])
+
+    @property
+    def is_ready(self) -> bool:
+        assert self._process.returncode is None, f"{self.name} ended with {self._process.returncode}:\n{self.log()}"
+        return '"message": "ready"' in self._log.read_text()
+
+    async def close(self) -> None:
+        """End it, however it does."""
+        if self._process.returncode is None:
+            self.send(signal.SIGKILL)
+        await self._process.wait()
+        self._process._transport.close()  # type: ignore[attr-defined]
+
+
+class Fleet:
+    """The processes of one test."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._running: list[Running] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for each in self._running:
+            await each.close()
+
+    async def workers(self, *names: str, **environ: object) -> list[Running]:
+        """Replicas of the service "worker"; `environ` are settings without their PIERHEAD_."""
+        return await asyncio.gather(*[self.start("worker", name, environ) for name in names])
+
+    async def ingresses(self, count: int, workers: Sequence[Running], **environ: object) -> list[Running]:
+        """HTTP servers that call `workers`."""
+        settings = environ | {"static_worker": ",".join(worker.address for worker in workers)}
+        return await asyncio.gather(*[self.start("ingress", f"ingress-{n}", settings) for n in range(count)])
+
+    async def start(
+        self,
+        program: str,
+        name: str,
+        settings: Mapping[str, object] | None = None,
+        *,
+        host: str | None = None,
+        inside: Sequence[str] = (),
+    ) -> Running:
+        """Run a program of tests/faults/programs and return once it is ready.
+
+        `host`: the address that it listens on, one of its own unless given. `inside`: what to put before the command.
+        """
+        host = host or _own_address()
+        known = {"host": host, "port": PORT, "admin_port": ADMIN_PORT, "replica": name, "service": program}
+        log = self._logs / f"{len(self._running)}-{name}.log"
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *inside, sys.executable, "-m", f"tests.faults.programs.{program}",
+                cwd=ROOT,
+                env=environment(known | dict(settings or {})),
+                stderr=output,
+            )  # fmt: skip
+        running = Running(process, program, name, host, inside, log)
+        self._running.append(running)
+        await until(lambda: running.is_ready, f"{name} is ready", START_S)
+        return running
+
+
+def environment(settings: Mapping[str, object]) -> dict[str, str]:
+    """This process's, without what belongs to a replica, and the settings given."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PIERHEAD_")}
+    return inherited | {f"PIERHEAD_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+def _own_address() -> str:
+    """One of this machine's 16 million loopback addresses: there every port is free, and no client ever holds one."""
+    number = next(_NUMBERS)
+    return f"127.{os.getpid() % 200 + 20}.{number // 250}.{number % 250 + 1}"
+
+
+_NUMBERS = itertools.count()

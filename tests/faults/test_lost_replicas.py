@@ -1,0 +1,156 @@
+"""One of two replicas is lost under load: how soon it is noticed, what fails, and that nothing fails any more then.
+
+What may fail is what the lost replica may have begun: calls are never repeated for their caller, so that is the least.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+from pierhead import ReplicaDied
+
+from tests.faults.callers import Callers
+from tests.faults.networks import island
+from tests.faults.processes import Fleet, Running
+from tests.unit.runtime.harness import until
+
+both_transports = pytest.mark.parametrize("transport", ["lane", "grpc"])
+
+SILENT_S = 5.0
+"""A peer that says nothing is given up after so long: it is pinged after 2 s without a word, and has 3 s to answer."""
+
+CALLER_SILENT_S = 15.0
+"""A replica pings less often, as it has many callers: after 10 s without a word, with 5 s for the answer."""
+
+BROKEN_S = 0.5
+"""The kernel tells at once that a connection is broken."""
+
+BACK_S = 6.0
+"""A replica that is back is used again: 2 s between tries at most, half of it more by jitter, and a try that was
+begun before has to fail first."""
+
+SLACK_S = 1.5
+"""What busy cores may add."""
+
+ENOUGH = 500
+"""Calls that have to go well before a test believes that things go well."""
+
+
+class Loss:
+    """From the moment before a replica is lost; `noticed` and what follows hold the world to what is promised."""
+
+    def __init__(self, callers: Callers, replica: Running) -> None:
+        self._callers = callers
+        self._replica = replica
+        self._since = self._looked_at = time.monotonic()
+        self._begun = callers.at(replica)
+
+    def _is_noticed(self) -> bool:
+        if not self._callers.is_connected(self._replica):
+            return True
+        self._looked_at, self._begun = time.monotonic(), self._callers.at(self._replica)
+        return False
+
+    async def noticed(self, within_s: float) -> None:
+        """Wait until callers know; then only what the replica may have begun has failed, and nothing fails again."""
+        callers, replica = self._callers, self._replica
+        await until(self._is_noticed, f"{replica.name} is given up", within_s + SLACK_S)
+        noticed_at = time.monotonic()
+        await until(lambda: callers.at(replica) == 0, f"no call is at {replica.name} any more")
+        await callers.go_well(ENOUGH)
+        between = sum(self._looked_at <= made.began <= noticed_at for made in callers.made)
+        failed = callers.failed
+        print(
+            f"{replica.name} lost: noticed after {noticed_at - self._since:.3f} s, {len(failed)} calls failed, "
+            f"{self._begun} were there, {len(callers.made)} made"
+        )
+        assert all(isinstance(made.error, ReplicaDied) for made in failed), callers.errors()
+        assert all(made.began <= noticed_at for made in failed), "a call that began after the loss was known has failed"
+        assert len(failed) <= self._begun + between, callers.errors()
+
+
+async def in_the_midst(callers: Callers, *replicas: Running) -> None:
+    """Wait until each has answered much, and several calls are at the last one at this moment."""
+    since = time.monotonic()
+    for replica in replicas:
+        await until(lambda: callers.answered_by(replica, since) > 50, f"{replica.name} answers", 10)  # noqa: B023
+    await until(lambda: callers.at(replicas[-1]) > 4, f"calls are at {replicas[-1].name}", 10)
+
+
+async def is_used_again(callers: Callers, replica: Running, within_s: float) -> None:
+    """Wait until it answers calls; no further call fails meanwhile, nor soon after."""
+    failed, since = len(callers.failed), time.monotonic()
+    await until(lambda: callers.answered_by(replica, since) > 0, f"{replica.name} is used again", within_s + SLACK_S)
+    print(f"{replica.name} is used again after {time.monotonic() - since:.3f} s")
+    await callers.go_well(ENOUGH)
+    assert len(callers.failed) == failed, callers.errors()
+
+
+@both_transports
+async def test_a_replica_that_hangs(fleet: Fleet, transport: str) -> None:
+    stays, hangs = await fleet.workers("stays", "hangs")
+    async with Callers([stays, hangs], transport) as callers:
+        await in_the_midst(callers, stays, hangs)
+        loss = Loss(callers, hangs)
+        hangs.send(signal.SIGSTOP)
+        await loss.noticed(SILENT_S)
+        hangs.send(signal.SIGCONT)
+        await is_used_again(callers, hangs, BACK_S)
+
+
+@both_transports
+async def test_a_replica_that_is_killed_and_started_again_at_its_address(fleet: Fleet, transport: str) -> None:
+    stays, dies = await fleet.workers("stays", "dies")
+    async with Callers([stays, dies], transport) as callers:
+        await in_the_midst(callers, stays, dies)
+        loss = Loss(callers, dies)
+        dies.send(signal.SIGKILL)
+        await loss.noticed(BROKEN_S)
+        again = await fleet.start("worker", "again", host=dies.host)
+        await is_used_again(callers, again, BACK_S)
+
+
+@both_transports
+async def test_a_replica_whose_cable_is_pulled(fleet: Fleet, transport: str) -> None:
+    with island() as far_away:
+        near = await fleet.start("worker", "near")
+        far = await fleet.start("worker", "far", host=far_away.host, inside=far_away.inside)
+        async with Callers([near, far], transport) as callers:
+            await in_the_midst(callers, near, far)
+            loss = Loss(callers, far)
+            far_away.pull_the_cable()
+            await loss.noticed(SILENT_S)
+            far_away.plug_it_in()
+            await is_used_again(callers, far, BACK_S)
+
+
+async def test_a_replica_that_is_cut_off_stops_working_for_its_callers(fleet: Fleet) -> None:
+    with island() as far_away:
+        far = await fleet.start("worker", "far", host=far_away.host, inside=far_away.inside)
+        async with Callers([far], "lane", count=0) as callers:
+            long_ones = [asyncio.create_task(callers.one(work_ms=60_000)) for _ in range(8)]
+            await until(lambda: far.metric("pierhead_ongoing_requests") == 8, "all are worked on", 10)
+            far_away.pull_the_cable()
+            since = time.monotonic()
+            await until(
+                lambda: far.metric("pierhead_ongoing_requests") == 0, "none is worked on", CALLER_SILENT_S + SLACK_S
+            )
+            print(f"the replica gave its callers up after {time.monotonic() - since:.1f} s")
+            ended = await asyncio.gather(*long_ones, return_exceptions=True)
+            assert [type(error) for error in ended] == [ReplicaDied] * 8
+
+
+@both_transports
+async def test_a_replica_that_is_told_to_stop_loses_no_call(fleet: Fleet, transport: str) -> None:
+    stays, goes = await fleet.workers("stays", "goes")
+    async with Callers([stays, goes], transport) as callers:
+        await in_the_midst(callers, stays, goes)
+        goes.send(signal.SIGTERM)
+        assert await goes.ended() == 0
+        await callers.go_well(ENOUGH)
+        again = await fleet.start("worker", "again", host=goes.host)
+        await is_used_again(callers, again, BACK_S)
+    assert not callers.failed, callers.errors()

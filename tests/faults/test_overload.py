@@ -1,0 +1,151 @@
+"""Ten times the load that the replicas can take: as much is done as ever, the rest is refused at once and told when to
+come back, and when the load has gone everything is as before.
+
+The work is time and not computation, so the capacity is known and small, and there is processor time for the overload
+itself: with work that needs it, refusals would cost a part of the capacity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import pytest
+
+from tests.faults.load import Seen, arrivals, users
+from tests.faults.machine import Others
+from tests.faults.processes import Fleet, Running
+
+TIMES = 10
+"""How many times the capacity comes."""
+
+GOODPUT = 0.9
+"""Of the peak, at least."""
+
+SLACK_S = 0.1
+"""What a scheduler may add to the time of one request in a hundred."""
+
+NORMAL_S = 1.0
+"""How soon after the overload everything is normal."""
+
+MEMORY_MB = {"worker": 4, "ingress": 16}
+"""What a process may grow by, from before the overload to its height. An ingress has a connection of 20 KiB or so for
+each request that is being answered; of those that it refuses it keeps nothing."""
+
+QUIET_CORES = 0.5
+"""What other processes of this machine may take for times to be worth a verdict."""
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known beforehand. Callers with as many ingresses as places, or fewer."""
+
+    workers: int
+    ingresses: int
+    places: int
+    """Calls that each worker takes at a time."""
+    work_s: float
+    queue: int
+    """Calls that may wait in each ingress."""
+    status: int
+    """What a client gets that is refused."""
+
+    @property
+    def capacity(self) -> float:
+        """Requests a second, as an upper bound: work takes as long as it says, and a little more."""
+        return self.workers * self.places / self.work_s
+
+    @property
+    def path(self) -> str:
+        return f"/work?ms={self.work_s * 1000:g}"
+
+    def longest_s(self, alone_s: float) -> float:
+        """How long a request takes that is accepted as the last in line, when one alone takes `alone_s`.
+
+        An ingress has at least its share of the places, and each of them takes the next call of the line as soon as
+        the one before is done. With others about, a call may have to wait at the worker for the calls of those that
+        have come to wait before it, one each; a place frees within the time that one takes.
+        """
+        share = self.workers * max(1, self.places // self.ingresses)
+        turns = self.queue / share + 1
+        return turns * alone_s * (1 if self.ingresses == 1 else 2)
+
+
+class Memory:
+    """The most that each process had while the block ran, beside what it had before."""
+
+    def __init__(self, processes: Sequence[Running]) -> None:
+        self._before = {process: process.resident() for process in processes}
+        self._peak = dict(self._before)
+        self._watch: asyncio.Task[None]
+
+    async def __aenter__(self) -> Self:
+        self._watch = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watch.cancel()
+        await asyncio.wait([self._watch])
+
+    async def _look(self) -> None:
+        while True:
+            self._peak = {process: max(peak, process.resident()) for process, peak in self._peak.items()}
+            await asyncio.sleep(0.1)
+
+    def assert_flat(self) -> None:
+        for process, before in self._before.items():
+            grown = (self._peak[process] - before) / 2**20
+            print(f"{process.name}: {before / 2**20:.1f} MB before, at most {grown:.1f} MB more")
+            assert grown <= MEMORY_MB[process.program], f"{process.name} has grown by {grown:.1f} MB"
+
+
+async def overload(fleet: Fleet, setting: Setting, seconds: float) -> None:
+    """Measure the peak, bring ten times as much, and look at what comes of it."""
+    workers = await fleet.workers(*[f"worker-{n}" for n in range(setting.workers)], max_ongoing_requests=setting.places)
+    ingresses = await fleet.ingresses(
+        setting.ingresses, workers, max_queued_requests=setting.queue, backpressure_status_code=setting.status
+    )
+    addresses, processes = [ingress.address for ingress in ingresses], [*workers, *ingresses]
+    others = Others(process.pid for process in processes)
+    peak = await users(addresses, setting.path, 3 * setting.workers * setting.places, 4.0)
+    async with Memory(processes) as memory:
+        over = await arrivals(addresses, setting.path, TIMES * setting.capacity, seconds)
+    since = time.monotonic()
+    after = await arrivals(addresses, setting.path, 0.1 * setting.capacity, NORMAL_S)
+    print(f"\npeak: {peak}\n{TIMES} times that: {over}\nrefused with {dict(over.refused_with)}\nafterwards: {after}")
+    memory.assert_flat()
+    assert not peak.other + over.other + after.other
+    assert set(over.refused_with) == {setting.status}, "the rest is refused, and told when to come back"
+    assert len(over.good) + len(over.refused) + over.unsent == int(TIMES * setting.capacity * seconds)
+    assert all(worker.metric("pierhead_ongoing_requests") == 0 for worker in workers)
+    assert all(ingress.metric("pierhead_queued_requests") == 0 for ingress in ingresses)
+    taken = others.cores()
+    if taken > QUIET_CORES:
+        pytest.skip(f"other processes took {taken:.1f} cores: no verdict on times ({over})")
+    judge_times(setting, peak, over, after)
+    assert time.monotonic() - since < 2 * NORMAL_S
+
+
+def judge_times(setting: Setting, peak: Seen, over: Seen, after: Seen) -> None:
+    bound = setting.longest_s(after.quantile(0.5))
+    print(f"p99 {over.quantile(0.99) * 1e3:.0f} ms, by the settings at most {bound * 1e3:.0f} ms")
+    assert not over.unsent, "refusals are too slow"
+    assert over.rate() >= GOODPUT * peak.rate()
+    assert over.quantile(0.99) <= bound + SLACK_S
+    assert not after.refused, "back to normal within a second"
+    assert after.quantile(1.0) <= setting.work_s + SLACK_S
+
+
+async def test_one_caller(fleet: Fleet) -> None:
+    setting = Setting(workers=1, ingresses=1, places=4, work_s=0.010, queue=40, status=503)
+    await overload(fleet, setting, seconds=30.0)
+
+
+async def test_callers_that_know_nothing_of_each_other(fleet: Fleet) -> None:
+    setting = Setting(workers=2, ingresses=4, places=4, work_s=0.040, queue=5, status=429)
+    await overload(fleet, setting, seconds=10.0)
