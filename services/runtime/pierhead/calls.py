@@ -55,6 +55,9 @@ TOO_LARGE = "larger than max"
 BACKOFF_S = (0.01, 0.5)
 """Shortest and longest pause of a call for which the retry budget has nothing left."""
 
+LONGEST_S = 365 * 86_400.0
+"""A timeout above this, infinity say, is one of this length: clocks and frames have no room for more."""
+
 MOMENT_S = 0.01
 """gRPC keeps deadlines by a timer of its own: how a call has ended shows so much earlier, or later, than by ours."""
 
@@ -101,7 +104,7 @@ class Call:
         self._request = request
         self._compression = compression
         self._started = now = time.monotonic()
-        limit = binding.timeout_s if timeout is None else timeout
+        limit = binding.timeout_s if timeout is None else min(timeout, LONGEST_S)
         context = CURRENT.get()
         ours: tuple[tuple[str, str], ...]
         if context is None:

@@ -109,30 +109,6 @@ class TestUnary:
         assert len(one) == LARGE
         assert one == other == await call
 
-    @pytest.mark.parametrize("end", ["deadline", "cancel"])
-    async def test_a_large_reply_that_does_not_come(
-        self, pipes: Served, transport: str, monkeypatch: pytest.MonkeyPatch, end: str
-    ) -> None:
-        """The call goes on until all of its reply is here: its deadline holds, and it can be cancelled."""
-        if transport == "grpc":
-            pytest.skip("no reply travels beside the connection")
-        fetching = asyncio.Event()
-
-        async def fetch(*_: object) -> bytes:
-            fetching.set()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        monkeypatch.setattr(CallerLane, "fetch", fetch)
-        call = pipes[0].One(b"make %d" % LARGE, timeout=0.3 if end == "deadline" else 30)
-        waiting = asyncio.ensure_future(call)
-        await fetching.wait()
-        assert not call.done()
-        if end == "cancel":
-            call.cancel()
-        with pytest.raises(DeadlineExceeded if end == "deadline" else asyncio.CancelledError):
-            await waiting
-
 
 class Careless(Pipes):
     """Ends its calls with what cannot be sent."""
@@ -305,6 +281,34 @@ class TestRequests:
         with pytest.raises((grpc.RpcError, asyncio.CancelledError)):
             await stub.Join(failing())
         await idle(server)
+
+
+class TestBeside:
+    """What only connections have: a second way for large messages, and a limit for them."""
+
+    @pytest.mark.parametrize("end", ["deadline", "cancel"])
+    async def test_a_large_reply_that_does_not_come(
+        self, pipes: Served, transport: str, monkeypatch: pytest.MonkeyPatch, end: str
+    ) -> None:
+        """The call goes on until all of its reply is here: its deadline holds, and it can be cancelled."""
+        if transport == "grpc":
+            pytest.skip("no reply travels beside the connection")
+        fetching = asyncio.Event()
+
+        async def fetch(*_: object) -> bytes:
+            fetching.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        monkeypatch.setattr(CallerLane, "fetch", fetch)
+        call = pipes[0].One(b"make %d" % LARGE, timeout=0.3 if end == "deadline" else 30)
+        waiting = asyncio.ensure_future(call)
+        await fetching.wait()
+        assert not call.done()
+        if end == "cancel":
+            call.cancel()
+        with pytest.raises(DeadlineExceeded if end == "deadline" else asyncio.CancelledError):
+            await waiting
 
     async def test_a_message_larger_than_any_may_be(self, pipes: Served) -> None:
         with pytest.raises(PayloadTooLarge):
