@@ -86,6 +86,8 @@ class Call:
     _timer: Deadline | None = None
     _tried: list[Replica] | None = None
     _pauses = 0
+    _patient = False
+    """Whether the replica that has it may let it wait for a place."""
     _ended = False
     _callbacks: list[Callable[[Any], None]] | None = None
 
@@ -235,6 +237,7 @@ class Call:
 
     def _open(self, lease: Lease, timeout: float, *, patient: bool = False) -> None:
         """Open the call at the replica, or deny it with what the transport raises."""
+        self._patient = patient
         try:
             call = lease.replica.connection.open(
                 self._method, self._request, timeout, self._metadata, self._compression, patient=patient
@@ -335,7 +338,7 @@ class Call:
             return  # another task that awaits this call has done it already
         trailers = Trailers(error.trailing_metadata())
         now = time.monotonic()
-        reason = None if self._ended else self._learn(error, trailers, now, begun=begun)
+        reason = None if self._ended else self._learn(error, trailers, now)
         if reason is None or begun or not self._may_move() or now >= self._deadline:
             raise self._final(error, trailers) from error
         self._binding.retried(reason)
@@ -369,7 +372,7 @@ class Call:
         """Whether all of the request is at hand after it was sent."""
         return True
 
-    def _learn(self, error: grpc.aio.AioRpcError, trailers: Trailers, now: float, *, begun: bool) -> str | None:
+    def _learn(self, error: grpc.aio.AioRpcError, trailers: Trailers, now: float) -> str | None:
         """Tell the pool what the failure says of the replica. None when work may have begun, else why not."""
         pool, lease = self._pool, self._lease
         if trailers.refused == "draining":
@@ -389,7 +392,8 @@ class Call:
             if (error.details() or "").startswith(NEVER_SENT) and not worked:
                 return "connect"
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            if not worked and not begun:
+            # A patient call may have waited for a place all the time: that is overload, and no fault.
+            if not worked and not self._patient:
                 pool.timed_out(lease, now)
         elif code is not grpc.StatusCode.CANCELLED:
             pool.answered(lease, now)

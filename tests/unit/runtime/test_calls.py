@@ -98,26 +98,68 @@ class TestGettingThere:
         fake.calls[0].reply("A")
         assert [await waiting for waiting in both] == ["A", "A"]
 
-    async def test_a_refused_call_tries_each_replica_once_then_waits_in_its_old_place(self, service: Make) -> None:
+    async def test_a_refused_call_tries_each_replica_once_then_waits(
+        self, service: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         fake = service(2)
         channel = fake.channel()
+        clock = Clock(channel, monkeypatch)
         refused = begin(unary(channel)("old"))
         await turns()
         for _ in range(2):
             fake.calls[0].refuse()
             await turns()
-        assert fake.calls == []
         young = begin(unary(channel)("young"))
         await turns()
+        assert [len(fake["r0"].calls), len(fake["r1"].calls)] == [1, 1]
         assert channel.queued == 2
-        await until(lambda: len(fake.calls) == 2, "both are asked again")
-        assert [len(fake["r0"].calls), len(fake["r1"].calls)] == [2, 2]
-        order = sorted((call for call in fake.calls), key=lambda call: call.timeout)
-        assert [call.request for call in order] == ["old", "young"]
+        clock.now += 0.06  # what a refusal says is old by then
+        await turns()
+        assert {call.request for call in fake.calls} == {"old", "young"}
         for call in fake.calls:
             call.reply()
-        await refused
-        await young
+        await asyncio.gather(refused, young)
+
+    async def test_it_comes_back_to_where_it_stood(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        calls = [begin(unary(channel)(name)) for name in ("oldest", "second", "youngest")]
+        await turns()
+        fake.calls[0].refuse()  # which makes room for the second, before anybody hears that it was a refusal
+        await turns()
+        for name in ("second", "oldest", "youngest"):
+            await until(lambda: bool(fake.calls), "the next one is served")
+            assert fake.calls[0].request == name
+            fake.calls[0].reply(ongoing="0")
+            await turns()
+        await asyncio.gather(*calls)
+
+    async def test_a_line_that_is_full_takes_back_what_came_from_it(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel(max_queued_requests=0)
+        call = begin(unary(channel)("a"))
+        await turns()
+        fake.calls[0].refuse()
+        await turns()
+        assert channel.queued == 1
+        await until(lambda: bool(fake.calls), "it is asked again")
+        fake.calls[0].reply("A")
+        assert await call == "A"
+
+    async def test_refused_after_its_deadline_it_goes_nowhere(
+        self, service: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fake = service(2)
+        channel = fake.channel()
+        clock = Clock(channel, monkeypatch)
+        call = begin(unary(channel)("a", timeout=1))
+        await turns()
+        clock.now += 1
+        fake.calls[0].refuse()
+        with pytest.raises(Backpressure):
+            await call
+        assert fake.calls == []
 
     async def test_without_budget_it_pauses_and_can_be_cancelled_then(self, service: Make) -> None:
         fake = service(2)
@@ -254,6 +296,29 @@ class TestLeaving:
         fake.calls[0].reply()
         await asyncio.gather(first, last)
         assert counts(channel) == [0]
+
+    async def test_whoever_waits_for_what_comes_first_may_be_cancelled_too(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel()
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        first, second = begin(unary(channel)("first")), unary(channel)("second")
+        waiting = begin(second.initial_metadata())
+        await turns()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert second.cancelled()
+        assert channel.queued == channel.pool().waiting == 0
+        fake.calls[0].reply()
+        await first
+        assert fake.calls == []
+
+    async def test_the_loop_tells_nobody_of_an_error_that_nobody_asked_for(self, service: Make) -> None:
+        told: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        unary(service(0).channel(max_queued_requests=0))("a")
+        gc.collect()
+        await turns()
+        assert told == []
 
 
 class Watching:
@@ -445,6 +510,33 @@ class TestOutliers:
         channel = fake.channel(policy="watching")
         for _ in range(2 * FAILURES):
             assert (await fail(fake, channel, code, trailers)).connection is fake["r1"]
+
+    @pytest.mark.parametrize("code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT], ids=str)
+    async def test_an_answer_that_blames_the_request_is_an_answer(self, service: Make, code: grpc.StatusCode) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        for _ in range(2):
+            for _ in range(FAILURES - 1):
+                assert (await fail(fake, channel, grpc.StatusCode.INTERNAL, {})).connection is fake["r1"]
+            await fail(fake, channel, code, {"ongoing": "0"})
+        assert fake.replica(channel, "r1").standing.failures == 0
+
+    async def test_a_call_that_may_have_waited_there_for_a_place_says_nothing_by_its_deadline(
+        self, service: Make
+    ) -> None:
+        fake = service(2)
+        channel = fake.channel(policy="watching")
+        pool = channel.pool()
+        for _ in range(2 * FAILURES):
+            pool.set_endpoints([Endpoint("r0", "r0:1", draining=True), Endpoint("r1", "r1:1", draining=True)])
+            call = begin(unary(channel)("a"))
+            await turns()
+            pool.set_endpoints([Endpoint("r0", "r0:1"), Endpoint("r1", "r1:1")])
+            (there,) = fake.calls
+            assert there.connection is fake["r1"]
+            there.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            with pytest.raises(DeadlineExceeded):
+                await call
 
     async def test_refusals_never_count(self, service: Make) -> None:
         fake = service(2)

@@ -765,7 +765,8 @@ class TestOtherKinds:
         servers[0]._admission.draining = True
         for _ in range(2):
             call = channel.stream_stream("/test.Sum/Running")(timeout=5)
-            await asyncio.sleep(0.05)  # not to synchronise: so that the refusal may have come, or not yet
+            if call._lease.replica.address == address(servers[0]):
+                await until(call.done, "the refusal has come")
             await call.write(b"1")
             assert await call.read() == b"1"
             await call.done_writing()

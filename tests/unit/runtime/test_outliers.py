@@ -125,6 +125,18 @@ def test_calls_from_before_the_verdict_say_nothing_new() -> None:
     assert world.out(until + 1) == [], "it is on probation still"
 
 
+def test_a_call_made_during_the_time_out_makes_it_no_longer() -> None:
+    """By a handle that leaves nobody out."""
+    world = World(2)
+    world.fail(0, FAILURES)
+    until = world.all[0].until
+    world.fail(0, FAILURES, now=NOW + 1)
+    world.fail(0, FAILURES, now=until + 1, began=NOW + 1)
+    assert world.all[0].until == until
+    world.all[0].answered(NOW + 1, NOW + 2)
+    assert world.all[0].in_service, "but what works is taken back at once"
+
+
 def test_a_lost_connection_is_one_failure_however_many_calls_it_takes_along() -> None:
     world = World(2)
     world.rules.lost_connection(world.all[0], NOW, world.all)
