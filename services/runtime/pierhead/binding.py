@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pierhead.clients import Clients
 from pierhead.deadlines import Deadlines
 from pierhead.errors import Backpressure, NoReplica
+from pierhead.failures import RETRY_REASONS
 from pierhead.metrics import RuntimeMetrics
 from pierhead.routing import Router
-
-RETRY_REASONS = ("overloaded", "draining", "connect")
-"""Why a call may go to another replica: none of its work was begun."""
 
 
 @dataclass(frozen=True, slots=True)

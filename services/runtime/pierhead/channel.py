@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 
 from pierhead.binding import Binding, HandleOptions
-from pierhead.calls import Call, StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
+from pierhead.call import Call
+from pierhead.calls import StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
 from pierhead.connection import Kind, Method
 from pierhead.metrics import PROCESS, RuntimeMetrics
 from pierhead.pool import Pool

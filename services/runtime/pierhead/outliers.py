@@ -7,7 +7,7 @@
          `---- answered ------------------------------------------------------------------------------'
 
 A failure is a lost connection, a deadline that passed while the replica answered nobody, or a status that says that the
-service is broken; never overload, draining, a cancellation, or a request that is wrong. `calls` tells them apart.
+service is broken; never overload, draining, a cancellation, or a request that is wrong. `failures` tells them apart.
 
 A dependency that fails makes all replicas fail alike; then nobody is an outlier, and leaving some out would only halve
 what is left. So a replica is left out only while there is another one in service whose last call did not fail, and

@@ -692,7 +692,8 @@ class Clock:
         pool._clock = self
         pool._call_later = lambda _, callback: loop.call_soon(callback)
         channel.binding().deadlines = Deadlines(clock=self, call_later=lambda _, callback: loop.call_later(0, callback))
-        monkeypatch.setattr("pierhead.calls.time", SimpleNamespace(monotonic=self))
+        for module in ("call", "calls"):
+            monkeypatch.setattr(f"pierhead.{module}.time", SimpleNamespace(monotonic=self))
 
     def __call__(self) -> float:
         return self.now
