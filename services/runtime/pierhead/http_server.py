@@ -21,7 +21,7 @@ from pierhead.asgi_edge import asgi, is_asgi
 from pierhead.asgi_server import AsgiListener
 from pierhead.deadlines import Deadlines
 from pierhead.edge import Edge
-from pierhead.errors import BadRequest, Draining, cannot_listen
+from pierhead.errors import Backpressure, BadRequest, Draining, cannot_listen
 from pierhead.http_constants import (
     BACKLOG,
     CLIENT_LEFT,
@@ -31,6 +31,7 @@ from pierhead.http_constants import (
     SERVICE_RESTART,
     UNMATCHED,
 )
+from pierhead.intake import Intake
 from pierhead.request import REQUEST_ID_KEY, new_request_id
 from pierhead.visit import Visit
 
@@ -162,11 +163,38 @@ class _Request(web.Request):
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_gate",)
+    __slots__ = ("_gate", "_intake", "held")
 
     def __init__(self, server: web.Server, gate: _Gate, **options: Any) -> None:
         super().__init__(server, **options)
         self._gate = gate
+        self._intake = gate.intake
+        self.held = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Called with what was read from the socket."""
+        intake = self._intake
+        if intake.left:
+            intake.left -= 1
+            super().data_received(data)
+        elif data:
+            intake.hold(self, data)
+        else:  # aiohttp itself, to have its parser go on with what it has
+            super().data_received(data)
+
+    def receive(self, data: bytes) -> None:
+        """What was held is taken up."""
+        super().data_received(data)
+
+    def stop_reading(self) -> None:
+        """See intake.Connection; aiohttp may have stopped it for reasons of its own."""
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def go_on_reading(self) -> None:
+        """See intake.Connection."""
+        if self.transport is not None and not (self._reading_paused or self._buffer_paused):
+            self.transport.resume_reading()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -185,6 +213,7 @@ class _Gate:
     def __init__(self, app: web.Application, edge: Edge) -> None:
         self._app = app
         self._edge = edge
+        self.intake = Intake()
         self._deadlines = Deadlines.current()
         self._inside: Handler = _nowhere
         self._labels: dict[tuple[web.AbstractRoute, str], str] = {}
@@ -279,6 +308,8 @@ class _Gate:
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError(known.message) from error
+        if isinstance(known, Backpressure):
+            self.intake.refused()
         return _response(error_answer(known, visit.request_id, self._edge.settings))
 
     def _label(self, request: web.Request) -> str:
