@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+WINDOW_S = 1.0
+
+
 class Others:
-    """What processes other than this one and `ours` take, in cores, from the making of this object on.
+    """What processes other than this one and `ours` take, in cores: the most in any second while the block runs.
 
     Times are only worth a verdict where it is little. It is not the same as a slow test: code of ours that burns
     processor time counts as ours.
@@ -19,12 +24,24 @@ class Others:
 
     def __init__(self, ours: Iterable[int]) -> None:
         self._pids = [os.getpid(), *ours]
-        self._since = time.monotonic()
-        self._before = self._total() - self._ours()
+        self.most = 0.0
+        self._watch: asyncio.Task[None]
 
-    def cores(self) -> float:
-        """On average until now."""
-        return max(0.0, self._total() - self._ours() - self._before) / (time.monotonic() - self._since)
+    async def __aenter__(self) -> Self:
+        self._watch = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watch.cancel()
+        await asyncio.wait([self._watch])
+
+    async def _look(self) -> None:
+        since, before = time.monotonic(), self._total() - self._ours()
+        while True:
+            await asyncio.sleep(WINDOW_S)
+            now, taken = time.monotonic(), self._total() - self._ours()
+            self.most = max(self.most, (taken - before) / (now - since))
+            since, before = now, taken
 
     def _ours(self) -> float:
         seconds = 0.0

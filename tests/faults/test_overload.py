@@ -8,7 +8,6 @@ itself: with work that needs it, refusals would cost a part of the capacity.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -28,15 +27,15 @@ GOODPUT = 0.9
 SLACK_S = 0.1
 """What a scheduler may add to the time of one request in a hundred."""
 
-NORMAL_S = 1.0
-"""How soon after the overload everything is normal."""
+AFTERWARDS_S = 1.0
+"""What is looked at when the last request of the overload has been answered: all of it has to be normal."""
 
 MEMORY_MB = {"worker": 4, "ingress": 16}
 """What a process may grow by, from before the overload to its height. An ingress has a connection of 20 KiB or so for
 each request that is being answered; of those that it refuses it keeps nothing."""
 
-QUIET_CORES = 0.5
-"""What other processes of this machine may take for times to be worth a verdict."""
+QUIET_CORES = 0.7
+"""What other processes of this machine may take, in any second, for times to be worth a verdict."""
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -111,12 +110,11 @@ async def overload(fleet: Fleet, setting: Setting, seconds: float) -> None:
         setting.ingresses, workers, max_queued_requests=setting.queue, backpressure_status_code=setting.status
     )
     addresses, processes = [ingress.address for ingress in ingresses], [*workers, *ingresses]
-    others = Others(process.pid for process in processes)
-    peak = await users(addresses, setting.path, 3 * setting.workers * setting.places, 4.0)
-    async with Memory(processes) as memory:
-        over = await arrivals(addresses, setting.path, TIMES * setting.capacity, seconds)
-    since = time.monotonic()
-    after = await arrivals(addresses, setting.path, 0.1 * setting.capacity, NORMAL_S)
+    async with Others(process.pid for process in processes) as others:
+        peak = await users(addresses, setting.path, 3 * setting.workers * setting.places, 4.0)
+        async with Memory(processes) as memory:
+            over = await arrivals(addresses, setting.path, TIMES * setting.capacity, seconds)
+        after = await arrivals(addresses, setting.path, 0.1 * setting.capacity, AFTERWARDS_S)
     print(f"\npeak: {peak}\n{TIMES} times that: {over}\nrefused with {dict(over.refused_with)}\nafterwards: {after}")
     memory.assert_flat()
     assert not peak.other + over.other + after.other
@@ -124,11 +122,9 @@ async def overload(fleet: Fleet, setting: Setting, seconds: float) -> None:
     assert len(over.good) + len(over.refused) + over.unsent == int(TIMES * setting.capacity * seconds)
     assert all(worker.metric("pierhead_ongoing_requests") == 0 for worker in workers)
     assert all(ingress.metric("pierhead_queued_requests") == 0 for ingress in ingresses)
-    taken = others.cores()
-    if taken > QUIET_CORES:
-        pytest.skip(f"other processes took {taken:.1f} cores: no verdict on times ({over})")
+    if others.most > QUIET_CORES:
+        pytest.skip(f"other processes took up to {others.most:.1f} cores: no verdict on times ({over})")
     judge_times(setting, peak, over, after)
-    assert time.monotonic() - since < 2 * NORMAL_S
 
 
 def judge_times(setting: Setting, peak: Seen, over: Seen, after: Seen) -> None:
@@ -137,7 +133,7 @@ def judge_times(setting: Setting, peak: Seen, over: Seen, after: Seen) -> None:
     assert not over.unsent, "refusals are too slow"
     assert over.rate() >= GOODPUT * peak.rate()
     assert over.quantile(0.99) <= bound + SLACK_S
-    assert not after.refused, "back to normal within a second"
+    assert not after.refused, "everything is normal again"
     assert after.quantile(1.0) <= setting.work_s + SLACK_S
 
 
