@@ -183,16 +183,18 @@ async def test_the_caller_s_end_is_the_work_s(served: Served) -> None:
 
 async def test_a_deadline_ends_the_work(served: Served) -> None:
     stub, service, server = served
+    await stub.Echo(echo())  # connected: the deadline is the work's alone
     with pytest.raises(DeadlineExceeded):
-        await stub.Echo(echo("wait"), timeout=0.05)
+        await stub.Echo(echo("wait"), timeout=0.5)
     await until(service.cancelled.is_set, "user code heard of it")
     await until(lambda: server.readiness().ongoing == 0, "and counts no more")
 
 
 async def test_work_that_blocks_past_its_deadline_still_counts(served: Served) -> None:
     stub, service, server = served
+    await stub.Echo(echo())  # connected: the deadline is the work's alone
     with pytest.raises(DeadlineExceeded):
-        await stub.Echo(echo("block"), timeout=0.05)
+        await stub.Echo(echo("block"), timeout=0.5)
     assert server.readiness().ongoing == 1, "it goes on, whoever waits for it"
     service.release.set()
     await until(lambda: server.readiness().ongoing == 0, "until it ends")
