@@ -123,8 +123,11 @@ class TestSameAsAReplica:
         assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
     async def test_a_deadline(self, served: Echo) -> None:
+        await served.stub.Echo(
+            echo()
+        )  # connected, where there is something to connect: the deadline is the work's alone
         with pytest.raises(DeadlineExceeded):
-            await served.stub.Echo(echo("wait"), timeout=0.05)
+            await served.stub.Echo(echo("wait"), timeout=0.5)
         await until(lambda: served.service.cancelled == 1, "the work is cancelled")
 
     async def test_the_request_context(self, served: Echo) -> None:
