@@ -19,8 +19,11 @@ from collections.abc import Callable
 from typing import ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
 
-SLOT_S = 0.005
-"""Length of a slot. The loop's own timers are no more exact on a busy machine."""
+SLOTS_PER_S = 200
+"""The loop's own timers are no more exact on a busy machine."""
+
+SLOT_S = 1 / SLOTS_PER_S
+"""Length of a slot."""
 
 LONG_SLOTS = 256
 """Slots in a long one. Nearer deadlines than that have one of their own length."""
@@ -83,6 +86,10 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
         """The slot that the timer waits for."""
+        self._near = 0
+        """Deadlines up to this slot have one of their own. Noted when the timer fires: a long slot whose time has come
+        since then is emptied at once, so asking the clock each time would change nothing."""
+        self._look()
 
     @classmethod
     def current(cls) -> Deadlines:
@@ -95,9 +102,9 @@ class Deadlines:
 
     def add(self, when: float, callback: Callable[[], object]) -> Deadline:
         """Have `callback()` called at `when`, in the clock's seconds, unless it is cancelled before."""
-        number = int(when / SLOT_S) + 1
-        far = when - self._clock() > LONG_SLOTS * SLOT_S
-        return Deadline(self._slot(number // LONG_SLOTS * LONG_SLOTS if far else number), number, callback)
+        number = int(when * SLOTS_PER_S) + 1
+        slot_number = number if number <= self._near else number // LONG_SLOTS * LONG_SLOTS
+        return Deadline(self._slots.get(slot_number) or self._slot(slot_number), number, callback)
 
     def _slot(self, number: int) -> Slot:
         slot = self._slots.get(number)
@@ -108,6 +115,11 @@ class Deadlines:
                 self._arm()
         return slot
 
+    def _look(self) -> float:
+        now = self._clock()
+        self._near = int(now * SLOTS_PER_S) + LONG_SLOTS
+        return now
+
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -116,7 +128,7 @@ class Deadlines:
 
     def _fire(self) -> None:
         self._timer = None
-        now = self._clock()
+        now = self._look()
         try:
             # Also drops the slots behind the due ones that have emptied: then there is nothing to wake for.
             while self._order and (self._order[0] * SLOT_S <= now or not self._slots[self._order[0]]):

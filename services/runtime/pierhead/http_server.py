@@ -22,6 +22,7 @@ from pierhead.asgi_server import AsgiListener
 from pierhead.deadlines import Deadlines
 from pierhead.edge import Edge
 from pierhead.errors import Backpressure, BadRequest, Draining, cannot_listen
+from pierhead.http_connection import Connection, is_known
 from pierhead.http_constants import (
     BACKLOG,
     CLIENT_LEFT,
@@ -29,10 +30,11 @@ from pierhead.http_constants import (
     KEEPALIVE_S,
     MALFORMED,
     SERVICE_RESTART,
-    UNMATCHED,
 )
+from pierhead.http_routes import KnownRoute, Routes
 from pierhead.intake import Intake
 from pierhead.request import REQUEST_ID_KEY, new_request_id
+from pierhead.short_response import ShortResponses
 from pierhead.visit import Visit
 
 logger = logging.getLogger("pierhead")
@@ -108,7 +110,7 @@ class _Runner(web.AppRunner):
     __slots__ = ("gate",)
 
     def __init__(self, app: web.Application, edge: Edge) -> None:
-        self.gate = _Gate(app, edge)
+        self.gate = Gate(app, edge)
         super().__init__(
             app,
             handle_signals=False,
@@ -129,24 +131,24 @@ class _Runner(web.AppRunner):
 class _Server(web.Server):
     """aiohttp's own, with a gate before its handler, and with connections that answer malformed requests as we do."""
 
-    def __init__(self, gate: _Gate, inner: web.Server) -> None:
+    def __init__(self, gate: Gate, inner: web.Server) -> None:
         super().__init__(
             gate.handle,
-            request_factory=partial(cast("Any", inner.request_factory), _cls=_Request),
+            request_factory=partial(cast("Any", inner.request_factory), _cls=Request),
             handler_cancellation=inner.handler_cancellation,
             **inner._kwargs,
         )
         self._gate = gate
 
     def __call__(self) -> web.RequestHandler:
-        return _Connection(self, self._gate, loop=self._loop, **self._kwargs)
+        return Connection(self, self._gate, loop=self._loop, **self._kwargs)
 
 
-class _Request(web.Request):
+class Request(web.Request):
     """A request that knows its visit."""
 
     ATTRS = web.Request.ATTRS | {"gate", "visit"}
-    gate: _Gate
+    gate: Gate
     visit: Visit | None = None
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
@@ -162,74 +164,36 @@ class _Request(web.Request):
         await super()._prepare_hook(response)
 
 
-class _Connection(web.RequestHandler):
-    __slots__ = ("_gate", "_intake", "held")
-
-    def __init__(self, server: web.Server, gate: _Gate, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._gate = gate
-        self._intake = gate.intake
-        self.held = b""
-
-    def data_received(self, data: bytes) -> None:
-        """Called with what was read from the socket."""
-        intake = self._intake
-        if intake.left:
-            intake.left -= 1
-            super().data_received(data)
-        elif data:
-            intake.hold(self, data)
-        else:  # aiohttp itself, to have its parser go on with what it has
-            super().data_received(data)
-
-    def receive(self, data: bytes) -> None:
-        """What was held is taken up."""
-        super().data_received(data)
-
-    def stop_reading(self) -> None:
-        """See intake.Connection; aiohttp may have stopped it for reasons of its own."""
-        if self.transport is not None:
-            self.transport.pause_reading()
-
-    def go_on_reading(self) -> None:
-        """See intake.Connection."""
-        if self.transport is not None and not (self._reading_paused or self._buffer_paused):
-            self.transport.resume_reading()
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """What aiohttp asks for when bytes were no request, or when the gate has let an exception through."""
-        if isinstance(exc, ConnectionError):
-            raise exc  # the client has left, or was cut off: there is nobody to answer
-        if status >= 500:
-            return super().handle_error(request, status, exc, message)
-        return self._gate.malformed(message or str(exc))
-
-
-class _Gate:
+class Gate:
     """What every request of one application passes."""
 
     def __init__(self, app: web.Application, edge: Edge) -> None:
         self._app = app
         self._edge = edge
         self.intake = Intake()
+        self.knows_aiohttp = is_known()
+        self.short: ShortResponses | None = None
+        """None where the application wants to see each response before its head is written."""
         self._deadlines = Deadlines.current()
         self._inside: Handler = _nowhere
-        self._labels: dict[tuple[web.AbstractRoute, str], str] = {}
+        self._routes = Routes(app, remember=False)
         self._sockets: WeakSet[web.WebSocketResponse] = WeakSet()
         self._closing: set[asyncio.Task[bool]] = set()
 
     def enter_by(self, inside: Handler) -> None:
-        """Set the application's own handler."""
+        """Set the handler of the application, which has been started."""
         self._inside = inside
+        self._routes = Routes(self._app, remember=self.knows_aiohttp)
+        if self.knows_aiohttp and not _sees_responses(self._app):
+            self.short = ShortResponses()
 
     async def handle(self, base: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
-        request = cast("_Request", base)  # our server's factory has made it
+        request = cast("Request", base)  # our server's factory has made it
         read = request.headers.get
         request.gate = self
         request.visit = visit = Visit(read, self._edge)
+        known: KnownRoute | None = None
         code = CLIENT_LEFT  # what is counted when cancellation passes through
         draining = self._edge.admission.draining
         try:
@@ -237,15 +201,20 @@ class _Gate:
                 if draining:
                     _refuse_upgrade(request)
                 visit.begin(read, self._deadlines)
-                response = await self._inside(request)
+                known = self._routes.find(request)
+                if known is not None:
+                    response = await known.handler(request)
+                else:
+                    response = await self._inside(request)
+                    self._routes.remember(request)
                 # Asked by class first: an isinstance() of an abstract class costs as much as the rest of this function.
                 if response.__class__ is not web.Response and not isinstance(response, web.StreamResponse):
-                    _reject(response, self._label(request))
+                    _reject(response, self._routes.label(request))
             except BaseException as error:
                 response = await self._failed(request, error, visit)
             code = str(response.status)
         finally:
-            visit.end(self._label(request), code)
+            visit.end(known.label if known is not None else self._routes.label(request), code)
         if response.__class__ is not web.Response and isinstance(response, web.HTTPException):
             raise response  # so aiohttp wants it
         if draining or self._edge.admission.draining:
@@ -291,7 +260,7 @@ class _Gate:
         if isinstance(error, web.HTTPException):
             # A redirect is an answer, not an error.
             return error if error.status < 400 else _from_http_exception(request, error, visit.request_id)
-        label = self._label(request)
+        label = self._routes.label(request)
         if isinstance(error, web.RequestPayloadError):
             why = str(error).removeprefix("400, message:").strip()
             error = BadRequest(f"the request body cannot be read: {why}")
@@ -312,21 +281,10 @@ class _Gate:
             self.intake.refused()
         return _response(error_answer(known, visit.request_id, self._edge.settings))
 
-    def _label(self, request: web.Request) -> str:
-        """The route as it was declared (`GET /items/{id}`): raw paths as labels would grow without bound."""
-        match = request._match_info  # `request.match_info` fails where there is none: the router itself has failed
-        if match is None:
-            return UNMATCHED
-        key = (match.route, request.method)
-        label = self._labels.get(key)
-        if label is None:
-            resource = match.route.resource
-            if resource is None:
-                return UNMATCHED  # its routes are made anew for each request
-            if request.method not in hdrs.METH_ALL:
-                return f"OTHER {resource.canonical}"
-            label = self._labels[key] = f"{request.method} {resource.canonical}"
-        return label
+
+def _sees_responses(app: web.Application) -> bool:
+    """Whether the application, or one inside it, has asked to be told of each response before it is sent."""
+    return bool(app.on_response_prepare) or any(_sees_responses(inner) for inner in app._subapps)
 
 
 async def _nowhere(_: web.BaseRequest) -> web.StreamResponse:

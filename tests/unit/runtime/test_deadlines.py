@@ -17,8 +17,10 @@ class FakeLoop:
     def __init__(self) -> None:
         self.now = 1000.0
         self.timers: list[FakeTimer] = []
+        self.made = 0
 
     def call_later(self, delay: float, callback: Any) -> FakeTimer:
+        self.made += 1
         timer = FakeTimer(self.now + delay, callback)
         self.timers.append(timer)
         return timer
@@ -46,31 +48,36 @@ class FakeTimer:
 
 
 @given(
-    delays=st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=40),
+    added=st.lists(st.tuples(st.sampled_from([0, 0, 0.003, 1, 30]), st.floats(0, 5), st.booleans()), max_size=40),
     steps=st.lists(st.floats(0.001, 1), max_size=20),
 )
 def test_each_strikes_once_never_early_and_late_by_a_slot_at_most(
-    delays: list[tuple[float, bool]], steps: list[float]
+    added: list[tuple[float, float, bool]], steps: list[float]
 ) -> None:
+    """Added at any time, also after a while in which there was nothing to do."""
     loop = FakeLoop()
     deadlines = Deadlines(loop.call_later, lambda: loop.now)  # type: ignore[arg-type]
+    due: dict[int, float] = {}
     struck: dict[int, float] = {}
-    for number, (delay, cancelled) in enumerate(delays):
+    for number, (pause, delay, cancelled) in enumerate(added):
+        loop.advance(loop.now + pause)
 
         def strike(number: int = number) -> None:
             assert number not in struck
             struck[number] = loop.now
 
-        entry = deadlines.add(1000.0 + delay, strike)
+        entry = deadlines.add(loop.now + delay, strike)
         if cancelled:
             entry.cancel()
+        else:
+            due[number] = loop.now + delay
     for step in steps:
         loop.advance(loop.now + step)
-    loop.advance(1010.0)
-    assert set(struck) == {number for number, (_, cancelled) in enumerate(delays) if not cancelled}
+    loop.advance(loop.now + 6)
+    assert struck.keys() == due.keys()
     for number, at in struck.items():
-        assert 1000.0 + delays[number][0] <= at + 1e-9
-        assert at <= 1000.0 + delays[number][0] + SLOT_S + 1e-9
+        assert due[number] <= at + 1e-9
+        assert at <= due[number] + SLOT_S + 1e-9
 
 
 def test_a_callback_that_raises_leaves_the_others() -> None:
@@ -95,6 +102,18 @@ def test_slots_are_few_however_far_ahead_deadlines_are() -> None:
         deadlines.add(loop.now + 0.1, lambda: None).cancel()
         loop.advance(loop.now + 0.01)
     assert len(deadlines._slots) < 600 / (LONG_SLOTS * SLOT_S) + LONG_SLOTS
+
+
+def test_the_timer_fires_no_more_than_there_is_to_do() -> None:
+    """Also after a pause, when the first deadlines are put where those far ahead are."""
+    loop = FakeLoop()
+    deadlines = Deadlines(loop.call_later, lambda: loop.now)  # type: ignore[arg-type]
+    loop.advance(loop.now + 100)
+    before = loop.made
+    for _ in range(1000):
+        deadlines.add(loop.now + 0.5, lambda: None).cancel()
+        loop.advance(loop.now + 0.0001)
+    assert loop.made - before < 60  # 0.1 s have 20 slots
 
 
 def test_cancelled_ones_leave_nothing_behind() -> None:

@@ -107,8 +107,10 @@ class Site:
         return web.json_response({"bytes": len(await request.read())})
 
 
-@pytest.fixture
-async def site() -> Site:
+@pytest.fixture(params=[True, False], ids=["known", "unknown"])
+async def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """Both with the ways that are taken inside a version of aiohttp that is known, and with aiohttp's own."""
+    monkeypatch.setattr("pierhead.http_server.is_known", lambda: request.param)
     return Site()
 
 

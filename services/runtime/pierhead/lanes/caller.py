@@ -256,6 +256,7 @@ class CallerLane:
         self.models: tuple[Pair, ...] = ()
         """What the replica told last of the models it holds, as metadata for every call's reader."""
         self.deadlines = Deadlines.current()
+        self.loop = asyncio.get_running_loop()
         self._beside = beside
         self._calls: dict[int, LaneCall] = {}
         self._methods: dict[Method, int] = {}
@@ -274,8 +275,7 @@ class CallerLane:
         patient: bool = False,
     ) -> Any:
         """A call: of a kind with one request, `raw` is that; else `requests` is the iterator, or None."""
-        request_id, others = _split(metadata)
-        size = size_of(others)
+        request_id, others, size = _split(metadata)
         self.outbox.latest = number = self.outbox.latest + 1
         index = self._methods.get(method)
         path = ""
@@ -392,13 +392,16 @@ def _parcels(connection: GrpcConnection) -> Any:
     return LaneStub(connection.channel)
 
 
-def _split(metadata: Iterable[Pair]) -> tuple[str, list[str]]:
-    """The request id, and the rest in the lane's form. Raises as `flatten` does."""
+def _split(metadata: Iterable[Pair]) -> tuple[str, list[str], int]:
+    """The request id; the rest in the lane's form, and about its size in bytes. Raises as `flatten` does."""
     pairs = tuple(metadata)
+    if len(pairs) == 1 and pairs[0][0] == REQUEST_ID_KEY:  # as nearly all calls have it
+        return text_of(REQUEST_ID_KEY, pairs[0][1]), [], 0
     ids = [value for key, value in pairs if key == REQUEST_ID_KEY]
     # The last one counts, as it does for plain gRPC's dictionaries: what the caller gives by itself follows ours.
     request_id = text_of(REQUEST_ID_KEY, ids[-1]) if ids else ""
-    return request_id, [] if len(ids) == len(pairs) else flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
+    others = flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
+    return request_id, others, size_of(others)
 
 
 def _microseconds(seconds: float) -> int:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
+_OK = grpc.StatusCode.OK
+
 _MESSAGE = Frame.MESSAGE
 _HALF_CLOSE = Frame.HALF_CLOSE
 _CANCEL = Frame.CANCEL
@@ -50,7 +52,7 @@ class LaneCall:
         self._headers: tuple[Pair, ...] | None = None
         self._trailers: tuple[Pair, ...] = ()
         self._ongoing = 0
-        self._callbacks: list[Callable[[Any], object]] = []
+        self._callbacks: list[Callable[[Any], object]] | None = None
         self._waiters: list[asyncio.Future[None]] | None = None
         self.by_itself = False
         """Whether this side ended it, by `cancel`."""
@@ -78,10 +80,12 @@ class LaneCall:
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Have `callback(call)` called at the end."""
-        if self._status is None:
-            self._callbacks.append(callback)
-        else:
+        if self._status is not None:
             callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
         """What the replica sent first."""
@@ -125,10 +129,15 @@ class LaneCall:
     def finish(self, frame: Frame) -> None:
         """END came."""
         self._ongoing = frame.ongoing_plus_one
-        if frame.metadata:
-            self._trailers = unflatten(frame.metadata)
+        trailers = frame.metadata
+        if trailers:
+            self._trailers = unflatten(trailers)
             self._lane.learn(self._trailers)
-        self.end(STATUS.get(frame.status, grpc.StatusCode.UNKNOWN), frame.details)
+        status = frame.status
+        if status:
+            self.end(STATUS.get(status, grpc.StatusCode.UNKNOWN), frame.details)
+        else:
+            self.end(_OK)
 
     def end(self, status: grpc.StatusCode, details: str = "") -> None:
         """It is over, for whatever reason; the first one counts."""
@@ -138,10 +147,12 @@ class LaneCall:
         self._details = details
         self._deadline.cancel()
         self._lane.forget(self.number)
-        self._wake()
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        if self._waiters is not None:
+            self._wake()
+        callbacks, self._callbacks = self._callbacks, None
+        if callbacks is not None:
+            for callback in callbacks:
+                callback(self)
 
     # ---- inside
 
@@ -174,7 +185,7 @@ class LaneCall:
 
     def _change(self) -> asyncio.Future[None]:
         """A future for the next change: a message, credit, the end."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[None] = self._lane.loop.create_future()
         if self._waiters is None:
             self._waiters = [waiter]
         else:
@@ -229,14 +240,14 @@ class _OneReply(LaneCall):
         """
         if not frame.parcel:
             self._reply = frame.message if frame.has_message else None
-            super().finish(frame)
+            LaneCall.finish(self, frame)
         elif self._fetching is None:
             # Owned by the call: it ends with it.
             self._fetching = asyncio.get_running_loop().create_task(self._fetch(frame), name="large reply of a call")
 
     def end(self, status: grpc.StatusCode, details: str = "") -> None:
         """It is over; a reply that is on its way is of no interest any more."""
-        super().end(status, details)
+        LaneCall.end(self, status, details)
         if self._fetching is not None and self._fetching is not asyncio.current_task():
             self._fetching.cancel()
 
