@@ -318,6 +318,44 @@ BATCHES = Section(
     ),
 )
 
+INSIDE = Section(
+    "Inside replicas: event loops, models, broken replicas",
+    (
+        Panel(
+            "Event loop lag",
+            (Query(f"max by (service) (pierhead_event_loop_lag_seconds{{{S}}})", "{{service}}"),),
+            "How late the slowest replica's loop ran what was due. High: something blocks it, or its core is full.",
+            unit="s",
+            width=6,
+        ),
+        Panel(
+            "Event loop blocked",
+            (Query(f"max by (service) (rate(pierhead_event_loop_blocked_seconds_total{{{S}}}{W}))", "{{service}}"),),
+            "Share of the time in which code kept a loop from all else, 0.2 s or more at once; the log names it.",
+            unit="percentunit",
+            width=6,
+        ),
+        Panel(
+            "Left out as broken",
+            (
+                Query(
+                    f"sum by (service, target) (increase(pierhead_handle_ejections_total{{{S}}}{W}))",
+                    "{{service}} of {{target}}",
+                ),
+            ),
+            "Times that a caller left a replica out for a while, because calls to it failed.",
+            width=6,
+        ),
+        Panel(
+            "Models loaded/s",
+            (Query(or_zero(rate("pierhead_multiplex_loads_total")), "{{service}}"),),
+            "Loads of multiplexed models. As many as requests: replicas hold too few, or callers name no model.",
+            unit="ops",
+            width=6,
+        ),
+    ),
+)
+
 CONTROL = Section(
     "Replicas and GPUs",
     (
@@ -381,7 +419,7 @@ CONTROL = Section(
     ),
 )
 
-SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, CONTROL)
+SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, INSIDE, CONTROL)
 
 
 def render(sections: Sequence[Section]) -> dict[str, Any]:
