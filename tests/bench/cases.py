@@ -58,6 +58,12 @@ class Subject:
     haproxy: bool = True
     setting: str = ""
     """The runtime's setting that the variant changes: one that it does not have is left out."""
+    only: str = ""
+    """The role whose processes `env` is for: ingress or child; "" = both."""
+
+    def env_of(self, role: str) -> dict[str, str]:
+        """The variables that this variant sets for the processes of a role."""
+        return dict(self.env) if self.only in ("", role) else {}
 
 
 OURS: Final = Subject("ours", "Pierhead", "ours")
@@ -75,8 +81,16 @@ VARIANTS: Final = (
         "ours",
         (("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", "true"),),
         setting="run_user_code_in_separate_thread",
+        only="child",  # HTTP handlers stay on the server's loop
     ),
-    Subject("ours:workers", "two ingress processes", "ours", (("PIERHEAD_WORKERS", "2"),), setting="workers"),
+    Subject(
+        "ours:workers",
+        "two ingress processes",
+        "ours",
+        (("PIERHEAD_WORKERS", "2"),),
+        setting="workers",
+        only="ingress",  # callers would keep to one worker of a gRPC service
+    ),
     Subject("ours:no-access-log", "without the log line per request", "ours", (("PIERHEAD_ACCESS_LOG", "false"),)),
 )
 """The ablation: each is ours but for one thing."""

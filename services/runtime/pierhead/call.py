@@ -166,7 +166,10 @@ class Call:
         return max(0.0, self._deadline - time.monotonic())
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Have `callback(call)` called when it has ended for its caller; a try that was refused is no end."""
+        """Have `callback(call)` called when it has ended for its caller; a try that was refused is no end.
+
+        What a replica has answered is looked at by whoever awaits the call: until then it has not ended.
+        """
         if self._ended:
             callback(self)
         elif self._callbacks is None:
@@ -236,6 +239,7 @@ class Call:
             opening = self._opening = asyncio.get_running_loop().create_future()
         opening.set_exception(error)
         opening.exception()  # a caller who never asks must not be told of it by the loop
+        self._end(error.kind if isinstance(error, PierheadError) else "error")
 
     async def _opened(self) -> Any:
         """The transport's call, once there is one. Raises why there will be none."""

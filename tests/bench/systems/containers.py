@@ -7,7 +7,7 @@ user-space proxy. The images (tag "bench") are built by compose/machine/bench.sh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -42,7 +42,7 @@ def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
     file = ROOT / ".state" / "bench" / "override.yaml"  # within the clone: the controller reads it, too
     file.parent.mkdir(parents=True, exist_ok=True)
     services = yaml.safe_load(app_file.read_text())["services"]
-    file.write_text(yaml.safe_dump(override(chain, subject.env, services)))
+    file.write_text(yaml.safe_dump(override(chain, subject, services)))
     files = [str(each.relative_to(ROOT)) for each in (app_file, file)]
     if work.device == "cuda":
         files.append("compose/gpu.yaml")
@@ -61,7 +61,7 @@ def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
         file.unlink(missing_ok=True)
 
 
-def override(chain: Chain, env: Sequence[tuple[str, str]], services: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def override(chain: Chain, subject: Subject, services: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A Compose file that gives each service the chain's number of replicas and the variant's settings.
 
     `services`: as the application's own file has them. Compose replaces x-serve blocks as a whole, so they are whole.
@@ -72,7 +72,7 @@ def override(chain: Chain, env: Sequence[tuple[str, str]], services: Mapping[str
             continue
         serve = {**services[service.name]["x-serve"], "replicas": service.replicas}
         environment: dict[str, str] = {}
-        for name, value in env:
+        for name, value in subject.env_of(service.role).items():
             if name in X_SERVE:
                 serve[X_SERVE[name]] = yaml.safe_load(value)  # a number or a truth, as it would stand in the file
             else:

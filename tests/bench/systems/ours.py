@@ -148,7 +148,7 @@ class _Starter:
             "PIERHEAD_RANKER_DEVICE": self._work.device,
             "PIERHEAD_TORCH_THREADS": str(self._work.torch_threads),
             **env,
-            **dict(self._subject.env),
+            **self._subject.env_of(service.role),
         }
 
     def _is_ready(self, host: str) -> bool:

@@ -283,6 +283,34 @@ class TestLeaving:
         assert ended == [1, 2]
         assert channel.metrics.handle_requests.values == {("fake", "ok"): 1}
 
+    async def test_one_that_gets_to_no_replica_has_ended_before_anybody_asks(self, service: Make) -> None:
+        fake = service()
+        channel = fake.channel(max_queued_requests=0)
+        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        first = begin(unary(channel)("first"))
+        ended: list[Any] = []
+        refused = unary(channel)("refused")
+        refused.add_done_callback(ended.append)
+        assert ended == [refused]
+        assert refused.done()
+        assert channel.metrics.handle_requests.values[("fake", Backpressure.kind)] == 1
+        with pytest.raises(Backpressure):
+            await refused
+        assert channel.metrics.handle_requests.values[("fake", Backpressure.kind)] == 1
+        await turns()
+        fake.calls[0].reply()
+        await first
+
+    async def test_so_has_one_that_has_waited_in_vain(self, service: Make) -> None:
+        channel = service().channel()
+        channel.pool().set_endpoints([])
+        ended = asyncio.Event()
+        call = unary(channel)("a", timeout=0.05)
+        call.add_done_callback(lambda _: ended.set())
+        async with asyncio.timeout(5):
+            await ended.wait()
+        assert call.done()
+
     async def test_a_dropped_call_in_line_makes_room_for_the_next(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
