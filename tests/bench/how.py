@@ -27,7 +27,8 @@ Every request carries `x-request-disconnect-disabled: ?1`, as in the makers' ben
   clients that leave. Ours does."""
 ANSWERS = """\
 - Answers are compared before each measurement: the echo's text, every event of a stream, the scores of {users} users.
-  Model, weights, candidates and the batch's window are the same; PyTorch has {threads} thread(s) on each side."""
+  Model, weights and candidates are the same; the batch's window is each side's better one of 2 and 5 ms (the peer's 5,
+  ours 2); PyTorch has {threads} thread(s) on each side."""
 ROUNDS = """\
 - A round measures one side after the other, the next round the other way round; what is not measured does not run.
   Closed loops are wrk's, one thread (for both sides it fills in for answers that took over twice the mean interval);

@@ -87,7 +87,7 @@ class Ranker(RankerServicer):
     @batch(
         max_batch_size=MAX_BATCH_REQUESTS,
         max_batch_rows=MAX_BATCH_ROWS,
-        batch_wait_timeout_s=0.005,
+        batch_wait_timeout_s=0.002,
         batch_size_fn=_row_count,
     )
     async def _score(self, blocks: list[Rows]) -> list[npt.NDArray[np.float32]]:
