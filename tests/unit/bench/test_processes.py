@@ -92,3 +92,15 @@ def test_what_ends_instead_of_starting_is_told_with_its_last_words(tmp_path: Pat
     kept = Kept("ranker", ["sh", "-c", "echo no such model >&2; exit 3"], {}, tmp_path / "log", 0)
     with pytest.raises(BenchError, match=r"ranker ended before it answers\. Its last words:\n  \| no such model"):
         wait_for(lambda: False, "it answers", within_s=30, of=[kept])
+
+
+def test_programs_keep_their_compiled_code_also_where_the_shell_does_not_want_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("STAYS", "1")
+    kept = Kept("env", ["env"], {"ADDED": "1"}, tmp_path / "log", 0)
+    eventually(kept.ended, "it is over")
+    seen = set(kept.log.read_text().splitlines())
+    assert {"STAYS=1", "ADDED=1"} <= seen
+    assert "PYTHONDONTWRITEBYTECODE=1" not in seen
