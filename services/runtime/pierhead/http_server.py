@@ -279,7 +279,9 @@ class Gate:
             raise ConnectionResetError(known.message) from error
         if isinstance(known, Backpressure):
             self.intake.refused()
-        return _response(error_answer(known, visit.request_id, self._edge.settings))
+        response = _response(error_answer(known, visit.request_id, self._edge.settings))
+        del response.headers[REQUEST_ID_KEY]  # every response of a visit gets it on its way out
+        return response
 
 
 def _sees_responses(app: web.Application) -> bool:

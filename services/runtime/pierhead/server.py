@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pierhead")
 
-COLLECT_AFTER = 10_000
-"""Objects made and not yet freed before the collector looks at the youngest; Python's own threshold is 700."""
-
 QUIET_S = 0.25
 """A drained replica stays this long without a request before it closes its ports: callers that have not heard of the
 drain yet get a refusal they can act upon, instead of a broken connection."""
@@ -188,7 +185,9 @@ class ReplicaServer:
             await self._user.start()
         await self._watch.check_all()
         await self._listen()
-        _spare_the_collector()
+        # What lives now lives for good: keep it out of every later garbage collection.
+        gc.collect()
+        gc.freeze()
         await self._say_ready()
         self.ready.set()
         await self._stop_asked.wait()
@@ -334,17 +333,6 @@ def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:
         if listener is not None:
             found[id(part)] = listener
     return found
-
-
-def _spare_the_collector() -> None:
-    """What lives now lives for good: keep it out of every later garbage collection. And collect less often: what the
-    requests in flight hold is no garbage, and at Python's own threshold it is looked through again and again.
-    """
-    gc.collect()
-    gc.freeze()
-    youngest, *older = gc.get_threshold()
-    if 0 < youngest < COLLECT_AFTER:  # 0: the service has turned it off
-        gc.set_threshold(COLLECT_AFTER, *older)
 
 
 def _or_default(port: int | None, default: int) -> int:
