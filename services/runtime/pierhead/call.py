@@ -239,7 +239,10 @@ class Call:
             opening = self._opening = asyncio.get_running_loop().create_future()
         opening.set_exception(error)
         opening.exception()  # a caller who never asks must not be told of it by the loop
-        self._end(error.kind if isinstance(error, PierheadError) else "error")
+        self._count(error.kind if isinstance(error, PierheadError) else "error")
+        if self._callbacks is not None:
+            # In a turn of their own: whoever denies has others to look after, whatever these do.
+            asyncio.get_running_loop().call_soon(self._call_back)
 
     async def _opened(self) -> Any:
         """The transport's call, once there is one. Raises why there will be none."""
@@ -421,10 +424,14 @@ class Call:
 
     def _end(self, outcome: str) -> None:
         if not self._ended:
-            self._ended = True
-            self._binding.ended(outcome, time.monotonic() - self._started)
+            self._count(outcome)
             if self._callbacks is not None:
                 self._call_back()
+
+    def _count(self, outcome: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._binding.ended(outcome, time.monotonic() - self._started)
 
     def _call_back(self) -> None:
         callbacks, self._callbacks = self._callbacks, None

@@ -6,10 +6,13 @@ everything as aiohttp has it, which is slower.
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 from aiohttp import web
+from aiohttp.web_urldispatcher import UrlDispatcher
 
 if TYPE_CHECKING:
     from pierhead.http_server import Gate, Request
@@ -18,8 +21,26 @@ KNOWN = ("3.14.",)
 
 
 def is_known(version: str = aiohttp.__version__) -> bool:
-    """Whether what goes on inside this version of aiohttp is known here."""
-    return version.startswith(KNOWN)
+    """Whether what goes on inside this aiohttp is known here: its version is, and nobody has put functions of their own
+    in place of what is gone around (tracers do).
+    """
+    around: tuple[Any, ...] = (
+        web.Application._handle,
+        UrlDispatcher.resolve,
+        web.RequestHandler.finish_response,
+        web.StreamResponse.prepare,
+        web.StreamResponse.write_eof,
+        web.Response._start,
+        web.Response.write_eof,
+    )
+    return version.startswith(KNOWN) and all(map(_is_aiohttps_own, around))
+
+
+def _is_aiohttps_own(function: Any) -> bool:
+    return type(function) is FunctionType and Path(function.__code__.co_filename).parent == _PLACE
+
+
+_PLACE = Path(aiohttp.__file__).parent
 
 
 class Connection(web.RequestHandler):

@@ -77,7 +77,8 @@ def _goes_by_path_alone(app: web.Application) -> bool:
     """Whether method and path decide where a request goes, and nothing stands between the router and the handler."""
     router: Any = app.router
     return (
-        type(router) is UrlDispatcher
+        type(app)._handle is web.Application._handle
+        and type(router) is UrlDispatcher
         and not app._run_middlewares
         and not app._subapps
         and all(type(resource) in _BY_PATH_ALONE for resource in router.resources())

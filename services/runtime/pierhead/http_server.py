@@ -267,7 +267,7 @@ class Gate:
         known = None if _left(request, error, visit) else visit.known(error, label)
         if known is None:
             raise error
-        if isinstance(visit.socket, web.WebSocketResponse):
+        if isinstance(visit.socket, web.WebSocketResponse) and visit.socket.prepared:
             await visit.socket.close(code=INTERNAL_ERROR, message=known.kind.encode())
             return visit.socket
         if request.writer.output_size > 0:

@@ -170,6 +170,9 @@ class Pool:
 
     def join(self, place: Place) -> None:
         """Stand in line; `granted` or `denied` may be called before this returns."""
+        if self.closed:
+            place.denied(self._closed_by_us())
+            return
         self._line.join(place)
         self._serve()
 
@@ -270,11 +273,14 @@ class Pool:
         self._callable = self._in_service = []
         while (place := self._line.head()) is not None:
             self._line.leave(place)
-            place.denied(NoReplica(f"calls to {self.service} were closed by this process"))
+            place.denied(self._closed_by_us())
         for replica in replicas:
             await replica.connection.close()
         if self._closing:
             await asyncio.wait(self._closing)
+
+    def _closed_by_us(self) -> NoReplica:
+        return NoReplica(f"calls to {self.service} were closed by this process")
 
     # ---- choosing
 

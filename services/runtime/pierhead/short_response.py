@@ -53,6 +53,7 @@ class ShortResponses:
             or response._cookies
             or response._eof_sent
             or response._payload_writer is not None
+            or request.writer.output_size  # the handler has sent another response by itself
             or response._status in _WITHOUT_BODY
             or message.should_close
             or message.method in _WITHOUT_BODY_BY_METHOD

@@ -32,6 +32,9 @@ from pierhead.request import (
     accept_opaque,
 )
 
+LONGEST_S = 365 * 86_400.0
+"""A client that wants to wait for longer waits for as long as that."""
+
 ReadHeader = Callable[[str], str | None]
 """The value of a header, named in lower case; None when there is none."""
 
@@ -152,4 +155,4 @@ def seconds_asked(header: str) -> float:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):
         raise BadRequest(f'{TIMEOUT_KEY}: expected a number of seconds above 0, found "{header}"')
-    return seconds
+    return min(seconds, LONGEST_S)

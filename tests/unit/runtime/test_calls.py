@@ -27,6 +27,7 @@ from pierhead import (
 from pierhead.channel import HandleChannel
 from pierhead.connection import NEVER_SENT
 from pierhead.deadlines import Deadlines
+from pierhead.line import Place
 from pierhead.outliers import FAILURES
 from pierhead.policies import RoutedCall, register_policy
 from pierhead.replica import Endpoint
@@ -300,6 +301,36 @@ class TestLeaving:
         await turns()
         fake.calls[0].reply()
         await first
+
+    async def test_what_a_done_callback_does_is_not_felt_by_other_calls(self, service: Make) -> None:
+        channel = service().channel()
+        pool = channel.pool()
+        pool.set_endpoints([])
+        calls = [unary(channel)("a"), unary(channel)("b")]
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+
+        def again(call: Any) -> None:
+            calls.append(unary(channel)("again"))
+            raise ZeroDivisionError
+
+        calls[0].add_done_callback(again)
+        await pool.close()
+        assert all(call.done() for call in calls[:2])
+        await turns()
+        assert [type(error) for error in told] == [ZeroDivisionError]
+        for call in calls[:2]:
+            with pytest.raises(NoReplica, match="were closed by this process"):
+                await call
+        calls[2].cancel()
+
+    async def test_nobody_stands_in_line_of_a_closed_pool(self, service: Make) -> None:
+        channel = service().channel()
+        binding, call = channel.binding(), unary(channel)("a")
+        await binding.pool.close()
+        denied: list[Exception] = []
+        binding.pool.join(Place(0.0, call, binding.router, lambda _: None, denied.append))
+        assert [type(error) for error in denied] == [NoReplica]
 
     async def test_so_has_one_that_has_waited_in_vain(self, service: Make) -> None:
         channel = service().channel()

@@ -253,6 +253,23 @@ async def test_a_body_that_cannot_be_read_is_the_client_s_fault(
     assert not [record for record in caplog.records if record.name == "pierhead" and record.levelname == "ERROR"]
 
 
+async def test_a_second_response_to_one_request_is_not_taken_for_the_next_one_s(cluster: Cluster, site: Site) -> None:
+    """A handler that has sent a response by itself and returns another one, by mistake."""
+
+    async def twice(request: web.Request) -> web.StreamResponse:
+        first = web.StreamResponse()
+        await first.prepare(request)
+        await first.write(b"one")
+        await first.write_eof()
+        return web.Response(text="second")
+
+    site.app.router.add_get("/twice", twice)
+    server, _ = await start(cluster, site)
+    answers = await raw(server, b"GET /twice HTTP/1.1\r\nHost: a\r\n\r\nGET /steps HTTP/1.1\r\nHost: a")
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+    assert b"second" not in answers
+
+
 async def test_head_of_a_stream_leaves_nothing_on_the_connection(cluster: Cluster, site: Site) -> None:
     """aiohttp sends the body all the same; the next request on the connection would get it as its answer."""
     server, _ = await start(cluster, site)

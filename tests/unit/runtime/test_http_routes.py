@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -153,3 +155,41 @@ async def test_an_application_that_looks_at_its_responses_is_shown_each(
     for _ in range(2):
         async with client.get(f"http://127.0.0.1:{server.http_port}/inner/here") as response:
             assert response.headers["X-Marked"] == "1"
+
+
+async def test_whoever_puts_something_in_place_of_aiohttps_own_sees_every_request(
+    cluster: Cluster, client: ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As tracers do."""
+    seen = []
+    before = web.Application._handle
+
+    @functools.wraps(before)
+    async def traced(app: web.Application, request: web.Request) -> web.StreamResponse:
+        seen.append(request.path)
+        return await before(app, request)
+
+    monkeypatch.setattr(web.Application, "_handle", traced)
+    server = await cluster.start(plain())
+    for _ in range(3):
+        await ask(client, server, "/here")
+    assert len(seen) == 3
+
+
+async def test_an_application_of_its_own_kind_sees_every_request(cluster: Cluster, client: ClientSession) -> None:
+    seen = []
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # aiohttp advises against it
+
+        class Own(web.Application):
+            async def _handle(self, request: web.Request) -> web.StreamResponse:
+                seen.append(request.path)
+                return await super()._handle(request)
+
+    app = Own()
+    app.router.add_get("/here", told)
+    server = await cluster.start(app)
+    for _ in range(3):
+        await ask(client, server, "/here")
+    assert len(seen) == 3

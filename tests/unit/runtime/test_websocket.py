@@ -103,6 +103,15 @@ async def test_it_outlives_the_time_of_a_request_and_so_do_its_calls(
         assert await socket.receive_str(timeout=5) == "echo: hi"
 
 
+async def test_a_client_may_ask_for_as_long_as_it_likes(cluster: Cluster, room: Room, client: ClientSession) -> None:
+    know(await cluster.start(EchoService()))
+    server = await cluster.start(room.app)
+    url = f"http://127.0.0.1:{server.http_port}/room"
+    async with client.ws_connect(url, headers={"x-request-timeout-seconds": "1e308"}) as socket:
+        await socket.send_str("hi")
+        assert await socket.receive_str(timeout=5) == "echo: hi"
+
+
 async def test_it_ends_when_its_client_has_said_so(cluster: Cluster, room: Room, client: ClientSession) -> None:
     server = await cluster.start(room.app, request_timeout_s=NEVER_S / 5)
     url = f"http://127.0.0.1:{server.http_port}/room"
