@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
@@ -15,7 +16,25 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 WINDOW_S = 1.0
 
 
-class Others:
+class Watch(ABC):
+    """Looks at something for as long as the block runs."""
+
+    _looking: asyncio.Task[None]
+
+    async def __aenter__(self) -> Self:
+        self._looking = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._looking.cancel()
+        await asyncio.wait([self._looking])
+
+    @abstractmethod
+    async def _look(self) -> None:
+        """Look again and again; ends by being cancelled."""
+
+
+class Others(Watch):
     """What processes other than this one and `ours` take, in cores: the most in any second while the block runs.
 
     Times are only worth a verdict where it is little. It is not the same as a slow test: code of ours that burns
@@ -25,15 +44,6 @@ class Others:
     def __init__(self, ours: Iterable[int]) -> None:
         self._pids = [os.getpid(), *ours]
         self.most = 0.0
-        self._watch: asyncio.Task[None]
-
-    async def __aenter__(self) -> Self:
-        self._watch = asyncio.create_task(self._look())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._watch.cancel()
-        await asyncio.wait([self._watch])
 
     async def _look(self) -> None:
         since, before = time.monotonic(), self._total() - self._ours()

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import pytest
 
 from tests.faults.load import Seen, arrivals, users
-from tests.faults.machine import Others
+from tests.faults.machine import Others, Watch
 from tests.faults.processes import Fleet, Running
 
 TIMES = 10
@@ -75,21 +74,12 @@ class Setting:
         return turns * alone_s * (1 if self.ingresses == 1 else 2)
 
 
-class Memory:
+class Memory(Watch):
     """The most that each process had while the block ran, beside what it had before."""
 
     def __init__(self, processes: Sequence[Running]) -> None:
         self._before = {process: process.resident() for process in processes}
         self._peak = dict(self._before)
-        self._watch: asyncio.Task[None]
-
-    async def __aenter__(self) -> Self:
-        self._watch = asyncio.create_task(self._look())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._watch.cancel()
-        await asyncio.wait([self._watch])
 
     async def _look(self) -> None:
         while True:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from pierhead.connection import Kind, Method
+from pierhead.deadlines import LONGEST_S
 from pierhead.errors import DeadlineExceeded, PierheadError, Trailers
 from pierhead.failures import Blame, Failure, count, models
 from pierhead.line import Place
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
 
 BACKOFF_S = (0.01, 0.5)
 """Shortest and longest pause of a call for which the retry budget has nothing left."""
-
-LONGEST_S = 365 * 86_400.0
-"""A timeout above this, infinity say, is one of this length: clocks and frames have no room for more."""
 
 
 class Call:
@@ -239,10 +237,8 @@ class Call:
             opening = self._opening = asyncio.get_running_loop().create_future()
         opening.set_exception(error)
         opening.exception()  # a caller who never asks must not be told of it by the loop
-        self._count(error.kind if isinstance(error, PierheadError) else "error")
-        if self._callbacks is not None:
-            # In a turn of their own: whoever denies has others to look after, whatever these do.
-            asyncio.get_running_loop().call_soon(self._call_back)
+        # Whoever denies has others to look after, whatever the callbacks do.
+        self._end(error.kind if isinstance(error, PierheadError) else "error", call_back_soon=True)
 
     async def _opened(self) -> Any:
         """The transport's call, once there is one. Raises why there will be none."""
@@ -422,16 +418,18 @@ class Call:
             self.cancel()
             self._end("error")
 
-    def _end(self, outcome: str) -> None:
-        if not self._ended:
-            self._count(outcome)
-            if self._callbacks is not None:
-                self._call_back()
-
-    def _count(self, outcome: str) -> None:
-        if not self._ended:
-            self._ended = True
-            self._binding.ended(outcome, time.monotonic() - self._started)
+    def _end(self, outcome: str, *, call_back_soon: bool = False) -> None:
+        """Count how it ended, once, and call back: now, or in a turn of the loop that is the callbacks' own."""
+        if self._ended:
+            return
+        self._ended = True
+        self._binding.ended(outcome, time.monotonic() - self._started)
+        if self._callbacks is None:
+            return
+        if call_back_soon:
+            self._binding.loop.call_soon(self._call_back)
+        else:
+            self._call_back()
 
     def _call_back(self) -> None:
         callbacks, self._callbacks = self._callbacks, None

@@ -171,7 +171,6 @@ class Gate:
         self._app = app
         self._edge = edge
         self.intake = Intake()
-        self.knows_aiohttp = is_known()
         self.short: ShortResponses | None = None
         """None where the application wants to see each response before its head is written."""
         self._deadlines = Deadlines.current()
@@ -183,8 +182,9 @@ class Gate:
     def enter_by(self, inside: Handler) -> None:
         """Set the handler of the application, which has been started."""
         self._inside = inside
-        self._routes = Routes(self._app, remember=self.knows_aiohttp)
-        if self.knows_aiohttp and not _sees_responses(self._app):
+        known = is_known()
+        self._routes = Routes(self._app, remember=known)
+        if known and not _sees_responses(self._app):
             self.short = ShortResponses()
 
     async def handle(self, base: web.BaseRequest) -> web.StreamResponse:
@@ -238,6 +238,7 @@ class Gate:
         self._edge.finished(MALFORMED, "400", 0.0, request_id)
         told = " ".join(why.split())[:MAX_TOLD]
         response = _response(plain_answer(400, "bad_request", f"this is not an HTTP request: {told}", request_id))
+        response.headers[REQUEST_ID_KEY] = request_id
         response.force_close()
         return response
 
@@ -279,9 +280,7 @@ class Gate:
             raise ConnectionResetError(known.message) from error
         if isinstance(known, Backpressure):
             self.intake.refused()
-        response = _response(error_answer(known, visit.request_id, self._edge.settings))
-        del response.headers[REQUEST_ID_KEY]  # every response of a visit gets it on its way out
-        return response
+        return _response(error_answer(known, visit.request_id, self._edge.settings))
 
 
 def _sees_responses(app: web.Application) -> bool:
@@ -345,4 +344,6 @@ def _from_http_exception(request: web.Request, error: web.HTTPException, request
 
 
 def _response(answer: Answer) -> web.Response:
-    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+    """Without the request's id in its head: there `Request` and `ShortResponses` put it, for every response alike."""
+    headers = {name: value for name, value in answer.headers.items() if name != REQUEST_ID_KEY}
+    return web.Response(status=answer.status, headers=headers, body=answer.body)

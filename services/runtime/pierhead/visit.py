@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable
 
-from pierhead.deadlines import Deadline, Deadlines
+from pierhead.deadlines import LONGEST_S, Deadline, Deadlines
 from pierhead.edge import Edge, is_answerable
 from pierhead.errors import BadRequest, DeadlineExceeded, PierheadError
 from pierhead.request import (
@@ -31,9 +31,6 @@ from pierhead.request import (
     accept_id,
     accept_opaque,
 )
-
-LONGEST_S = 365 * 86_400.0
-"""A client that wants to wait for longer waits for as long as that."""
 
 ReadHeader = Callable[[str], str | None]
 """The value of a header, named in lower case; None when there is none."""

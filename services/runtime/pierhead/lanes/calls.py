@@ -147,8 +147,7 @@ class LaneCall:
         self._details = details
         self._deadline.cancel()
         self._lane.forget(self.number)
-        if self._waiters is not None:
-            self._wake()
+        self._wake()
         callbacks, self._callbacks = self._callbacks, None
         if callbacks is not None:
             for callback in callbacks:
@@ -240,14 +239,14 @@ class _OneReply(LaneCall):
         """
         if not frame.parcel:
             self._reply = frame.message if frame.has_message else None
-            LaneCall.finish(self, frame)
+            super().finish(frame)
         elif self._fetching is None:
             # Owned by the call: it ends with it.
             self._fetching = asyncio.get_running_loop().create_task(self._fetch(frame), name="large reply of a call")
 
     def end(self, status: grpc.StatusCode, details: str = "") -> None:
         """It is over; a reply that is on its way is of no interest any more."""
-        LaneCall.end(self, status, details)
+        super().end(status, details)
         if self._fetching is not None and self._fetching is not asyncio.current_task():
             self._fetching.cancel()
 
