@@ -12,7 +12,7 @@ up: ## start the stack and wait until every app answers: [APPS="echo recsys"] [G
 down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its volumes (state, metrics) too
 	@compose/machine/down.sh "$(VOLUMES)"
 
-scale: ## set a service's number of replicas: SERVICE=ranker N=4
+scale: ## set a service's number of replicas: SERVICE=ranker N=4; N=auto takes it back
 	@compose/machine/control.sh scale "$(SERVICE)" "$(N)"
 
 status: ## show services, replicas and GPUs

@@ -2,7 +2,7 @@
 
     GET  /api/v1/services[/<name>]           status rows
     GET  /api/v1/services/<name>/logs        ?tail=
-    PUT  /api/v1/services/<name>/scale       {"replicas": N}, from this machine or with the token only
+    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}, from this machine or with the token only
     GET  /api/v1/plan                        ?format=text
     GET  /api/v1/events                      ?since= ?service= ?limit= ?wait=
     GET  /api/v1/targets                     Prometheus http_sd
@@ -36,6 +36,8 @@ from controller.store import StoredEvent
 
 logger = logging.getLogger(__name__)
 
+AUTO = "auto"
+"""In place of a number: nobody has set one any more."""
 MOST_REPLICAS = 1000
 MOST_LINES = 10_000
 MOST_EVENTS = 1000
@@ -105,8 +107,10 @@ class Api:
         self._gatekeeper.admit(request.remote, request.headers)
         replicas = replicas_in(await request.read())
         name = request.match_info["name"]
-        self._loop.scale(name, replicas)
-        return web.json_response({"service": name, "replicas": replicas}, status=202)
+        message = self._loop.scale(name, replicas)
+        asked = AUTO if replicas is None else replicas
+        told = {"message": message} if message else {}
+        return web.json_response({"service": name, "replicas": asked, **told}, status=202)
 
     async def logs(self, request: web.Request) -> web.Response:
         """Last log lines of a service's replicas."""
@@ -194,8 +198,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
 
 
-def replicas_in(body: bytes) -> int:
-    """Return N of {"replicas": N}; raises InvalidRequest."""
+def replicas_in(body: bytes) -> int | None:
+    """Return N of {"replicas": N}, None for "auto"; raises InvalidRequest."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -203,8 +207,12 @@ def replicas_in(body: bytes) -> int:
     if not isinstance(document, dict) or set(document) != {"replicas"}:
         raise InvalidRequest(f'body: expected {{"replicas": N}} and nothing else, found {_shown(document)}')
     replicas = document["replicas"]
+    if replicas == AUTO:
+        return None
     if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MOST_REPLICAS:
-        raise InvalidRequest(f"replicas: expected an integer from 0 to {MOST_REPLICAS}, found {_shown(replicas)}")
+        raise InvalidRequest(
+            f'replicas: expected an integer from 0 to {MOST_REPLICAS}, or "auto", found {_shown(replicas)}'
+        )
     return replicas
 
 

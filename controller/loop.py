@@ -32,6 +32,7 @@ from controller.probe import Prober, Reading, Subject
 from controller.recovery import recovered
 from controller.routing.base import Router
 from controller.scale import desire
+from controller.scaler import Scaler
 from controller.spec_watch import SpecSource, SpecWatch
 from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
 from controller.store import Override, Store
@@ -86,6 +87,16 @@ class World:
     ask: Callable[[Subject], Awaitable[Reading]]
 
 
+def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
+    """Who decides how many replicas an autoscaled service has after a scale call; "" for any other service."""
+    if spec.autoscale is None:
+        return ""
+    bounds = f"{spec.autoscale.min} to {spec.autoscale.max}"
+    if replicas is None:
+        return f"the autoscaler decides, {bounds}"
+    return f"the autoscaler ({bounds}) pauses until `make scale SERVICE={spec.name} N=auto`"
+
+
 class Loop:
     """Owns what the controller believes and does. `spawn` owns the tasks it starts."""
 
@@ -124,6 +135,7 @@ class Loop:
             clock,
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
+        self._scaler = Scaler(world.store, self.events)
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
         self._made_of: dict[str, tuple[str, str | None]] = {}
@@ -179,18 +191,24 @@ class Loop:
         in_progress = self._executor.in_progress
         sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
         now = self._clock()
-        targets = {service: override.replicas for service, override in self._world.store.overrides.items()}
+        overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
+        seen = sight.complete and not sight.engine_error
+        autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
         self._edge = {name: edge_spec(service, sight.observed) for name, service in spec.services.items()}
         routing_hash = self._world.router.routing_hash(self._edge.values())
-        desired = desire(replace(spec, services=self._edge), targets, routing_hash)
+        desired = desire(replace(spec, services=self._edge), overrides, routing_hash, autoscaled)
         # From a world that cannot be seen nothing can be concluded.
         plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
         self._executor.submit(plan)
         self._publish(desired, sight, plan, now)
         self._forgive(desired, sight.observed, now)
-        return min(
-            due for due in (LOOK_S, plan.next_look_s, self._executor.gate.next_opening_s(now)) if due is not None
+        dues = (
+            LOOK_S,
+            plan.next_look_s,
+            self._executor.gate.next_opening_s(now),
+            self._scaler.due_in_s(spec.services, now),
         )
+        return min(due for due in dues if due is not None)
 
     def _publish(self, desired: Desired, sight: Sight, plan: Plan, now: float) -> None:
         refusals = self._executor.gate.refusals()
@@ -203,7 +221,7 @@ class Loop:
                 desired=desired,
                 observed=sight.observed,
                 plan=plan,
-                services=service_rows(desired, sight.observed, plan, refusals, overrides, now),
+                services=service_rows(desired, sight.observed, plan, refusals, overrides, now, self._scaler.rows),
                 gpus=gpu_uses(sight.observed),
                 endpoints=endpoints(desired, sight.observed),
                 targets=scrape_targets(desired, sight.observed),
@@ -232,18 +250,28 @@ class Loop:
 
     # ------------------------------------------------------------------------------------------------------- commands
 
-    def scale(self, service: str, replicas: int) -> None:
-        """Set a service's target and wake the loop. Raises UnknownService, SpecError, StoreError."""
-        written = self.known(service).services[service].replicas
+    def scale(self, service: str, replicas: int | None) -> str:
+        """Set a service's target, or with None let files or autoscaler decide again; wake the loop.
+
+        Returns who decides now, in words, where there is an autoscaler. Raises UnknownService, SpecError, StoreError.
+        """
+        spec = self.known(service).services[service]
         before = self._world.store.overrides.get(service)
-        if replicas != written and (before is None or before.replicas != replicas):
-            self._world.store.set_override(service, Override(replicas, written))
-        elif replicas == written and before is not None:
-            self._world.store.drop_override(service)
-        was = written if before is None else before.replicas
-        if was != replicas:
-            self.events.record("scale", f"{service}: {was} -> {replicas} replicas", service=service, outcome="ok")
+        was = self.view.desired.targets.get(service, spec.replicas) if self.view.desired else spec.replicas
+        if replicas is None or (replicas == spec.replicas and spec.autoscale is None):
+            if before is not None:
+                self._world.store.drop_override(service)
+        elif before is None or before.replicas != replicas:
+            self._world.store.set_override(service, Override(replicas, spec.replicas))
+        words = scale_words(spec, replicas)
+        asked = spec.replicas if replicas is None and spec.autoscale is None else replicas
+        if asked is not None and asked != was:
+            said = f"{service}: {was} -> {asked} replicas" + (f"; {words}" if words else "")
+            self.events.record("scale", said, service=service, outcome="ok")
+        elif words and replicas != (before.replicas if before else None):
+            self.events.record("scale", f"{service}: {words}", service=service, outcome="ok")
         self._wakeup.ring()
+        return words
 
     async def logs(self, service: str, tail: int) -> Mapping[str, str]:
         """Return the last `tail` lines of every replica, by name. Raises UnknownService, EngineError."""

@@ -101,6 +101,23 @@ def _services(view: View | None) -> Iterator[Metric]:
         record = view.observed.failures.get(row.name) if view and view.observed else None
         failures.add_metric([row.name], record.count if record else 0)
     yield from (wanted, ready, pending, failures)
+    yield from _autoscaling(view)
+
+
+def _autoscaling(view: View | None) -> Iterator[Metric]:
+    load = GaugeMetricFamily(
+        "pierhead_service_autoscale_load",
+        "Requests in work and waiting, as the autoscaler sees them.",
+        labels=["service"],
+    )
+    asked = GaugeMetricFamily(
+        "pierhead_service_autoscale_wanted_replicas", "Replicas that this load asks for.", labels=["service"]
+    )
+    for row in view.services if view else ():
+        if row.autoscale is not None:
+            load.add_metric([row.name], row.autoscale.load)
+            asked.add_metric([row.name], row.autoscale.wanted)
+    yield from (load, asked)
 
 
 def _replicas(view: View | None) -> Iterator[Metric]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Protocol = Literal["http", "grpc"]
+Aggregation = Literal["mean", "max", "min"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- spec
@@ -57,6 +58,38 @@ class Backpressure:
 
 
 @dataclass(frozen=True, slots=True)
+class AutoscaleSpec:
+    """How many replicas a service may have, and what decides between. Names, meaning and defaults are Ray Serve's."""
+
+    min: int = 1
+    max: int = 1
+    initial: int | None = None
+    """Replicas of a service that was never scaled; None = `min`."""
+    target_ongoing_requests: float = 2.0
+    """Requests that one replica shall have, working and waiting, on average."""
+    look_back_period_s: float = 30.0
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
+    downscale_to_zero_delay_s: float | None = None
+    """For the step from one replica to none; None = `downscale_delay_s`."""
+    upscaling_factor: float = 1.0
+    downscaling_factor: float = 1.0
+    aggregation_function: Aggregation = "mean"
+    panic_threshold: float = 2.0
+    """A burst is load of this many times what the running replicas are for."""
+    panic_window_s: float = 3.0
+
+    @property
+    def first(self) -> int:
+        """The target of a service that nothing was decided for."""
+        return self.clamp(self.min if self.initial is None else self.initial)
+
+    def clamp(self, replicas: int) -> int:
+        """The nearest number that the bounds allow."""
+        return max(self.min, min(self.max, replicas))
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSpec:
     """One Compose service that carries an `x-serve` block, as the user wrote it (defaults filled in)."""
 
@@ -66,7 +99,9 @@ class ServiceSpec:
     port: int
     """Port that takes the service's requests inside the container."""
     replicas: int
+    """With `autoscale`: the first target."""
     probe: ProbeSpec
+    autoscale: AutoscaleSpec | None = None
     route: str | None = None
     """HTTP path prefix without a trailing slash ("/" = everything); None = not reachable over HTTP from outside."""
     strip_prefix: bool = False
@@ -181,6 +216,9 @@ class ReplicaContainer:
     ongoing_at: float | None = None
     """When `ongoing` was read."""
     queued: int | None = None
+    """Calls of this replica that wait for replicas of other services."""
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """The same by the service that they wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +273,8 @@ class RoutingState:
     servers: tuple[Server, ...] = ()
     backends: frozenset[str] = frozenset()
     """Names of the backends that the running configuration has."""
+    queued: Mapping[str, int] = field(default_factory=dict)
+    """By backend: requests that wait for any of its servers; those that wait for a certain one are the server's."""
 
     def server_of(self, service: str, replica: str) -> Server | None:
         """The server of a replica; None where HAProxy has none."""
@@ -503,6 +543,23 @@ class ServiceStatus:
     """Why it will not converge by waiting; "" when it may."""
     override: int | None = None
     """What `make scale` set, when it did."""
+    autoscale: AutoscaleStatus | None = None
+    """None for a service whose number of replicas is fixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleStatus:
+    """What the autoscaler sees of a service, and wants."""
+
+    min: int
+    max: int
+    target: int
+    load: float
+    """Requests in work and waiting, over the service's look_back_period_s."""
+    wanted: int
+    """Replicas that this load asks for; it becomes the target when it has lasted."""
+    paused: bool = False
+    """`make scale` has set a number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,8 +383,14 @@ def _superfluous(outlook: _Outlook) -> list[tuple[_Replica, str]]:
 
 
 def _least_useful_first(replicas: Iterable[_Replica]) -> list[_Replica]:
+    """Those that are not ready yet, then those with the least to finish; of equals the youngest number."""
     order = {Phase.CREATED: 0, Phase.STARTING: 1, Phase.RUNNING: 2}
-    return sorted(replicas, key=lambda replica: (order[replica.phase], -replica.container.number, replica.name))
+
+    def usefulness(replica: _Replica) -> tuple[int, int, int, str]:
+        container = replica.container
+        return order[replica.phase], container.ongoing or 0, -container.number, replica.name
+
+    return sorted(replicas, key=usefulness)
 
 
 def _scale_cause(outlook: _Outlook) -> str:

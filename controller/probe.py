@@ -14,7 +14,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -42,6 +42,7 @@ class Reading:
     draining: bool = False
     ongoing: int | None = None
     queued: int | None = None
+    waiting: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Verdict:
     draining: bool = False
     ongoing: int | None = None
     queued: int | None = None
+    waiting: Mapping[str, int] = field(default_factory=dict)
     read_at: float | None = None
     ready_since: float | None = None
 
@@ -85,6 +87,7 @@ class Judge:
             draining=reading.draining,
             ongoing=reading.ongoing,
             queued=reading.queued,
+            waiting=reading.waiting,
             read_at=now,
             ready_since=ready_since if health is Health.READY else None,
         )
@@ -207,6 +210,7 @@ class Prober:
             ongoing=verdict.ongoing,
             ongoing_at=verdict.read_at if verdict.ongoing is not None else None,
             queued=verdict.queued,
+            waiting=verdict.waiting,
         )
 
     def ready_since(self, container_id: str) -> float | None:
@@ -318,7 +322,14 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
     told = report.get("detail")
     detail = f"{status} from {where}" + (f": {told}" if isinstance(told, str) and told else "")
     draining = not ok and report.get("state") == "draining"
-    return Reading(ok, detail, draining, _count(report.get("ongoing")), _count(report.get("queued")))
+    return Reading(
+        ok,
+        detail,
+        draining,
+        _count(report.get("ongoing")),
+        _count(report.get("queued")),
+        _counts(report.get("waiting")),
+    )
 
 
 def _report(body: bytes) -> Mapping[str, Any]:
@@ -328,6 +339,13 @@ def _report(body: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return report if isinstance(report, dict) else {}
+
+
+def _counts(value: object) -> Mapping[str, int]:
+    """A replica's calls that wait, by service; what cannot be read counts as none."""
+    if not isinstance(value, dict):
+        return {}
+    return {str(name): count for name, found in value.items() if (count := _count(found)) is not None}
 
 
 def _count(value: object) -> int | None:

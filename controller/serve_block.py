@@ -92,10 +92,34 @@ class BackpressureBlock(_Block):
     retry_after_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0
 
 
+Replicas = Annotated[int, Field(ge=0), AfterValidator(_check_replicas)]
+Delay = Annotated[float, Field(ge=0, le=86_400)]
+Factor = Annotated[float, Field(ge=0.01, le=100)]
+
+
+class AutoscaleBlock(_Block):
+    """How many replicas a service may have, and what decides between."""
+
+    min: Replicas = 1
+    max: Replicas = 1
+    initial: Replicas | None = None
+    target_ongoing_requests: Annotated[float, Field(ge=0.01, le=1_000_000)] = 2.0
+    look_back_period_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    upscale_delay_s: Delay = 30.0
+    downscale_delay_s: Delay = 600.0
+    downscale_to_zero_delay_s: Delay | None = None
+    upscaling_factor: Factor = 1.0
+    downscaling_factor: Factor = 1.0
+    aggregation_function: Literal["mean", "max", "min"] = "mean"
+    panic_threshold: Annotated[float, Field(ge=1.1, le=1000)] = 2.0
+    panic_window_s: Annotated[float, Field(ge=0.5, le=600)] = 3.0
+
+
 class ServeBlock(_Block):
     """One `x-serve` block as written; null where the value is derived."""
 
-    replicas: Annotated[int, Field(ge=0), AfterValidator(_check_replicas)] = 1
+    replicas: Replicas = 1
+    autoscale: AutoscaleBlock | None = None
     protocol: Literal["http", "grpc"] | None = None
     port: Port | None = None
     route: Route | None = None

@@ -13,9 +13,9 @@ from typing import Any
 from controller.container import ADMIN_PORT, definition_hash, managed_environment
 from controller.errors import SpecError
 from controller.gpu_request import gpu_request
-from controller.model import Backpressure, GpuRequest, ProbeSpec, Protocol, ServiceSpec, Spec
+from controller.model import AutoscaleSpec, Backpressure, GpuRequest, ProbeSpec, Protocol, ServiceSpec, Spec
 from controller.problems import Problems, at, shown
-from controller.serve_block import ServeBlock, parse_block
+from controller.serve_block import MAX_REPLICAS, ServeBlock, parse_block
 from controller.service_source import ServiceSource
 from controller.translate import translate
 
@@ -85,7 +85,9 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         )
     _check_scale(path, source.definition, problems)
     block = parse_block(at(path, "x-serve"), source.definition["x-serve"], problems)
-    gpu = gpu_request(path, source.definition, block.replicas if block else 0, problems)
+    autoscale = _autoscale(at(path, "x-serve"), block, problems) if block else None
+    most = 0 if block is None else autoscale.max if autoscale else block.replicas
+    gpu = gpu_request(path, source.definition, most, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
     settings = _settings(at(path, "x-serve"), block, problems) if block else None
     grace_s = _stop_grace_period_s(path, source.definition, block, problems)
@@ -99,7 +101,8 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         image=image,
         protocol=settings.protocol,
         port=settings.port,
-        replicas=block.replicas,
+        replicas=autoscale.first if autoscale else block.replicas,
+        autoscale=autoscale,
         probe=settings.probe,
         route=block.route,
         strip_prefix=block.strip_prefix,
@@ -162,6 +165,25 @@ def _check_scale(path: str, definition: Mapping[str, Any], problems: Problems) -
             f"expected 0, found {found}: Compose would start containers without GPUs of their own that no request "
             "reaches; write scale: 0 here, and the number of replicas into x-serve.replicas",
         )
+
+
+def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpec | None:
+    """The bounds and what decides between them; None for a fixed number of replicas."""
+    if block.autoscale is None:
+        return None
+    if "replicas" in block.model_fields_set:
+        problems.add(
+            at(path, "replicas"),
+            "stands beside autoscale, which decides the number; remove it (autoscale.initial is what it begins with)",
+        )
+    bounds, here = block.autoscale, at(path, "autoscale")
+    if bounds.max < max(bounds.min, 1):
+        problems.expected(at(here, "max"), f"an integer from {max(bounds.min, 1)} (min) to {MAX_REPLICAS}", bounds.max)
+    elif bounds.initial is not None and not bounds.min <= bounds.initial <= bounds.max:
+        problems.expected(
+            at(here, "initial"), f"an integer from {bounds.min} (min) to {bounds.max} (max)", bounds.initial
+        )
+    return AutoscaleSpec(**bounds.model_dump())
 
 
 def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from controller.apply import Refusal
 from controller.errors import ImageNotFound
 from controller.model import (
+    AutoscaleStatus,
     CreateContainer,
     Desired,
     Endpoint,
@@ -85,6 +86,7 @@ def service_rows(
     refusals: Iterable[Refusal],
     overrides: Mapping[str, int],
     now: float,
+    autoscaled: Mapping[str, AutoscaleStatus] | None = None,
 ) -> tuple[ServiceStatus, ...]:
     """Return one row a service, by name; services that were removed and still have replicas are among them."""
     refusals = tuple(refusals)
@@ -101,6 +103,7 @@ def service_rows(
                 creating=_creations(name, observed, plan),
                 refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
                 override=overrides.get(name) if name in desired.services else None,
+                autoscale=(autoscaled or {}).get(name),
                 now=now,
             )
         )
@@ -177,6 +180,7 @@ class _Material:
     creating: tuple[CreateContainer, ...]
     refusals: tuple[Refusal, ...]
     override: int | None
+    autoscale: AutoscaleStatus | None
     now: float
 
 
@@ -199,6 +203,7 @@ def _row(material: _Material) -> ServiceStatus:
         converged=settled and not any(_is_outdated(material, container) for container in material.containers),
         blocked=_blocked(material),
         override=material.override,
+        autoscale=material.autoscale,
     )
 
 
@@ -274,9 +279,21 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     if material.wanted and image in material.observed.images and material.observed.images[image] is None:
         remedy = "build it (`make build`)" if material.spec.has_build else "check the name, or pull it"
         return f"image {image} is not on this machine: what runs stays as it is, nothing new can be started; {remedy}"
+    if material.autoscale is not None:
+        return _autoscale_words(material.name, material.autoscale)
     if material.override is not None and material.override != material.spec.replicas:
         return f"set by scale; the compose files say {material.spec.replicas}"
     return ""
+
+
+def _autoscale_words(name: str, autoscale: AutoscaleStatus) -> str:
+    bounds = f"{autoscale.min} to {autoscale.max}"
+    if autoscale.paused:
+        return f"set by scale; the autoscaler ({bounds}) pauses until `make scale SERVICE={name} N=auto`"
+    found = f"autoscaled, {bounds}: {autoscale.load:.1f} requests"
+    if autoscale.wanted == autoscale.target:
+        return found
+    return f"{found}, which are for {autoscale.wanted} replicas if they last"
 
 
 def _pending_words(pending: Iterable[PendingReplica]) -> list[str]:

@@ -23,7 +23,7 @@ from controller.errors import StoreError
 from controller.model import Event, FailureRecord, Retirement
 
 FILE_NAME = "state.db"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 EVENTS_KEPT = 1000
 
 SCHEMA = """
@@ -31,11 +31,15 @@ CREATE TABLE overrides (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL, spe
 CREATE TABLE retirements (container_id TEXT PRIMARY KEY, replica TEXT NOT NULL, draining_since REAL NOT NULL,
                           stopping_since REAL, cause TEXT NOT NULL, failed INTEGER NOT NULL);
 CREATE TABLE failures (service TEXT PRIMARY KEY, count INTEGER NOT NULL, last_at REAL NOT NULL, detail TEXT NOT NULL);
+CREATE TABLE autoscaled (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);
 CREATE TABLE seen_ready (container_id TEXT PRIMARY KEY, started_at REAL NOT NULL);
 CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, last_at REAL NOT NULL,
                      times INTEGER NOT NULL, kind TEXT NOT NULL, service TEXT NOT NULL, target TEXT NOT NULL,
                      message TEXT NOT NULL, outcome TEXT NOT NULL);
 """
+
+MIGRATIONS = {1: "CREATE TABLE autoscaled (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);"}
+"""Schema version -> what makes the next one of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Store:
             service: FailureRecord(*rest)
             for service, *rest in self._db.execute("SELECT service, count, last_at, detail FROM failures")
         }
+        self._autoscaled: dict[str, int] = dict(self._db.execute("SELECT service, replicas FROM autoscaled"))
         self._seen_ready: dict[str, float] = dict(self._db.execute("SELECT container_id, started_at FROM seen_ready"))
 
     @property
@@ -109,6 +114,25 @@ class Store:
         """Let the compose files decide again."""
         self._write("DELETE FROM overrides WHERE service = ?", (service,))
         self._overrides.pop(service, None)
+
+    # ---------------------------------------------------------------------------------------------------- autoscaling
+
+    @property
+    def autoscaled(self) -> Mapping[str, int]:
+        """Targets that the autoscaler decided, by service."""
+        return MappingProxyType(self._autoscaled)
+
+    def note_autoscaled(self, service: str, replicas: int) -> None:
+        """Remember a target: a controller that starts goes on from it."""
+        if self._autoscaled.get(service) != replicas:
+            self._write("INSERT OR REPLACE INTO autoscaled VALUES (?, ?)", (service, replicas))
+            self._autoscaled[service] = replicas
+
+    def forget_autoscaled(self, service: str) -> None:
+        """The service is not autoscaled any more."""
+        if service in self._autoscaled:
+            self._write("DELETE FROM autoscaled WHERE service = ?", (service,))
+            del self._autoscaled[service]
 
     # ---------------------------------------------------------------------------------------------------- retirements
 
@@ -250,7 +274,11 @@ def _prepare(db: sqlite3.Connection) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0 and not list(_tables(db)):
         db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
-    elif version != SCHEMA_VERSION:
+        return
+    while version in MIGRATIONS:
+        db.executescript(f"BEGIN; {MIGRATIONS[version]} PRAGMA user_version = {version + 1}; COMMIT;")
+        version += 1
+    if version != SCHEMA_VERSION:
         raise sqlite3.DatabaseError(f"schema version {version}, this controller knows {SCHEMA_VERSION}")
 
 

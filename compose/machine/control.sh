@@ -11,7 +11,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 main() {
   local controller terminal=()
   if [ "${1:-}" = scale ] && { [ -z "${2:-}" ] || [ -z "${3:-}" ]; }; then
-    refuse "scale: name a service and a number of replicas. Example: make scale SERVICE=ranker N=4"
+    refuse "scale: name a service and a number of replicas, or auto. Example: make scale SERVICE=ranker N=4"
   fi
   controller=$(container_of controller || true)
   [ -n "$controller" ] || refuse "the controller of the stack \"$project\" is not running. Start it with: make up"

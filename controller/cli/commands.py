@@ -72,11 +72,16 @@ def status(output: Output = "text") -> None:
 # "-1" must reach the check of N, which has one message for every wrong number, rather than be an unknown option.
 @app.command(context_settings={"ignore_unknown_options": True})
 def scale(service: str, n: str, timeout: Timeout = 300.0) -> None:
-    """Set a service's number of replicas, and wait until the world agrees."""
-    if not (n.isascii() and n.isdigit() and len(n) < 10 and int(n) <= MOST_REPLICAS):
-        raise BadInputError(f"N: expected an integer from 0 to {MOST_REPLICAS}, found {n!r}")
-    api, path, wait = _client(), f"/api/v1/services/{segment(service)}", ScaleWait(int(n))
-    api.put(f"{path}/scale", {"replicas": int(n)})
+    """Set a service's number of replicas, and wait until the world agrees; "auto" takes the number back."""
+    if n != "auto" and not (n.isascii() and n.isdigit() and len(n) < 10 and int(n) <= MOST_REPLICAS):
+        raise BadInputError(f"N: expected an integer from 0 to {MOST_REPLICAS}, or auto, found {n!r}")
+    api, path = _client(), f"/api/v1/services/{segment(service)}"
+    told = api.put(f"{path}/scale", {"replicas": "auto" if n == "auto" else int(n)})
+    if "message" in told:
+        sys.stdout.write(f"{service}: {told['message']}\n")
+    if n == "auto":
+        return
+    wait = ScaleWait(int(n))
     _wait(lambda: wait.judge(api.get(path)), timeout, f"The target stays {n}; `pierhead status` shows how it goes on.")
 
 

@@ -24,16 +24,20 @@ _BACKEND_ROW = "BACKEND"
 def routing_state(info: str, routing: str, servers_state: str, stat: str) -> RoutingState:
     """One snapshot out of the answers to QUESTIONS. Raises RoutingError when one of them is not what it should be."""
     try:
-        facts = info_facts(info)
+        facts, in_flight = info_facts(info), sessions(stat)
+        backends = {
+            backend: queued
+            for (backend, row), (_, queued) in in_flight.items()
+            if row == _BACKEND_ROW and backend.startswith(BACKEND_PREFIX)
+        }
         return RoutingState(
             pid=int(facts["Pid"]),
             started_at=float(facts["Start_time_sec"]),
             version=facts["Version"],
             routing_hash=variable(routing),
-            servers=tuple(server for server, _ in servers(servers_state, sessions(stat))),
-            backends=frozenset(
-                backend for backend, row in sessions(stat) if row == _BACKEND_ROW and backend.startswith(BACKEND_PREFIX)
-            ),
+            servers=tuple(server for server, _ in servers(servers_state, in_flight)),
+            backends=frozenset(backends),
+            queued=backends,
         )
     except (KeyError, ValueError) as error:
         raise RoutingError(

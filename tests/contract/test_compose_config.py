@@ -159,7 +159,7 @@ async def test_gpus_as_compose_prints_them(tmp_path: Path) -> None:
 
 async def test_the_reference_can_be_loaded() -> None:
     spec = await load(ROOT, COMPOSE_FILE="compose/reference.yaml", COMPOSE_PROJECT_NAME="reference")
-    assert (spec.project, sorted(spec.services), spec.warnings) == ("reference", ["reference"], ())
+    assert (spec.project, sorted(spec.services), spec.warnings) == ("reference", ["autoscaled", "reference"], ())
 
 
 async def test_the_same_files_give_the_same_spec(tmp_path: Path) -> None:

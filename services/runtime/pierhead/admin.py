@@ -8,6 +8,7 @@ of workers.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -45,6 +46,8 @@ class Readiness:
     """Calls of this replica that wait for another service's replica."""
     detail: str = ""
     """Why it is not ready."""
+    waiting: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """`queued` by the service that is waited for; a replica of several workers does not tell."""
 
 
 class Page(NamedTuple):

@@ -127,7 +127,8 @@ class ReplicaServer:
 
     def readiness(self) -> Readiness:
         """What /readyz says."""
-        return Readiness(self.state, self._admission.ongoing, self._queued(), self._detail)
+        waiting = {target: int(count) for (target,), count in list(self.metrics.queued.values.items()) if count}
+        return Readiness(self.state, self._admission.ongoing, sum(waiting.values()), self._detail, waiting)
 
     def _queued(self) -> int:
         return int(sum(list(self.metrics.queued.values.values())))

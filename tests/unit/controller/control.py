@@ -143,6 +143,10 @@ class Control:
     engine_lost_s: float = 30.0
     silent: set[str] = field(default_factory=set)
     """Names of replicas whose probes get no answer, although the engine says they are fine."""
+    work: dict[str, int] = field(default_factory=dict)
+    """By service: requests that its ready replicas share."""
+    waiting: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By service: what each of its replicas has waiting, by the service that it waits for."""
     loop: Loop = field(init=False)
     store: Store = field(init=False)
 
@@ -162,13 +166,27 @@ class Control:
         state = "silent" if name in self.silent else self.engine.readiness(name)
         match state:
             case "ready":
-                return Reading(ok=True, detail="200 from :9100/readyz", ongoing=0, queued=0)
+                service = name.removeprefix(f"{PROJECT}-").rsplit("-", 2)[0]
+                waiting = self.waiting.get(service, {})
+                return Reading(
+                    ok=True,
+                    detail="200 from :9100/readyz",
+                    ongoing=self._share(service, name),
+                    queued=sum(waiting.values()),
+                    waiting=waiting,
+                )
             case "draining":
                 return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)
             case "starting":
                 return Reading(ok=False, detail="503 from :9100/readyz: loading", ongoing=0, queued=0)
             case _:
                 return Reading(ok=False, detail="no answer from :9100/readyz within 2 s")
+
+    def _share(self, service: str, replica: str) -> int:
+        names = sorted(c.name for c in self.engine.containers.values() if c.service == service)
+        ready = [name for name in names if self.engine.readiness(name) == "ready"]
+        each, more = divmod(self.work.get(service, 0), max(len(ready), 1))
+        return each + (replica in ready[:more])
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Loop]:

@@ -108,8 +108,8 @@ async def test_a_day_with_the_command(control: Control) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("scale", "web", "-1"), "N: expected an integer from 0 to 1000, found '-1'"),
-        (("scale", "web", "abc"), "N: expected an integer from 0 to 1000, found 'abc'"),
+        (("scale", "web", "-1"), "N: expected an integer from 0 to 1000, or auto, found '-1'"),
+        (("scale", "web", "abc"), "N: expected an integer from 0 to 1000, or auto, found 'abc'"),
         (("scale", "wep", "2"), "did you mean 'web'? Services: api, web"),
         (("logs", "../plan"), "there is no service '../plan'"),
         (("status", "-o", "yaml"), "--output: expected text or json, found 'yaml'"),

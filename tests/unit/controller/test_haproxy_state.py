@@ -39,6 +39,7 @@ def test_a_snapshot() -> None:
             Server("svc_echo", "two", "127.0.0.1:18082", ServerState.READY, up=False, sessions=0, queued=1),
         ),
         backends=frozenset({"svc_echo", "svc_new"}),
+        queued={"svc_echo": 4, "svc_new": 0},
     )
 
 

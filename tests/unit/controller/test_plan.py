@@ -112,6 +112,17 @@ def test_scale_down_drains_the_highest_number() -> None:
     )
 
 
+def test_scale_down_takes_the_one_with_the_least_to_finish() -> None:
+    web = service()
+    world = observed(replica(web, 1, ongoing=7), replica(web, 2, ongoing=2), replica(web, 3, ongoing=9), specs=(web,))
+    retired = [
+        step.action.target
+        for step in plan(desired(web, web=2), world, NOW).steps
+        if isinstance(step.action, BeginRetirement)
+    ]
+    assert retired == [replica(web, 2).name]
+
+
 def test_scale_down_takes_the_one_that_is_not_ready_first() -> None:
     world = observed(replica(WEB, 1, health=Health.UNKNOWN), replica(WEB, 2), specs=(WEB,))
     assert text(desired(WEB, web=1), world) == f"#1 drain p-web-{V}-1: 2 replicas, 1 wanted"

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from controller.model import Backpressure, GpuRequest, ProbeSpec
+from controller.model import AutoscaleSpec, Backpressure, GpuRequest, ProbeSpec
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
 KNOWN = (
-    "replicas, protocol, port, route, strip_prefix, grpc_services, max_ongoing_requests, max_queued_requests, "
-    "backpressure, request_timeout_s, graceful_shutdown_timeout_s, startup_timeout_s, workers, "
+    "replicas, autoscale, protocol, port, route, strip_prefix, grpc_services, max_ongoing_requests, "
+    "max_queued_requests, backpressure, request_timeout_s, graceful_shutdown_timeout_s, startup_timeout_s, workers, "
     "run_user_code_in_separate_thread, debug, managed, readiness, metrics"
 )
 AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
@@ -153,6 +153,49 @@ ALL = (
 )
 def test_wrong_gpus(device: dict[str, Any], problem: str) -> None:
     assert problems({}, deploy=nvidia(**device)) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("x_serve", "problem"),
+    [
+        ({"autoscale": 3}, "autoscale: expected a mapping, found 3"),
+        ({"autoscale": {"min": -1}}, "autoscale.min: expected an integer >= 0, found -1"),
+        ({"autoscale": {"mx": 4}}, 'autoscale.mx: unknown key; did you mean "max"?'),
+        ({"autoscale": {"min": 3, "max": 2}}, "autoscale.max: expected an integer from 3 (min) to 1000, found 2"),
+        ({"autoscale": {"min": 0, "max": 0}}, "autoscale.max: expected an integer from 1 (min) to 1000, found 0"),
+        (
+            {"autoscale": {"min": 2, "max": 4, "initial": 5}},
+            "autoscale.initial: expected an integer from 2 (min) to 4 (max), found 5",
+        ),
+        (
+            {"autoscale": {"target_ongoing_requests": 0}},
+            "autoscale.target_ongoing_requests: expected a number from 0.01 to 1000000, found 0",
+        ),
+        (
+            {"autoscale": {"aggregation_function": "median"}},
+            'autoscale.aggregation_function: expected "mean" or "max" or "min", found "median"',
+        ),
+        (
+            {"autoscale": {"upscale_delay_s": "soon"}},
+            'autoscale.upscale_delay_s: expected a number of seconds from 0 to 86400, found "soon"',
+        ),
+        (
+            {"autoscale": {"max": 4}, "replicas": 2},
+            "replicas: stands beside autoscale, which decides the number; remove it",
+        ),
+    ],
+)
+def test_autoscale_blocks_that_cannot_be(x_serve: dict[str, Any], problem: str) -> None:
+    (found,) = problems(x_serve)
+    assert found.startswith(f"services.ranker.x-serve.{problem}")
+
+
+def test_an_autoscaled_service_begins_with_its_initial_number() -> None:
+    spec = ranker({"autoscale": {"min": 1, "max": 8, "initial": 3}})
+    assert spec.replicas == 3
+    assert spec.autoscale == AutoscaleSpec(min=1, max=8, initial=3)
+    assert ranker({"autoscale": {"min": 2, "max": 8}}).replicas == 2
+    assert ranker({"autoscale": {"max": 4}}).definition_hash == ranker({}).definition_hash
 
 
 def test_two_replicas_cannot_have_the_same_gpus() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from controller.compose_yaml import load_written
-from controller.serve_block import BackpressureBlock, MetricsBlock, ReadinessBlock, ServeBlock
+from controller.serve_block import AutoscaleBlock, BackpressureBlock, MetricsBlock, ReadinessBlock, ServeBlock
 from controller.spec import parse
 
 REFERENCE = Path(__file__).parents[3] / "compose" / "reference.yaml"
@@ -30,11 +30,15 @@ def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None
     assert list(block["readiness"]) == list(ReadinessBlock.model_fields)
     assert list(block["backpressure"]) == list(BackpressureBlock.model_fields)
     assert list(block["metrics"]) == list(MetricsBlock.model_fields)
+    bounds = written["services"]["autoscaled"]["x-serve"]["autoscale"]
+    assert bounds == AutoscaleBlock().model_dump()
+    assert list(bounds) == list(AutoscaleBlock.model_fields)
 
 
 def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any]) -> None:
     from_reference = parse("reference", written)
     written["services"]["reference"] |= {"x-serve": {}}
+    written["services"]["autoscaled"]["x-serve"] |= {"autoscale": {}}
     assert parse("reference", written) == from_reference
 
 
@@ -42,11 +46,11 @@ def test_every_key_is_explained() -> None:
     lines = REFERENCE.read_text().splitlines()
     start = lines.index("    x-serve:")
     for number in range(start + 1, len(lines)):
-        if re.match(r" +\w+:", lines[number]) and lines[number].strip() != "path: /metrics":
+        if re.match(r" {6,}\w+:", lines[number]) and lines[number].strip() != "path: /metrics":
             assert lines[number - 1].lstrip().startswith("#"), f"line {number + 1}: {lines[number].strip()}"
 
 
-@pytest.mark.parametrize("model", [ServeBlock, BackpressureBlock, ReadinessBlock, MetricsBlock])
+@pytest.mark.parametrize("model", [ServeBlock, AutoscaleBlock, BackpressureBlock, ReadinessBlock, MetricsBlock])
 def test_bounds_are_told_in_the_reference(model: type[BaseModel]) -> None:
     text = REFERENCE.read_text()
     for name, schema in model.model_json_schema()["properties"].items():

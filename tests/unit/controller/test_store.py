@@ -36,11 +36,15 @@ def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     store.failure("web", 3.0, "code 1")
     store.failure("web", 4.0, "code 2")
     store.note_ready("c2", 7.0)
+    store.note_autoscaled("llm", 3)
+    store.note_autoscaled("old", 2)
+    store.forget_autoscaled("old")
     assert store.append_event(event()) == 1
     found = again(store, tmp_path)
     assert dict(found.overrides) == {"web": Override(4, 2)}
     assert found.retirements == {"c1": Retirement("web-1", "c1", 10.0, 12.5, "3 replicas, 2 wanted", failed=True)}
     assert found.failures == {"web": FailureRecord(2, 4.0, "code 2")}
+    assert dict(found.autoscaled) == {"llm": 3}
     assert found.seen_ready("c2", 7.0)
     assert not found.seen_ready("c2", 8.0)
     assert [stored.event for stored in found.events()] == [event()]
@@ -110,6 +114,22 @@ def test_damage_in_the_middle_is_found(tmp_path: Path) -> None:
     content[len(content) // 2 : len(content) // 2 + 6000] = b"\xff" * 6000
     path.write_bytes(content)
     assert Store(tmp_path).set_aside is not None
+
+
+def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.set_override("web", Override(4, 2))
+    store.close()
+    db = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
+    db.executescript("DROP TABLE autoscaled; PRAGMA user_version = 1;")
+    db.close()
+    found = Store(tmp_path)
+    assert found.set_aside is None
+    assert dict(found.overrides) == {"web": Override(4, 2)}
+    assert dict(found.autoscaled) == {}
+    found.note_autoscaled("llm", 3)
+    found.close()
+    assert dict(Store(tmp_path).autoscaled) == {"llm": 3}
 
 
 def test_a_file_of_another_version_is_kept_aside(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ class Admin:
     """A server on a loopback port, and what its pages say."""
 
     def __init__(self) -> None:
-        self.readiness = Readiness("ready", 3, 1)
+        self.readiness = Readiness("ready", 3, 1, waiting={"b": 1})
         self.metrics = b"some_total 1.0\n"
         self.problem: Exception | None = None
         self.server = AdminServer(admin_pages(lambda: self.readiness, self.expose))
@@ -56,7 +56,13 @@ async def test_the_three_pages(served: Admin) -> None:
             assert (answer.status, await answer.json()) == (200, {"alive": True})
         async with client.get("/readyz?verbose=1") as answer:
             assert answer.status == 200
-            assert await answer.json() == {"state": "ready", "ongoing": 3, "queued": 1, "detail": ""}
+            assert await answer.json() == {
+                "state": "ready",
+                "ongoing": 3,
+                "queued": 1,
+                "detail": "",
+                "waiting": {"b": 1},
+            }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
             assert await answer.read() == served.metrics

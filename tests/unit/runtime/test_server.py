@@ -199,7 +199,7 @@ class TestAdmin:
     async def test_readyz_tells_state_and_load(self, cluster: Cluster) -> None:
         service = EchoService()
         server = await cluster.start(service)
-        assert await readyz(server) == (200, {"state": "ready", "ongoing": 0, "queued": 0, "detail": ""})
+        assert await readyz(server) == (200, {"state": "ready", "ongoing": 0, "queued": 0, "detail": "", "waiting": {}})
         async with plain(server) as channel:
             call = echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
             await until(lambda: service.begun == 1, "a call is in flight")
@@ -208,7 +208,7 @@ class TestAdmin:
             await until(lambda: server.state == "draining", "it drains")
             assert await readyz(server) == (
                 503,
-                {"state": "draining", "ongoing": 1, "queued": 0, "detail": "told to stop"},
+                {"state": "draining", "ongoing": 1, "queued": 0, "detail": "told to stop", "waiting": {}},
             )
             service.gate.set()
             await call

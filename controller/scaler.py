@@ -1,0 +1,113 @@
+"""Autoscaling as the loop does it: loads in, targets out; keeps the histories, tells events, remembers targets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from controller.autoscale import Decided, LoadHistory, decide, due_in_s, longest_window_s, situation_of, wanted_replicas
+from controller.errors import StoreError
+from controller.events import EventLog
+from controller.loads import loads
+from controller.model import AutoscaleSpec, AutoscaleStatus, Observed, ServiceSpec
+from controller.phases import Phase, phase_of
+from controller.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Scaler:
+    """Decides for every service that has an `autoscale` block and that no operator has set a number for."""
+
+    def __init__(self, store: Store, events: EventLog) -> None:
+        self._store = store
+        self._events = events
+        self._histories: dict[str, LoadHistory] = {}
+        self._decided: dict[str, Decided] = {}
+        self.rows: Mapping[str, AutoscaleStatus] = {}
+        """What status shows, by service."""
+
+    def targets(self, services: Mapping[str, ServiceSpec], observed: Observed, now: float) -> Mapping[str, int]:
+        """Look at the loads and return the targets of the autoscaled services, paused ones included."""
+        specs = {name: service.autoscale for name, service in services.items() if service.autoscale is not None}
+        self._forget_others(specs)
+        found = loads(specs, observed)
+        window_s = longest_window_s(list(specs.values()))
+        rows = {}
+        for name, spec in specs.items():
+            history = self._histories.setdefault(name, LoadHistory())
+            history.add(now, found[name], window_s)
+            counts = _counts(services[name], observed, now)
+            paused = self._store.overrides.get(name)
+            if paused is not None:
+                self._settle(name, Decided(spec.clamp(paused.replicas)))
+            else:
+                self._decide(name, spec, counts, now)
+            rows[name] = self._row(name, spec, counts, now, paused=paused is not None)
+        self.rows = rows
+        return {name: self._decided[name].target for name in specs}
+
+    def kept(self) -> Mapping[str, int]:
+        """The targets decided so far: from a world that cannot be seen nothing new is concluded."""
+        return {**self._store.autoscaled, **{name: decided.target for name, decided in self._decided.items()}}
+
+    def due_in_s(self, services: Mapping[str, ServiceSpec], now: float) -> float | None:
+        """Seconds until a decision is due that no event tells of; None when there is none."""
+        dues = [
+            due_in_s(decided, spec, now)
+            for name, decided in self._decided.items()
+            if name in services and (spec := services[name].autoscale) is not None
+        ]
+        return min((due for due in dues if due is not None), default=None)
+
+    def _decide(self, name: str, spec: AutoscaleSpec, counts: tuple[int, int], now: float) -> None:
+        ready, present = counts
+        before = self._decided.get(name)
+        if before is None:
+            kept = self._store.autoscaled.get(name)
+            # Replicas of a service whose number was fixed until now are not taken away before their load is known.
+            first = kept if kept is not None else present or spec.first
+            before = Decided(spec.clamp(first))
+            self._settle(name, before)
+        situation = situation_of(spec, self._histories[name], ready, before.target, now)
+        decided, why = decide(before, situation)
+        if why:
+            message = f"{name}: {before.target} -> {decided.target} replicas: {why}"
+            self._events.record("autoscale", message, service=name, outcome="ok")
+        self._settle(name, decided)
+
+    def _settle(self, name: str, decided: Decided) -> None:
+        self._decided[name] = decided
+        try:
+            self._store.note_autoscaled(name, decided.target)
+        except StoreError as error:
+            logger.error("an autoscaling target was not kept: %s", error)  # noqa: TRY400 - only a restart asks
+
+    def _row(
+        self, name: str, spec: AutoscaleSpec, counts: tuple[int, int], now: float, *, paused: bool
+    ) -> AutoscaleStatus:
+        target = self._decided[name].target
+        situation = situation_of(spec, self._histories[name], counts[0], target, now)
+        return AutoscaleStatus(
+            spec.min, spec.max, target, situation.load.total, spec.clamp(wanted_replicas(situation)), paused=paused
+        )
+
+    def _forget_others(self, specs: Mapping[str, AutoscaleSpec]) -> None:
+        for name in [name for name in self._decided if name not in specs]:
+            del self._decided[name]
+            self._histories.pop(name, None)
+        for name in [name for name in self._store.autoscaled if name not in specs]:
+            try:
+                self._store.forget_autoscaled(name)
+            except StoreError as error:
+                logger.error("an autoscaling target was kept: %s", error)  # noqa: TRY400 - it harms nobody
+
+
+def _counts(service: ServiceSpec, observed: Observed, now: float) -> tuple[int, int]:
+    """Replicas of the service that are ready, and those that are there and stay."""
+    phases = [
+        phase_of(container, service, observed.retirements.get(container.id), now)[0]
+        for container in observed.containers
+        if container.service == service.name
+    ]
+    return phases.count(Phase.RUNNING), sum(phase.serves_or_will for phase in phases)

@@ -1,0 +1,276 @@
+"""The autoscaler's decisions, by worked cases and by properties."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.autoscale import Decided, Load, LoadHistory, Situation, decide, due_in_s, situation_of, wanted_replicas
+from controller.model import AutoscaleSpec
+
+SPEC = AutoscaleSpec(min=1, max=10, target_ongoing_requests=10)
+
+
+def situation(spec: AutoscaleSpec = SPEC, *, load: float, running: int, target: int | None = None) -> Situation:
+    found = Load(running=load)
+    return Situation(spec, found, found, found, running, running if target is None else target, now=1000.0)
+
+
+# Worked by hand from the formula; those marked are the tests of Ray Serve's own policy.
+@pytest.mark.parametrize(
+    ("load", "running", "changes", "wanted"),
+    [
+        (20, 2, {}, 2),  # exactly what two are for
+        (40, 2, {}, 4),
+        (30, 2, {}, 3),
+        (31, 2, {}, 4),  # what is begun needs a replica
+        (10, 2, {}, 1),
+        (11, 2, {}, 2),
+        (0, 2, {}, 1),  # never below min
+        (1000, 2, {}, 10),  # never above max
+        (30, 3, {}, 3),  # 3 * (1 + (30 / 30 - 1)) is 3 with rounding and all
+        (200, 10, {"max": 1000, "upscaling_factor": 0.5}, 15),  # Ray: half of the way up
+        (50, 10, {"max": 1000, "downscaling_factor": 0.5}, 8),  # Ray: half of the way down, rounded up
+        (15, 2, {"downscaling_factor": 0.2}, 2),
+        (10, 2, {"downscaling_factor": 0.2}, 1),  # Ray: stuck by the factor, so one goes
+        (90, 10, {"max": 1000, "downscaling_factor": 0.1}, 9),  # the same
+        (0, 3, {"min": 0}, 0),
+        (40, 2, {"upscaling_factor": 2.0}, 6),
+        (1, 1, {"min": 0, "target_ongoing_requests": 0.5}, 2),
+    ],
+)
+def test_the_formula(load: float, running: int, changes: dict[str, float], wanted: int) -> None:
+    assert wanted_replicas(situation(replace(SPEC, **changes), load=load, running=running)) == wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("load", "target", "factor", "wanted"),
+    [(0, 0, 1.0, 0), (0.1, 0, 1.0, 1), (500, 0, 1.0, 1), (1, 0, 2.5, 3), (1, 4, 1.0, 4), (0, 4, 1.0, 4)],
+)
+def test_without_a_running_replica(load: float, target: int, factor: float, wanted: int) -> None:
+    spec = replace(SPEC, min=0, upscaling_factor=factor)
+    assert wanted_replicas(situation(spec, load=load, running=0, target=target)) == wanted
+
+
+class Service:
+    """A service with a clock: load and replicas are set, decisions follow tick by tick."""
+
+    def __init__(self, spec: AutoscaleSpec, target: int | None = None) -> None:
+        self.spec = spec
+        self.now = 1000.0
+        self.history = LoadHistory()
+        self.decided = Decided(spec.first if target is None else target)
+        self.running = self.decided.target
+        self.changes: list[tuple[float, int]] = []
+        self.words: list[str] = []
+
+    def run(self, seconds: float, load: float, *, waiting: float = 0.0, starts_in_s: float = 0.0) -> None:
+        """Let time pass, a tick a second; new replicas run `starts_in_s` after they were decided."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            self.history.add(self.now, Load(load, waiting), 60.0)
+            at = self.changes[-1][0] if self.changes else 0.0
+            if self.now >= at + starts_in_s:
+                self.running = self.decided.target
+            seen = situation_of(self.spec, self.history, self.running, self.decided.target, self.now)
+            before = self.decided
+            self.decided, why = decide(before, seen)
+            assert bool(why) == (self.decided.target != before.target)
+            if why:
+                self.changes.append((self.now, self.decided.target))
+                self.words.append(why)
+
+    @property
+    def target(self) -> int:
+        return self.decided.target
+
+
+CALM = replace(SPEC, panic_threshold=1e9, look_back_period_s=5.0)
+
+
+def test_more_load_has_to_last_for_the_delay() -> None:
+    service = Service(CALM, 2)
+    service.run(20, 20)
+    service.run(29, 40)
+    assert service.target == 2
+    service.run(8, 40)
+    assert service.target == 4
+    assert service.words == [
+        "40.0 requests (40.0 in work, 0.0 waiting) over 5 s (mean), 10 per replica wanted, 2 running; above for 30 s"
+    ]
+
+
+def test_a_load_that_comes_and_goes_changes_nothing() -> None:
+    service = Service(CALM, 2)
+    for _ in range(20):
+        service.run(20, 40)
+        service.run(10, 20)
+    assert service.changes == []
+
+
+def test_less_load_has_to_last_for_longer() -> None:
+    service = Service(replace(CALM, downscale_delay_s=100), 4)
+    service.run(99, 10)
+    assert service.target == 4
+    service.run(10, 10)
+    assert service.target == 1
+
+
+def test_the_last_replica_goes_by_a_delay_of_its_own() -> None:
+    service = Service(replace(CALM, min=0, downscale_delay_s=20, downscale_to_zero_delay_s=300), 3)
+    service.run(40, 0)
+    assert service.target == 1
+    service.run(250, 0)
+    assert service.target == 1
+    service.run(60, 0)
+    assert service.target == 0
+    service.run(1000, 0)
+    assert [target for _, target in service.changes] == [1, 0]
+
+
+def test_any_load_wakes_a_service_without_replicas_at_once() -> None:
+    service = Service(replace(CALM, min=0), 0)
+    service.run(10, 0)
+    service.run(1, 0, waiting=1)
+    assert service.target == 1
+    assert service.words[-1] == "1.0 requests (0.0 in work, 1.0 waiting), no replica running"
+
+
+def test_a_burst_does_not_wait_for_the_delay() -> None:
+    service = Service(replace(SPEC, max=8), 1)
+    service.run(30, 8)
+    service.run(4, 80, starts_in_s=20)
+    assert service.target == 8
+    assert service.changes[-1][0] - 1030 <= 4
+
+
+def test_nothing_is_taken_away_until_the_burst_is_over_for_the_look_back_period() -> None:
+    service = Service(replace(SPEC, downscale_delay_s=0.0, look_back_period_s=30.0), 1)
+    service.run(5, 80)
+    assert service.target == 8
+    service.run(24, 0)
+    assert service.target == 8
+    service.run(10, 0)
+    assert service.target == 1
+
+
+def test_edited_bounds_count_at_once() -> None:
+    service = Service(SPEC, 6)
+    service.spec = replace(SPEC, max=4)
+    service.run(1, 60)
+    assert service.target == 4
+    assert service.words == ["the bounds are 1 to 4 now"]
+
+
+def test_a_clock_that_was_set_back_delays_and_does_not_break() -> None:
+    service = Service(CALM, 2)
+    service.run(20, 40)
+    service.now -= 500
+    service.run(29, 40)
+    assert service.target == 2
+    service.run(10, 40)
+    assert service.target == 4
+
+
+def test_when_the_next_decision_is_due() -> None:
+    spec = replace(SPEC, downscale_to_zero_delay_s=7.0)
+    assert due_in_s(Decided(1), spec, 0.0) is None
+    assert due_in_s(Decided(1, "up", 100.0), spec, 110.0) == 20.0
+    assert due_in_s(Decided(1, "down", 100.0), spec, 110.0) == 590.0
+    assert due_in_s(Decided(1, "zero", 100.0), spec, 110.0) == 0.0
+
+
+class TestHistory:
+    def test_a_sample_holds_until_the_next(self) -> None:
+        history = LoadHistory()
+        for at, total in [(0.0, 10), (20.0, 40)]:
+            history.add(at, Load(running=total), 60)
+        assert history.over(30, 30).total == pytest.approx((20 * 10 + 10 * 40) / 30)
+        assert history.over(10, 30).total == 40
+        assert history.over(15, 30).total == pytest.approx((5 * 10 + 10 * 40) / 15)
+
+    def test_the_other_functions(self) -> None:
+        history = LoadHistory()
+        for at, total in [(0.0, 10), (10.0, 40), (20.0, 5)]:
+            history.add(at, Load(waiting=total), 60)
+        assert history.over(30, 30, "max") == Load(waiting=40)
+        assert history.over(30, 30, "min") == Load(waiting=5)
+        assert history.over(5, 30, "max") == Load(waiting=5)
+
+    def test_nothing_is_no_load(self) -> None:
+        assert LoadHistory().over(30, 100) == Load()
+
+    def test_the_first_sample_counts_for_all_there_is(self) -> None:
+        history = LoadHistory()
+        history.add(100.0, Load(running=8), 60)
+        assert history.over(30, 100.0).total == 8
+        assert history.over(30, 101.0).total == 8
+
+    def test_bursts_of_ticks_do_not_make_it_grow(self) -> None:
+        history = LoadHistory()
+        for tick in range(10_000):
+            history.add(tick * 0.01, Load(running=tick), 30)
+        assert len(history._samples) <= 30 / 0.25 + 3
+        assert history.over(30, 100.0).total == pytest.approx(8500, rel=0.01)
+
+    @given(
+        steps=st.lists(st.tuples(st.floats(0.001, 20), st.floats(0, 1000)), min_size=1, max_size=40),
+        window=st.floats(0.5, 60),
+    )
+    def test_an_aggregate_is_within_what_was_seen(self, steps: list[tuple[float, float]], window: float) -> None:
+        history, now, seen = LoadHistory(), 0.0, []
+        for gap, total in steps:
+            now += gap
+            history.add(now, Load(running=total), 60)
+            seen.append(total)
+        low, mean, high = (history.over(window, now + 1.0, how).total for how in ("min", "mean", "max"))
+        assert min(seen) <= low <= high <= max(seen)
+        assert low - 1e-6 <= mean <= high + 1e-6
+
+
+@given(
+    spec=st.builds(
+        AutoscaleSpec,
+        min=st.integers(0, 5),
+        max=st.integers(5, 50),
+        target_ongoing_requests=st.floats(0.1, 100),
+        upscaling_factor=st.floats(0.1, 3),
+        downscaling_factor=st.floats(0.1, 3),
+        upscale_delay_s=st.floats(0, 60),
+        downscale_delay_s=st.floats(0, 600),
+        look_back_period_s=st.floats(1, 60),
+    ),
+    loads=st.lists(st.floats(0, 5000), min_size=1, max_size=60),
+    target=st.integers(0, 60),
+    running=st.lists(st.integers(0, 60), min_size=1, max_size=5),
+)
+def test_a_target_is_within_its_bounds_and_every_change_has_words(
+    spec: AutoscaleSpec, loads: list[float], target: int, running: list[int]
+) -> None:
+    history, decided, now = LoadHistory(), Decided(target), 0.0
+    for tick, load in enumerate(loads):
+        now += 7.3
+        history.add(now, Load(running=load), 60)
+        seen = situation_of(spec, history, running[tick % len(running)], decided.target, now)
+        before = decided
+        decided, why = decide(before, seen)
+        assert spec.min <= decided.target <= spec.max
+        assert bool(why) == (decided.target != before.target)
+        assert decided.direction in ("", "up", "down", "zero")
+
+
+@pytest.mark.parametrize("load", [7, 48, 95, 203, 350])
+def test_a_steady_noisy_load_settles(load: float) -> None:
+    """After the first minutes the number hardly ever changes, and never goes back and forth."""
+    rng = Random(load)
+    service = Service(replace(SPEC, max=100, downscale_delay_s=300), 5)
+    for _ in range(900):
+        service.run(2, load * rng.uniform(0.8, 1.2))
+    late = [target for at, target in service.changes if at > 1000 + 300]
+    assert len(late) <= 2
+    assert math.ceil(load * 0.9 / 10) <= service.target <= math.ceil(load * 1.1 / 10) + 1
