@@ -82,7 +82,7 @@ async def _serve(
     lost: EngineUnreachable | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            world = World(settings.project, engine, router, project, store, probe)
+            world = World(settings.project, engine, router, project, store, probe, settings.is_manual)
             loop = Loop(world, tasks.create_task)
             async with _api(settings, loop), _discovery(settings, loop):
                 loop.start()

@@ -1,13 +1,19 @@
-"""The REST API. It answers from what the loop published last and changes nothing itself but a scale target.
+"""The REST API. It answers from what the loop published last; what it changes it only asks of the loop.
 
     GET  /api/v1/services[/<name>]           status rows
     GET  /api/v1/services/<name>/logs        ?tail=
-    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}, from this machine or with the token only
+    GET  /api/v1/services/<name>/revisions   versions that can be gone back to, the newest first
+    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}
+    POST /api/v1/services/<name>/rollback    {"to": version} or {}
+    POST /api/v1/services/<name>/abort       {}
+    POST /api/v1/services/<name>/promote     {}
+    POST /api/v1/deploy                      {"services": [name, ...]} or {} for all
     GET  /api/v1/plan                        ?format=text
     GET  /api/v1/events                      ?since= ?service= ?limit= ?wait=
     GET  /api/v1/targets                     Prometheus http_sd
     GET  /healthz, /metrics
 
+Changes are taken from this machine or with the token only, and answered with 202: the world follows later.
 Errors: {"error": {"code", "message"}}.
 """
 
@@ -66,7 +72,12 @@ class Api:
                 web.get("/api/v1/services", self.services),
                 web.get("/api/v1/services/{name}", self.service),
                 web.get("/api/v1/services/{name}/logs", self.logs),
+                web.get("/api/v1/services/{name}/revisions", self.revisions),
                 web.put("/api/v1/services/{name}/scale", self.scale),
+                web.post("/api/v1/services/{name}/rollback", self.rollback),
+                web.post("/api/v1/services/{name}/abort", self.abort),
+                web.post("/api/v1/services/{name}/promote", self.promote),
+                web.post("/api/v1/deploy", self.deploy),
                 web.get("/api/v1/plan", self.plan),
                 web.get("/api/v1/events", self.events),
                 web.get("/api/v1/targets", self.targets),
@@ -111,6 +122,49 @@ class Api:
         asked = AUTO if replicas is None else replicas
         told = {"message": message} if message else {}
         return web.json_response({"service": name, "replicas": asked, **told}, status=202)
+
+    async def revisions(self, request: web.Request) -> web.Response:
+        """How far back a service can go."""
+        name = request.match_info["name"]
+        self._loop.known(name)
+        state, wanted = self._loop.deployer.state(name), self._loop.deployer.wanted(name)
+        listed = [
+            {
+                "version": revision.version,
+                "image": revision.image,
+                "image_id": revision.image_id,
+                "first_at": revision.first_at,
+                "current": revision.version == wanted,
+                "stable": revision.version == state.stable,
+            }
+            for revision in self._loop.deployer.revisions(name)
+        ]
+        return web.json_response({"service": name, "revisions": listed})
+
+    async def deploy(self, request: web.Request) -> web.Response:
+        """Roll out what the compose files and images give."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        return web.json_response({"services": self._loop.deploy(services_in(await request.read()))}, status=202)
+
+    async def rollback(self, request: web.Request) -> web.Response:
+        """Go back to an earlier version."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name, to = request.match_info["name"], version_in(await request.read())
+        return web.json_response({"service": name, "message": self._loop.roll_back(name, to)}, status=202)
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """End a rollout."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name = request.match_info["name"]
+        nothing_in(await request.read())
+        return web.json_response({"service": name, "message": self._loop.abort(name)}, status=202)
+
+    async def promote(self, request: web.Request) -> web.Response:
+        """End the watch over a first batch."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name = request.match_info["name"]
+        nothing_in(await request.read())
+        return web.json_response({"service": name, "message": self._loop.promote(name)}, status=202)
 
     async def logs(self, request: web.Request) -> web.Response:
         """Last log lines of a service's replicas."""
@@ -216,6 +270,40 @@ def replicas_in(body: bytes) -> int | None:
     return replicas
 
 
+def services_in(body: bytes) -> list[str] | None:
+    """Return the names of {"services": [...]}, None for {}; raises InvalidRequest."""
+    names = _document(body, "services", '{"services": ["ranker"]} or {}').get("services")
+    if names is None:
+        return None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(f"services: expected a list of names of services, found {_shown(names)}")
+    return list(dict.fromkeys(names))
+
+
+def version_in(body: bytes) -> str | None:
+    """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
+    version = _document(body, "to", '{"to": "1a2b3c4d"} or {}').get("to")
+    if version is not None and not isinstance(version, str):
+        raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
+    return version
+
+
+def nothing_in(body: bytes) -> None:
+    """Raise InvalidRequest for anything but {} or no body."""
+    _document(body, None, "{}")
+
+
+def _document(body: bytes, key: str | None, example: str) -> Mapping[str, Any]:
+    """Return a JSON object that has at most `key`; no body is an empty one."""
+    try:
+        document = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"body: expected JSON such as {example}, found something else") from None
+    if not isinstance(document, dict) or not set(document) <= {key}:
+        raise InvalidRequest(f"body: expected {example} and nothing else, found {_shown(document)}")
+    return document
+
+
 # ---------------------------------------------------------------------------------------------------------------- JSON
 
 
@@ -230,8 +318,35 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
         "port": spec.port if spec else None,
         "route": spec.route if spec else None,
         "grpc_services": list(spec.grpc_services) if spec else [],
+        **rollout_json(row),
     }
     return document
+
+
+def rollout_json(row: ServiceStatus) -> dict[str, Any]:
+    """Return which version a service is wanted in, and what is going on between its versions."""
+    status = row.rollout
+    if status is None:
+        return {"version": None, "offered": None, "stable": None, "rollout": None, "rejected": None}
+    rollout = status.state.rollout
+    return {
+        "version": status.version or None,
+        "offered": status.offered or None,
+        "stable": status.state.stable,
+        "rollout": rollout
+        and {
+            "from": rollout.source,
+            "to": rollout.to,
+            "phase": rollout.phase,
+            "since": rollout.since,
+            "begun_at": rollout.begun_at,
+            "cause": rollout.cause,
+            "ready": status.ready,
+            "wanted": row.wanted,
+            "message": status.message,
+        },
+        "rejected": status.state.rejected and dataclasses.asdict(status.state.rejected),
+    }
 
 
 def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:

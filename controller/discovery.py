@@ -37,8 +37,9 @@ OPTIONS = (
 class Watcher:
     """What one caller is still to be told."""
 
-    def __init__(self, services: Iterable[str]) -> None:
+    def __init__(self, services: Iterable[str], name: str = "") -> None:
         self.services = tuple(dict.fromkeys(services))
+        self.name = name
         self._due: dict[str, discovery_pb2.ServiceEndpoints] = {}
         self._news = asyncio.Event()
 
@@ -69,6 +70,14 @@ class Board:
         """How many callers watch now."""
         return len(self._watchers)
 
+    def callers(self) -> Mapping[str, frozenset[str]]:
+        """What each caller that says its name watches."""
+        found: dict[str, frozenset[str]] = {}
+        for watcher in self._watchers:
+            if watcher.name:
+                found[watcher.name] = found.get(watcher.name, frozenset()) | frozenset(watcher.services)
+        return found
+
     def publish(self, endpoints: Mapping[str, ServiceEndpoints]) -> None:
         """Take over the world as it is now: all services there are, each with its complete list."""
         first, self._published = not self._published, True
@@ -86,9 +95,9 @@ class Board:
         known = self._states.get(service)
         return known or discovery_pb2.ServiceEndpoints(service=service, epoch=self._epoch, unknown=True)
 
-    def watch(self, services: Iterable[str]) -> Watcher:
+    def watch(self, services: Iterable[str], name: str = "") -> Watcher:
         """Begin to tell somebody; whole states at once when there are any. To be ended with `leave`."""
-        watcher = Watcher(services)
+        watcher = Watcher(services, name)
         self._watchers.add(watcher)
         if self._published:
             for service in watcher.services:
@@ -131,7 +140,7 @@ class DiscoveryService(discovery_pb2_grpc.DiscoveryServicer):
         problem = _problem(request)
         if problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-        watcher = self._board.watch(request.services)
+        watcher = self._board.watch(request.services, request.watcher)
         logger.debug("%s watches %s", request.watcher or context.peer(), ", ".join(watcher.services))
         try:
             while True:

@@ -11,19 +11,20 @@ import asyncio
 import difflib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.apply import Executor, Outcome
+from controller.deployer import Deployer
 from controller.discovery import Board
 from controller.edge import edge_spec
 from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
 from controller.errors import ControllerError, EngineError, EngineUnreachable, SpecError, StoreError, UnknownService
 from controller.events import EventLog
 from controller.metrics import ControllerMetrics, action_name
-from controller.model import Action, Desired, Observed, Plan, ServiceSpec, Spec
+from controller.model import Action, Desired, Observed, Plan, ServiceSpec, Spec, goal_of
 from controller.observe import Observer, Sight
 from controller.perform import Performer
 from controller.plan import plan as make_plan
@@ -31,7 +32,7 @@ from controller.plan_text import describe
 from controller.probe import Prober, Reading, Subject
 from controller.recovery import recovered
 from controller.routing.base import Router
-from controller.scale import desire
+from controller.scale import targets_of
 from controller.scaler import Scaler
 from controller.spec_watch import SpecSource, SpecWatch
 from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
@@ -39,6 +40,8 @@ from controller.store import Override, Store
 from controller.transitions import transitions
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOOK_S = 1.0
 """Longest time between two looks at the world."""
@@ -85,6 +88,8 @@ class World:
     source: SpecSource
     store: Store
     ask: Callable[[Subject], Awaitable[Reading]]
+    is_manual: bool = False
+    """New versions wait for `pierhead deploy`."""
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
@@ -136,9 +141,9 @@ class Loop:
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
         self._scaler = Scaler(world.store, self.events)
+        self.deployer = Deployer(world.store, self.events, self.board.callers, is_manual=world.is_manual)
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
-        self._made_of: dict[str, tuple[str, str | None]] = {}
         if world.store.set_aside is not None:
             lost = (
                 f"the state file was damaged and is kept at {world.store.set_aside}; scale targets are the files' again"
@@ -194,9 +199,7 @@ class Loop:
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
         seen = sight.complete and not sight.engine_error
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
-        self._edge = {name: edge_spec(service, sight.observed) for name, service in spec.services.items()}
-        routing_hash = self._world.router.routing_hash(self._edge.values())
-        desired = desire(replace(spec, services=self._edge), overrides, routing_hash, autoscaled)
+        desired = self._desired(spec, sight, targets_of(spec, overrides, autoscaled), now, seen=seen)
         # From a world that cannot be seen nothing can be concluded.
         plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
         self._executor.submit(plan)
@@ -210,6 +213,21 @@ class Loop:
         )
         return min(due for due in dues if due is not None)
 
+    def _desired(self, spec: Spec, sight: Sight, targets: Mapping[str, int], now: float, *, seen: bool) -> Desired:
+        """Put together what there shall be. From a world that cannot be seen no rollout concludes anything."""
+        directions = self.deployer.directions
+        if seen:
+            directions = self.deployer.look(spec, sight.observed, targets, self._executor.gate.refusals(), now)
+        services = {name: directions.services.get(name, service) for name, service in spec.services.items()}
+        self._edge = {name: edge_spec(service, sight.observed) for name, service in services.items()}
+        return Desired(
+            project=spec.project,
+            services=self._edge,
+            targets=targets,
+            goals={name: goal for name, goal in directions.goals.items() if name in services},
+            routing_hash=self._world.router.routing_hash(self._edge.values()),
+        )
+
     def _publish(self, desired: Desired, sight: Sight, plan: Plan, now: float) -> None:
         refusals = self._executor.gate.refusals()
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
@@ -221,7 +239,16 @@ class Loop:
                 desired=desired,
                 observed=sight.observed,
                 plan=plan,
-                services=service_rows(desired, sight.observed, plan, refusals, overrides, now, self._scaler.rows),
+                services=service_rows(
+                    desired,
+                    sight.observed,
+                    plan,
+                    refusals,
+                    overrides,
+                    now,
+                    self._scaler.rows,
+                    self.deployer.directions.rows,
+                ),
                 gpus=gpu_uses(sight.observed),
                 endpoints=endpoints(desired, sight.observed),
                 targets=scrape_targets(desired, sight.observed),
@@ -239,14 +266,17 @@ class Loop:
             )
 
     def _forgive(self, desired: Desired, observed: Observed, now: float) -> None:
-        """Clear failure records of services that work again, or that are made of something else now."""
-        for service in recovered(desired, observed, self._prober.ready_since, now):
-            self._world.store.clear_failure(service)
-        for name, spec in desired.services.items():
-            made_of = (spec.definition_hash, observed.images.get(spec.image))
-            if self._made_of.get(name, made_of) != made_of:
-                self._world.store.clear_failure(name)
-            self._made_of[name] = made_of
+        """Clear failure records of versions that work again, or that nobody wants any more."""
+        wanted = {
+            (name, version)
+            for name in desired.services
+            for goal in [goal_of(desired, observed, name)]
+            for version in (goal.version, goal.keep)
+        }
+        present = {(container.service, container.version) for container in observed.containers}
+        forgotten = {key for key in observed.failures if key not in wanted | present}
+        for key in recovered(desired, observed, self._prober.ready_since, now) | forgotten:
+            self._world.store.clear_failure(key)
 
     # ------------------------------------------------------------------------------------------------------- commands
 
@@ -273,6 +303,35 @@ class Loop:
         self._wakeup.ring()
         return words
 
+    def deploy(self, services: Sequence[str] | None) -> Mapping[str, str]:
+        """Take what files and images give now, for all services or these; return one sentence each.
+
+        Raises UnknownService, SpecError, StoreError.
+        """
+        names = sorted(self.known_spec().services) if services is None else services
+        for name in names:
+            self.known(name)
+        return self._asked(self.deployer.deploy(names, self._clock()))
+
+    def roll_back(self, service: str, to: str | None) -> str:
+        """Go back to an earlier version. Raises UnknownService, InvalidRequest, SpecError, StoreError."""
+        self.known(service)
+        return self._asked(self.deployer.roll_back(service, to, self._clock()))
+
+    def abort(self, service: str) -> str:
+        """End a rollout. Raises UnknownService, InvalidRequest, SpecError, StoreError."""
+        self.known(service)
+        return self._asked(self.deployer.abort(service, self._clock()))
+
+    def promote(self, service: str) -> str:
+        """End the watch over a new version's first replicas. Raises as `abort` does."""
+        self.known(service)
+        return self._asked(self.deployer.promote(service, self._clock()))
+
+    def _asked(self, said: T) -> T:
+        self._wakeup.ring()
+        return said
+
     async def logs(self, service: str, tail: int) -> Mapping[str, str]:
         """Return the last `tail` lines of every replica, by name. Raises UnknownService, EngineError."""
         containers = self.view.observed.containers if self.view.observed else ()
@@ -282,8 +341,8 @@ class Loop:
         texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail) for container in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 
-    def known(self, service: str) -> Spec:
-        """Return the spec if it has that service. Raises UnknownService, SpecError (there is no usable spec)."""
+    def known_spec(self) -> Spec:
+        """Return what the compose files say. Raises SpecError, ControllerError (they were not read yet)."""
         spec = self.specs.current
         if spec is None:
             if self.specs.problems:
@@ -291,6 +350,11 @@ class Loop:
             raise ControllerError(
                 "the controller has just been started and reads the compose files; repeat in a second"
             )
+        return spec
+
+    def known(self, service: str) -> Spec:
+        """Return the spec if it has that service. Raises UnknownService, SpecError (there is no usable spec)."""
+        spec = self.known_spec()
         if service not in spec.services:
             names = sorted(spec.services)
             near = difflib.get_close_matches(service, names, n=1)

@@ -98,8 +98,9 @@ def _services(view: View | None) -> Iterator[Metric]:
         wanted.add_metric([row.name], row.wanted)
         ready.add_metric([row.name], row.ready)
         pending.add_metric([row.name], sum(replica.state == "PENDING" for replica in row.replicas))
-        record = view.observed.failures.get(row.name) if view and view.observed else None
-        failures.add_metric([row.name], record.count if record else 0)
+        records = view.observed.failures if view and view.observed else {}
+        in_a_row = [record.count for (service, _), record in records.items() if service == row.name]
+        failures.add_metric([row.name], max(in_a_row, default=0))
     yield from (wanted, ready, pending, failures)
     yield from _autoscaling(view)
 

@@ -22,6 +22,8 @@ from typing import Any, Literal
 
 Protocol = Literal["http", "grpc"]
 Aggregation = Literal["mean", "max", "min"]
+EventOutcome = Literal["ok", "failed", "info", "warning"]
+"""How what an event tells of ended."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- spec
@@ -90,6 +92,22 @@ class AutoscaleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """How a service goes from one version to the next."""
+
+    max_surge: int = 1
+    """Replicas above the target while versions change."""
+    max_unavailable: int = 0
+    """Ready replicas that may be missing meanwhile."""
+    auto_rollback: bool = True
+    bake_s: float = 10.0
+    """How long the first replicas of a new version serve beside the old ones before more follow, and how long the whole
+    is watched once all are new."""
+    canary_weight: int | None = None
+    """Per cent of the requests that a new version gets while it bakes; None = what its number of replicas brings."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSpec:
     """One Compose service that carries an `x-serve` block, as the user wrote it (defaults filled in)."""
 
@@ -102,6 +120,9 @@ class ServiceSpec:
     """With `autoscale`: the first target."""
     probe: ProbeSpec
     autoscale: AutoscaleSpec | None = None
+    rollout: RolloutSpec = RolloutSpec()
+    callees: tuple[str, ...] = ()
+    """Services that it says it needs (Compose's depends_on): their new versions come first."""
     route: str | None = None
     """HTTP path prefix without a trailing slash ("/" = everything); None = not reachable over HTTP from outside."""
     strip_prefix: bool = False
@@ -146,12 +167,31 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionGoal:
+    """Which version of a service there shall be now; with `keep`, a trial: a first batch beside the one that works."""
+
+    version: str | None
+    """What new replicas are made as; None: the image is not on this machine, so nobody can tell."""
+    is_known: bool = True
+    """False when nobody remembers how that version is made: what runs of it stays, none can be added."""
+    keep: str | None = None
+    """The version that goes on serving until `version` has proved itself."""
+    keep_spec: ServiceSpec | None = None
+    """How that one is made; None = not known, so none can be replaced."""
+    weight: int | None = None
+    """Per cent of the requests for `version` while `keep` serves, too; None = by number of replicas."""
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
-    """Spec plus scale overrides: how many replicas each service shall have now."""
+    """Spec plus scale overrides plus rollouts: how many replicas of which version each service shall have now."""
 
     project: str
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
+    """As the compose files say; of a service that stays at an earlier version, what makes that version."""
     targets: Mapping[str, int] = field(default_factory=dict)
+    goals: Mapping[str, VersionGoal] = field(default_factory=dict)
+    """By service; one that is not here goes straight to what its spec and image give."""
     routing_hash: str = ""
     """Of the HAProxy configuration these services need; "" = not to be compared."""
 
@@ -219,6 +259,10 @@ class ReplicaContainer:
     """Calls of this replica that wait for replicas of other services."""
     waiting: Mapping[str, int] = field(default_factory=dict)
     """The same by the service that they wait for."""
+    answered: int | None = None
+    """Requests that it has answered since its start, refusals left out; None where it does not say."""
+    errors: int | None = None
+    """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +304,11 @@ class Server:
     up: bool
     sessions: int = 0
     queued: int = 0
+    weight: int = 1
+    answered: int = 0
+    """HTTP responses since it was added."""
+    errors: int = 0
+    """How many of them were 5xx."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,13 +344,64 @@ class Retirement:
     """True when it goes because it failed: its end then counts as a failure of the service."""
 
 
+FailureKey = tuple[str, str]
+"""Service and version."""
+
+
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """Replicas of a service that failed in a row; gives the next start its backoff."""
+    """Replicas of one version of a service that failed in a row; gives the next start its backoff."""
 
     count: int
     last_at: float
     detail: str
+
+
+class RolloutPhase(enum.StrEnum):
+    """See the drawing in controller/rollout.py."""
+
+    WAITING = "WAITING"
+    STARTING = "STARTING"
+    BAKING = "BAKING"
+    ROLLING = "ROLLING"
+    SETTLING = "SETTLING"
+    ROLLING_BACK = "ROLLING_BACK"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A change of version that is going on."""
+
+    source: str | None
+    to: str
+    phase: RolloutPhase
+    since: float
+    """When the phase began."""
+    begun_at: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A version that the files give and that is not to run, until somebody asks for it or they give another one."""
+
+    version: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRollout:
+    """Where a service stands between its versions. Kept in the store: it cannot be read back from the world."""
+
+    stable: str | None = None
+    """The version that has proved itself; None before the first one has."""
+    rollout: Rollout | None = None
+    rejected: Rejection | None = None
+    previous: tuple[str, ...] = ()
+    """Versions that were stable before, the newest first."""
+    approved: str | None = None
+    """The version that `pierhead deploy` asked for, where new versions wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +419,7 @@ class Observed:
     """None = HAProxy does not answer."""
     retirements: Mapping[str, Retirement] = field(default_factory=dict)
     """By container id."""
-    failures: Mapping[str, FailureRecord] = field(default_factory=dict)
-    """By service."""
+    failures: Mapping[FailureKey, FailureRecord] = field(default_factory=dict)
     in_progress: tuple[Action, ...] = ()
     """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
 
@@ -351,6 +450,8 @@ class CreateContainer(Action):
     version: str
     number: int
     gpus: tuple[Gpu, ...] = ()
+    spec: ServiceSpec | None = field(default=None, repr=False)
+    """How this version is made; None = as the compose files say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +486,8 @@ class RemoveContainer(Action):
     container_id: str
     force: bool = False
     failed: bool = False
+    version: str = ""
+    """Of the replica; what a failure is counted for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,6 +496,7 @@ class AddServer(Action):
 
     backend: str
     address: str
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,6 +505,14 @@ class SetServerState(Action):
 
     backend: str
     state: ServerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetServerWeight(Action):
+    """Give a server its share of the backend's requests: its weight (1 to 256) of the sum of all."""
+
+    backend: str
+    weight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,7 +605,7 @@ class Event:
     service: str
     target: str
     message: str
-    outcome: Literal["ok", "failed", "info", "warning"] = "info"
+    outcome: EventOutcome = "info"
 
 
 def replica_name(project: str, service: str, version: str, number: int) -> str:
@@ -512,6 +624,15 @@ def current_version(spec: ServiceSpec, images: Mapping[str, str | None]) -> str 
     return version_of(spec.definition_hash, image_id) if image_id else None
 
 
+def goal_of(desired: Desired, observed: Observed, service: str) -> VersionGoal:
+    """Which version of a service there shall be now."""
+    goal = desired.goals.get(service)
+    if goal is not None:
+        return goal
+    spec = desired.services.get(service)
+    return VersionGoal(current_version(spec, observed.images) if spec else None)
+
+
 def socket_address(ip: str, port: int) -> str:
     """`ip:port`, an IPv6 address in brackets."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
@@ -528,6 +649,13 @@ def backend_name(service: str) -> str:
     return f"svc_{service}"
 
 
+ReplicaState = Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED", "CRASH_LOOP"]
+"""CRASH_LOOP is a PENDING replica whose predecessors failed again and again: it waits before it is tried once more."""
+
+ServiceState = Literal["UPDATING", "HEALTHY", "UNHEALTHY", "DEPLOY_FAILED", "UPSCALING", "DOWNSCALING"]
+"""Ray Serve's words for a deployment."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
     """One row of the status table."""
@@ -536,6 +664,7 @@ class ServiceStatus:
     wanted: int
     ready: int
     message: str
+    state: ServiceState = "HEALTHY"
     replicas: tuple[ReplicaStatus, ...] = ()
     converged: bool = False
     """As many as wanted, all of them ready and of the current version, nothing on its way out."""
@@ -545,6 +674,22 @@ class ServiceStatus:
     """What `make scale` set, when it did."""
     autoscale: AutoscaleStatus | None = None
     """None for a service whose number of replicas is fixed."""
+    rollout: RolloutStatus | None = None
+    """None for a service that the compose files do not have any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatus:
+    """Which version of a service is wanted, and what is going on between versions."""
+
+    version: str
+    """What new replicas are made as; "" = not known."""
+    offered: str
+    """What the files and the image give; "" = the image is not on this machine."""
+    state: ServiceRollout = ServiceRollout()
+    ready: int = 0
+    """Ready replicas of the version that is being rolled out, else of `version`."""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,7 +712,7 @@ class ReplicaStatus:
     """One replica as people see it."""
 
     name: str
-    state: Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED"]
+    state: ReplicaState
     version: str
     address: str
     gpus: tuple[str, ...]

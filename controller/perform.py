@@ -19,6 +19,7 @@ from controller.model import (
     Retirement,
     ServiceSpec,
     SetServerState,
+    SetServerWeight,
     ShutdownSessions,
     SignalContainer,
     StartContainer,
@@ -64,9 +65,18 @@ class Performer:
                 await self._engine.perform(action, self._project, spec)
                 if action.signal == "SIGTERM":
                     self._store.stopping(action.container_id, self._clock())
-            case PullImage() | CreateContainer() | StartContainer():
+            case CreateContainer():
+                await self._engine.perform(action, self._project, action.spec or spec)
+            case PullImage() | StartContainer():
                 await self._engine.perform(action, self._project, spec)
-            case AddServer() | SetServerState() | ShutdownSessions() | DeleteServer() | WriteRouting():
+            case (
+                AddServer()
+                | SetServerState()
+                | SetServerWeight()
+                | ShutdownSessions()
+                | DeleteServer()
+                | WriteRouting()
+            ):
                 await self._router.perform(action, self._edge_specs().get(action.service, spec))
             case BeginRetirement():
                 self._store.retire(self._retirement(action))
@@ -90,7 +100,7 @@ class Performer:
         if action.failed:
             lines = [line.rstrip() for line in log.splitlines() if line.strip()]
             last_line = f"; last line of its log: {_gist(lines[-1])}" if lines else "; its log is empty"
-            self._store.failure(action.service, self._clock(), action.cause + last_line)
+            self._store.failure((action.service, action.version), self._clock(), action.cause + last_line)
             self._events.record(
                 "replica_failed",
                 "\n".join([f"{action.target}: {action.cause}; its last log lines:" if lines else action.cause, *lines]),

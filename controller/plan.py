@@ -6,7 +6,7 @@ Per service, in this order (each numbered in the code):
 
     1. finish   replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed
     2. retire   failed ones at once; outdated ones when enough others are ready; surplus, not-ready ones first
-    3. start    what is missing, with GPUs; one above the target while a version changes
+    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py
     4. register ready ones with HAProxy, and only those
 
 Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
@@ -15,6 +15,7 @@ actions still in progress are left alone, but count: they hold their number, the
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -42,21 +43,22 @@ from controller.model import (
     ServerState,
     ServiceSpec,
     SetServerState,
+    SetServerWeight,
     ShutdownSessions,
     SignalContainer,
     StartContainer,
     Step,
+    VersionGoal,
     WriteRouting,
     backend_name,
-    current_version,
+    goal_of,
     replica_name,
     service_address,
 )
 from controller.phases import Phase, phase_of
 from controller.placement import GpuLedger
+from controller.shares import Bounds, bounds, weights
 
-SURGE = 1
-"""Replicas above the target while a version changes."""
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained when it was read this long after callers were told."""
 BLIND_DRAIN_S = 2.0
@@ -188,6 +190,10 @@ class _Replica:
     def name(self) -> str:
         return self.container.name
 
+    @property
+    def serves(self) -> bool:
+        return self.phase is Phase.RUNNING and not self.container.reported_draining
+
 
 @dataclass(slots=True)
 class _Outlook:
@@ -197,17 +203,23 @@ class _Outlook:
     name: str
     spec: ServiceSpec | None
     target: int
-    version: str | None
+    goal: VersionGoal
     replicas: tuple[_Replica, ...]
     creating: tuple[CreateContainer, ...]
     leaving: set[str] = field(default_factory=set)
     removal_steps: dict[str, int] = field(default_factory=dict)
     """Replica name -> the step that removes its container."""
+    bounds: Bounds | None = None
+    """While versions change."""
+
+    @property
+    def version(self) -> str | None:
+        return self.goal.version
 
     @classmethod
     def of(cls, draft: _Draft, name: str) -> _Outlook:
         spec = draft.desired.services.get(name)
-        version = current_version(spec, draft.observed.images) if spec else None
+        goal = goal_of(draft.desired, draft.observed, name)
         busy = draft.busy
         replicas = []
         for container in sorted(draft.observed.containers, key=lambda c: (c.number, c.name)):
@@ -215,7 +227,7 @@ class _Outlook:
                 continue
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
-            outdated = version is not None and container.version != version
+            outdated = goal.version is not None and container.version != goal.version
             replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy))
         # A replacement has the name of the one it follows: until that is gone, the name is not yet the new one's.
         seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
@@ -230,14 +242,23 @@ class _Outlook:
             if isinstance(action, BeginRetirement | RemoveContainer) and action.service == name
         }
         target = draft.desired.targets.get(name, spec.replicas) if spec else 0
-        return cls(name, spec, target, version, tuple(replicas), creating, leaving)
+        outlook = cls(name, spec, target, goal, tuple(replicas), creating, leaving)
+        if spec is not None and (goal.keep or any(replica.outdated for replica in outlook.alive())):
+            room = _room(draft, outlook, spec)
+            outlook.bounds = bounds(target, spec.rollout, on_trial=goal.keep is not None, room=room)
+        return outlook
 
     def alive(self) -> list[_Replica]:
         """Replicas that count towards the target and stay after what is planned so far."""
         return [r for r in self.replicas if r.phase.serves_or_will and r.container.id not in self.leaving]
 
     def ready(self) -> int:
-        return sum(r.phase is Phase.RUNNING and not r.container.reported_draining for r in self.alive())
+        return sum(replica.serves for replica in self.alive())
+
+    def made_as(self, version: str | None) -> int:
+        """Replicas of a version that are there and stay, or are being made."""
+        alive = sum(replica.container.version == version for replica in self.alive())
+        return alive + sum(action.version == version for action in self.creating)
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. finish
@@ -335,7 +356,12 @@ def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, 
     server = draft.server_of(outlook.name, replica.name)
     server_step = draft.delete_server(server, outlook.name, cause) if server else None
     action = RemoveContainer(
-        target=replica.name, service=outlook.name, container_id=replica.container.id, failed=failed, cause=cause
+        target=replica.name,
+        service=outlook.name,
+        container_id=replica.container.id,
+        failed=failed,
+        version=replica.container.version,
+        cause=cause,
     )
     step = draft.add(action, server_step)
     outlook.leaving.add(replica.container.id)
@@ -362,24 +388,38 @@ def _retire(draft: _Draft, outlook: _Outlook) -> None:
 def _superfluous(outlook: _Outlook) -> list[tuple[_Replica, str]]:
     """Choose who goes: outdated replicas as far as readiness allows, then those above the target.
 
-    A ready outdated one goes only while at least `target` others are ready, so the last ready one never goes first.
+    A ready outdated one goes only while enough others are ready, so the last ready one never goes first. Of a version
+    that is kept while another one is tried, as many stay as the trial needs.
     """
     alive = outlook.alive()
-    outdated = [replica for replica in alive if replica.outdated]
     current = [replica for replica in alive if not replica.outdated]
-    chosen: list[tuple[_Replica, str]] = []
-    old_cause = f"its version is not {outlook.version}" if outlook.target else _scale_cause(outlook)
-    ready = outlook.ready()
-    for replica in _least_useful_first(outdated):
-        if replica.phase is not Phase.RUNNING:
-            chosen.append((replica, old_cause))
-        elif ready - 1 >= outlook.target:
-            chosen.append((replica, old_cause))
-            ready -= 1
     surplus = len(current) - outlook.target
     # Creations in progress count towards the target but cannot be taken back: wait until they are there.
-    chosen += [(replica, _scale_cause(outlook)) for replica in _least_useful_first(current)[: max(surplus, 0)]]
+    above = _least_useful_first(current)[: max(surplus, 0)]
+    return [*_outdated(outlook, alive), *((replica, _scale_cause(outlook)) for replica in above)]
+
+
+def _outdated(outlook: _Outlook, alive: list[_Replica]) -> list[tuple[_Replica, str]]:
+    limits = outlook.bounds or Bounds(floor=outlook.target, ceiling=outlook.target, goal=outlook.target, keep=0)
+    cause = _outdated_cause(outlook, limits)
+    kept = [replica for replica in alive if replica.outdated and replica.container.version == outlook.goal.keep]
+    others = [replica for replica in alive if replica.outdated and replica.container.version != outlook.goal.keep]
+    spare = max(0, len(kept) - limits.keep)
+    chosen, ready = [], outlook.ready()
+    for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
+        if replica.phase is not Phase.RUNNING:
+            chosen.append((replica, cause))
+        elif ready - 1 >= limits.floor:
+            chosen.append((replica, cause))
+            ready -= 1
     return chosen
+
+
+def _outdated_cause(outlook: _Outlook, limits: Bounds) -> str:
+    if not outlook.target:
+        return _scale_cause(outlook)
+    cause = f"its version is not {outlook.version}"
+    return f"{cause}; no GPU is free for one more, so they are replaced one by one" if limits.one_by_one else cause
 
 
 def _least_useful_first(replicas: Iterable[_Replica]) -> list[_Replica]:
@@ -433,36 +473,88 @@ def _start(draft: _Draft, outlook: _Outlook) -> None:
         if replica.phase is Phase.CREATED and not replica.busy:
             cause = "created and never started"
             draft.add(StartContainer(target=replica.name, service=outlook.name, cause=cause))
-    alive = outlook.alive()
-    current = sum(not replica.outdated for replica in alive) + len(outlook.creating)
-    total = len(alive) + len(outlook.creating)
-    ceiling = outlook.target + (SURGE if any(replica.outdated for replica in alive) else 0)
-    missing = min(outlook.target - current, ceiling - total)
+    restored = _restore_kept(draft, outlook)
+    wanted, ceiling = outlook.target, outlook.target
+    if outlook.bounds:
+        wanted, ceiling = min(wanted, outlook.bounds.goal), outlook.bounds.ceiling
+    total = len(outlook.alive()) + len(outlook.creating) + restored
+    missing = min(wanted - outlook.made_as(outlook.version), ceiling - total)
+    obstacle = _obstacle(draft, outlook, spec, wanted=missing > 0)
     if missing <= 0:
         return
-    obstacle = _obstacle(draft, outlook, spec)
     if obstacle is not None:
         to_be_built = outlook.version is None and spec.has_build
         draft.pending += [PendingReplica(outlook.name, obstacle, blocked=to_be_built)] * missing
         return
-    failure = draft.observed.failures.get(outlook.name)
+    failure = draft.observed.failures.get((outlook.name, outlook.version or ""))
     for index in range(missing):
-        shortage = _create(draft, outlook, spec, _start_cause(outlook, failure))
+        shortage = _create(draft, outlook, spec, outlook.version, _start_cause(outlook, failure))
         if shortage is not None:
-            draft.pending += [PendingReplica(outlook.name, shortage, blocked=True)] * (missing - index)
+            words = shortage + _shortage_remedy(outlook)
+            draft.pending += [PendingReplica(outlook.name, words, blocked=True)] * (missing - index)
             return
 
 
-def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> str | None:
-    """Return why nothing of this service can be started now, or None."""
+def _restore_kept(draft: _Draft, outlook: _Outlook) -> int:
+    """While a version is tried, replicas of the one that works are replaced as they were: the new one is not proven.
+
+    Returns how many replicas that adds.
+    """
+    keep, limits = outlook.goal.keep, outlook.bounds
+    if keep is None or limits is None or outlook.goal.keep_spec is None:
+        return 0
+    alive = outlook.alive()
+    of_goal = sum(replica.serves and not replica.outdated for replica in alive)
+    room = limits.ceiling - len(alive) - len(outlook.creating)
+    wanted = max(limits.keep, limits.floor - of_goal)
+    missing = max(0, min(wanted - outlook.made_as(keep), room))
+    if missing and _backing_off(draft, outlook.name, keep) is not None:
+        return 0
+    for restored in range(missing):
+        cause = f"{keep} goes on serving while {outlook.version} is tried"
+        if _create(draft, outlook, outlook.goal.keep_spec, keep, cause) is not None:
+            return restored  # no GPU: the new version holds it, or somebody else; either is told elsewhere
+    return missing
+
+
+def _room(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> int | None:
+    """How many replicas of the service fit on this machine's GPUs, those that are there included; None = any number."""
+    if spec.gpu is None or not spec.gpu.count:
+        return None
+    ledger, fits = copy.deepcopy(draft.gpus), 0
+    while fits < spec.rollout.max_surge and not isinstance(ledger.take(outlook.name, spec.gpu, ()), str):
+        fits += 1
+    return len(outlook.replicas) + len(outlook.creating) + fits
+
+
+def _shortage_remedy(outlook: _Outlook) -> str:
+    if outlook.bounds is None or outlook.target != 1 or not outlook.ready():
+        return ""
+    return "; the only replica stays until then, unless x-serve.rollout.max_unavailable is 1"
+
+
+def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, *, wanted: bool) -> str | None:
+    """Return why nothing of this service can be started now, or None.
+
+    An image that is not there is fetched also when nothing is to be started: without it nobody knows the new version.
+    """
+    image_missing = spec.image in draft.observed.images and draft.observed.images[spec.image] is None
+    if image_missing and outlook.target and not spec.has_build and outlook.name not in draft.busy:
+        cause = "a replica is to be started and the image is not on this machine"
+        cause = cause if wanted else "without it nobody can tell the service's new version"
+        draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, cause=cause))
     if outlook.version is None:
         if spec.has_build:
             return f"image {spec.image} is not on this machine: build it (`make build`)"
-        if outlook.name not in draft.busy:
-            cause = "a replica is to be started and the image is not on this machine"
-            draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, cause=cause))
         return f"image {spec.image} is not on this machine: it is being pulled"
-    failure = draft.observed.failures.get(outlook.name)
+    if not outlook.goal.is_known:
+        return f"nobody remembers how version {outlook.version} is made: `pierhead deploy` takes what the files give"
+    return _backing_off(draft, outlook.name, outlook.version)
+
+
+def _backing_off(draft: _Draft, service: str, version: str) -> str | None:
+    """Return why a version that failed is not started again yet, or None."""
+    failure = draft.observed.failures.get((service, version))
     if failure is None:
         return None
     left_s = failure.last_at + backoff_s(failure.count) - draft.now
@@ -475,16 +567,17 @@ def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> str | None
 def _start_cause(outlook: _Outlook, failure: FailureRecord | None) -> str:
     present = len(outlook.alive()) + len(outlook.creating)
     cause = f"{present} of {outlook.target} replicas exist"
-    if any(replica.outdated for replica in outlook.alive()):
-        return f"version {outlook.version} replaces an older one"
+    former = sorted({replica.container.version for replica in outlook.alive() if replica.outdated})
+    if former:
+        return f"version {outlook.version} replaces {', '.join(former)}"
     if failure is not None:
         return f"{cause}; failure {failure.count}: {failure.detail}"
     return cause
 
 
-def _create(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, cause: str) -> str | None:
+def _create(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, version: str | None, cause: str) -> str | None:
     """Add the steps for one new replica; return why not when there is no GPU for it."""
-    if outlook.version is None:
+    if version is None:
         raise AssertionError("internal: a replica is created without a version")
     staying = {r.container.number for r in outlook.replicas if r.name not in outlook.removal_steps}
     taken = staying | {action.number for action in outlook.creating} | _numbers_planned(draft, outlook.name)
@@ -499,9 +592,9 @@ def _create(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, cause: str) -> 
             return taken_gpus
         gpus, freed_by = taken_gpus
         after += freed_by
-    name = replica_name(draft.desired.project, outlook.name, outlook.version, number)
+    name = replica_name(draft.desired.project, outlook.name, version, number)
     create = CreateContainer(
-        target=name, service=outlook.name, version=outlook.version, number=number, gpus=gpus, cause=cause
+        target=name, service=outlook.name, version=version, number=number, gpus=gpus, spec=spec, cause=cause
     )
     created = draft.add(create, *after)
     draft.add(StartContainer(target=name, service=outlook.name, cause=cause), created)
@@ -520,6 +613,7 @@ def _register(draft: _Draft, outlook: _Outlook) -> None:
     spec = outlook.spec
     if spec is None or not spec.is_routed or not draft.routing_usable:
         return
+    shares = _server_weights(outlook)
     for replica in outlook.alive():
         # A server whose replica is not known to be ready stays: HAProxy asks the same question and keeps traffic away,
         # while a controller that has just started, or a busy machine, must not take away what serves.
@@ -527,14 +621,14 @@ def _register(draft: _Draft, outlook: _Outlook) -> None:
         if replica.busy:
             continue
         if replica.phase is Phase.RUNNING:
-            _register_ready(draft, outlook, spec, replica, server)
+            _register_ready(draft, outlook, spec, replica, server, shares[int(replica.outdated)])
         elif server and server.address != service_address(replica.container, spec):
             # Of a container that had its name before: somebody else may have the address by now.
             draft.delete_server(server, outlook.name, "its replica is gone, another one has its name", force=True)
 
 
 def _register_ready(
-    draft: _Draft, outlook: _Outlook, spec: ServiceSpec, replica: _Replica, server: Server | None
+    draft: _Draft, outlook: _Outlook, spec: ServiceSpec, replica: _Replica, server: Server | None, weight: int
 ) -> None:
     address = service_address(replica.container, spec)
     if address is None:
@@ -549,11 +643,25 @@ def _register_ready(
             service=outlook.name,
             backend=backend_name(outlook.name),
             address=address,
+            weight=weight,
             cause="its replica is ready",
         )
         draft.add(add, draft.routing_step if _needs_reload(draft, add.backend) else None, deleted)
     elif server.state is not ServerState.READY:
         _set_server(draft, outlook, replica, ServerState.READY, "its replica is ready")
+    elif server.weight != weight:
+        percent = outlook.goal.weight
+        cause = f"{outlook.version} is tried with {percent} % of the requests" if percent else "no version is tried"
+        names = {"target": replica.name, "service": outlook.name, "backend": server.backend, "cause": cause}
+        draft.add(SetServerWeight(**names, weight=weight))
+
+
+def _server_weights(outlook: _Outlook) -> tuple[int, int]:
+    """Weight of a server of the wanted version, and of one of any other."""
+    if outlook.goal.keep is None:
+        return 1, 1
+    serving = [replica.outdated for replica in outlook.alive() if replica.serves]
+    return weights(outlook.goal.weight, serving.count(False), serving.count(True))
 
 
 def _needs_reload(draft: _Draft, backend: str) -> bool:

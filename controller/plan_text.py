@@ -15,6 +15,7 @@ from controller.model import (
     PullImage,
     RemoveContainer,
     SetServerState,
+    SetServerWeight,
     ShutdownSessions,
     SignalContainer,
     StartContainer,
@@ -50,6 +51,8 @@ def describe(action: Action) -> str:  # noqa: C901 - one branch an action, each 
             return f"add server {action.backend}/{action.target} at {action.address}"
         case SetServerState():
             return f"set server {action.backend}/{action.target} to {action.state}"
+        case SetServerWeight():
+            return f"set server {action.backend}/{action.target} to weight {action.weight}"
         case ShutdownSessions():
             return f"end the sessions of {action.backend}/{action.target}"
         case DeleteServer():

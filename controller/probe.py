@@ -43,6 +43,8 @@ class Reading:
     ongoing: int | None = None
     queued: int | None = None
     waiting: Mapping[str, int] = field(default_factory=dict)
+    answered: int | None = None
+    errors: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Verdict:
     ongoing: int | None = None
     queued: int | None = None
     waiting: Mapping[str, int] = field(default_factory=dict)
+    answered: int | None = None
+    errors: int | None = None
     read_at: float | None = None
     ready_since: float | None = None
 
@@ -88,6 +92,8 @@ class Judge:
             ongoing=reading.ongoing,
             queued=reading.queued,
             waiting=reading.waiting,
+            answered=reading.answered,
+            errors=reading.errors,
             read_at=now,
             ready_since=ready_since if health is Health.READY else None,
         )
@@ -211,6 +217,8 @@ class Prober:
             ongoing_at=verdict.read_at if verdict.ongoing is not None else None,
             queued=verdict.queued,
             waiting=verdict.waiting,
+            answered=verdict.answered,
+            errors=verdict.errors,
         )
 
     def ready_since(self, container_id: str) -> float | None:
@@ -329,6 +337,8 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _count(report.get("ongoing")),
         _count(report.get("queued")),
         _counts(report.get("waiting")),
+        _count(report.get("answered")),
+        _count(report.get("errors")),
     )
 
 

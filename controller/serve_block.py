@@ -115,11 +115,28 @@ class AutoscaleBlock(_Block):
     panic_window_s: Annotated[float, Field(ge=0.5, le=600)] = 3.0
 
 
+class RolloutBlock(_Block):
+    """How the service goes from one version to the next."""
+
+    max_surge: Annotated[int, Field(ge=0, le=1000)] = 1
+    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
+    auto_rollback: bool = True
+    bake_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
+
+
+class CanaryBlock(_Block):
+    """What share of the requests a new version gets while it bakes."""
+
+    weight: Annotated[int, Field(ge=1, le=99)]
+
+
 class ServeBlock(_Block):
     """One `x-serve` block as written; null where the value is derived."""
 
     replicas: Replicas = 1
     autoscale: AutoscaleBlock | None = None
+    rollout: RolloutBlock = Field(default_factory=RolloutBlock)
+    canary: CanaryBlock | None = None
     protocol: Literal["http", "grpc"] | None = None
     port: Port | None = None
     route: Route | None = None

@@ -34,6 +34,8 @@ class Settings:
     api_token: str | None = None
     """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = only from this machine."""
     log_level: str = "INFO"
+    is_manual: bool = False
+    """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); else they are rolled out when they are seen."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -52,6 +54,7 @@ class Settings:
             discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
             api_token=env.get("PIERHEAD_API_TOKEN") or None,
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
+            is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:
             raise SettingsError("\n".join(reader.problems))

@@ -13,7 +13,16 @@ from typing import Any
 from controller.container import ADMIN_PORT, definition_hash, managed_environment
 from controller.errors import SpecError
 from controller.gpu_request import gpu_request
-from controller.model import AutoscaleSpec, Backpressure, GpuRequest, ProbeSpec, Protocol, ServiceSpec, Spec
+from controller.model import (
+    AutoscaleSpec,
+    Backpressure,
+    GpuRequest,
+    ProbeSpec,
+    Protocol,
+    RolloutSpec,
+    ServiceSpec,
+    Spec,
+)
 from controller.problems import Problems, at, shown
 from controller.serve_block import MAX_REPLICAS, ServeBlock, parse_block
 from controller.service_source import ServiceSource
@@ -87,6 +96,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
     block = parse_block(at(path, "x-serve"), source.definition["x-serve"], problems)
     autoscale = _autoscale(at(path, "x-serve"), block, problems) if block else None
     most = 0 if block is None else autoscale.max if autoscale else block.replicas
+    rollout = _rollout(at(path, "x-serve"), block, problems) if block else RolloutSpec()
     gpu = gpu_request(path, source.definition, most, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
     settings = _settings(at(path, "x-serve"), block, problems) if block else None
@@ -103,6 +113,8 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         port=settings.port,
         replicas=autoscale.first if autoscale else block.replicas,
         autoscale=autoscale,
+        rollout=rollout,
+        callees=_callees(source.definition),
         probe=settings.probe,
         route=block.route,
         strip_prefix=block.strip_prefix,
@@ -184,6 +196,24 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
             at(here, "initial"), f"an integer from {bounds.min} (min) to {bounds.max} (max)", bounds.initial
         )
     return AutoscaleSpec(**bounds.model_dump())
+
+
+def _rollout(path: str, block: ServeBlock, problems: Problems) -> RolloutSpec:
+    rules = block.rollout
+    if not rules.max_surge and not rules.max_unavailable:
+        problems.add(
+            at(path, "rollout.max_surge"),
+            "expected at least 1, found 0, while max_unavailable is 0: no version could ever follow another one; raise "
+            "one of the two",
+        )
+    weight = block.canary.weight if block.canary else None
+    return RolloutSpec(**rules.model_dump(), canary_weight=weight)
+
+
+def _callees(definition: Mapping[str, Any]) -> tuple[str, ...]:
+    """What Compose's depends_on names; other services than those with x-serve are sorted out where it is used."""
+    named = definition.get("depends_on")
+    return tuple(sorted(str(name) for name in named)) if isinstance(named, Mapping | list) else ()
 
 
 def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from controller.apply import Refusal
 from controller.errors import ImageNotFound
@@ -16,18 +16,25 @@ from controller.model import (
     CreateContainer,
     Desired,
     Endpoint,
+    FailureRecord,
     Health,
     Observed,
     PendingReplica,
     Plan,
     PullImage,
     ReplicaContainer,
+    ReplicaState,
     ReplicaStatus,
+    RolloutPhase,
+    RolloutStatus,
     ServerState,
     ServiceEndpoints,
+    ServiceRollout,
     ServiceSpec,
+    ServiceState,
     ServiceStatus,
-    current_version,
+    VersionGoal,
+    goal_of,
     service_address,
     socket_address,
 )
@@ -35,8 +42,6 @@ from controller.phases import Phase, phase_of
 from controller.plan_text import describe
 
 CRASH_LOOP_FAILURES = 3
-
-ReplicaState = Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED"]
 
 SHOWN_AS: Mapping[Phase, ReplicaState] = {
     Phase.CREATED: "STARTING",
@@ -87,6 +92,7 @@ def service_rows(
     overrides: Mapping[str, int],
     now: float,
     autoscaled: Mapping[str, AutoscaleStatus] | None = None,
+    rollouts: Mapping[str, RolloutStatus] | None = None,
 ) -> tuple[ServiceStatus, ...]:
     """Return one row a service, by name; services that were removed and still have replicas are among them."""
     refusals = tuple(refusals)
@@ -96,6 +102,7 @@ def service_rows(
             _Material(
                 name=name,
                 spec=desired.services.get(name),
+                goal=goal_of(desired, observed, name),
                 wanted=desired.targets.get(name, 0),
                 observed=observed,
                 containers=tuple(c for c in observed.containers if c.service == name),
@@ -104,6 +111,7 @@ def service_rows(
                 refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
                 override=overrides.get(name) if name in desired.services else None,
                 autoscale=(autoscaled or {}).get(name),
+                rollout=(rollouts or {}).get(name),
                 now=now,
             )
         )
@@ -173,6 +181,7 @@ def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, A
 class _Material:
     name: str
     spec: ServiceSpec | None
+    goal: VersionGoal
     wanted: int
     observed: Observed
     containers: tuple[ReplicaContainer, ...]
@@ -181,6 +190,7 @@ class _Material:
     refusals: tuple[Refusal, ...]
     override: int | None
     autoscale: AutoscaleStatus | None
+    rollout: RolloutStatus | None
     now: float
 
 
@@ -191,7 +201,8 @@ def _row(material: _Material) -> ServiceStatus:
         for action in material.creating
         for why in [f"is being created: {action.cause}"]
     ]
-    replicas += [ReplicaStatus("", "PENDING", "", "", (), None, pending.reason) for pending in material.pending]
+    waiting: ReplicaState = "CRASH_LOOP" if _is_crash_loop(material) else "PENDING"
+    replicas += [ReplicaStatus("", waiting, "", "", (), None, pending.reason) for pending in material.pending]
     ready = sum(replica.state == "RUNNING" for replica in replicas)
     settled = ready == material.wanted == len(replicas)
     return ServiceStatus(
@@ -199,11 +210,13 @@ def _row(material: _Material) -> ServiceStatus:
         wanted=material.wanted,
         ready=ready,
         message=_message(material, replicas, ready),
+        state=_state(material, replicas, ready),
         replicas=tuple(replicas),
         converged=settled and not any(_is_outdated(material, container) for container in material.containers),
         blocked=_blocked(material),
         override=material.override,
         autoscale=material.autoscale,
+        rollout=material.rollout,
     )
 
 
@@ -229,6 +242,31 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
     )
 
 
+def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> ServiceState:
+    """Say in Ray Serve's words how a service is."""
+    rollout = material.rollout.state if material.rollout else ServiceRollout()
+    offered = material.rollout.offered if material.rollout else ""
+    if rollout.rollout is not None and rollout.rollout.phase is not RolloutPhase.WAITING:
+        return "UPDATING"
+    if rollout.rejected is not None and rollout.rejected.version == offered:
+        return "DEPLOY_FAILED"
+    if ready < material.wanted:
+        if material.rollout is not None and rollout.stable is None:
+            return "DEPLOY_FAILED" if _is_crash_loop(material) else "UPDATING"
+        failing = _failure(material) is not None or any(replica.state == "FAILED" for replica in replicas)
+        return "UNHEALTHY" if failing or material.refusals or _blocked(material) else "UPSCALING"
+    return "DOWNSCALING" if len(replicas) > material.wanted else "HEALTHY"
+
+
+def _failure(material: _Material) -> FailureRecord | None:
+    return material.observed.failures.get((material.name, material.goal.version or ""))
+
+
+def _is_crash_loop(material: _Material) -> bool:
+    failure = _failure(material)
+    return failure is not None and failure.count >= CRASH_LOOP_FAILURES
+
+
 def _awaits_traffic(material: _Material, container: ReplicaContainer) -> bool:
     spec, routing = material.spec, material.observed.routing
     if spec is None or routing is None or not spec.is_routed:
@@ -240,7 +278,7 @@ def _awaits_traffic(material: _Material, container: ReplicaContainer) -> bool:
 def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:
     if material.spec is None:
         return True
-    version = current_version(material.spec, material.observed.images)
+    version = material.goal.version
     return version is not None and version != container.version
 
 
@@ -263,26 +301,35 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     """Say the one thing that matters most: what is in the way, else what is going on, else where the number is from."""
     if material.spec is None:
         return "the compose files have it no more: its replicas finish and go"
-    obstacles = [*_pending_words(material.pending), *(_refusal_words(r, material.now) for r in material.refusals)]
-    failure = material.observed.failures.get(material.name)
-    if failure is not None and ready < material.wanted:
-        if failure.count >= CRASH_LOOP_FAILURES:
-            detail = obstacles or [f"failed {failure.count} times in a row; last: {failure.detail}"]
-            return "CRASH_LOOP: " + "; ".join(detail)
-        obstacles = obstacles or [f"failed, is being replaced: {failure.detail}"]
-    if obstacles:
-        return "; ".join(obstacles)
-    going_on = _going_on(replicas)
-    if going_on:
-        return going_on
-    image = material.spec.image
-    if material.wanted and image in material.observed.images and material.observed.images[image] is None:
-        remedy = "build it (`make build`)" if material.spec.has_build else "check the name, or pull it"
-        return f"image {image} is not on this machine: what runs stays as it is, nothing new can be started; {remedy}"
+    obstacles = _obstacles(material, ready)
+    rollout = material.rollout
+    if rollout is not None and rollout.state.rollout is not None:
+        return "; ".join([rollout.message, *obstacles])
+    said = "; ".join(obstacles) or _going_on(replicas) or (rollout.message if rollout else "")
+    return said or _rest_words(material, material.spec)
+
+
+def _obstacles(material: _Material, ready: int) -> list[str]:
+    found = [*_pending_words(material.pending), *(_refusal_words(r, material.now) for r in material.refusals)]
+    failure = _failure(material)
+    if failure is None or ready >= material.wanted:
+        return found
+    if _is_crash_loop(material):
+        detail = found or [f"failed {failure.count} times in a row; last: {failure.detail}"]
+        return ["CRASH_LOOP: " + "; ".join(detail)]
+    return found or [f"failed, is being replaced: {failure.detail}"]
+
+
+def _rest_words(material: _Material, spec: ServiceSpec) -> str:
+    """Say where the number of replicas is from, unless it is simply what the files say."""
+    if material.wanted and spec.image in material.observed.images and material.observed.images[spec.image] is None:
+        remedy = "build it (`make build`)" if spec.has_build else "check the name, or pull it"
+        missing = "what runs stays as it is, nothing new can be started"
+        return f"image {spec.image} is not on this machine: {missing}; {remedy}"
     if material.autoscale is not None:
         return _autoscale_words(material.name, material.autoscale)
-    if material.override is not None and material.override != material.spec.replicas:
-        return f"set by scale; the compose files say {material.spec.replicas}"
+    if material.override is not None and material.override != spec.replicas:
+        return f"set by scale; the compose files say {spec.replicas}"
     return ""
 
 

@@ -1,4 +1,5 @@
-"""What cannot be read back from the world: scale overrides, retirements, failures, events. One small SQLite file.
+"""What cannot be read back from the world: scale overrides, rollouts, retirements, failures, events. One small SQLite
+file.
 
 Reads come from memory; every change goes to the file before it counts. All calls are synchronous, on the event loop:
 in WAL mode a commit is one append to a file without waiting for the disk (0.05 ms), far below what a thread would cost.
@@ -15,30 +16,45 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from controller.errors import StoreError
-from controller.model import Event, FailureRecord, Retirement
+from controller.model import Event, FailureKey, FailureRecord, Retirement
 
 FILE_NAME = "state.db"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 EVENTS_KEPT = 1000
 
 SCHEMA = """
 CREATE TABLE overrides (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL, spec_replicas INTEGER NOT NULL);
 CREATE TABLE retirements (container_id TEXT PRIMARY KEY, replica TEXT NOT NULL, draining_since REAL NOT NULL,
                           stopping_since REAL, cause TEXT NOT NULL, failed INTEGER NOT NULL);
-CREATE TABLE failures (service TEXT PRIMARY KEY, count INTEGER NOT NULL, last_at REAL NOT NULL, detail TEXT NOT NULL);
+CREATE TABLE failures (service TEXT NOT NULL, version TEXT NOT NULL, count INTEGER NOT NULL, last_at REAL NOT NULL,
+                       detail TEXT NOT NULL, PRIMARY KEY (service, version));
 CREATE TABLE autoscaled (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);
+CREATE TABLE rollouts (service TEXT PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE revisions (service TEXT NOT NULL, version TEXT NOT NULL, first_at REAL NOT NULL, image TEXT NOT NULL,
+                        image_id TEXT NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (service, version));
 CREATE TABLE seen_ready (container_id TEXT PRIMARY KEY, started_at REAL NOT NULL);
 CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, last_at REAL NOT NULL,
                      times INTEGER NOT NULL, kind TEXT NOT NULL, service TEXT NOT NULL, target TEXT NOT NULL,
                      message TEXT NOT NULL, outcome TEXT NOT NULL);
 """
 
-MIGRATIONS = {1: "CREATE TABLE autoscaled (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);"}
+MIGRATIONS = {
+    1: "CREATE TABLE autoscaled (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);",
+    # Counts of failures in a row are worth a few seconds of backoff: they begin anew, by version.
+    2: """
+    DROP TABLE failures;
+    CREATE TABLE failures (service TEXT NOT NULL, version TEXT NOT NULL, count INTEGER NOT NULL, last_at REAL NOT NULL,
+                           detail TEXT NOT NULL, PRIMARY KEY (service, version));
+    CREATE TABLE rollouts (service TEXT PRIMARY KEY, state TEXT NOT NULL);
+    CREATE TABLE revisions (service TEXT NOT NULL, version TEXT NOT NULL, first_at REAL NOT NULL, image TEXT NOT NULL,
+                            image_id TEXT NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (service, version));
+    """,
+}
 """Schema version -> what makes the next one of it."""
 
 
@@ -48,6 +64,18 @@ class Override:
 
     replicas: int
     spec_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRevision:
+    """How a version of a service is made: `spec` is JSON that controller/revisions.py writes and reads."""
+
+    service: str
+    version: str
+    first_at: float
+    image: str
+    image_id: str
+    spec: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +106,15 @@ class Store:
         }
         self._retirements = {row[0]: _retirement(*row) for row in self._db.execute(_SELECT_RETIREMENTS)}
         self._failures = {
-            service: FailureRecord(*rest)
-            for service, *rest in self._db.execute("SELECT service, count, last_at, detail FROM failures")
+            (service, version): FailureRecord(*rest)
+            for service, version, *rest in self._db.execute(
+                "SELECT service, version, count, last_at, detail FROM failures"
+            )
+        }
+        self._rollouts: dict[str, str] = dict(self._db.execute("SELECT service, state FROM rollouts"))
+        self._revisions = {
+            (row[0], row[1]): StoredRevision(*row)
+            for row in self._db.execute("SELECT service, version, first_at, image, image_id, spec FROM revisions")
         }
         self._autoscaled: dict[str, int] = dict(self._db.execute("SELECT service, replicas FROM autoscaled"))
         self._seen_ready: dict[str, float] = dict(self._db.execute("SELECT container_id, started_at FROM seen_ready"))
@@ -181,23 +216,60 @@ class Store:
     # ------------------------------------------------------------------------------------------------------- failures
 
     @property
-    def failures(self) -> Mapping[str, FailureRecord]:
-        """Failures in a row, by service. A snapshot: later changes do not show in it."""
+    def failures(self) -> Mapping[FailureKey, FailureRecord]:
+        """Failures in a row, by service and version. A snapshot: later changes do not show in it."""
         return MappingProxyType(dict(self._failures))
 
-    def failure(self, service: str, now: float, detail: str) -> None:
-        """Count one more failed replica of a service."""
-        before = self._failures.get(service)
+    def failure(self, key: FailureKey, now: float, detail: str) -> None:
+        """Count one more failed replica of a service's version."""
+        before = self._failures.get(key)
         record = FailureRecord(count=before.count + 1 if before else 1, last_at=now, detail=detail)
-        values = (service, record.count, record.last_at, record.detail)
-        self._write("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)", values)
-        self._failures[service] = record
+        values = (*key, record.count, record.last_at, record.detail)
+        self._write("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", values)
+        self._failures[key] = record
 
-    def clear_failure(self, service: str) -> None:
-        """Forget a service's failures: it works again, or it is another version now."""
-        if service in self._failures:
-            self._write("DELETE FROM failures WHERE service = ?", (service,))
-            del self._failures[service]
+    def clear_failure(self, key: FailureKey) -> None:
+        """Forget the failures of a version: it works again, it gets another chance, or nobody wants it any more."""
+        if key in self._failures:
+            self._write("DELETE FROM failures WHERE service = ? AND version = ?", key)
+            del self._failures[key]
+
+    # ------------------------------------------------------------------------------------------------------- rollouts
+
+    @property
+    def rollouts(self) -> Mapping[str, str]:
+        """Where each service stands between its versions: JSON, by service."""
+        return MappingProxyType(self._rollouts)
+
+    def note_rollout(self, service: str, state: str) -> None:
+        """Remember where a service stands; it is in the file when this returns."""
+        if self._rollouts.get(service) != state:
+            self._write("INSERT OR REPLACE INTO rollouts VALUES (?, ?)", (service, state))
+            self._rollouts[service] = state
+
+    def forget_rollout(self, service: str) -> None:
+        """The service is there no more."""
+        if service in self._rollouts:
+            self._write("DELETE FROM rollouts WHERE service = ?", (service,))
+            del self._rollouts[service]
+
+    @property
+    def revisions(self) -> Mapping[tuple[str, str], StoredRevision]:
+        """How versions are made, by service and version."""
+        return MappingProxyType(self._revisions)
+
+    def keep_revision(self, revision: StoredRevision) -> None:
+        """Remember how a version is made; what is known of it already stays."""
+        key = (revision.service, revision.version)
+        if key not in self._revisions:
+            self._write("INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?, ?, ?)", astuple(revision))
+            self._revisions[key] = revision
+
+    def drop_revision(self, service: str, version: str) -> None:
+        """Nobody will go back to that version."""
+        if (service, version) in self._revisions:
+            self._write("DELETE FROM revisions WHERE service = ? AND version = ?", (service, version))
+            del self._revisions[(service, version)]
 
     # ----------------------------------------------------------------------------------------------------- seen ready
 

@@ -13,11 +13,12 @@ from controller.model import (
     RoutingState,
     ServiceSpec,
     SetServerState,
+    SetServerWeight,
     ShutdownSessions,
     WriteRouting,
 )
 
-RoutingAction = AddServer | SetServerState | ShutdownSessions | DeleteServer | WriteRouting
+RoutingAction = AddServer | SetServerState | SetServerWeight | ShutdownSessions | DeleteServer | WriteRouting
 
 
 class Router(Protocol):

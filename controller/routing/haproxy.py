@@ -24,6 +24,7 @@ from controller.model import (
     ServerState,
     ServiceSpec,
     SetServerState,
+    SetServerWeight,
     ShutdownSessions,
     WriteRouting,
 )
@@ -89,6 +90,8 @@ class HAProxyRouter:
                     await self._add(action, spec)
                 case SetServerState():
                     await self._set_state(action)
+                case SetServerWeight():
+                    await self._set_weight(action)
                 case ShutdownSessions():
                     await self._shutdown_sessions(action)
                 case DeleteServer():
@@ -121,6 +124,8 @@ class HAProxyRouter:
             number = max((number for _, number in present), default=0) + 1
             options = config.server_options(spec)
             await self._runtime.ask(command("add", "server", server, address, "id", str(number), *options))
+        if action.weight != 1:
+            await self._runtime.ask(command("set", "server", server, "weight", str(action.weight)))
         await self._runtime.ask(command("enable", "health", server))
         await self._runtime.ask(command("enable", "server", server))
 
@@ -134,6 +139,10 @@ class HAProxyRouter:
         except CommandRefused as error:
             if action.state is ServerState.READY or not error.answer.startswith(_GONE):
                 raise
+
+    async def _set_weight(self, action: SetServerWeight) -> None:
+        server = _server_path(action.backend, action.target)
+        await self._runtime.ask(command("set", "server", server, "weight", str(action.weight)))
 
     async def _shutdown_sessions(self, action: ShutdownSessions) -> None:
         server = _server_path(action.backend, action.target)
@@ -173,10 +182,8 @@ class HAProxyRouter:
         try:
             total: dict[tuple[str, str], int] = {}
             for pid in await self._master.leaving_workers():
-                for server, (in_flight, _) in state.sessions(
-                    await self._master.ask_worker(pid, "show stat -1 4 -1")
-                ).items():
-                    total[server] = total.get(server, 0) + in_flight
+                for server, seen in state.traffic(await self._master.ask_worker(pid, "show stat -1 4 -1")).items():
+                    total[server] = total.get(server, 0) + seen.sessions
             self._leaving = total
         except RoutingUnreachable as error:
             _log.warning("sessions of workers before the last reload are unknown, the last count holds: %s", error)

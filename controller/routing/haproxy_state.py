@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from controller.errors import RoutingError
 from controller.model import RoutingState, Server, ServerState
@@ -24,10 +25,10 @@ _BACKEND_ROW = "BACKEND"
 def routing_state(info: str, routing: str, servers_state: str, stat: str) -> RoutingState:
     """One snapshot out of the answers to QUESTIONS. Raises RoutingError when one of them is not what it should be."""
     try:
-        facts, in_flight = info_facts(info), sessions(stat)
+        facts, found = info_facts(info), traffic(stat)
         backends = {
-            backend: queued
-            for (backend, row), (_, queued) in in_flight.items()
+            backend: seen.queued
+            for (backend, row), seen in found.items()
             if row == _BACKEND_ROW and backend.startswith(BACKEND_PREFIX)
         }
         return RoutingState(
@@ -35,7 +36,7 @@ def routing_state(info: str, routing: str, servers_state: str, stat: str) -> Rou
             started_at=float(facts["Start_time_sec"]),
             version=facts["Version"],
             routing_hash=variable(routing),
-            servers=tuple(server for server, _ in servers(servers_state, in_flight)),
+            servers=tuple(server for server, _ in servers(servers_state, found)),
             backends=frozenset(backends),
             queued=backends,
         )
@@ -56,29 +57,43 @@ def variable(text: str) -> str:
     return found.group(1) if found else ""
 
 
-def sessions(stat: str) -> Mapping[tuple[str, str], tuple[int, int]]:
-    """`show stat` as (backend, server) -> (requests in flight, requests queued for it).
+class Traffic(NamedTuple):
+    """What `show stat` says of a server, or of a backend."""
 
-    A backend's own row goes by the server name BACKEND.
-    """
+    sessions: int = 0
+    """In flight now."""
+    queued: int = 0
+    answered: int = 0
+    """HTTP responses so far."""
+    errors: int = 0
+    """5xx among them."""
+
+
+def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
+    """`show stat` by (backend, server). A backend's own row goes by the server name BACKEND."""
     rows = csv.DictReader(stat.removeprefix("# ").splitlines())
-    return {(row["pxname"], row["svname"]): (int(row["scur"] or 0), int(row["qcur"] or 0)) for row in rows}
+    return {(row["pxname"], row["svname"]): _traffic(row) for row in rows}
 
 
-def servers(servers_state: str, in_flight: Mapping[tuple[str, str], tuple[int, int]]) -> list[tuple[Server, int]]:
+def _traffic(row: Mapping[str, str]) -> Traffic:
+    responses = [int(row.get(f"hrsp_{kind}xx") or 0) for kind in (1, 2, 3, 4, 5)]
+    return Traffic(int(row["scur"] or 0), int(row["qcur"] or 0), sum(responses), responses[-1])
+
+
+def servers(servers_state: str, found: Mapping[tuple[str, str], Traffic]) -> list[tuple[Server, int]]:
     """Servers of services' backends with their ids, ordered by backend and name."""
     _format, header, *lines = servers_state.splitlines()
     columns = header.removeprefix("# ").split()
-    found = []
+    listed = []
     for line in lines:
         row = dict(zip(columns, line.split(), strict=False))
         if row["be_name"].startswith(BACKEND_PREFIX):
-            found.append((_server(row, in_flight), int(row["srv_id"])))
-    return sorted(found, key=lambda item: (item[0].backend, item[0].name))
+            listed.append((_server(row, found), int(row["srv_id"])))
+    return sorted(listed, key=lambda item: (item[0].backend, item[0].name))
 
 
-def _server(row: Mapping[str, str], in_flight: Mapping[tuple[str, str], tuple[int, int]]) -> Server:
-    scur, qcur = in_flight.get((row["be_name"], row["srv_name"]), (0, 0))
+def _server(row: Mapping[str, str], found: Mapping[tuple[str, str], Traffic]) -> Server:
+    seen = found.get((row["be_name"], row["srv_name"]), Traffic())
     admin = int(row["srv_admin_state"])
     address = f"[{row['srv_addr']}]" if ":" in row["srv_addr"] else row["srv_addr"]
     return Server(
@@ -87,8 +102,11 @@ def _server(row: Mapping[str, str], in_flight: Mapping[tuple[str, str], tuple[in
         address=f"{address}:{row['srv_port']}",
         state=_admin_state(admin),
         up=int(row["srv_op_state"]) != _STOPPED,
-        sessions=scur,
-        queued=qcur,
+        sessions=seen.sessions,
+        queued=seen.queued,
+        weight=int(row.get("srv_uweight", 1)),
+        answered=seen.answered,
+        errors=seen.errors,
     )
 
 

@@ -24,6 +24,7 @@ from controller.model import (
     ServerState,
     ServiceSpec,
     SetServerState,
+    SetServerWeight,
     ShutdownSessions,
     WriteRouting,
     backend_name,
@@ -283,6 +284,19 @@ async def test_states_are_set_and_read_back(world: World, router: HAProxyRouter)
     for state in (ServerState.DRAIN, ServerState.MAINT, ServerState.READY):
         await set_state(router, "echo-1", state)
         assert (await server(router, "echo-1")).state is state
+
+
+async def test_weights_are_set_and_read_back(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    names = {"service": "echo", "backend": "svc_echo", "cause": "test"}
+    await router.perform(AddServer(target="echo-2", address=world.addresses[1], weight=7, **names), echo)
+    assert [s.weight for s in (await observe(router)).servers] == [1, 7]
+    await router.perform(SetServerWeight(target="echo-1", weight=200, **names), None)
+    found = await server(router, "echo-1")
+    assert (found.weight, found.state, found.up) == (200, ServerState.READY, True)
+    with pytest.raises(RoutingError, match="No such server"):
+        await router.perform(SetServerWeight(target="nobody", weight=2, **names), None)
 
 
 async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World, router: HAProxyRouter) -> None:

@@ -107,7 +107,7 @@ class FakeEngine:
     """Images that a pull brings."""
     gpus: tuple[Gpu, ...] = ()
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
-    """By service; `Behaviour()` for the others."""
+    """By version, else by service; `Behaviour()` for the others."""
     node: str = "fake-node"
     reachable: bool = True
     done: list[EngineAction] = field(default_factory=list)
@@ -335,7 +335,7 @@ class FakeEngine:
             name=action.target,
             project=project,
             service=spec.name,
-            behaviour=self.behaviours.get(spec.name, Behaviour()),
+            behaviour=self.behaviours.get(action.version) or self.behaviours.get(spec.name, Behaviour()),
             created_at=self.clock(),
             version=action.version,
             number=action.number,

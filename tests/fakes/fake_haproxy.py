@@ -36,6 +36,9 @@ class FakeServer:
     up: bool = True
     checked: bool = False
     in_flight: int = 0
+    weight: int = 1
+    answered: int = 0
+    errors: int = 0
     options: tuple[str, ...] = ()
 
 
@@ -220,6 +223,9 @@ class FakeHAProxy:
             case ["set", "server", path, "state", "maint"]:
                 _find(worker, path).admin = _MAINT
                 return ""
+            case ["set", "server", path, "weight", weight]:
+                _find(worker, path).weight = int(weight)
+                return ""
             case ["shutdown", "sessions", "server", path]:
                 _find(worker, path).in_flight = 0
                 return ""
@@ -293,12 +299,13 @@ def _delete_server(worker: _Worker, path: str) -> str:
 
 
 def _show_servers_state(worker: _Worker) -> str:
-    rows = ["1", "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_fqdn srv_port"]
+    rows = ["1", "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_fqdn srv_port"]
     for number, (backend, servers) in enumerate(worker.backends.items(), 5):
         for name, server in servers.items():
             ip, _, port = server.address.rpartition(":")
             up = 2 if server.up and not server.admin & _MAINT else 0
-            rows.append(f"{number} {backend} {server.number} {name} {ip.strip('[]')} {up} {server.admin} - {port}")
+            state = f"{up} {server.admin} {server.weight}"
+            rows.append(f"{number} {backend} {server.number} {name} {ip.strip('[]')} {state} - {port}")
     return "\n".join(rows) + "\n"
 
 
@@ -308,11 +315,12 @@ def _read_states(path: Path) -> dict[tuple[str, str], tuple[int, bool]]:
 
 
 def _show_stat(worker: _Worker) -> str:
-    rows = ["# pxname,svname,qcur,scur,status,"]
+    rows = ["# pxname,svname,qcur,scur,hrsp_2xx,hrsp_5xx,status,"]
     for backend, servers in worker.backends.items():
         rows += [
-            f"{backend},{name},0,{server.in_flight},{'UP' if server.up else 'DOWN'},"
+            f"{backend},{name},0,{server.in_flight},{server.answered - server.errors},{server.errors},"
+            f"{'UP' if server.up else 'DOWN'},"
             for name, server in servers.items()
         ]
-        rows.append(f"{backend},BACKEND,0,{sum(server.in_flight for server in servers.values())},UP,")
+        rows.append(f"{backend},BACKEND,0,{sum(server.in_flight for server in servers.values())},0,0,UP,")
     return "\n".join(rows) + "\n"

@@ -48,6 +48,10 @@ class Readiness:
     """Why it is not ready."""
     waiting: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """`queued` by the service that is waited for; a replica of several workers does not tell."""
+    answered: int = 0
+    """Requests answered since the start, without those that were refused; see `tally`."""
+    errors: int = 0
+    """How many of the answers were errors of this service's own."""
 
 
 class Page(NamedTuple):

@@ -29,8 +29,9 @@ from pierhead.health import Check, HealthWatch, Load, checks_of
 from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
+from pierhead.tally import tally
 from pierhead.user_loop import UserLoop
-from pierhead.workers.board import WorkerState
+from pierhead.workers.board import Numbers, WorkerState
 from pierhead.workers.seat import Seat
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class ReplicaServer:
                 if self._user is not None:
                     helpers.append(tasks.create_task(self._user.lives(), name="user code"))
                 if self._seat is not None:
-                    attended = self._seat.attend(self.metrics.expose, self._queued, self._orphaned)
+                    attended = self._seat.attend(self.metrics.expose, self._numbers, self._orphaned)
                     helpers.append(tasks.create_task(attended, name="seat"))
                 await asyncio.wait([life])
                 for helper in helpers:
@@ -128,10 +129,12 @@ class ReplicaServer:
     def readiness(self) -> Readiness:
         """What /readyz says."""
         waiting = {target: int(count) for (target,), count in list(self.metrics.queued.values.items()) if count}
-        return Readiness(self.state, self._admission.ongoing, sum(waiting.values()), self._detail, waiting)
+        answers = tally(dict(self.metrics.requests.values))
+        return Readiness(self.state, self._admission.ongoing, sum(waiting.values()), self._detail, waiting, *answers)
 
-    def _queued(self) -> int:
-        return int(sum(list(self.metrics.queued.values.values())))
+    def _numbers(self) -> Numbers:
+        queued = int(sum(list(self.metrics.queued.values.values())))
+        return Numbers(queued, *tally(dict(self.metrics.requests.values)))
 
     def _orphaned(self) -> None:
         logger.error("the supervisor of this worker is gone; it drains")

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from controller.errors import RoutingError
 from controller.loop import Loop, World
@@ -20,6 +21,7 @@ from controller.model import (
     ServerState,
     ServiceSpec,
     SetServerState,
+    SetServerWeight,
     ShutdownSessions,
     Spec,
     WriteRouting,
@@ -68,7 +70,13 @@ class FakeRouter:
                 self.hash = action.routing_hash
                 self.backends = frozenset(backend_name(service.name) for service in action.services)
             case AddServer():
-                self._put(Server(action.backend, action.target, action.address, ServerState.READY, up=True))
+                self._put(
+                    Server(
+                        action.backend, action.target, action.address, ServerState.READY, up=True, weight=action.weight
+                    )
+                )
+            case SetServerWeight():
+                self._put(replace(self.servers[(action.backend, action.target)], weight=action.weight))
             case SetServerState():
                 server = self.servers.get((action.backend, action.target))
                 if server:
@@ -131,6 +139,30 @@ class FakeSource:
         self.edits += 1
 
 
+class Died(BaseException):
+    """As a killed process: nothing may catch it."""
+
+
+class Mortal:
+    """An engine or a router whose calls may be the controller's last."""
+
+    def __init__(self, real: Any, control: Control) -> None:
+        self._real = real
+        self._control = control
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    async def perform(self, *arguments: Any) -> None:
+        if self._control.actions_to_live == 0:
+            raise Died
+        await self._real.perform(*arguments)
+        if self._control.actions_to_live is not None:
+            self._control.actions_to_live -= 1
+            if self._control.actions_to_live == 0:
+                raise Died
+
+
 @dataclass
 class Control:
     """The running controller and the world around it."""
@@ -147,6 +179,11 @@ class Control:
     """By service: requests that its ready replicas share."""
     waiting: dict[str, dict[str, int]] = field(default_factory=dict)
     """By service: what each of its replicas has waiting, by the service that it waits for."""
+    answers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By version: requests that each of its replicas has answered, and errors among them."""
+    is_manual: bool = False
+    actions_to_live: int | None = None
+    """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
     loop: Loop = field(init=False)
     store: Store = field(init=False)
 
@@ -168,12 +205,15 @@ class Control:
             case "ready":
                 service = name.removeprefix(f"{PROJECT}-").rsplit("-", 2)[0]
                 waiting = self.waiting.get(service, {})
+                answered, errors = self.answers.get(container.version if container else "", (0, 0))
                 return Reading(
                     ok=True,
                     detail="200 from :9100/readyz",
                     ongoing=self._share(service, name),
                     queued=sum(waiting.values()),
                     waiting=waiting,
+                    answered=answered,
+                    errors=errors,
                 )
             case "draining":
                 return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)
@@ -198,12 +238,20 @@ class Control:
         self.store = Store(self.directory)
         try:
             async with asyncio.TaskGroup() as tasks:
-                world = World(PROJECT, self.engine, self.router, self.source, self.store, self.ask)
+                world = World(
+                    PROJECT,
+                    Mortal(self.engine, self),
+                    Mortal(self.router, self),
+                    self.source,
+                    self.store,
+                    self.ask,
+                    self.is_manual,
+                )
                 self.loop = Loop(world, tasks.create_task, clock=self.clock, engine_lost_s=self.engine_lost_s)
                 self.loop.start()
                 yield self.loop
                 raise Ended  # noqa: TRY301
-        except* Ended:
+        except* (Ended, Died):
             pass
         finally:
             self.store.close()

@@ -16,15 +16,15 @@ srv_time_since_last_change srv_check_status srv_check_result srv_check_health sr
 bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord \
 srv_use_ssl srv_check_port srv_check_addr srv_agent_addr srv_agent_port
 7 svc_echo 7 two 127.0.0.1 0 0 1 1 3 15 3 3 6 0 0 1 - 18082 - 0 18081 - - 18081
-7 svc_echo 1 one fd00::1 2 8 1 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
+7 svc_echo 1 one fd00::1 2 8 9 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
 9 other 1 x 127.0.0.1 2 8 1 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
 """
-STAT = """# pxname,svname,qcur,qmax,scur,smax,status,
-svc_echo,one,0,0,3,9,DRAIN,
-svc_echo,two,1,0,,9,DOWN,
-svc_echo,BACKEND,4,0,3,9,UP,
-svc_new,BACKEND,0,0,0,0,DOWN,
-unknown_route,BACKEND,0,0,0,0,UP,
+STAT = """# pxname,svname,qcur,qmax,scur,smax,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,
+svc_echo,one,0,0,3,9,DRAIN,1,10,2,3,4,
+svc_echo,two,1,0,,9,DOWN,,,,,,
+svc_echo,BACKEND,4,0,3,9,UP,1,10,2,3,4,
+svc_new,BACKEND,0,0,0,0,DOWN,0,0,0,0,0,
+unknown_route,BACKEND,0,0,0,0,UP,0,0,0,0,0,
 """
 
 
@@ -35,7 +35,17 @@ def test_a_snapshot() -> None:
         version="3.0.11-1+deb13u5",
         routing_hash="365ab53adac48011",
         servers=(
-            Server("svc_echo", "one", "[fd00::1]:18081", ServerState.DRAIN, up=True, sessions=3, queued=0),
+            Server(
+                "svc_echo",
+                "one",
+                "[fd00::1]:18081",
+                ServerState.DRAIN,
+                up=True,
+                sessions=3,
+                weight=9,
+                answered=20,
+                errors=4,
+            ),
             Server("svc_echo", "two", "127.0.0.1:18082", ServerState.READY, up=False, sessions=0, queued=1),
         ),
         backends=frozenset({"svc_echo", "svc_new"}),

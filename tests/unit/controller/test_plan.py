@@ -353,8 +353,8 @@ def test_new_version_surges_by_one_and_the_old_stay() -> None:
     new = replace(WEB, definition_hash="d2")
     world = observed(replica(WEB, 1), replica(WEB, 2), specs=(new,))
     assert text(desired(new), world) == lines(
-        f"#1 create p-web-{version(new)}-3: version {version(new)} replaces an older one",
-        f"#2 after #1 start p-web-{version(new)}-3: version {version(new)} replaces an older one",
+        f"#1 create p-web-{version(new)}-3: version {version(new)} replaces {V}",
+        f"#2 after #1 start p-web-{version(new)}-3: version {version(new)} replaces {V}",
     )
 
 
@@ -406,14 +406,14 @@ def test_containers_that_compose_started_are_refused() -> None:
 
 def test_failures_in_a_row_wait_longer_each_time() -> None:
     record = FailureRecord(count=4, last_at=NOW - 1, detail="exited by itself with code 3")
-    result = made(desired(WEB, web=1), observed(specs=(WEB,), failures={"web": record}))
+    result = made(desired(WEB, web=1), observed(specs=(WEB,), failures={("web", V): record}))
     assert str(result) == ("pending web: failed 4 times in a row, next try in 3 s; last: exited by itself with code 3")
     assert result.next_look_s == pytest.approx(3.0)
 
 
 def test_the_first_failure_is_replaced_at_once() -> None:
     record = FailureRecord(count=1, last_at=NOW, detail="ended by signal 9")
-    assert "create" in text(desired(WEB, web=1), observed(specs=(WEB,), failures={"web": record}))
+    assert "create" in text(desired(WEB, web=1), observed(specs=(WEB,), failures={("web", V): record}))
 
 
 @pytest.mark.parametrize(("failures", "expected"), [(0, 0), (1, 0), (2, 1), (3, 2), (5, 8), (9, 60), (1000, 60)])

@@ -19,6 +19,7 @@ from controller.model import (
     ContainerState,
     CreateContainer,
     DeleteServer,
+    FailureKey,
     FailureRecord,
     Health,
     Observed,
@@ -26,24 +27,32 @@ from controller.model import (
     RemoveContainer,
     ReplicaContainer,
     Retirement,
+    RolloutSpec,
     RoutingState,
     Server,
     ServerState,
     ServiceSpec,
     SetServerState,
+    SetServerWeight,
     ShutdownSessions,
     SignalContainer,
     StartContainer,
+    VersionGoal,
     WriteRouting,
 )
 from controller.phases import Phase, phase_of
-from controller.plan import BLIND_DRAIN_S, PROPAGATION_S, SURGE, plan
-from tests.unit.controller.worlds import desired, gpu_service, gpus, service
+from controller.plan import BLIND_DRAIN_S, PROPAGATION_S, plan
+from tests.unit.controller.worlds import desired, gpu_service, gpus, service, version
 
 TICK_S = 0.5
 READY_AFTER_S = 1.5
 GPUS = 4
-OPS = ("tick", "tick", "tick", "ready", "hang", "crash", "busy", "idle", "scale", "version", "haproxy", "restart")
+OPS = (
+    *("tick", "tick", "tick", "ready", "hang", "crash", "busy", "idle", "scale", "version", "haproxy", "restart"),
+    *("pace", "trial", "trial over"),
+)
+PACES = (RolloutSpec(1, 0), RolloutSpec(2, 0), RolloutSpec(0, 1), RolloutSpec(1, 1), RolloutSpec(2, 2))
+"""max_surge, max_unavailable."""
 
 
 @dataclass
@@ -56,7 +65,9 @@ class World:
     containers: dict[str, ReplicaContainer] = field(default_factory=dict)
     servers: dict[str, Server] = field(default_factory=dict)
     retirements: dict[str, Retirement] = field(default_factory=dict)
-    failures: dict[str, FailureRecord] = field(default_factory=dict)
+    failures: dict[FailureKey, FailureRecord] = field(default_factory=dict)
+    kept: dict[str, ServiceSpec] = field(default_factory=dict)
+    """By service: the version that goes on serving while the spec's is tried."""
     routing_hash: str = "old"
     haproxy_up: bool = True
     created: int = 0
@@ -81,10 +92,23 @@ class World:
         )
 
     def plan(self, in_progress: tuple[Action, ...] = ()) -> Plan:
-        return plan(desired(*self.specs.values(), **self.targets), self.snapshot(in_progress), self.now)
+        goals = {
+            name: VersionGoal(version(self.specs[name]), keep=version(kept), keep_spec=kept, weight=20)
+            for name, kept in self.kept.items()
+            if version(kept) != version(self.specs[name])
+        }
+        wanted = replace(desired(*self.specs.values(), **self.targets), goals=goals)
+        return plan(wanted, self.snapshot(in_progress), self.now)
 
     def phase(self, container: ReplicaContainer) -> Phase:
         return phase_of(container, self.specs[container.service], self.retirements.get(container.id), self.now)[0]
+
+    def least_ready(self, name: str) -> int:
+        """How many replicas must stay ready: one less where no GPU is free for one more, of several."""
+        spec, target = self.specs[name], self.targets[name]
+        if spec.gpu is None:
+            return target - spec.rollout.max_unavailable
+        return min(target, GPUS) - max(spec.rollout.max_unavailable, int(target > 1))
 
     def perform(self, action: Action) -> None:  # noqa: C901 - one branch an action
         match action:
@@ -121,13 +145,16 @@ class World:
                 del self.containers[action.target]
                 self.retirements.pop(action.container_id, None)
                 if action.failed:
-                    before = self.failures.get(action.service)
-                    count = before.count + 1 if before else 1
-                    self.failures[action.service] = FailureRecord(count, self.now, "x")
+                    key = (action.service, action.version)
+                    before = self.failures.get(key)
+                    self.failures[key] = FailureRecord(before.count + 1 if before else 1, self.now, "x")
             case AddServer():
                 self.servers[action.target] = Server(
-                    action.backend, action.target, action.address, ServerState.READY, up=True
+                    action.backend, action.target, action.address, ServerState.READY, up=True, weight=action.weight
                 )
+            case SetServerWeight():
+                assert 1 <= action.weight <= 256
+                self.servers[action.target] = replace(self.servers[action.target], weight=action.weight)
             case SetServerState():
                 self.servers[action.target] = replace(self.servers[action.target], state=action.state)
             case ShutdownSessions():
@@ -186,6 +213,15 @@ class World:
                 service_name = sorted(self.specs)[pick % len(self.specs)]
                 spec = self.specs[service_name]
                 self.specs[service_name] = replace(spec, definition_hash=f"d{pick % 3}")
+            case "pace":
+                service_name = sorted(self.specs)[pick % len(self.specs)]
+                rollout = PACES[pick % len(PACES)]
+                self.specs[service_name] = replace(self.specs[service_name], rollout=rollout)
+            case "trial":
+                service_name = sorted(self.specs)[pick % len(self.specs)]
+                self.kept[service_name] = replace(self.specs[service_name], definition_hash=f"d{pick % 3}")
+            case "trial over":
+                self.kept.clear()
             case "haproxy":
                 self.haproxy_up = not self.haproxy_up
             case "restart":
@@ -214,10 +250,13 @@ def check_safety(world: World, result: Plan) -> None:
         alive = [n for n, c in by_name.items() if c.service == name and phases[n].serves_or_will]
         staying = [n for n in alive if n not in retiring | removing]
         creates = [a for a in actions if isinstance(a, CreateContainer) and a.service == name]
-        assert len(staying) + len(creates) <= max(target + SURGE, len(staying)), "never above target plus surge"
+        most = target + max(1, world.specs[name].rollout.max_surge)
+        assert len(staying) + len(creates) <= max(most, len(staying)), "never above target plus surge"
         ready = [n for n in alive if phases[n] is Phase.RUNNING]
         ready_staying = [n for n in ready if n not in retiring]
-        assert len(ready_staying) >= min(target, len(ready)), "readiness is never given away below the target"
+        assert len(ready_staying) >= min(world.least_ready(name), len(ready)), "readiness is never given away"
+        if world.specs[name].rollout.max_unavailable < target and ready:
+            assert ready_staying, "the last ready replica stays while any is wanted"
 
     owners = [uuid for name, c in by_name.items() if name not in removing for uuid in c.gpus]
     owners += [gpu.uuid for action in actions if isinstance(action, CreateContainer) for gpu in action.gpus]
@@ -263,6 +302,7 @@ def test_safe_at_every_step_and_converges_when_the_trouble_ends(ops: list[tuple[
         world.let_time_pass()
 
     world.haproxy_up = True
+    world.kept.clear()
     for _ in range(400):
         result = world.plan()
         check_safety(world, result)
@@ -280,8 +320,7 @@ def check_converged(world: World) -> None:
         fits = min(target, GPUS) if name == "ranker" else target
         running = [c for c in world.containers.values() if c.service == name and world.phase(c) is Phase.RUNNING]
         assert len(running) == fits
-        outdated = {c.version for c in running}
-        assert len(outdated) <= 1 or fits == GPUS  # no free GPU for a surge: the old version stays and serves
+        assert {c.version for c in running} <= {version(world.specs[name])}, "everything is of the new version"
     assert set(world.servers) == {c.name for c in world.containers.values() if c.service == "web"}
 
 
@@ -322,6 +361,7 @@ def test_actions_in_progress_are_never_planned_twice(ops: list[tuple[str, int, s
                 if c.service == name and world.phase(c).serves_or_will and c.name not in going
             ]
             total = len(alive) + sum(action.service == name for action in created)
-            assert total <= max(target + SURGE, len(alive)), "what is being created counts"
+            most = target + max(1, world.specs[name].rollout.max_surge)
+            assert total <= max(most, len(alive)), "what is being created counts"
         world.apply(result, set(fails))
         world.let_time_pass()

@@ -10,7 +10,7 @@ from controller.model import AutoscaleSpec, Backpressure, GpuRequest, ProbeSpec
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
 KNOWN = (
-    "replicas, autoscale, protocol, port, route, strip_prefix, grpc_services, max_ongoing_requests, "
+    "replicas, autoscale, rollout, canary, protocol, port, route, strip_prefix, grpc_services, max_ongoing_requests, "
     "max_queued_requests, backpressure, request_timeout_s, graceful_shutdown_timeout_s, startup_timeout_s, workers, "
     "run_user_code_in_separate_thread, debug, managed, readiness, metrics"
 )

@@ -166,11 +166,11 @@ def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
 
 
 def test_a_crash_loop_is_named() -> None:
-    failures = {"web": FailureRecord(3, NOW - 1, "exited by itself with code 1")}
+    failures = {("web", version(WEB)): FailureRecord(3, NOW - 1, "exited by itself with code 1")}
     plan = Plan(pending=(PendingReplica("web", "failed 3 times in a row, next try in 1 s"),))
     row = row_of(observed(failures=failures), desired(WEB, web=1), plan)
     assert row.message == "CRASH_LOOP: 1 pending: failed 3 times in a row, next try in 1 s"
-    once = {"web": FailureRecord(1, NOW - 1, "exited by itself with code 1")}
+    once = {("web", version(WEB)): FailureRecord(1, NOW - 1, "exited by itself with code 1")}
     assert "is being replaced: exited by itself" in row_of(observed(failures=once), desired(WEB, web=1)).message
 
 
@@ -305,8 +305,8 @@ def test_a_block_is_told_when_it_begins() -> None:
 def forgiven(*ready_since: float | None, failed_at: float, wanted: int) -> bool:
     containers = [replica(WEB, n, health=Health.READY if at else Health.UNKNOWN) for n, at in enumerate(ready_since, 1)]
     times = {container.id: at for container, at in zip(containers, ready_since, strict=True)}
-    world = observed(*containers, failures={"web": FailureRecord(2, failed_at, "code 1")})
-    return recovered(desired(WEB, web=wanted), world, times.get, NOW) == {"web"}
+    world = observed(*containers, failures={("web", version(WEB)): FailureRecord(2, failed_at, "code 1")})
+    return recovered(desired(WEB, web=wanted), world, times.get, NOW) == {("web", version(WEB))}
 
 
 def test_failures_are_forgiven_when_the_replacement_stands() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from controller.errors import StoreError
 from controller.events import EventLog
 from controller.model import Event, FailureRecord, Retirement
-from controller.store import EVENTS_KEPT, FILE_NAME, Override, Store
+from controller.store import EVENTS_KEPT, FILE_NAME, Override, Store, StoredRevision
 
 
 def retirement(container_id: str = "c1") -> Retirement:
@@ -26,6 +27,10 @@ def again(store: Store, tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
+def revision(version: str) -> StoredRevision:
+    return StoredRevision("web", version, 5.0, "image/web", "sha256:1", "{}")
+
+
 def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.set_override("web", Override(4, 2))
@@ -33,18 +38,27 @@ def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     store.drop_override("api")
     store.retire(retirement())
     store.stopping("c1", 12.5)
-    store.failure("web", 3.0, "code 1")
-    store.failure("web", 4.0, "code 2")
+    store.failure(("web", "v1"), 3.0, "code 1")
+    store.failure(("web", "v1"), 4.0, "code 2")
     store.note_ready("c2", 7.0)
     store.note_autoscaled("llm", 3)
     store.note_autoscaled("old", 2)
     store.forget_autoscaled("old")
+    store.note_rollout("web", '{"stable":"v1"}')
+    store.note_rollout("old", "{}")
+    store.forget_rollout("old")
+    store.keep_revision(revision("v1"))
+    store.keep_revision(replace(revision("v1"), first_at=99.0))
+    store.keep_revision(revision("v2"))
+    store.drop_revision("web", "v2")
     assert store.append_event(event()) == 1
     found = again(store, tmp_path)
     assert dict(found.overrides) == {"web": Override(4, 2)}
     assert found.retirements == {"c1": Retirement("web-1", "c1", 10.0, 12.5, "3 replicas, 2 wanted", failed=True)}
-    assert found.failures == {"web": FailureRecord(2, 4.0, "code 2")}
+    assert found.failures == {("web", "v1"): FailureRecord(2, 4.0, "code 2")}
     assert dict(found.autoscaled) == {"llm": 3}
+    assert dict(found.rollouts) == {"web": '{"stable":"v1"}'}
+    assert dict(found.revisions) == {("web", "v1"): revision("v1")}
     assert found.seen_ready("c2", 7.0)
     assert not found.seen_ready("c2", 8.0)
     assert [stored.event for stored in found.events()] == [event()]
@@ -57,11 +71,11 @@ def test_forgetting(tmp_path: Path) -> None:
     store.retire(retirement("c1"))
     store.retire(retirement("c2"))
     store.note_ready("c1", 7.0)
-    store.failure("web", 3.0, "code 1")
+    store.failure(("web", "v1"), 3.0, "code 1")
     before = store.retirements
     store.forget("c1")
     store.forget("c1")
-    store.clear_failure("web")
+    store.clear_failure(("web", "v1"))
     assert set(before) == {"c1", "c2"}, "a snapshot does not change"
     found = again(store, tmp_path)
     assert found.containers() == {"c2"}
@@ -116,18 +130,28 @@ def test_damage_in_the_middle_is_found(tmp_path: Path) -> None:
     assert Store(tmp_path).set_aside is not None
 
 
+FIRST_VERSION = """
+DROP TABLE autoscaled; DROP TABLE rollouts; DROP TABLE revisions; DROP TABLE failures;
+CREATE TABLE failures (service TEXT PRIMARY KEY, count INTEGER NOT NULL, last_at REAL NOT NULL, detail TEXT NOT NULL);
+INSERT INTO failures VALUES ('web', 3, 1.0, 'code 1');
+PRAGMA user_version = 1;
+"""
+
+
 def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.set_override("web", Override(4, 2))
     store.close()
     db = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
-    db.executescript("DROP TABLE autoscaled; PRAGMA user_version = 1;")
+    db.executescript(FIRST_VERSION)
     db.close()
     found = Store(tmp_path)
     assert found.set_aside is None
     assert dict(found.overrides) == {"web": Override(4, 2)}
     assert dict(found.autoscaled) == {}
+    assert found.failures == {}
     found.note_autoscaled("llm", 3)
+    found.failure(("web", "v1"), 1.0, "code 1")
     found.close()
     assert dict(Store(tmp_path).autoscaled) == {"llm": 3}
 

@@ -14,6 +14,7 @@ from controller.model import (
     ProbeSpec,
     ReplicaContainer,
     Retirement,
+    RolloutSpec,
     RoutingState,
     Server,
     ServerState,
@@ -41,6 +42,7 @@ def service(name: str = "web", **changes: Any) -> ServiceSpec:
         "route": f"/{name}",
         "has_build": True,
         "definition_hash": "d1",
+        "rollout": RolloutSpec(bake_s=0.0),
     }
     return ServiceSpec(**{**fields, **changes})
 

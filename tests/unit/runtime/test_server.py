@@ -27,6 +27,9 @@ def plain(server: ReplicaServer) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address(server), options=[("grpc.use_local_subchannel_pool", 1)])
 
 
+AT_REST = {"ongoing": 0, "queued": 0, "detail": "", "waiting": {}, "answered": 0, "errors": 0}
+
+
 async def readyz(server: ReplicaServer) -> tuple[int, dict[str, Any]]:
     url = f"http://127.0.0.1:{server.admin_port}/readyz"
     async with ClientSession() as client, client.get(url) as response:
@@ -199,7 +202,7 @@ class TestAdmin:
     async def test_readyz_tells_state_and_load(self, cluster: Cluster) -> None:
         service = EchoService()
         server = await cluster.start(service)
-        assert await readyz(server) == (200, {"state": "ready", "ongoing": 0, "queued": 0, "detail": "", "waiting": {}})
+        assert await readyz(server) == (200, {**AT_REST, "state": "ready"})
         async with plain(server) as channel:
             call = echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
             await until(lambda: service.begun == 1, "a call is in flight")
@@ -208,7 +211,7 @@ class TestAdmin:
             await until(lambda: server.state == "draining", "it drains")
             assert await readyz(server) == (
                 503,
-                {"state": "draining", "ongoing": 1, "queued": 0, "detail": "told to stop", "waiting": {}},
+                {**AT_REST, "state": "draining", "ongoing": 1, "detail": "told to stop"},
             )
             service.gate.set()
             await call

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 WORD = 8
+COLUMNS = 6
 DETAIL_BYTES = 512
 
 
@@ -27,6 +28,14 @@ class WorkerState(IntEnum):
     DRAINING = 3
 
 
+class Numbers(NamedTuple):
+    """What a worker counts beside what it has in flight."""
+
+    queued: int = 0
+    answered: int = 0
+    errors: int = 0
+
+
 class Seen(NamedTuple):
     """One worker at one moment."""
 
@@ -36,6 +45,8 @@ class Seen(NamedTuple):
     beat_s: float
     """When its event loop was last known to run, by `time.monotonic()`, which all processes share."""
     detail: str
+    answered: int = 0
+    errors: int = 0
 
 
 class Board:
@@ -45,11 +56,11 @@ class Board:
         self.descriptor = descriptor
         self.workers = workers
         memory = memoryview(mmap.mmap(descriptor, _size(workers)))
-        words = memory[: 4 * workers * WORD].cast("q")
-        self.ongoing, self.queued, self._state, self._beat = (
-            words[number * workers : (number + 1) * workers] for number in range(4)
+        words = memory[: COLUMNS * workers * WORD].cast("q")
+        self.ongoing, self.queued, self._answered, self._errors, self._state, self._beat = (
+            words[number * workers : (number + 1) * workers] for number in range(COLUMNS)
         )
-        self._details = memory[4 * workers * WORD :]
+        self._details = memory[COLUMNS * workers * WORD :]
 
     @classmethod
     def make(cls, workers: int) -> Board:
@@ -77,10 +88,15 @@ class Board:
         """A worker's event loop runs."""
         self._beat[index] = int(now_s * 1e9)
 
+    def count(self, index: int, numbers: Numbers) -> None:
+        """A worker says what it counted."""
+        self.queued[index], self._answered[index], self._errors[index] = numbers
+
     def clear(self, index: int) -> None:
         """The worker of that seat has ended."""
         self.tell(index, WorkerState.ABSENT)
-        self.ongoing[index] = self.queued[index] = self._beat[index] = 0
+        self.count(index, Numbers())
+        self.ongoing[index] = self._beat[index] = 0
 
     def seen(self) -> list[Seen]:
         """Every worker, now."""
@@ -91,6 +107,8 @@ class Board:
                 self.queued[index],
                 self._beat[index] / 1e9,
                 self._detail(index),
+                self._answered[index],
+                self._errors[index],
             )
             for index in range(self.workers)
         ]
@@ -101,4 +119,4 @@ class Board:
 
 
 def _size(workers: int) -> int:
-    return workers * (4 * WORD + DETAIL_BYTES)
+    return workers * (COLUMNS * WORD + DETAIL_BYTES)

@@ -9,7 +9,7 @@ from collections.abc import Callable, MutableMapping
 
 from pierhead.admission import Admission
 from pierhead.errors import PierheadError
-from pierhead.workers.board import Board, WorkerState
+from pierhead.workers.board import Board, Numbers, WorkerState
 from pierhead.workers.place import VARIABLE, Place
 
 BEAT_S = 0.5
@@ -52,17 +52,17 @@ class Seat:
         self._board.tell(self.index, state, detail)
 
     async def attend(
-        self, expose: Callable[[], bytes], queued: Callable[[], int], supervisor_left: Callable[[], None]
+        self, expose: Callable[[], bytes], numbers: Callable[[], Numbers], supervisor_left: Callable[[], None]
     ) -> None:
         """Until cancelled: give signs of life, and metrics when they are asked for."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._beat(queued), name="beat")
+            tasks.create_task(self._beat(numbers), name="beat")
             tasks.create_task(self._answer(expose, supervisor_left), name="line")
 
-    async def _beat(self, queued: Callable[[], int]) -> None:
+    async def _beat(self, numbers: Callable[[], Numbers]) -> None:
         while True:
             self._board.beat(self.index, time.monotonic())
-            self._board.queued[self.index] = queued()
+            self._board.count(self.index, numbers())
             await asyncio.sleep(BEAT_S)
 
     async def _answer(self, expose: Callable[[], bytes], supervisor_left: Callable[[], None]) -> None:

@@ -222,7 +222,14 @@ class Supervisor:
         seen = self._board.seen()
         state, detail = verdict(seen, was_ready=self._was_ready, draining=self._draining.is_set())
         self._was_ready = self._was_ready or state == "ready"
-        return Readiness(state, sum(one.ongoing for one in seen), sum(one.queued for one in seen), detail)
+        return Readiness(
+            state,
+            sum(one.ongoing for one in seen),
+            sum(one.queued for one in seen),
+            detail,
+            answered=sum(one.answered for one in seen),
+            errors=sum(one.errors for one in seen),
+        )
 
     # ---- ports
 

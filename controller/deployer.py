@@ -1,0 +1,399 @@
+"""Rollouts as the loop does them: facts in, goals out; keeps versions and states in the store, tells events.
+
+look()      once a tick: what is offered, what runs, what failed -> each service's state machine -> goals
+deploy(), roll_back(), abort(), promote()      what people ask for, between ticks
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from controller import rollout as machine
+from controller.answers import Answers
+from controller.apply import Refusal
+from controller.callees import goes_before
+from controller.errors import InvalidRequest, StoreError
+from controller.events import EventLog
+from controller.model import (
+    CreateContainer,
+    FailureRecord,
+    Observed,
+    ReplicaContainer,
+    RolloutPhase,
+    RolloutStatus,
+    ServiceRollout,
+    ServiceSpec,
+    Spec,
+    VersionGoal,
+    current_version,
+)
+from controller.phases import Phase, phase_of
+from controller.revisions import made_as, recorded, state_of, state_text
+from controller.rollout import Count, Facts, Rules
+from controller.store import Store, StoredRevision
+
+logger = logging.getLogger(__name__)
+
+REVISIONS_KEPT = 10
+"""Versions of a service that can be gone back to."""
+
+Callers = Callable[[], Mapping[str, frozenset[str]]]
+"""Who watches whom: name of a replica, or of anything else -> services."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """What rollouts say of every service now."""
+
+    services: Mapping[str, ServiceSpec] = field(default_factory=dict)
+    goals: Mapping[str, VersionGoal] = field(default_factory=dict)
+    rows: Mapping[str, RolloutStatus] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One tick's material."""
+
+    spec: Spec
+    observed: Observed
+    targets: Mapping[str, int]
+    refusals: tuple[Refusal, ...]
+    callees: Mapping[str, frozenset[str]]
+    now: float
+
+    def offered(self, name: str) -> str | None:
+        return current_version(self.spec.services[name], self.observed.images)
+
+    def containers(self, name: str) -> list[ReplicaContainer]:
+        return [container for container in self.observed.containers if container.service == name]
+
+
+class Deployer:
+    """Owns the rollout states of all services. The loop's thread only."""
+
+    def __init__(self, store: Store, events: EventLog, callers: Callers, *, is_manual: bool = False) -> None:
+        """`is_manual`: new versions wait for `deploy`."""
+        self._store = store
+        self._events = events
+        self._callers = callers
+        self._is_manual = is_manual
+        self._states = {service: state_of(text) for service, text in store.rollouts.items()}
+        self._answers: dict[str, Answers] = {}
+        self._offered: dict[str, str | None] = {}
+        self.directions = Directions()
+
+    # -------------------------------------------------------------------------------------------------------- a look
+
+    def look(
+        self,
+        spec: Spec,
+        observed: Observed,
+        targets: Mapping[str, int],
+        refusals: Iterable[Refusal],
+        now: float,
+    ) -> Directions:
+        """Advance every service's rollout by what is seen now, and say which versions there shall be."""
+        look = _Look(spec, observed, targets, tuple(refusals), self._callees(spec, observed), now)
+        self._offered = {name: look.offered(name) for name in spec.services}
+        self._forget_others(spec)
+        services, goals, rows = {}, {}, {}
+        for name, service in spec.services.items():
+            self._record(service, look)
+            facts, rules = self._facts(name, look), self._rules(service)
+            before = self._states.get(name, ServiceRollout())
+            state, notes = machine.advance(before, facts, rules, now)
+            self._settle(name, state)
+            for note in notes:
+                self._events.record(note.kind, f"{name}: {note.message}", service=name, outcome=note.outcome)
+            services[name], goals[name] = self._direction(service, state)
+            rows[name] = self._row(name, state, facts, rules, now)
+        self.directions = Directions(services, goals, rows)
+        return self.directions
+
+    def _rules(self, service: ServiceSpec) -> Rules:
+        return Rules(service.rollout, service.startup_timeout_s, is_manual=self._is_manual)
+
+    def _facts(self, name: str, look: _Look) -> Facts:
+        state = self._states.get(name, ServiceRollout())
+        containers = look.containers(name)
+        return Facts(
+            target=look.targets.get(name, look.spec.services[name].replicas),
+            offered=self._offered[name],
+            counts=_counts(containers, look.spec.services[name], look.observed, look.now),
+            failures=_failures(name, look.observed, look.refusals, look.now),
+            tallies=self._tallies(name, state, containers, look.observed),
+            waits_for=self._waits_for(name, state, look.callees),
+        )
+
+    def _tallies(
+        self, name: str, state: ServiceRollout, containers: list[ReplicaContainer], observed: Observed
+    ) -> Mapping[str, machine.Tally]:
+        rollout = state.rollout
+        if rollout is None or rollout.phase not in machine.ROLLING_FORWARD:
+            self._answers.pop(name, None)
+            return {}
+        book = self._answers.get(name)
+        if book is None or (book.to, book.begun_at) != (rollout.to, rollout.begun_at):
+            book = self._answers[name] = Answers(rollout.to, rollout.begun_at)
+        book.look(containers, observed)
+        return {version: book.of(version) for version in book.versions()}
+
+    def _waits_for(self, name: str, state: ServiceRollout, callees: Mapping[str, frozenset[str]]) -> str:
+        """Why a new version of this service may not begin yet, in words."""
+        begun_at = state.rollout.begun_at if state.rollout else None
+        for callee in goes_before(name, callees):
+            theirs, offered = self._states.get(callee, ServiceRollout()), self._offered.get(callee)
+            if theirs.rollout is not None:
+                return f"{callee}, which it calls, goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
+            rejected = theirs.rejected
+            if rejected is not None and rejected.version == offered:
+                if begun_at is not None and rejected.at > begun_at:
+                    return (
+                        f"the new version of {callee}, which it calls, was rolled back; it goes on with the next "
+                        f"version of {callee}, or with `pierhead deploy {name}`"
+                    )
+            elif theirs.stable is not None and offered not in (None, theirs.stable) and not self._is_manual:
+                return f"{callee}, which it calls, goes first: {offered}"
+        return ""
+
+    def _callees(self, spec: Spec, observed: Observed) -> Mapping[str, frozenset[str]]:
+        """Who calls whom: what the files say, and what callers that run now watch."""
+        service_of = {container.name: container.service for container in observed.containers}
+        found = {name: set(service.callees) for name, service in spec.services.items()}
+        for caller, watched in self._callers().items():
+            if (service := service_of.get(caller)) in found:
+                found[service] |= watched
+        return {name: frozenset(callees & set(spec.services)) - {name} for name, callees in found.items()}
+
+    # ------------------------------------------------------------------------------------------------- its consequences
+
+    def _direction(self, service: ServiceSpec, state: ServiceRollout) -> tuple[ServiceSpec, VersionGoal]:
+        """How the service is made now, and which versions of it there shall be."""
+        offered = self._offered[service.name]
+        version, keep = machine.goal_version(state, offered)
+        made = service if version == offered else self._made_as(service, version)
+        keep_spec = (service if keep == offered else self._made_as(service, keep)) if keep else None
+        goal = VersionGoal(
+            version=version,
+            is_known=made is not None,
+            keep=keep,
+            keep_spec=keep_spec,
+            weight=service.rollout.canary_weight if keep else None,
+        )
+        return made or service, goal
+
+    def _made_as(self, service: ServiceSpec, version: str | None) -> ServiceSpec | None:
+        revision = self._store.revisions.get((service.name, version or ""))
+        return made_as(service, revision) if revision else None
+
+    def _row(self, name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> RolloutStatus:
+        version, _ = machine.goal_version(state, facts.offered)
+        return RolloutStatus(
+            version=version or "",
+            offered=facts.offered or "",
+            state=state,
+            ready=facts.ready(state.rollout.to) if state.rollout else facts.ready(version),
+            message=rollout_words(name, state, facts, rules, now),
+        )
+
+    def _settle(self, name: str, state: ServiceRollout) -> None:
+        before = self._states.get(name)
+        if before == state:
+            return
+        try:
+            if state.rollout is not None and state.rollout.phase is not RolloutPhase.ROLLING_BACK:
+                former = before.rollout.to if before and before.rollout else None
+                if former != state.rollout.to:  # what it did in an earlier rollout does not count
+                    self._store.clear_failure((name, state.rollout.to))
+            self._store.note_rollout(name, state_text(state))
+        except StoreError as error:
+            # Not believed either: what is not kept would be forgotten by the next controller half-way.
+            logger.error("a rollout does not go on: %s", error)  # noqa: TRY400 - the next tick tries again
+            return
+        self._states[name] = state
+
+    def _record(self, service: ServiceSpec, look: _Look) -> None:
+        """Remember how the offered version is made, and forget those that nobody will go back to."""
+        version, image_id = self._offered[service.name], look.observed.images.get(service.image)
+        if version is None or not image_id or (service.name, version) in self._store.revisions:
+            return
+        state = self._states.get(service.name, ServiceRollout())
+        needed = {version, state.stable, *state.previous[:REVISIONS_KEPT]}
+        needed |= {state.rollout.to, state.rollout.source} if state.rollout else set()
+        needed |= {container.version for container in look.containers(service.name)}
+        try:
+            self._store.keep_revision(recorded(service, version, image_id, look.now))
+            mine = [key for key in self._store.revisions if key[0] == service.name]
+            for key in [key for key in mine if key[1] not in needed][: max(0, len(mine) - REVISIONS_KEPT)]:
+                self._store.drop_revision(*key)
+        except StoreError as error:
+            logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
+
+    def _forget_others(self, spec: Spec) -> None:
+        for name in [name for name in self._states if name not in spec.services]:
+            try:
+                self._store.forget_rollout(name)
+                for key in [key for key in self._store.revisions if key[0] == name]:
+                    self._store.drop_revision(*key)
+            except StoreError as error:
+                logger.error("the rollouts of a removed service were kept: %s", error)  # noqa: TRY400 - harmless
+                continue
+            del self._states[name]
+
+    # ------------------------------------------------------------------------------------------------ what is asked for
+
+    def deploy(self, names: Iterable[str], now: float) -> Mapping[str, str]:
+        """Take what the files and images give, also where it was rolled back; return one sentence a service."""
+        said = {}
+        for name in names:
+            before = self._states.get(name, ServiceRollout())
+            offered = self._offered.get(name)
+            self._ask(name, machine.retried(before, offered, now))
+            if offered is None:
+                said[name] = "its image is not on this machine"
+            elif before.rollout is not None:
+                said[name] = (
+                    f"{before.rollout.phase.value} {before.rollout.to} already"
+                    if (before.rollout.to == offered)
+                    else f"{offered} follows"
+                )
+            elif before.stable is None or before.stable == offered:
+                said[name] = f"{offered} is what the files and its image give; nothing changes"
+            else:
+                said[name] = f"{before.stable} -> {offered} begins"
+                self._events.record("rollout", f"{name}: somebody asked for {offered}", service=name)
+        return said
+
+    def roll_back(self, name: str, to: str | None, now: float) -> str:
+        """Go back to an earlier version; from within a rollout, to the one before it. Raises InvalidRequest."""
+        state = self._states.get(name, ServiceRollout())
+        if to is None and state.rollout is not None:
+            return self.abort(name, now)
+        version = to or next(iter(state.previous), None)
+        known = [revision.version for revision in self.revisions(name)]
+        if version is None:
+            raise InvalidRequest(f"{name}: there was no earlier version; known is {', '.join(known) or 'none'}")
+        if version not in known:
+            raise InvalidRequest(
+                f"{name}: nobody remembers how version {version} is made; known are {', '.join(known) or 'none'}"
+            )
+        if version == state.stable and state.rollout is None:
+            raise InvalidRequest(f"{name}: version {version} is what runs")
+        if state.stable is None:
+            raise InvalidRequest(f"{name}: no version has ever been ready, so there is nothing to go back from")
+        if version == state.stable:
+            return self.abort(name, now)
+        self._ask(name, machine.returned(state, version, self._offered.get(name), now))
+        message = f"{state.stable} -> {version}, an earlier version; the files' own waits for `pierhead deploy {name}`"
+        self._events.record("rollback", f"{name}: {message}", service=name)
+        return message
+
+    def abort(self, name: str, now: float) -> str:
+        """End a rollout and go back. Raises InvalidRequest."""
+        state = self._states.get(name, ServiceRollout())
+        after = machine.aborted(state, now)
+        if after is None or after.rollout is None:
+            raise InvalidRequest(f"{name}: no rollout is going on that could be ended")
+        self._ask(name, after)
+        message = f"{after.rollout.source} goes, {after.rollout.to} stays: somebody asked for it"
+        self._events.record("rollback", f"{name}: {message}", service=name)
+        return message
+
+    def promote(self, name: str, now: float) -> str:
+        """End the watch over a first batch: the rest follows. Raises InvalidRequest."""
+        after = machine.promoted(self._states.get(name, ServiceRollout()), now)
+        if after is None or after.rollout is None:
+            raise InvalidRequest(f"{name}: no version is being watched (BAKING), so there is nothing to promote")
+        self._ask(name, after)
+        message = f"{after.rollout.to}: the rest follows, somebody asked for it"
+        self._events.record("rollout", f"{name}: {message}", service=name)
+        return message
+
+    def revisions(self, name: str) -> list[StoredRevision]:
+        """Versions of a service that can be gone back to, the newest first."""
+        mine = [revision for revision in self._store.revisions.values() if revision.service == name]
+        return sorted(mine, key=lambda revision: revision.first_at, reverse=True)
+
+    def state(self, name: str) -> ServiceRollout:
+        """Where a service stands."""
+        return self._states.get(name, ServiceRollout())
+
+    def wanted(self, name: str) -> str | None:
+        """The version that new replicas of a service are made as; None before it was looked at, or not known."""
+        goal = self.directions.goals.get(name)
+        return goal.version if goal else None
+
+    def _ask(self, name: str, state: ServiceRollout) -> None:
+        """Take over what somebody asked for; raises StoreError when it cannot be kept."""
+        self._store.note_rollout(name, state_text(state))
+        self._states[name] = state
+
+
+def _counts(
+    containers: Iterable[ReplicaContainer], spec: ServiceSpec, observed: Observed, now: float
+) -> Mapping[str, Count]:
+    counts: dict[str, Count] = {}
+    for container in containers:
+        phase, _ = phase_of(container, spec, observed.retirements.get(container.id), now)
+        if not phase.serves_or_will:
+            continue
+        before = counts.get(container.version, Count())
+        ready = phase is Phase.RUNNING and not container.reported_draining
+        counts[container.version] = replace(before, present=before.present + 1, ready=before.ready + ready)
+    return counts
+
+
+def _failures(name: str, observed: Observed, refusals: Iterable[Refusal], now: float) -> Mapping[str, FailureRecord]:
+    """Failures by version; a container that the engine refuses to make counts as one that fails."""
+    found = {version: record for (service, version), record in observed.failures.items() if service == name}
+    for refusal in refusals:
+        action = refusal.action
+        if isinstance(action, CreateContainer) and action.service == name:
+            before = found.get(action.version)
+            count = max(refusal.failures, before.count if before else 0)
+            found[action.version] = FailureRecord(count, now, f"it cannot be made: {refusal.error}")
+    return found
+
+
+def rollout_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
+    """What is going on between versions, in one sentence; "" when nothing is."""
+    rollout = state.rollout
+    if rollout is None:
+        return _rest_words(name, state, facts, rules)
+    change = f"{state.stable} -> {rollout.to}"
+    trouble = machine.trouble_of(state, facts, rules, now)
+    if trouble:
+        return f"{change}: {trouble}; auto_rollback is off: `pierhead abort {name}` takes it back"
+    left_s = max(0.0, rollout.since + rules.spec.bake_s - now)
+    match rollout.phase:
+        case RolloutPhase.WAITING:
+            return f"{change} waits: {facts.waits_for or 'it begins now'}"
+        case RolloutPhase.STARTING:
+            return f"{change}: the first of {rollout.to} is being started, {facts.ready(state.stable)} serve as before"
+        case RolloutPhase.BAKING:
+            return f"{change}: {facts.ready(rollout.to)} watched for {left_s:.0f} s more; {_errors(state, facts)}"
+        case RolloutPhase.ROLLING:
+            return f"{change}: {facts.ready(rollout.to)} of {facts.target} replaced"
+        case RolloutPhase.SETTLING:
+            return f"{change}: all replaced, watched for {left_s:.0f} s more; {_errors(state, facts)}"
+        case RolloutPhase.ROLLING_BACK:
+            return f"{rollout.source} is rolled back to {state.stable}: {rollout.cause}"
+
+
+def _errors(state: ServiceRollout, facts: Facts) -> str:
+    new = facts.tallies.get(state.rollout.to if state.rollout else "", machine.Tally())
+    old = facts.tallies.get(state.stable or "", machine.Tally())
+    return f"it fails {new}, the former version {old}"
+
+
+def _rest_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules) -> str:
+    if state.rejected is not None and state.rejected.version == facts.offered:
+        return (
+            f"version {state.rejected.version} was rolled back ({state.rejected.reason}); {state.stable} runs; change "
+            f"it, or try it again with `pierhead deploy {name}`"
+        )
+    if rules.is_manual and state.stable and facts.offered not in (None, state.stable):
+        return f"{state.stable} -> {facts.offered} waits for `pierhead deploy {name}`"
+    return ""

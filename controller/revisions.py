@@ -1,0 +1,67 @@
+"""How versions of a service are made: what the store keeps of each, so that an earlier one can be had back. Pure.
+
+A version is made of a definition and an image. The definition is kept as it was; the image by its id, since its name
+may stand for another one by now. What needs no new container (replicas, route, limits of HAProxy, rollout settings) is
+not part of a version and stays as the files say now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from pydantic import TypeAdapter, ValidationError
+
+from controller.model import ServiceRollout, ServiceSpec
+from controller.store import StoredRevision
+
+
+@cache
+def _spec_adapter() -> TypeAdapter[ServiceSpec]:
+    return TypeAdapter(ServiceSpec)
+
+
+@cache
+def _rollout_adapter() -> TypeAdapter[ServiceRollout]:
+    return TypeAdapter(ServiceRollout)
+
+
+def recorded(spec: ServiceSpec, version: str, image_id: str, now: float) -> StoredRevision:
+    """What to keep of a version that the files and this image give."""
+    text = _spec_adapter().dump_json(spec).decode()
+    return StoredRevision(spec.name, version, now, spec.image, image_id, text)
+
+
+def made_as(spec: ServiceSpec, revision: StoredRevision) -> ServiceSpec | None:
+    """The service as its files describe it now, but made as that version; None when the record cannot be read."""
+    try:
+        then = _spec_adapter().validate_json(revision.spec)
+    except ValidationError:
+        return None  # an older controller's record of a field that means something else now
+    return replace(
+        spec,
+        protocol=then.protocol,
+        port=then.port,
+        probe=replace(spec.probe, port=then.probe.port, path=then.probe.path),
+        metrics_port=then.metrics_port,
+        metrics_path=then.metrics_path,
+        gpu=then.gpu,
+        managed=then.managed,
+        container={**then.container, "Image": revision.image_id},
+        definition_hash=then.definition_hash,
+    )
+
+
+def state_text(state: ServiceRollout) -> str:
+    """Where a service stands, as the store keeps it."""
+    return _rollout_adapter().dump_json(state, exclude_defaults=True).decode()
+
+
+def state_of(text: str | None) -> ServiceRollout:
+    """Read it back; what cannot be read is begun anew: replicas that serve then count as proved."""
+    if text is None:
+        return ServiceRollout()
+    try:
+        return _rollout_adapter().validate_json(text)
+    except ValidationError:
+        return ServiceRollout()

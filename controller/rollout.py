@@ -1,0 +1,353 @@
+"""How a service goes from one version to the next, and back: one pure state machine per service.
+
+                 files or images give another version
+    (at rest) ------------------------------------------> WAITING    its callees change first
+        ^                                                    |
+        |                                                 STARTING   a first batch starts beside the old ones
+        |                                                    |       that batch is ready
+        |                                                 BAKING     both serve, for bake_s; error rates are compared
+        |                                                    |       bake_s is over
+        |                                                 ROLLING    the rest, within max_surge and max_unavailable
+        |                                                    |       every replica is new and ready
+        |   bake_s is over                                SETTLING   nothing old is left; errors are still compared
+        +----------------------------------------------------+
+        |
+        |   every replica is of the former version         ROLLING_BACK <--- from any of them: it does not become ready,
+        +------------------------------------------------------+             fails, has more errors, or was told to
+
+At rest `stable` is the version that runs. A version that was rolled back is `rejected` until the files give another one
+or somebody asks for it again. `advance` looks at one moment's facts and returns the next state and what to tell people;
+it is called every tick and after a restart with the state that was kept, so it must find its way from any state.
+
+Error rates are compared by Fisher's exact test, one-sided: how likely are that many errors in the new version's answers
+if both versions fail equally often? (R. A. Fisher, Statistical Methods for Research Workers, 1925, section 21.02.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from controller.model import EventOutcome, FailureRecord, Rejection, Rollout, RolloutPhase, RolloutSpec, ServiceRollout
+
+MOST_FAILURES = 3
+"""Failed starts in a row after which a new version counts as one that does not become ready."""
+PREVIOUS_KEPT = 10
+UNLIKELY = 0.001
+"""A new version is worse when so many errors come about by chance less often than this. It is asked each second, so the
+usual 0.05 would be wrong every few rollouts."""
+WORSE_BY = 0.01
+"""And only when its share of errors is greater by this: a difference of 0.1 % may be real and is no reason."""
+ROLLING_FORWARD = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
+ON_TRIAL = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING})
+SERVES_NEW = frozenset({RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Answers of the replicas of one version since a rollout began."""
+
+    answered: int = 0
+    errors: int = 0
+
+    @property
+    def share(self) -> float:
+        """Errors among the answers, 0 to 1."""
+        return self.errors / self.answered if self.answered else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.errors} of {self.answered} requests ({100 * self.share:.1f} %)"
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Replicas of one version that stay: those that are there, and those of them that are ready."""
+
+    present: int = 0
+    ready: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one service at one moment."""
+
+    target: int
+    offered: str | None
+    """The version that the compose files and images give now; None while the image is not on this machine."""
+    counts: Mapping[str, Count] = field(default_factory=dict)
+    """By version."""
+    failures: Mapping[str, FailureRecord] = field(default_factory=dict)
+    """By version: failures in a row, since that version's rollout began."""
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    waits_for: str = ""
+    """Why a new version may not begin yet, in words: a callee of the service changes, too."""
+
+    def ready(self, version: str | None) -> int:
+        """Ready replicas of a version."""
+        return self.counts[version].ready if version is not None and version in self.counts else 0
+
+    def others(self, version: str | None) -> int:
+        """Replicas of all other versions."""
+        return sum(count.present for name, count in self.counts.items() if name != version)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the compose files and the controller's settings say of a service's rollouts."""
+
+    spec: RolloutSpec
+    startup_timeout_s: float = 1800.0
+    is_manual: bool = False
+    """New versions wait for `pierhead deploy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that people want to know."""
+
+    kind: str
+    message: str
+    outcome: EventOutcome = "info"
+
+
+def advance(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, tuple[Note, ...]]:
+    """The next state, and what happened on the way there."""
+    notes: list[Note] = []
+    for _ in RolloutPhase:  # each step leads to another phase; more of them than there are phases would be a circle
+        after, note = _step(state, facts, rules, now)
+        if note:
+            notes.append(note)
+        if after == state:
+            break
+        state = after
+    return state, tuple(notes)
+
+
+def goal_version(state: ServiceRollout, offered: str | None) -> tuple[str | None, str | None]:
+    """What new replicas are made as, and the version that goes on beside it until the new one has proved itself."""
+    rollout = state.rollout
+    if rollout is None:
+        return state.stable or offered, None
+    if rollout.phase in (RolloutPhase.WAITING, RolloutPhase.ROLLING_BACK):
+        return state.stable, None
+    return rollout.to, state.stable if rollout.phase in ON_TRIAL else None
+
+
+# ---------------------------------------------------------------------------------------------------------- asked for
+
+
+def retried(state: ServiceRollout, offered: str | None, now: float) -> ServiceRollout:
+    """Somebody asked for what the files give: also for a version that was rolled back, or that waits for one that was.
+
+    `now` becomes the begin of what waits: of its callees, only those that are rolled back later hold it up.
+    """
+    state = replace(state, approved=offered)
+    if state.rollout and state.rollout.phase is RolloutPhase.WAITING:
+        state = replace(state, rollout=replace(state.rollout, begun_at=now))
+    if state.rejected and state.rejected.version == offered:
+        state = replace(state, rejected=None)
+    return state
+
+
+def aborted(state: ServiceRollout, now: float) -> ServiceRollout | None:
+    """Somebody wants the rollout to end and the former version back; None when there is none to end."""
+    rollout = state.rollout
+    if rollout is None or rollout.phase is RolloutPhase.ROLLING_BACK:
+        return None
+    return _back(state, "somebody asked for it", now)
+
+
+def returned(state: ServiceRollout, version: str, offered: str | None, now: float) -> ServiceRollout:
+    """Somebody wants an earlier version: a rollout like any other, and what the files give waits until asked for."""
+    rejected = Rejection(offered, f"{version} was asked for in its place", now) if offered else None
+    rollout = Rollout(state.stable, version, RolloutPhase.STARTING, now, now, "somebody asked for it")
+    return replace(state, rollout=rollout, rejected=rejected, approved=None)
+
+
+def promoted(state: ServiceRollout, now: float) -> ServiceRollout | None:
+    """Somebody has seen enough of the first batch; None when nothing is on trial."""
+    rollout = state.rollout
+    if rollout is None or rollout.phase is not RolloutPhase.BAKING:
+        return None
+    return replace(state, rollout=replace(rollout, phase=RolloutPhase.ROLLING, since=now))
+
+
+# -------------------------------------------------------------------------------------------------------------- steps
+
+
+def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
+    if state.rollout is None:
+        return _at_rest(state, facts, rules, now)
+    if state.stable is None:
+        return replace(state, rollout=None), None  # nothing to go back to: a first version is no rollout
+    superseded = _superseded(state, state.rollout, facts, rules, now)
+    if superseded:
+        return superseded
+    if state.rollout.phase is RolloutPhase.ROLLING_BACK:
+        return _rolling_back(state, state.rollout, facts)
+    trouble = trouble_of(state, facts, rules, now)
+    if trouble and rules.spec.auto_rollback:
+        message = f"{state.rollout.to} is rolled back to {state.stable}: {trouble}"
+        return _back(state, trouble, now), Note("rollback", message, "warning")
+    return _forward(state, state.rollout, facts, rules, now)
+
+
+def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
+    offered = facts.offered
+    if offered is None:
+        return state, None
+    if state.stable is None:
+        return _first(state, facts, offered)
+    if offered == state.stable:
+        return replace(state, rejected=None, approved=None), None
+    if state.rejected and state.rejected.version == offered:
+        return state, None
+    if rules.is_manual and state.approved != offered:
+        return state, None
+    if not facts.target and not facts.others(offered):
+        return _done(state, offered), None
+    rollout = Rollout(state.stable, offered, RolloutPhase.WAITING, now, now, "the files or its image changed")
+    return replace(state, rollout=rollout, rejected=None), None
+
+
+def _first(state: ServiceRollout, facts: Facts, offered: str) -> tuple[ServiceRollout, Note | None]:
+    """No version has been proved yet, or the memory of it was lost: what is ready counts as proved."""
+    if facts.ready(offered):
+        return replace(state, stable=offered), None
+    ready = [(-count.ready, version) for version, count in facts.counts.items() if count.ready]
+    return (replace(state, stable=min(ready)[1]) if ready else state), None
+
+
+def _superseded(
+    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note | None] | None:
+    """The files were changed again while something was going on."""
+    offered = facts.offered
+    if offered in (None, rollout.to) or (state.rejected and state.rejected.version == offered):
+        return None
+    if offered == state.stable:
+        if rollout.phase is RolloutPhase.WAITING:
+            return replace(state, rollout=None), None
+        message = f"the files give {offered} again, which ran before: {rollout.to} goes"
+        return replace(_back(state, "the files give the former version again", now), rejected=None), Note(
+            "rollback", message
+        )
+    if rules.is_manual and state.approved != offered:
+        return None
+    fresh = Rollout(state.stable, offered, RolloutPhase.WAITING, now, now, "the files or its image changed again")
+    return replace(state, rollout=fresh, rejected=None), Note("rollout", f"{offered} takes the place of {rollout.to}")
+
+
+def _rolling_back(state: ServiceRollout, rollout: Rollout, facts: Facts) -> tuple[ServiceRollout, Note | None]:
+    if facts.others(state.stable) or facts.ready(state.stable) < facts.target:
+        return state, None
+    message = f"{facts.target} replicas of {state.stable} serve again, {rollout.source} is gone: {rollout.cause}"
+    return replace(state, rollout=None), Note("rolled_back", message, "warning")
+
+
+def _forward(
+    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note | None]:
+    target, to = facts.target, rollout.to
+    waited_s = now - rollout.since
+
+    def enter(phase: RolloutPhase) -> ServiceRollout:
+        return replace(state, rollout=replace(rollout, phase=phase, since=now))
+
+    match rollout.phase:
+        case RolloutPhase.WAITING if not facts.waits_for:
+            message = f"{state.stable} -> {to}: {rollout.cause}"
+            return enter(RolloutPhase.STARTING), Note("rollout", message, "ok")
+        case RolloutPhase.STARTING if facts.ready(to) >= min(1, target):
+            first = f"{facts.ready(to)} of {target} replicas"
+            message = f"{first} of {to} serve beside {state.stable}; watched for {rules.spec.bake_s:g} s"
+            return enter(RolloutPhase.BAKING), Note("rollout", message)
+        case RolloutPhase.BAKING if waited_s >= rules.spec.bake_s or not target:
+            return enter(RolloutPhase.ROLLING), Note("rollout", f"{to} {_held_out(facts, to)}: the rest follows")
+        case RolloutPhase.ROLLING if facts.ready(to) >= target and not facts.others(to):
+            message = f"all {target} replicas are of {to}; watched for {rules.spec.bake_s:g} s more"
+            return enter(RolloutPhase.SETTLING), Note("rollout", message)
+        case RolloutPhase.SETTLING if waited_s >= rules.spec.bake_s or not target:
+            message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"
+            return _done(state, to), Note("rolled_out", message, "ok")
+        case _:
+            return state, None
+
+
+def _held_out(facts: Facts, version: str) -> str:
+    tally = facts.tallies.get(version, Tally())
+    return f"answered {tally.answered} requests with {tally.errors} errors" if tally.answered else "is ready"
+
+
+def _done(state: ServiceRollout, version: str) -> ServiceRollout:
+    former = [state.stable] if state.stable and state.stable != version else []
+    kept = [name for name in state.previous if name not in (version, *former)]
+    return ServiceRollout(stable=version, rejected=state.rejected, previous=tuple([*former, *kept][:PREVIOUS_KEPT]))
+
+
+def _back(state: ServiceRollout, why: str, now: float) -> ServiceRollout:
+    rollout = state.rollout
+    if rollout is None or state.stable is None:
+        raise AssertionError("internal: a rollback without a rollout, or without a version to go back to")
+    back = Rollout(rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why)
+    return replace(state, rollout=back, rejected=Rejection(rollout.to, why, now), approved=None)
+
+
+# ------------------------------------------------------------------------------------------------------------ verdicts
+
+
+def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
+    """Why the new version cannot stay; "" when nothing speaks against it, or when nothing is being rolled out."""
+    rollout = state.rollout
+    if rollout is None or rollout.phase not in ROLLING_FORWARD:
+        return ""
+    failure = facts.failures.get(rollout.to)
+    if failure is not None:
+        if rollout.phase is RolloutPhase.STARTING:
+            late = now - rollout.since >= rules.startup_timeout_s
+            if failure.count >= MOST_FAILURES or late:
+                return f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
+        elif failure.count >= MOST_FAILURES or not _fails_too(state.stable, rollout, facts):
+            return f"a replica of it failed in its first minutes: {failure.detail}"
+    if rollout.phase not in SERVES_NEW:
+        return ""
+    return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))
+
+
+def _fails_too(version: str | None, rollout: Rollout, facts: Facts) -> bool:
+    """Whether the former version fails as well since the rollout began: then the reason is elsewhere."""
+    failure = facts.failures.get(version or "")
+    return failure is not None and failure.last_at >= rollout.begun_at
+
+
+def _times(count: int) -> str:
+    return "1 try" if count == 1 else f"{count} tries"
+
+
+def worse(new: Tally, old: Tally) -> str:
+    """Why the new version's errors are no accident; "" when they may be one, or are as many as the old one's."""
+    if new.share - old.share < WORSE_BY:
+        return ""
+    chance = chance_of(new, old)
+    if chance >= UNLIKELY:
+        return ""
+    odds = f"{1 / max(chance, 1e-9):,.0f}"
+    return f"it fails {new}, the former version {old}; by chance that is so once in {odds} rollouts"
+
+
+def chance_of(new: Tally, old: Tally) -> float:
+    """Probability of at least `new.errors` errors in the new version's answers if both versions fail equally often."""
+    errors, total = new.errors + old.errors, new.answered + old.answered
+    whole = _log_choose(total, errors)
+    most = min(errors, new.answered)
+    terms = (
+        math.exp(_log_choose(new.answered, count) + _log_choose(old.answered, errors - count) - whole)
+        for count in range(new.errors, most + 1)
+        if errors - count <= old.answered
+    )
+    return min(1.0, math.fsum(terms))
+
+
+def _log_choose(whole: int, part: int) -> float:
+    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)

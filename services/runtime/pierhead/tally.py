@@ -1,0 +1,32 @@
+"""How many requests a replica has answered, and how many of the answers were errors of its own. Pure.
+
+A controller compares these of two versions of a service, so an answer counts against the version that gave it only
+where the version is to blame: what was refused, cancelled, or could not be had from another service does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+NOT_ANSWERED = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "CANCELLED", "429", "499", "503"})
+OWN_ERRORS = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"})
+
+
+class Tally(NamedTuple):
+    """Since the process began."""
+
+    answered: int = 0
+    errors: int = 0
+
+
+def tally(requests: Mapping[tuple[str, ...], float]) -> Tally:
+    """Read it from `pierhead_requests_total`: counts by (method, code); a code is gRPC's name or HTTP's number."""
+    answered = errors = 0
+    for (_, code), count in requests.items():
+        if code in NOT_ANSWERED:
+            continue
+        answered += int(count)
+        if code in OWN_ERRORS or (len(code) == 3 and code.startswith("5")):
+            errors += int(count)
+    return Tally(answered, errors)

@@ -1,0 +1,35 @@
+"""Who goes first when several services change at once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.callees import all_callees, goes_before
+
+CHAIN = {"ingress": frozenset({"ranker"}), "ranker": frozenset({"features"}), "features": frozenset[str]()}
+
+
+def test_callees_of_callees_go_first() -> None:
+    assert all_callees("ingress", CHAIN) == {"ranker", "features"}
+    assert goes_before("ingress", CHAIN) == ("features", "ranker")
+    assert goes_before("features", CHAIN) == ()
+    assert goes_before("unknown", CHAIN) == ()
+
+
+def test_services_that_call_each_other_go_by_name() -> None:
+    circle = {"a": frozenset({"b"}), "b": frozenset({"a"})}
+    assert goes_before("a", circle) == ()
+    assert goes_before("b", circle) == ("a",)
+
+
+names = st.sampled_from("abcdef")
+
+
+@given(st.dictionaries(names, st.frozensets(names, max_size=4), max_size=6))
+def test_there_is_always_one_that_may_begin(direct: dict[str, frozenset[str]]) -> None:
+    waiting = set("abcdef")
+    while waiting:
+        free = {name for name in waiting if not waiting & set(goes_before(name, direct))}
+        assert free, f"{sorted(waiting)} wait for each other"
+        waiting -= free

@@ -1,0 +1,312 @@
+"""The state machine of a rollout: facts as a picture, the way it goes as phases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller import rollout
+from controller.model import FailureRecord, Rejection, RolloutPhase, RolloutSpec, ServiceRollout
+from controller.rollout import Count, Facts, Rules, Tally, advance, goal_version, worse
+
+RULES = Rules(RolloutSpec(bake_s=10), startup_timeout_s=60)
+V1 = ServiceRollout(stable="v1")
+WAITING, STARTING, BAKING = RolloutPhase.WAITING, RolloutPhase.STARTING, RolloutPhase.BAKING
+ROLLING, SETTLING, ROLLING_BACK = RolloutPhase.ROLLING, RolloutPhase.SETTLING, RolloutPhase.ROLLING_BACK
+
+
+def facts(offered: str | None = "v2", target: int = 2, **changes: Any) -> Facts:
+    """Two ready replicas of v1, and v2 is offered."""
+    return Facts(**{"target": target, "offered": offered, "counts": {"v1": Count(2, 2)}, **changes})
+
+
+def counts(**versions: tuple[int, int]) -> dict[str, Count]:
+    return {version: Count(*numbers) for version, numbers in versions.items()}
+
+
+def walk(
+    state: ServiceRollout, *moments: tuple[float, Facts], rules: Rules = RULES
+) -> tuple[ServiceRollout, list[str]]:
+    """Advance through these moments; return the last state and the phases after each."""
+    phases = []
+    for now, seen in moments:
+        state, _ = advance(state, seen, rules, now)
+        phases.append(state.rollout.phase.value if state.rollout else "")
+    return state, phases
+
+
+def in_phase(phase: RolloutPhase, now: float = 0.0) -> ServiceRollout:
+    """v1 -> v2, in that phase since `now`."""
+    state, _ = advance(V1, facts(), RULES, now)
+    assert state.rollout
+    return replace(state, rollout=replace(state.rollout, phase=phase, since=now))
+
+
+def test_a_rollout_goes_through_every_phase() -> None:
+    first = counts(v1=(2, 2), v2=(1, 1))
+    state, phases = walk(
+        V1,
+        (0, facts()),
+        (1, facts(counts=counts(v1=(2, 2), v2=(1, 0)))),
+        (2, facts(counts=first)),
+        (11, facts(counts=first)),
+        (12, facts(counts=first)),
+        (13, facts(counts=counts(v1=(1, 1), v2=(2, 1)))),
+        (14, facts(counts=counts(v2=(2, 2)))),
+        (23, facts(counts=counts(v2=(2, 2)))),
+        (24, facts(counts=counts(v2=(2, 2)))),
+    )
+    assert phases == ["STARTING", "STARTING", "BAKING", "BAKING", "ROLLING", "ROLLING", "SETTLING", "SETTLING", ""]
+    assert state == ServiceRollout(stable="v2", previous=("v1",))
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        (WAITING, ("v1", None)),
+        (STARTING, ("v2", "v1")),
+        (BAKING, ("v2", "v1")),
+        (ROLLING, ("v2", None)),
+        (SETTLING, ("v2", None)),
+    ],
+)
+def test_what_new_replicas_are_made_as_and_what_is_kept(phase: RolloutPhase, expected: tuple[str, str | None]) -> None:
+    assert goal_version(in_phase(phase), "v2") == expected
+
+
+def test_what_is_ready_counts_as_proved_where_nothing_is_known() -> None:
+    assert advance(ServiceRollout(), facts("v1"), RULES, 0)[0].stable == "v1"
+    state, _ = advance(ServiceRollout(), facts("v2"), RULES, 0)
+    assert (state.stable, state.rollout and state.rollout.phase) == ("v1", STARTING)
+    nothing = facts("v1", counts={})
+    assert advance(ServiceRollout(), nothing, RULES, 0)[0] == ServiceRollout()
+    assert goal_version(ServiceRollout(), "v1") == ("v1", None)
+    assert goal_version(ServiceRollout(), None) == (None, None)
+
+
+def test_without_replicas_the_new_version_is_taken_at_once() -> None:
+    state, phases = walk(V1, (0, facts(target=0, counts={})))
+    assert (state.stable, phases) == ("v2", [""])
+
+
+def test_a_version_that_does_not_become_ready_is_rolled_back() -> None:
+    failing = {"v2": FailureRecord(3, 5.0, "exited by itself with code 1")}
+    there = counts(v1=(2, 2), v2=(1, 0))
+    state, notes = advance(in_phase(STARTING), facts(counts=there, failures=failing), RULES, 6)
+    assert state.rollout
+    assert state.rollout.phase is ROLLING_BACK
+    assert state.rejected == Rejection(
+        "v2", "it does not become ready (3 tries); last: exited by itself with code 1", 6
+    )
+    assert notes[0].message.startswith("v2 is rolled back to v1: it does not become ready (3 tries)")
+    assert goal_version(state, "v2") == ("v1", None)
+    gone = facts(counts=counts(v1=(2, 2)))
+    state, phases = walk(state, (7, facts(counts=counts(v1=(2, 2), v2=(1, 0)))), (8, gone), (9, gone))
+    assert phases == ["ROLLING_BACK", "", ""]
+    assert (state.stable, state.rejected and state.rejected.version) == ("v1", "v2")
+
+
+def test_one_failure_that_took_the_whole_startup_timeout_is_enough() -> None:
+    seen = facts(
+        counts=counts(v1=(2, 2), v2=(1, 0)), failures={"v2": FailureRecord(1, 61.0, "not ready 60 s after its start")}
+    )
+    assert walk(in_phase(STARTING), (59, seen))[1] == ["STARTING"]
+    assert walk(in_phase(STARTING), (61, seen))[1] == ["ROLLING_BACK"]
+
+
+@pytest.mark.parametrize("phase", [BAKING, ROLLING, SETTLING])
+def test_a_replica_that_fails_after_it_was_ready_ends_the_rollout(phase: RolloutPhase) -> None:
+    failures = {"v2": FailureRecord(1, 5.0, "ended by signal 11")}
+    serving = counts(v1=(1, 1), v2=(1, 1))
+    assert walk(in_phase(phase), (6, facts(counts=serving, failures=failures)))[1] == ["ROLLING_BACK"]
+    both = {**failures, "v1": FailureRecord(1, 5.0, "ended by signal 11")}
+    assert walk(in_phase(phase), (6, facts(counts=serving, failures=both)))[1] == [phase.value], (
+        "the fault is elsewhere"
+    )
+
+
+def test_more_errors_than_the_former_version_end_the_rollout() -> None:
+    serving = counts(v1=(2, 2), v2=(1, 1))
+    tallies = {"v1": Tally(1000, 2), "v2": Tally(400, 40)}
+    state, notes = advance(in_phase(BAKING), facts(counts=serving, tallies=tallies), RULES, 3)
+    assert state.rollout
+    assert state.rollout.phase is ROLLING_BACK
+    assert "it fails 40 of 400 requests (10.0 %), the former version 2 of 1000 requests (0.2 %)" in notes[0].message
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "is_worse"),
+    [
+        (Tally(400, 40), Tally(1000, 2), True),
+        (Tally(10, 10), Tally(20, 0), True),
+        (Tally(2, 2), Tally(1000, 0), True),
+        (Tally(1, 1), Tally(100, 0), False),  # one request says nothing: one in 101
+        (Tally(3, 3), Tally(3, 0), False),
+        (Tally(1000, 100), Tally(1000, 100), False),
+        (Tally(1000, 60), Tally(1000, 70), False),
+        (Tally(100_000, 500), Tally(100_000, 100), False),  # no accident, but 0.4 %
+        (Tally(0, 0), Tally(1000, 0), False),
+        (Tally(500, 500), Tally(0, 0), False),  # nothing to compare with
+        (Tally(50, 50), Tally(50, 50), False),
+    ],
+)
+def test_when_errors_are_no_accident(new: Tally, old: Tally, is_worse: bool) -> None:
+    assert bool(worse(new, old)) is is_worse
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "expected"),
+    [
+        (Tally(3, 3), Tally(3, 0), 1 / 20),
+        (Tally(2, 2), Tally(2, 1), 1 / 2),
+        (Tally(5, 4), Tally(5, 1), 26 / 252),
+        (Tally(5, 0), Tally(5, 0), 1.0),
+    ],
+)
+def test_fishers_exact_test(new: Tally, old: Tally, expected: float) -> None:
+    assert rollout.chance_of(new, old) == pytest.approx(expected)
+
+
+def test_without_auto_rollback_it_stays() -> None:
+    rules = replace(RULES, spec=replace(RULES.spec, auto_rollback=False))
+    failing = {"v2": FailureRecord(9, 5.0, "code 1")}
+    assert walk(in_phase(STARTING), (6, facts(failures=failing)), rules=rules)[1] == ["STARTING"]
+
+
+def test_a_rejected_version_waits_until_it_is_asked_for_or_another_comes() -> None:
+    rejected = replace(V1, rejected=Rejection("v2", "code 1", 5))
+    assert walk(rejected, (6, facts()))[0] == rejected
+    assert goal_version(rejected, "v2") == ("v1", None)
+    assert walk(rejected, (6, facts("v3")))[1] == ["STARTING"]
+    assert walk(rejected, (6, facts("v1")))[0] == V1
+    again = rollout.retried(rejected, "v2", 7)
+    assert walk(again, (7, facts()))[1] == ["STARTING"]
+
+
+def test_another_version_in_the_middle_takes_its_place() -> None:
+    state, phases = walk(in_phase(ROLLING), (5, facts("v3", counts=counts(v1=(1, 1), v2=(1, 1)))))
+    assert phases == ["STARTING"]
+    assert state.rollout
+    assert (state.rollout.source, state.rollout.to) == ("v1", "v3")
+
+
+def test_the_former_version_in_the_middle_is_a_way_back_without_a_rejection() -> None:
+    both = counts(v1=(1, 1), v2=(1, 1))
+    state, phases = walk(in_phase(ROLLING), (5, facts("v1", counts=both)), (6, facts("v1", counts=counts(v1=(2, 2)))))
+    assert phases == ["ROLLING_BACK", ""]
+    assert state == V1
+
+
+def test_a_callee_goes_first() -> None:
+    waits = facts(waits_for="ranker, which it calls, goes first")
+    state, phases = walk(V1, (0, waits), (5, waits), (6, facts()))
+    assert phases == ["WAITING", "WAITING", "STARTING"]
+    assert state.rollout
+    assert state.rollout.begun_at == 0
+    assert walk(in_phase(WAITING), (3, facts("v1")))[0] == V1, "nothing had begun"
+
+
+def test_new_versions_wait_to_be_asked_for() -> None:
+    manual = replace(RULES, is_manual=True)
+    assert walk(V1, (0, facts()), rules=manual)[0] == V1
+    asked = rollout.retried(V1, "v2", 1)
+    state, phases = walk(asked, (1, facts()), (2, facts("v3")), rules=manual)
+    assert phases == ["STARTING", "STARTING"]
+    assert state.rollout
+    assert state.rollout.to == "v2", "v3 was not asked for"
+
+
+def test_an_abort_goes_back_and_rejects() -> None:
+    state = rollout.aborted(in_phase(BAKING), 4)
+    assert state
+    assert state.rejected == Rejection("v2", "somebody asked for it", 4)
+    assert walk(state, (5, facts(counts=counts(v1=(2, 2)))))[1] == [""]
+    assert rollout.aborted(V1, 4) is None
+    assert rollout.aborted(state, 5) is None, "it is going back already"
+
+
+def test_an_earlier_version_is_rolled_out_and_the_files_wait() -> None:
+    at_v2 = ServiceRollout(stable="v2", previous=("v1",))
+    state = rollout.returned(at_v2, "v1", "v2", 0)
+    serving = counts(v2=(2, 2))
+    state, phases = walk(
+        state,
+        (0, facts(counts=serving)),
+        (1, facts(counts=counts(v1=(1, 1), v2=(2, 2)))),
+        (11, facts(counts=counts(v1=(2, 2)))),
+        (21, facts(counts=counts(v1=(2, 2)))),
+        (99, facts(counts=counts(v1=(2, 2)))),
+    )
+    assert phases == ["STARTING", "BAKING", "SETTLING", "", ""]
+    assert (state.stable, state.previous) == ("v1", ("v2",))
+    assert state.rejected
+    assert state.rejected.version == "v2"
+
+
+def test_a_promotion_ends_the_watch() -> None:
+    state = rollout.promoted(in_phase(BAKING), 3)
+    assert state
+    assert state.rollout
+    assert (state.rollout.phase, state.rollout.since) == (ROLLING, 3)
+    assert rollout.promoted(in_phase(ROLLING), 3) is None
+    assert rollout.promoted(V1, 3) is None
+
+
+versions = st.sampled_from(["v1", "v2", "v3"])
+tallies = st.builds(
+    lambda answered, errors: Tally(answered, min(answered, errors)), st.integers(0, 500), st.integers(0, 500)
+)
+anything = st.builds(
+    Facts,
+    target=st.integers(0, 4),
+    offered=st.one_of(st.none(), versions),
+    counts=st.dictionaries(versions, st.builds(lambda p, r: Count(p, min(p, r)), st.integers(0, 4), st.integers(0, 4))),
+    failures=st.dictionaries(versions, st.builds(FailureRecord, st.integers(1, 5), st.floats(0, 100), st.just("x"))),
+    tallies=st.dictionaries(versions, tallies),
+    waits_for=st.sampled_from(["", "", "a callee goes first"]),
+)
+asks = st.sampled_from(["", "", "", "retry", "abort", "promote", "return"])
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(anything, asks), max_size=25), st.booleans(), st.booleans())
+def test_it_never_gets_stuck_and_never_loses_what_works(
+    moments: list[tuple[Facts, str]], auto_rollback: bool, is_manual: bool
+) -> None:
+    rules = Rules(RolloutSpec(bake_s=2, auto_rollback=auto_rollback), 30, is_manual=is_manual)
+    state, now = ServiceRollout(), 0.0
+    for seen, ask in moments:
+        now += 1
+        before = state
+        if ask == "retry":
+            state = rollout.retried(state, seen.offered, now)
+        elif ask == "abort":
+            state = rollout.aborted(state, now) or state
+        elif ask == "promote":
+            state = rollout.promoted(state, now) or state
+        elif ask == "return" and state.stable:
+            state = rollout.returned(state, "v1", seen.offered, now)
+        state, _ = advance(state, seen, rules, now)
+        assert before.stable is None or state.stable is not None, "what works is never forgotten"
+        goal, keep = goal_version(state, seen.offered)
+        if state.rollout and state.rollout.phase in rollout.ON_TRIAL:
+            assert keep == state.stable, "the version that works serves until the other has proved itself"
+        if state.stable != before.stable and before.stable is not None:
+            assert state.stable is not None
+            ready = seen.ready(state.stable) >= seen.target
+            assert ready, "a version becomes stable only when all that is wanted of it is ready"
+        assert advance(state, seen, rules, now)[0] == state, "one look is enough for one moment"
+        assert len(state.previous) <= rollout.PREVIOUS_KEPT
+    # The world calms down: what is offered works, everything becomes ready.
+    state = rollout.retried(state, "v3", now)
+    for _ in range(20):
+        now += 5
+        goal, keep = goal_version(state, "v3")
+        calm = Facts(2, "v3", {str(goal): Count(2, 2), **({keep: Count(2, 2)} if keep else {})})
+        state, _ = advance(state, calm, rules, now)
+    assert state.rollout is None
+    assert state.stable == "v3"

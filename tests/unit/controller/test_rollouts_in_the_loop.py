@@ -1,0 +1,333 @@
+"""Rollouts by the whole controller on fakes: versions that work, that do not, and people who change their mind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.errors import InvalidRequest, UnknownService
+from controller.model import CreateContainer, RolloutSpec, ServiceSpec, current_version
+from tests.fakes.fake_engine import Behaviour
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.worlds import gpu_service, gpus, service
+
+BROKEN = Behaviour(exits_after_s=0.0, exit_code=1, output="no such model\n")
+QUICK = RolloutSpec(bake_s=0.1)
+LONG = RolloutSpec(bake_s=3600.0)
+
+
+def web(definition: str = "d1", **changes: object) -> ServiceSpec:
+    return service("web", **{"definition_hash": definition, "rollout": QUICK, **changes})
+
+
+def version(control: Control, spec: ServiceSpec) -> str:
+    found = current_version(spec, control.engine.images)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return Control.of(tmp_path, web())
+
+
+def versions(control: Control, name: str = "web") -> set[str]:
+    """Versions of the replicas that are there and up."""
+    return {c.version for c in control.engine.containers.values() if c.service == name and c.state.is_up}
+
+
+def phase(control: Control, name: str = "web") -> str:
+    rollout = control.loop.deployer.state(name).rollout
+    return rollout.phase.value if rollout else ""
+
+
+def said(control: Control, kind: str) -> list[str]:
+    return [s.event.message for s in control.loop.events.select(limit=1000) if s.event.kind == kind]
+
+
+def state_of(control: Control, name: str = "web") -> str:
+    return next(row.state for row in control.loop.view.services if row.name == name)
+
+
+async def stable_at(control: Control, spec: ServiceSpec, within_s: float = 10.0) -> None:
+    """Wait until that version is what runs, all of it and nothing else."""
+    wanted = version(control, spec)
+    await until(
+        lambda: control.loop.deployer.state(spec.name).stable == wanted and not phase(control, spec.name), within_s
+    )
+    await control.settled(spec.name, spec.replicas)
+    assert versions(control, spec.name) == {wanted}
+
+
+async def test_a_new_definition_is_rolled_out_and_told(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        new = web("d2")
+        control.source.edit(new)
+        await stable_at(control, new)
+        old = version(control, web())
+        assert loop.deployer.state("web").previous == (old,)
+        assert said(control, "rolled_out")[0].startswith(f"web: {old} -> {version(control, new)} is done")
+        await until(lambda: state_of(control) == "HEALTHY")
+        assert control.kinds("failed") == []
+
+
+async def test_while_it_bakes_the_old_ones_all_serve(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        new = web("d2", rollout=LONG)
+        control.source.edit(new)
+        await until(lambda: phase(control) == "BAKING")
+        await until(lambda: len(control.router.ready("web")) == 3)
+        assert state_of(control) == "UPDATING"
+        control.loop.promote("web")
+        await until(lambda: phase(control) == "SETTLING")
+        await until(lambda: versions(control) == {version(control, new)})
+        assert len(control.router.ready("web")) == 2
+
+
+async def test_a_version_that_never_gets_ready_is_rolled_back_and_never_served(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        kept = set(control.engine.containers)
+        bad = web("d2")
+        control.engine.behaviours[version(control, bad)] = BROKEN
+        control.source.edit(bad)
+        await until(lambda: said(control, "rolled_back"), within_s=15)
+        assert set(control.engine.containers) == kept, "the old ones were not touched"
+        assert not [server for server in control.router.servers if version(control, bad) in server[1]]
+        assert "it does not become ready (3 tries); last: exited by itself with code 1" in said(control, "rollback")[0]
+        assert "no such model" in said(control, "rollback")[0]
+        await until(lambda: state_of(control) == "DEPLOY_FAILED")
+        row = next(row for row in control.loop.view.services if row.name == "web")
+        assert "try it again with `pierhead deploy web`" in row.message
+        assert row.converged
+        control.source.edit(web("d3"))
+        await stable_at(control, web("d3"))
+
+
+async def test_a_version_that_answers_with_errors_is_rolled_back(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        good, bad = version(control, web()), version(control, web("d2"))
+        control.answers[good] = (1000, 1)
+        control.source.edit(web("d2", rollout=LONG))
+        await until(lambda: phase(control) == "BAKING")
+        control.answers[good], control.answers[bad] = (1400, 2), (200, 0)
+        await until(lambda: "fails 0 of 200" in control.loop.deployer.directions.rows["web"].message)
+        control.answers[bad] = (400, 100)
+        await until(lambda: said(control, "rolled_back"))
+        assert "it fails 100 of 400 requests (25.0 %), the former version" in said(control, "rollback")[0]
+        await until(lambda: versions(control) == {good})
+        await control.settled("web", 2)
+
+
+async def test_a_version_that_breaks_late_is_rolled_back_from_all_replicas(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        good, bad = version(control, web()), version(control, web("d2"))
+        control.answers[good] = (1000, 0)
+        control.source.edit(web("d2", rollout=LONG))
+        await until(lambda: phase(control) == "BAKING")
+        control.answers[good] = (1500, 0)
+        seen = re.compile(r"the former version 0 of [1-9]")
+        await until(lambda: seen.search(control.loop.deployer.directions.rows["web"].message))
+        control.loop.promote("web")
+        await until(lambda: phase(control) == "SETTLING")
+        control.answers[bad] = (100, 60)
+        await until(lambda: said(control, "rolled_back"))
+        await until(lambda: versions(control) == {good})
+        await control.settled("web", 2)
+
+
+async def test_an_image_that_the_engine_cannot_start_is_rolled_back(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        bad = web("d2")
+        control.engine.behaviours[version(control, bad)] = Behaviour(start_error="exec: not found")
+        control.source.edit(bad)
+        await until(lambda: said(control, "rolled_back"), within_s=20)
+        assert versions(control) == {version(control, web())}
+
+
+async def test_an_abort_and_a_deploy(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        with pytest.raises(InvalidRequest, match="web: no rollout is going on"):
+            loop.abort("web")
+        control.source.edit(web("d2", rollout=LONG))
+        await until(lambda: phase(control) == "BAKING")
+        loop.abort("web")
+        await until(lambda: not phase(control))
+        await until(lambda: versions(control) == {version(control, web())})
+        assert loop.deployer.state("web").rejected
+        new = web("d2")
+        control.source.edit(new)
+        words = loop.deploy(["web"])["web"]
+        assert words == f"{version(control, web())} -> {version(control, new)} begins"
+        await stable_at(control, new)
+        assert loop.deploy(None)["web"].endswith("nothing changes")
+        with pytest.raises(UnknownService):
+            loop.deploy(["wen"])
+
+
+async def test_back_to_an_earlier_version_and_its_image(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        first, first_image = version(control, web()), control.engine.images["image/web"]
+        with pytest.raises(InvalidRequest, match="no earlier version"):
+            loop.roll_back("web", None)
+        control.engine.add_image("image/web", "2")
+        await stable_at(control, web())
+        second = version(control, web())
+        with pytest.raises(InvalidRequest, match=f"nobody remembers how version 00000000 is made; known are {second}"):
+            loop.roll_back("web", "00000000")
+        loop.roll_back("web", None)
+        await until(lambda: loop.deployer.state("web").stable == first and not phase(control))
+        await control.settled("web", 2)
+        made = [a for a in control.engine.done if isinstance(a, CreateContainer) and a.version == first]
+        assert [a.spec and a.spec.container["Image"] for a in made[-2:]] == [first_image, first_image]
+        # The files' own version waits, and scaling keeps to the earlier one.
+        loop.scale("web", 3)
+        await control.settled("web", 3)
+        assert versions(control) == {first}
+        loop.deploy(["web"])
+        await until(lambda: loop.deployer.state("web").stable == second and not phase(control))
+
+
+async def test_a_replica_that_dies_on_trial_is_replaced_as_it_was(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        control.source.edit(web("d2", rollout=LONG))
+        await until(lambda: phase(control) == "BAKING")
+        old = version(control, web())
+        victim = next(name for name in control.router.ready("web") if old in name)
+        control.engine.crash(victim, code=3)
+        await until(lambda: victim not in control.router.ready("web"))
+        await until(lambda: sum(old in name for name in control.router.ready("web")) == 2)
+        assert phase(control) == "BAKING"
+
+
+async def test_a_canary_gets_its_share(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        control.source.edit(web("d2", rollout=replace(LONG, canary_weight=10)))
+        await until(lambda: phase(control) == "BAKING")
+
+        def shares() -> list[int]:
+            return sorted(server.weight for server in control.router.servers.values())
+
+        await until(lambda: shares() == [2, 9, 9])
+        control.loop.promote("web")
+        await until(lambda: phase(control) == "SETTLING")
+        await until(lambda: shares() == [1, 1])
+
+
+async def test_the_callee_goes_first(tmp_path: Path) -> None:
+    ranker = service("ranker", rollout=QUICK)
+    caller = web(callees=("ranker", "postgres"))
+    control = Control.of(tmp_path, ranker, caller)
+    async with control.running():
+        await stable_at(control, ranker)
+        await stable_at(control, caller)
+        new_ranker, new_caller = replace(ranker, definition_hash="d2"), replace(caller, definition_hash="d2")
+        control.source.edit(new_ranker, new_caller)
+        await until(lambda: phase(control, "ranker") in ("STARTING", "BAKING") and phase(control) == "WAITING")
+        assert versions(control) == {version(control, caller)}
+        await stable_at(control, new_ranker)
+        await stable_at(control, new_caller)
+        created = [a.service for a in control.engine.done if isinstance(a, CreateContainer)][-4:]
+        assert created == ["ranker", "ranker", "web", "web"]
+
+
+async def test_a_caller_waits_for_a_callee_that_was_rolled_back(tmp_path: Path) -> None:
+    ranker, caller = service("ranker", rollout=QUICK), web(callees=("ranker",))
+    control = Control.of(tmp_path, ranker, caller)
+    async with control.running() as loop:
+        await stable_at(control, ranker)
+        await stable_at(control, caller)
+        bad, new_caller = replace(ranker, definition_hash="d2"), replace(caller, definition_hash="d2")
+        control.engine.behaviours[version(control, bad)] = BROKEN
+        control.source.edit(bad, new_caller)
+        await until(lambda: said(control, "rolled_back"), within_s=15)
+        await until(lambda: "was rolled back; it goes on with" in loop.deployer.directions.rows["web"].message)
+        assert phase(control) == "WAITING"
+        loop.deploy(["web"])
+        await stable_at(control, new_caller)
+
+
+async def test_new_versions_wait_where_that_is_asked_for(control: Control) -> None:
+    control.is_manual = True
+    async with control.running() as loop:
+        await stable_at(control, web())
+        new = web("d2")
+        control.source.edit(new)
+        await until(lambda: "waits for `pierhead deploy web`" in loop.deployer.directions.rows["web"].message)
+        assert versions(control) == {version(control, web())}
+        loop.deploy(["web"])
+        await stable_at(control, new)
+
+
+async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:
+    ranker = gpu_service(replicas=3, rollout=QUICK)
+    control = Control.of(tmp_path, ranker)
+    control.engine.gpus = gpus(3)
+    async with control.running() as loop:
+        await control.settled("ranker", 3)
+        least = 3
+        new = replace(ranker, definition_hash="d2")
+        control.source.edit(new)
+        while loop.deployer.state("ranker").stable != version(control, new):
+            await until(lambda: True)
+            least = min(least, control.row("ranker")[1])
+            await loop.tick()
+        await stable_at(control, new)
+        assert least == 2
+        causes = [s.event.message for s in loop.events.select(limit=1000) if s.event.kind == "begin_retirement"]
+        assert any("no GPU is free for one more, so they are replaced one by one" in cause for cause in causes)
+
+
+async def test_a_single_replica_on_a_full_machine_stays_and_says_so(tmp_path: Path) -> None:
+    ranker = gpu_service(replicas=1, rollout=QUICK)
+    control = Control.of(tmp_path, ranker)
+    control.engine.gpus = gpus(1)
+    async with control.running() as loop:
+        await control.settled("ranker", 1)
+        control.source.edit(replace(ranker, definition_hash="d2"))
+        remedy = "the only replica stays until then, unless x-serve.rollout.max_unavailable is 1"
+        await until(lambda: remedy in loop.view.services[0].message)
+        assert versions(control, "ranker") == {version(control, ranker)}
+        allowed = replace(ranker, definition_hash="d2", rollout=replace(QUICK, max_unavailable=1))
+        control.source.edit(allowed)
+        await stable_at(control, allowed)
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+async def test_a_rollout_survives_a_controller_that_dies_after_every_action(control: Control, is_good: bool) -> None:
+    async with control.running():
+        await stable_at(control, web())
+    new = web("d2")
+    if not is_good:
+        control.engine.behaviours[version(control, new)] = BROKEN
+    control.source.edit(new)
+
+    def over() -> bool:
+        state = control.loop.deployer.state("web")
+        ended = state.stable == version(control, new) if is_good else state.rejected is not None
+        return ended and state.rollout is None and control.row("web") == (2, 2, 2)
+
+    lives, phases = 0, set[str]()
+    while lives < 100:
+        lives += 1
+        control.actions_to_live = 1
+        async with control.running():
+            await until(over, within_s=20)
+            break
+        phases.add(phase(control))
+    assert lives >= (10 if is_good else 6), "every action was the last one of a controller"
+    assert phases >= ({"STARTING", "ROLLING"} if is_good else {"STARTING"})
+    assert versions(control) == {version(control, new if is_good else web())}
+    assert len(control.router.ready("web")) == 2
