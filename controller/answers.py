@@ -7,7 +7,7 @@ versions are compared over the same time; only where that leaves too little to c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controller.model import Observed, ReplicaContainer
 from controller.rollout import Tally
@@ -19,14 +19,19 @@ ENOUGH = 20
 @dataclass(slots=True)
 class _Replica:
     version: str
+    tells: bool
+    """It counts itself; HAProxy's count is then never taken, which begins anew with every reload."""
     before: Tally
-    latest: Tally
+    """What it had counted when the rollout began."""
+    last: Tally
+    gained: Tally = field(default_factory=Tally)
+    """Since then. A count that went back has begun anew (a worker process, HAProxy), so all of it is gain."""
 
-    def since_begin(self) -> Tally:
-        """A count that went back (a worker process was replaced) is taken as it is."""
-        if self.latest.answered < self.before.answered or self.latest.errors < self.before.errors:
-            return self.latest
-        return Tally(self.latest.answered - self.before.answered, self.latest.errors - self.before.errors)
+    def note(self, now: Tally) -> None:
+        begun_anew = now.answered < self.last.answered or now.errors < self.last.errors
+        since = Tally() if begun_anew else self.last
+        self.gained = _sum([self.gained, Tally(now.answered - since.answered, now.errors - since.errors)])
+        self.last = now
 
 
 class Answers:
@@ -40,33 +45,39 @@ class Answers:
     def look(self, containers: Iterable[ReplicaContainer], observed: Observed) -> None:
         """Note what the replicas of the service have counted by now."""
         for container in containers:
-            now = counted(container, observed)
-            if now is None:
-                continue
             known = self._replicas.get(container.id)
+            own = own_count(container)
+            now = own if own is not None or (known and known.tells) else edge_count(container, observed)
+            if now is None:
+                continue  # it has just begun, does not answer any more, or nobody counts
             if known is None:
                 before = Tally() if container.version == self.to else now
-                self._replicas[container.id] = _Replica(container.version, before, now)
-            else:
-                known.latest = now
+                known = _Replica(container.version, own is not None, before, before)
+                self._replicas[container.id] = known
+            known.note(now)
 
     def of(self, version: str) -> Tally:
         """Answers of that version since the rollout began."""
         mine = [replica for replica in self._replicas.values() if replica.version == version]
-        found = _sum(replica.since_begin() for replica in mine)
-        if version == self.to or found.answered >= ENOUGH:
-            return found
-        return _sum(replica.latest for replica in mine)
+        gained = _sum(replica.gained for replica in mine)
+        if version == self.to or gained.answered >= ENOUGH:
+            return gained
+        return _sum([gained, *(replica.before for replica in mine)])
 
     def versions(self) -> frozenset[str]:
         """Versions that have an entry."""
         return frozenset(replica.version for replica in self._replicas.values())
 
 
-def counted(container: ReplicaContainer, observed: Observed) -> Tally | None:
-    """What a replica has answered since its start: by its own count, else by HAProxy's; None where nobody counts."""
-    if container.answered is not None and container.errors is not None:
-        return Tally(container.answered, container.errors)
+def own_count(container: ReplicaContainer) -> Tally | None:
+    """What a replica says that it has answered since its start."""
+    if container.answered is None or container.errors is None:
+        return None
+    return Tally(container.answered, container.errors)
+
+
+def edge_count(container: ReplicaContainer, observed: Observed) -> Tally | None:
+    """What HAProxy has seen of its answers; None where it has no server of it."""
     server = observed.routing.server_of(container.service, container.name) if observed.routing else None
     return Tally(server.answered, server.errors) if server else None
 

@@ -238,15 +238,8 @@ class Control:
         self.store = Store(self.directory)
         try:
             async with asyncio.TaskGroup() as tasks:
-                world = World(
-                    PROJECT,
-                    Mortal(self.engine, self),
-                    Mortal(self.router, self),
-                    self.source,
-                    self.store,
-                    self.ask,
-                    self.is_manual,
-                )
+                engine, router = Mortal(self.engine, self), Mortal(self.router, self)
+                world = World(PROJECT, engine, router, self.source, self.store, self.ask, self.is_manual)
                 self.loop = Loop(world, tasks.create_task, clock=self.clock, engine_lost_s=self.engine_lost_s)
                 self.loop.start()
                 yield self.loop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.answers import Answers, counted
+from controller.answers import Answers
 from controller.model import Observed, ReplicaContainer
 from controller.rollout import Tally
 from tests.unit.controller.worlds import replica, routing, server, service
@@ -40,16 +40,25 @@ def test_replicas_that_have_left_stay_in_the_book() -> None:
     assert book.of("v1") == Tally(200, 2)
 
 
-def test_a_count_that_began_anew_is_taken_as_it_is() -> None:
+def test_a_count_that_began_anew_is_added() -> None:
     book = Answers("v2", 0.0)
-    book.look([told(OLD, 500, 5)], Observed())
-    book.look([told(OLD, 40, 1)], Observed())
-    assert book.of("v1") == Tally(40, 1)
+    for answered, errors in ((500, 5), (600, 6), (40, 1), (70, 1)):
+        book.look([told(OLD, answered, errors)], Observed())
+    assert book.of("v1") == Tally(170, 2)
 
 
-def test_who_counts() -> None:
-    bare = replica(WEB, 1)
-    seen = Observed(routing=routing(replace(server(bare), answered=9, errors=2)))
-    assert counted(bare, seen) == Tally(9, 2), "HAProxy, where the image does not"
-    assert counted(told(bare, 4, 1), seen) == Tally(4, 1)
-    assert counted(bare, Observed()) is None
+def test_haproxy_counts_where_the_image_does_not() -> None:
+    book = Answers("v2", 0.0)
+    for answered in (100, 150):
+        seen = Observed(routing=routing(replace(server(OLD), answered=answered, errors=2)))
+        book.look([OLD], seen)
+    assert book.of("v1") == Tally(50, 0)
+
+
+def test_a_replica_that_stops_answering_keeps_what_it_said() -> None:
+    book = Answers("v2", 0.0)
+    edge = Observed(routing=routing(server(OLD)))
+    book.look([told(OLD, 100, 0)], edge)
+    book.look([told(OLD, 150, 0)], edge)
+    book.look([OLD], edge)
+    assert book.of("v1") == Tally(50, 0)
