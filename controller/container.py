@@ -97,6 +97,9 @@ def definition_hash(
     container. Where the probe goes does: a question that nobody answers must fail on a new replica, not on those that
     serve.
     """
+    if not managed:
+        # How long Docker's own `stop` waits: the controller's patience is the spec's, whatever the container says.
+        container = {key: value for key, value in container.items() if key != "StopTimeout"}
     gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
     whole = {"format": _HASH_FORMAT, "container": container, "port": port, "managed": managed, "gpu": gpu_part}
     whole["probe"] = [probe.port, probe.path]

@@ -185,4 +185,5 @@ def _message(endpoint: Endpoint) -> discovery_pb2.Endpoint:
         max_ongoing_requests=endpoint.max_ongoing_requests,
         version=endpoint.version,
         node=endpoint.node,
+        weight=endpoint.weight,
     )

@@ -584,6 +584,7 @@ class Endpoint:
     max_ongoing_requests: int
     version: str
     node: str = ""
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)

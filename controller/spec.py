@@ -30,6 +30,8 @@ from controller.translate import translate
 
 CONTROLLER_SERVICE = "controller"
 DEFAULT_PORTS: Mapping[Protocol, int] = {"http": 8080, "grpc": 50051}
+DRAIN_MARGIN_S = 5.0
+"""Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
 STOP_MARGIN_S = 10.0
 """Between the end of the drain and SIGKILL, where stop_grace_period is not written."""
 
@@ -100,9 +102,10 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
     gpu = gpu_request(path, source.definition, most, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
     settings = _settings(at(path, "x-serve"), block, problems) if block else None
-    grace_s = _stop_grace_period_s(path, source.definition, block, problems)
+    drain_s = _drain_s(at(path, "x-serve"), block, problems) if block else 0.0
+    grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
     image = _image(source, problems)
-    environment = _managed_environment(source, block, settings) if block and settings else {}
+    environment = _managed_environment(source, block, settings, drain_s) if block and settings else {}
     container = translate(source, image, environment, grace_s, problems)
     if block is None or settings is None or len(problems.lines) > before:
         return _outline(source, image, block)
@@ -123,7 +126,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         max_queued_requests=block.max_queued_requests,
         backpressure=_backpressure(block),
         request_timeout_s=block.request_timeout_s,
-        graceful_shutdown_timeout_s=block.graceful_shutdown_timeout_s,
+        graceful_shutdown_timeout_s=drain_s,
         stop_grace_period_s=grace_s,
         startup_timeout_s=block.startup_timeout_s,
         metrics_port=settings.metrics_port,
@@ -300,20 +303,36 @@ def _metrics_port(path: str, block: ServeBlock, managed: bool, problems: Problem
     return ADMIN_PORT if managed else None
 
 
+def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:
+    """How long a replica may finish what it has begun; longer than the longest request, or requests would be lost."""
+    written = block.graceful_shutdown_timeout_s
+    if written is None:
+        return block.request_timeout_s + DRAIN_MARGIN_S
+    if written <= block.request_timeout_s:
+        problems.add(
+            at(path, "graceful_shutdown_timeout_s"),
+            f"expected more than request_timeout_s ({block.request_timeout_s:.10g} s), found {written:.10g}: a replica "
+            "that leaves would cut off requests that are still allowed to run; raise it, lower request_timeout_s, or "
+            f"leave it out (then it is {block.request_timeout_s + DRAIN_MARGIN_S:.10g} s)",
+        )
+    return written
+
+
 def _stop_grace_period_s(
-    path: str, definition: Mapping[str, Any], block: ServeBlock | None, problems: Problems
+    path: str, definition: Mapping[str, Any], block: ServeBlock | None, drain_s: float, problems: Problems
 ) -> float:
     """SIGTERM to SIGKILL; must be longer than the drain that SIGTERM starts."""
-    drain_s = block.graceful_shutdown_timeout_s if block else 0.0
     written = definition.get("stop_grace_period")
     if written is None:
         return drain_s + STOP_MARGIN_S
     nanoseconds = problems.duration_ns(at(path, "stop_grace_period"), written)
     grace_s = (nanoseconds or 0) / 1e9
-    if nanoseconds is not None and block and grace_s <= drain_s:
+    if nanoseconds is not None and drain_s and grace_s <= drain_s:
+        derived = block is not None and block.graceful_shutdown_timeout_s is None
+        from_what = f"{drain_s:.10g} s" + (f", {DRAIN_MARGIN_S:g} s more than request_timeout_s" if derived else "")
         problems.add(
             at(path, "stop_grace_period"),
-            f"expected more than x-serve.graceful_shutdown_timeout_s ({drain_s:.10g} s), found {shown(written)}: the "
+            f"expected more than x-serve.graceful_shutdown_timeout_s ({from_what}), found {shown(written)}: the "
             "engine would kill replicas that still finish requests; raise it, lower graceful_shutdown_timeout_s, or "
             f"leave it out (then it is {drain_s + STOP_MARGIN_S:.10g} s)",
         )
@@ -336,7 +355,9 @@ def _check_gpu_isolation(path: str, definition: Mapping[str, Any], gpu: GpuReque
         )
 
 
-def _managed_environment(source: ServiceSource, block: ServeBlock, settings: _Settings) -> dict[str, str]:
+def _managed_environment(
+    source: ServiceSource, block: ServeBlock, settings: _Settings, drain_s: float
+) -> dict[str, str]:
     if not settings.managed:
         return {}
     return managed_environment(
@@ -345,7 +366,7 @@ def _managed_environment(source: ServiceSource, block: ServeBlock, settings: _Se
         port=settings.port,
         max_ongoing_requests=block.max_ongoing_requests,
         request_timeout_s=block.request_timeout_s,
-        drain_timeout_s=block.graceful_shutdown_timeout_s,
+        drain_timeout_s=drain_s,
         backpressure=_backpressure(block),
         debug=block.debug,
         workers=block.workers,

@@ -6,7 +6,7 @@ Everything here is derived from one snapshot, so that no two of these ever disag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from controller.apply import Refusal
@@ -40,6 +40,7 @@ from controller.model import (
 )
 from controller.phases import Phase, phase_of
 from controller.plan_text import describe
+from controller.shares import weights
 
 CRASH_LOOP_FAILURES = 3
 
@@ -146,9 +147,20 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpo
         if endpoint is not None:
             found[container.service].append(endpoint)
     return {
-        name: ServiceEndpoints(tuple(listed), desired.services[name].max_queued_requests)
+        name: ServiceEndpoints(
+            tuple(_weighed(listed, goal_of(desired, observed, name))), desired.services[name].max_queued_requests
+        )
         for name, listed in found.items()
     }
+
+
+def _weighed(listed: list[Endpoint], goal: VersionGoal) -> list[Endpoint]:
+    """Give each endpoint its share of the calls while a version is tried with a part of them."""
+    if goal.keep is None or goal.weight is None:
+        return listed
+    serving = [endpoint.version == goal.version for endpoint in listed if not endpoint.draining]
+    of_new, of_old = weights(goal.weight, serving.count(True), serving.count(False))
+    return [replace(one, weight=of_new if one.version == goal.version else of_old) for one in listed]
 
 
 def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, Any], ...]:

@@ -81,6 +81,7 @@ class _Service:
     route: str | None
     route_pattern: str
     strip_prefix: bool
+    balance: str
     grpc_services: tuple[str, ...]
     probe_path: str
     max_queued_requests: int
@@ -227,6 +228,8 @@ def _service(spec: ServiceSpec) -> _Service:
         route=route,
         route_pattern=(route or "").replace(".", "[.]"),
         strip_prefix=spec.strip_prefix,
+        # Servers without requests are all the same to leastconn, whatever their weights: it cannot keep a share.
+        balance="leastconn" if spec.rollout.canary_weight is None else "random(2)",
         grpc_services=tuple(
             _matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
         ),

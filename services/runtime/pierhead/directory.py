@@ -143,6 +143,7 @@ class Directory:
                     draining=endpoint.state == draining,
                     max_ongoing_requests=endpoint.max_ongoing_requests,
                     node=endpoint.node,
+                    weight=endpoint.weight or 1,
                 )
                 for endpoint in state.endpoints
             ],

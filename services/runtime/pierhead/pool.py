@@ -13,6 +13,7 @@ from random import Random
 from typing import Protocol
 from weakref import WeakSet
 
+from pierhead import weights
 from pierhead.budget import RetryBudget
 from pierhead.errors import NoReplica, PierheadError
 from pierhead.line import Line, Place
@@ -96,7 +97,10 @@ class Pool:
         # Sorted by name, and never changed: policies look at the very lists.
         self._callable: list[Replica] = []
         self._in_service: list[Replica] = []
-        self._outliers = Outliers(rng or Random())  # noqa: S311 - jitter
+        self._random = rng or Random()  # noqa: S311 - jitter, and shares of calls
+        self._outliers = Outliers(self._random)
+        self._weighed = False
+        """Whether some replicas are to get another share of the calls than others."""
         self._due = NEVER
         """When what replicas said, or a time out, wears off next."""
         self._line = Line()
@@ -294,7 +298,8 @@ class Pool:
                 break
         if not candidates:
             return None
-        chosen = router.choose(candidates, call)
+        choice = weights.group(candidates, self._random.random()) if self._weighed else candidates
+        chosen = router.choose(choice, call)
         lease = Lease(self, chosen, now)
         standing = chosen.standing
         if standing.until and not standing.unwanted(now):
@@ -352,6 +357,7 @@ class Pool:
 
     def _refresh(self) -> None:
         self._callable = sorted((r for r in self._replicas.values() if r.callable), key=lambda replica: replica.name)
+        self._weighed = weights.differ(self._callable)
         self._sort(self._clock())
         changes, self._changes = self._changes, []
         for future in changes:

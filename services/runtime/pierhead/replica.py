@@ -23,6 +23,8 @@ class Endpoint:
     """0 = not known."""
     node: str = ""
     """The machine it runs on; "" = not known."""
+    weight: int = 1
+    """Its share of the calls, relative to the other replicas'."""
 
 
 class Replica:
@@ -31,6 +33,7 @@ class Replica:
     __slots__ = (
         "address", "closing", "connection", "full", "inflight", "limit", "listed_draining", "listed_limit", "load",
         "models", "name", "node", "others_until", "refuses", "reported_at", "standing",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -61,6 +64,7 @@ class Replica:
         """Take over what a source says of it."""
         self.name = endpoint.name
         self.node = endpoint.node
+        self.weight = endpoint.weight
         listed = endpoint.max_ongoing_requests or sys.maxsize
         if listed != self.listed_limit:
             self.limit = self.listed_limit = listed

@@ -30,7 +30,7 @@ def test_the_smallest_service() -> None:
         "HostConfig": {"NetworkMode": "shop_default", "RestartPolicy": {"Name": "no"}},
         "Image": "shop/ranker",
         "NetworkingConfig": {"EndpointsConfig": {"shop_default": {"Aliases": ["ranker"]}}},
-        "StopTimeout": 30,
+        "StopTimeout": 75,
     }
 
 
@@ -377,7 +377,7 @@ def test_the_environment_of_a_managed_replica() -> None:
         "PIERHEAD_BACKPRESSURE_STATUS_CODE=503",
         "PIERHEAD_DEBUG=false",
         "PIERHEAD_DISCOVERY=controller:8101",
-        "PIERHEAD_DRAIN_TIMEOUT_S=20",
+        "PIERHEAD_DRAIN_TIMEOUT_S=7.5",
         "PIERHEAD_MAX_ONGOING_REQUESTS=100",
         "PIERHEAD_NODE=gpu-7",
         "PIERHEAD_PORT=7000",

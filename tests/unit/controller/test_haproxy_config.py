@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError
-from controller.model import Backpressure, ProbeSpec, ServiceSpec
+from controller.model import Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
 from controller.routing import haproxy_config as config
 from controller.routing.haproxy_config import ServerLine
 
@@ -205,3 +205,10 @@ def test_checks_that_go_to_the_port_of_requests_follow_each_server() -> None:
     """Replicas of before and after a change of the port are then each asked at their own."""
     foreign = replace(WEB, probe=replace(WEB.probe, port=WEB.port))
     assert " port " not in " ".join(config.server_options(foreign))
+
+
+def test_a_share_of_the_requests_needs_an_algorithm_that_keeps_it() -> None:
+    tried = replace(WEB, rollout=RolloutSpec(canary_weight=5))
+    assert "balance leastconn" in config.render([WEB])
+    assert "balance random(2)" in config.render([tried])
+    assert config.routing_hash([WEB]) != config.routing_hash([tried])

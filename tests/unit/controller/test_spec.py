@@ -31,7 +31,7 @@ def test_a_block_without_keys_is_a_managed_grpc_service() -> None:
     assert spec.probe == ProbeSpec(port=9100, path="/readyz", period_s=1, timeout_s=2, failures=3)
     assert (spec.metrics_port, spec.metrics_path) == (9100, "/metrics")
     assert (spec.max_ongoing_requests, spec.max_queued_requests) == (100, -1)
-    assert (spec.request_timeout_s, spec.graceful_shutdown_timeout_s, spec.stop_grace_period_s) == (60, 20, 30)
+    assert (spec.request_timeout_s, spec.graceful_shutdown_timeout_s, spec.stop_grace_period_s) == (60, 65, 75)
     assert (spec.route, spec.grpc_services, spec.gpu, spec.has_build) == (None, (), None, False)
 
 
@@ -84,9 +84,9 @@ def test_numbers_without_a_fraction_are_seconds_too() -> None:
 
 
 def test_the_grace_period_follows_the_drain_unless_it_is_written() -> None:
-    assert ranker({"graceful_shutdown_timeout_s": 45}).stop_grace_period_s == 55
-    assert ranker({}, stop_grace_period="1m5s").stop_grace_period_s == 65
-    assert ranker({}, stop_grace_period="1m5s").container["StopTimeout"] == 65
+    assert ranker({"request_timeout_s": 30, "graceful_shutdown_timeout_s": 45}).stop_grace_period_s == 55
+    assert ranker({}, stop_grace_period="1m6s").stop_grace_period_s == 66
+    assert ranker({}, stop_grace_period="1m6s").container["StopTimeout"] == 66
 
 
 def test_an_image_that_is_only_built_has_the_name_compose_gives_it() -> None:
@@ -445,11 +445,25 @@ def test_keys_that_do_not_go_together(x_serve: dict[str, Any], problem: str) -> 
 
 
 def test_the_chain_of_timeouts() -> None:
-    assert problems({"graceful_shutdown_timeout_s": 60}, stop_grace_period="1m0s") == [
+    assert problems({"request_timeout_s": 30, "graceful_shutdown_timeout_s": 60}, stop_grace_period="1m0s") == [
         (
             "services.ranker.stop_grace_period: expected more than x-serve.graceful_shutdown_timeout_s (60 s), found "
             '"1m0s": the engine would kill replicas that still finish requests; raise it, lower '
             "graceful_shutdown_timeout_s, or leave it out (then it is 70 s)"
+        )
+    ]
+    assert problems({"request_timeout_s": 60, "graceful_shutdown_timeout_s": 60}) == [
+        (
+            "services.ranker.x-serve.graceful_shutdown_timeout_s: expected more than request_timeout_s (60 s), found "
+            "60: a replica that leaves would cut off requests that are still allowed to run; raise it, lower "
+            "request_timeout_s, or leave it out (then it is 65 s)"
+        )
+    ]
+    assert problems({}, stop_grace_period="40s") == [
+        (
+            "services.ranker.stop_grace_period: expected more than x-serve.graceful_shutdown_timeout_s (65 s, 5 s more "
+            'than request_timeout_s), found "40s": the engine would kill replicas that still finish requests; raise '
+            "it, lower graceful_shutdown_timeout_s, or leave it out (then it is 75 s)"
         )
     ]
 

@@ -198,11 +198,11 @@ def test_what_needs_a_new_container_and_what_does_not() -> None:
         ({"run_user_code_in_separate_thread": True}, {}),
         ({"protocol": "http", "workers": 2}, {}),
         ({"request_timeout_s": 5}, {}),
-        ({"graceful_shutdown_timeout_s": 5}, {}),
+        ({"graceful_shutdown_timeout_s": 70}, {}),
         ({}, {"image": "other"}),
         ({}, {"command": ["x"]}),
         ({}, {"environment": {"A": "1"}}),
-        ({}, {"stop_grace_period": "40s"}),
+        ({}, {"stop_grace_period": "90s"}),
         ({}, {"gpus": [{"count": 1}]}),
         ({}, {"gpus": [{"count": 2}]}),
     ]

@@ -559,3 +559,21 @@ async def test_a_change_of_who_may_be_called_can_be_waited_for() -> None:
     world.connection("r0").become(False)
     await waiting
     assert not world.pool.has_callable
+
+
+def test_a_share_of_the_calls_goes_to_the_new_version() -> None:
+    world = World(100, 100, 100)
+    shares = {"r0": 1, "r1": 2, "r2": 2}
+    world.pool.set_endpoints([Endpoint(name, f"10.0.0.{name[1]}:1", weight=weight) for name, weight in shares.items()])
+    taken = [world.must_take() for _ in range(200)]
+    counts = {name: sum(lease.replica.name == name for lease in taken) for name in shares}
+    assert 25 <= counts["r0"] <= 55, "a fifth of them, by chance"
+    assert abs(counts["r1"] - counts["r2"]) <= 1, "within a group the policy balances"
+
+
+def test_a_group_that_is_full_leaves_its_share_to_the_other() -> None:
+    world = World(1, 1)
+    world.pool.set_endpoints(
+        [Endpoint("r0", "10.0.0.0:1", weight=99, max_ongoing_requests=1), Endpoint("r1", "10.0.0.1:1")]
+    )
+    assert {world.must_take().replica.name for _ in range(9)} == {"r0", "r1"}

@@ -1,0 +1,37 @@
+"""Answers GET /faulty with its NAME. FAULTS is the share of answers that are errors; BREAK=crash and BREAK=unready make
+versions that never get ready.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+
+from aiohttp import web
+from pierhead import serve
+
+NAME = os.environ["NAME"]
+FAULTS = float(os.environ.get("FAULTS", "0"))
+BREAK = os.environ.get("BREAK", "")
+
+
+async def answer(request: web.Request) -> web.Response:
+    if random.random() < FAULTS:
+        raise RuntimeError("as FAULTS says")
+    return web.Response(text=NAME)
+
+
+class Check:
+    """What readiness asks."""
+
+    async def check_health(self) -> None:
+        if BREAK == "unready":
+            raise RuntimeError("as BREAK says")
+
+
+if BREAK == "crash":
+    sys.exit("as BREAK says")
+app = web.Application()
+app.add_routes([web.get("/faulty", answer)])
+serve(app, Check())
