@@ -21,6 +21,7 @@ from controller.model import (
     FailureRecord,
     Observed,
     ReplicaContainer,
+    Revision,
     RolloutPhase,
     RolloutStatus,
     ServiceRollout,
@@ -32,7 +33,7 @@ from controller.model import (
 from controller.phases import Phase, phase_of
 from controller.revisions import made_as, recorded, state_of, state_text
 from controller.rollout import Count, Facts, Rules
-from controller.store import Store, StoredRevision
+from controller.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +312,7 @@ class Deployer:
         self._events.record("rollout", f"{name}: {message}", service=name)
         return message
 
-    def revisions(self, name: str) -> list[StoredRevision]:
+    def revisions(self, name: str) -> list[Revision]:
         """Versions of a service that can be gone back to, the newest first."""
         mine = [revision for revision in self._store.revisions.values() if revision.service == name]
         return sorted(mine, key=lambda revision: revision.first_at, reverse=True)

@@ -357,6 +357,18 @@ class FailureRecord:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """How a version of a service is made: `spec` is JSON that controller/revisions.py writes and reads."""
+
+    service: str
+    version: str
+    first_at: float
+    image: str
+    image_id: str
+    spec: str
+
+
 class RolloutPhase(enum.StrEnum):
     """See the drawing in controller/rollout.py."""
 

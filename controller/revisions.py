@@ -12,8 +12,7 @@ from functools import cache
 
 from pydantic import TypeAdapter, ValidationError
 
-from controller.model import ServiceRollout, ServiceSpec
-from controller.store import StoredRevision
+from controller.model import Revision, ServiceRollout, ServiceSpec
 
 
 @cache
@@ -26,13 +25,13 @@ def _rollout_adapter() -> TypeAdapter[ServiceRollout]:
     return TypeAdapter(ServiceRollout)
 
 
-def recorded(spec: ServiceSpec, version: str, image_id: str, now: float) -> StoredRevision:
+def recorded(spec: ServiceSpec, version: str, image_id: str, now: float) -> Revision:
     """What to keep of a version that the files and this image give."""
     text = _spec_adapter().dump_json(spec).decode()
-    return StoredRevision(spec.name, version, now, spec.image, image_id, text)
+    return Revision(spec.name, version, now, spec.image, image_id, text)
 
 
-def made_as(spec: ServiceSpec, revision: StoredRevision) -> ServiceSpec | None:
+def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
     """The service as its files describe it now, but made as that version; None when the record cannot be read."""
     try:
         then = _spec_adapter().validate_json(revision.spec)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from controller.errors import StoreError
-from controller.model import Event, FailureKey, FailureRecord, Retirement
+from controller.model import Event, FailureKey, FailureRecord, Retirement, Revision
 
 FILE_NAME = "state.db"
 SCHEMA_VERSION = 3
@@ -67,18 +67,6 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRevision:
-    """How a version of a service is made: `spec` is JSON that controller/revisions.py writes and reads."""
-
-    service: str
-    version: str
-    first_at: float
-    image: str
-    image_id: str
-    spec: str
-
-
-@dataclass(frozen=True, slots=True)
 class StoredEvent:
     """An event with its place in the list; `times` > 1: it was repeated, last at `last_at`."""
 
@@ -113,7 +101,7 @@ class Store:
         }
         self._rollouts: dict[str, str] = dict(self._db.execute("SELECT service, state FROM rollouts"))
         self._revisions = {
-            (row[0], row[1]): StoredRevision(*row)
+            (row[0], row[1]): Revision(*row)
             for row in self._db.execute("SELECT service, version, first_at, image, image_id, spec FROM revisions")
         }
         self._autoscaled: dict[str, int] = dict(self._db.execute("SELECT service, replicas FROM autoscaled"))
@@ -254,11 +242,11 @@ class Store:
             del self._rollouts[service]
 
     @property
-    def revisions(self) -> Mapping[tuple[str, str], StoredRevision]:
+    def revisions(self) -> Mapping[tuple[str, str], Revision]:
         """How versions are made, by service and version."""
         return MappingProxyType(self._revisions)
 
-    def keep_revision(self, revision: StoredRevision) -> None:
+    def keep_revision(self, revision: Revision) -> None:
         """Remember how a version is made; what is known of it already stays."""
         key = (revision.service, revision.version)
         if key not in self._revisions:

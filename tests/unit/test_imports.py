@@ -12,7 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 NOUNS = {"controller.model", "controller.errors"}
 PURE = {
+    "controller.answers",
+    "controller.autoscale",
+    "controller.callees",
+    "controller.loads",
+    "controller.recovery",
+    "controller.revisions",
+    "controller.rollout",
     "controller.scale",
+    "controller.shares",
     "controller.phases",
     "controller.placement",
     "controller.plan",
@@ -20,9 +28,11 @@ PURE = {
 }
 ACTING = {
     "controller.apply",
+    "controller.deployer",
     "controller.perform",
     "controller.observe",
     "controller.probe",
+    "controller.scaler",
     "controller.store",
     "controller.events",
     "controller.loop",

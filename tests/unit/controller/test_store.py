@@ -10,8 +10,8 @@ import pytest
 
 from controller.errors import StoreError
 from controller.events import EventLog
-from controller.model import Event, FailureRecord, Retirement
-from controller.store import EVENTS_KEPT, FILE_NAME, Override, Store, StoredRevision
+from controller.model import Event, FailureRecord, Retirement, Revision
+from controller.store import EVENTS_KEPT, FILE_NAME, Override, Store
 
 
 def retirement(container_id: str = "c1") -> Retirement:
@@ -27,8 +27,8 @@ def again(store: Store, tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def revision(version: str) -> StoredRevision:
-    return StoredRevision("web", version, 5.0, "image/web", "sha256:1", "{}")
+def revision(version: str) -> Revision:
+    return Revision("web", version, 5.0, "image/web", "sha256:1", "{}")
 
 
 def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
