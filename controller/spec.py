@@ -87,7 +87,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
     block = parse_block(at(path, "x-serve"), source.definition["x-serve"], problems)
     autoscale = _autoscale(at(path, "x-serve"), block, problems) if block else None
     most = 0 if block is None else autoscale.max if autoscale else block.replicas
-    gpu = gpu_request(path, source.definition, most, problems)
+    gpu = gpu_request(path, source.definition, block.gpu if block else None, most, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
     settings = _settings(at(path, "x-serve"), block, problems) if block else None
     grace_s = _stop_grace_period_s(path, source.definition, block, problems)
@@ -107,6 +107,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         route=block.route,
         strip_prefix=block.strip_prefix,
         grpc_services=tuple(block.grpc_services),
+        max_replicas_per_node=block.max_replicas_per_node,
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
         backpressure=_backpressure(block),
