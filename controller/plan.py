@@ -501,8 +501,8 @@ def _create(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, cause: str) -> 
         outlook.numbers = _Numbers.of(outlook)
     here, most = outlook.numbers.here, spec.max_replicas_per_node
     if most is not None and here >= most:
-        allowed = f"it may have {most} on one machine (max_replicas_per_node)"
-        return Shortage(f"{here} {'replica is' if here == 1 else 'replicas are'} on this machine, and {allowed}")
+        there = "1 replica is" if here == 1 else f"{here} replicas are"
+        return Shortage(f"{there} on this machine and max_replicas_per_node is {most}: raise it, or ask for fewer")
     number, predecessors = outlook.numbers.lowest_free()
     after = [outlook.removal_steps[replica.name] for replica in predecessors]
     gpus: tuple[Gpu, ...] = ()

@@ -87,6 +87,30 @@ def test_four_gpus_four_replicas_and_the_fifth_waits_with_a_reason(
         print("".join(f"\n  {name} {gpu}" for name, gpu in seen.items()), f"\n  PENDING {pending[0]['message']}")
 
 
+def test_slots_share_gpus_and_whole_ones_wait_for_them_to_be_empty(
+    gpu_stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu_stack.scale("shared", 3)
+    held = {name: c.labels["pierhead.gpus"] for name, c in gpu_stack.replicas("shared").items()}
+    assert sorted(held.values()) == ["GPU-0000=fraction:0.5", "GPU-0000=fraction:0.5", "GPU-0001=fraction:0.5"]
+    for container in gpu_stack.replicas("shared").values():
+        code, output = container.exec_run(["printenv", "PIERHEAD_GPU_FRACTION"])
+        assert (code, output) == (0, b"0.5\n")
+
+    done = gpu_stack.pierhead("scale", "pinned", "3")
+    assert done.returncode == 1
+    why = "it asks for 1 GPU and 0 of 4 are free: 2 held by pinned, 2 shared by shared"
+    eventually(lambda: why in gpu_stack.service("pinned")["message"], "the shortage is told with numbers")
+    status = gpu_stack.pierhead("status").stdout
+    with capsys.disabled():
+        print(f"\n{status}")
+    assert "nvidia-smi cannot be asked for the memory of the GPUs" in " ".join(status.split())
+    gpu_stack.scale("shared", 2)
+    gpu_stack.wait_settled(pinned=3, shared=2)
+    again = sorted(c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values())
+    assert len(set(again)) == 3
+
+
 def test_killed_replica_comes_back_on_its_gpu(gpu_stack: Stack) -> None:
     gpu_stack.scale("pinned", 2)
     before = {name: c.labels["pierhead.gpus"] for name, c in gpu_stack.replicas("pinned").items()}

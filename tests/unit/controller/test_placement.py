@@ -204,7 +204,7 @@ def test_no_more_replicas_than_are_allowed_on_one_machine() -> None:
     assert places(result) == ["GPU-0", "GPU-1"]
     assert (
         reasons(result)
-        == ["2 replicas are on this machine, and it may have 2 on one machine (max_replicas_per_node)"] * 2
+        == ["2 replicas are on this machine and max_replicas_per_node is 2: raise it, or ask for fewer"] * 2
     )
     assert result.pending[0].blocked
 

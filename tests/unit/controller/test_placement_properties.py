@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,8 @@ from controller.model import (
 )
 from controller.placement import IDLE_BYTES, GpuLedger, Grant, Shortage
 from controller.plan import plan
+from tests.bench.plan_time import NOW as BENCH_NOW
+from tests.bench.plan_time import Scene, scenes
 from tests.unit.controller.worlds import NOW, desired, gpu_service, observed, replica
 
 GIB = 1024**3
@@ -178,7 +181,7 @@ def test_packing_uses_no_more_gpus_than_spreading(count: int, asked: list[GpuSlo
     """Of equal GPUs. Of unequal ones no rule that places one slot after the other can promise it."""
     machine = tuple(Gpu(f"GPU-{index}", memory_bytes=80 * GIB) for index in range(count))
     spec = gpu_service("there")
-    held = []
+    held: list[ReplicaContainer] = []
     for number, slot in enumerate(there):
         granted = GpuLedger.of(Observed(gpus=machine, containers=tuple(held)), NOW).take(
             "there", GpuRequest(1, slot=slot), ()
@@ -208,3 +211,18 @@ def test_a_shortage_has_numbers_and_takes_nothing(
             assert any(letter.isdigit() for letter in granted.reason)
             assert [ledger.free_bytes(gpu.uuid) for gpu in machine] == before
             assert ledger.take("s", request, ()) == granted
+
+
+@pytest.mark.parametrize("scene", list(scenes(64, 500)), ids=lambda scene: scene.name)
+def test_a_large_machine_is_shared_out_like_a_small_one(scene: Scene) -> None:
+    result = plan(scene.desired, scene.observed, BENCH_NOW)
+    check(scene.observed.gpus, holdings_after(scene.observed, result))
+    assert str(plan(scene.desired, scene.observed, BENCH_NOW)) == str(result)
+    if scene.name == "first start":
+        assert sum(isinstance(step.action, CreateContainer) for step in result.steps) == 500
+    if scene.name == "at rest":
+        assert str(result) == "nothing to do"
+    if scene.name == "all crashed":
+        held = {c.name: (c.gpus, c.gpu_slot) for c in scene.observed.containers}
+        creates = [step.action for step in result.steps if isinstance(step.action, CreateContainer)]
+        assert {one.target: (tuple(gpu.uuid for gpu in one.gpus), one.gpu_slot) for one in creates} == held
