@@ -24,8 +24,10 @@ WAITING_S = 5.0
 """Between two readings while a start waits for memory that is in use."""
 RESTING_S = 60.0
 """The same while nothing waits: what status and metrics show may be that old."""
-RETRY_S = 300.0
-"""Pause after a reading that failed."""
+RETRY_S = 30.0
+"""Pause after a reading that failed, where others did not."""
+HOPELESS_S = 300.0
+"""The same where none has succeeded: there is probably no nvidia-smi."""
 
 AWAITED = GpuReading(at=-math.inf)
 
@@ -47,6 +49,7 @@ class GpuMemoryWatch:
         self._reading: GpuReading | None = AWAITED
         self._begun = -math.inf
         self._running = False
+        self._worked = False
         self._holders: frozenset[str] = frozenset()
         self._changed_at = -math.inf
         self.problem = ""
@@ -66,7 +69,7 @@ class GpuMemoryWatch:
         if self._running or not observed.gpus or not any(spec.gpu for spec in desired.services.values()):
             return
         if self.problem:
-            pause_s = RETRY_S
+            pause_s = RETRY_S if self._worked else HOPELESS_S
         elif plan.awaits_gpu_memory:
             pause_s = 0.0 if self._current() is AWAITED else WAITING_S
         else:
@@ -88,7 +91,7 @@ class GpuMemoryWatch:
                 logger.warning("%s", error)
             self._reading, self.problem = None, str(error)
         else:
-            self._reading, self.problem = GpuReading(self._begun, used), ""
+            self._reading, self.problem, self._worked = GpuReading(self._begun, used), "", True
         finally:
             self._running = False
         self._wake()

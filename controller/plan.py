@@ -88,7 +88,12 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         _start(draft, outlook)
         _register(draft, outlook)
     draft.delete_ghost_servers()
-    return Plan(tuple(draft.steps), tuple(draft.pending), draft.next_look_s, draft.gpus.awaits_memory)
+    return Plan(
+        steps=tuple(draft.steps),
+        pending=tuple(draft.pending),
+        next_look_s=draft.next_look_s,
+        awaits_gpu_memory=draft.gpus.awaits_memory,
+    )
 
 
 def backoff_s(failures: int) -> float:

@@ -116,7 +116,8 @@ def _gpus(document: Document) -> Table:
     for gpu in document["gpus"]:
         sizes = [Text(_size(gpu[key])) for key in ("memory_bytes", "used_bytes", "free_bytes")]
         slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu["slots"])
-        table.add_row(Text(gpu["uuid"]), Text(gpu["name"] or "-"), *sizes, Text(slots or gpu["holder"] or "free"))
+        nobody = "free" if gpu["free_bytes"] == gpu["memory_bytes"] else "other processes"
+        table.add_row(Text(gpu["uuid"]), Text(gpu["name"] or "-"), *sizes, Text(slots or gpu["holder"] or nobody))
     return table
 
 

@@ -143,14 +143,16 @@ async def test_status_shows_memory_and_slots_of_gpus(tmp_path: Path) -> None:
     gib = 1024**3
     half = GpuRequest(1, slot=GpuSlot(memory_bytes=16 * gib))
     control = Control.of(tmp_path, gpu_service("llm", replicas=2, gpu=half))
-    control.engine.gpus = (Gpu("GPU-0", name="L40", memory_bytes=48 * gib),)
-    control.engine.gpu_memory = {"GPU-0": gib // 2}
+    control.engine.gpus = tuple(Gpu(f"GPU-{n}", name="L40", memory_bytes=48 * gib) for n in range(3))
+    control.engine.gpu_memory = {"GPU-0": gib // 2, "GPU-1": 40 * gib}
     async with served(control) as pierhead:
         await control.settled("llm", 2)
         shown = (await pierhead("status")).out.splitlines()
         (row,) = [line for line in shown if line.startswith("GPU-0")]
         assert row.split()[:8] == ["GPU-0", "L40", "48.0", "GiB", "0.5", "GiB", "16.0", "GiB"]
         assert "(16 GiB)" in row
+        ends = [line.rsplit("GiB", 1)[1].strip() for line in shown if line.startswith(("GPU-1", "GPU-2"))]
+        assert ends == ["other processes", "free"]
 
 
 async def test_the_wait_has_an_end(control: Control) -> None:
