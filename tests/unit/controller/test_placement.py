@@ -198,6 +198,22 @@ def test_a_small_gpu_is_filled_before_a_large_one_is_begun() -> None:
     assert places(made(observed(specs=(llm,), gpus=cards(80, 24)), llm, llm=3)) == ["GPU-1", "GPU-1", "GPU-0"]
 
 
+def test_a_gpu_in_use_is_filled_before_a_tighter_one_is_begun() -> None:
+    llm = slot_service(memory(10))
+    world = observed(holding(llm, 1, "GPU-0"), specs=(llm,), gpus=cards(80, 12))
+    assert places(made(world, llm, llm=2)) == ["GPU-0"]
+
+
+def test_what_is_free_comes_before_what_is_about_to_be() -> None:
+    dead = holding(HALF, 1, "GPU-0", state=ContainerState.EXITED, exit_code=1)
+    others = slot_service(GpuSlot(fraction=0.6), "other")
+    world = observed(dead, specs=(HALF, others), gpus=gpus(2))
+    text = str(made(world, HALF, others, llm=0, other=2))
+    assert "#2 create p-other-" in text
+    assert "#4 after #1 create p-other-" in text
+    assert places(made(world, HALF, others, llm=0, other=2)) == ["GPU-1", "GPU-0"]
+
+
 def test_no_more_replicas_than_are_allowed_on_one_machine() -> None:
     few = replace(RANKER, max_replicas_per_node=2)
     result = made(observed(specs=(few,), gpus=gpus(4)), few, ranker=4)
