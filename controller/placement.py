@@ -12,7 +12,7 @@ not ended): it counts as taken, and a GPU that has such memory is not given out 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from controller.model import GPU_PARTS, CreateContainer, Gpu, GpuRequest, GpuSlot, Observed, ReplicaContainer
 
@@ -69,6 +69,9 @@ class _Card:
     @property
     def free(self) -> int:
         return 0 if self.owners else max(self.size - self.used - self.strangers, 0)
+
+    def copy(self) -> _Card:
+        return replace(self, owners=[*self.owners], sharers={**self.sharers}, freed_by={*self.freed_by})
 
     def amount(self, slot: GpuSlot) -> int | None:
         """What a slot is here; None where it cannot be told: memory of a GPU whose memory is not known."""
@@ -155,6 +158,11 @@ class GpuLedger:
         granted = self._take(service, request, preferred)
         self.awaits_memory |= isinstance(granted, Shortage) and not granted.blocked
         return granted
+
+    def room(self, service: str, request: GpuRequest, most: int) -> int:
+        """How many more replicas would find a place, `most` at the most. Takes nothing, and waits for no reading."""
+        trial = GpuLedger(_cards={uuid: card.copy() for uuid, card in self._cards.items()})
+        return next((fits for fits in range(most) if isinstance(trial.take(service, request, ()), Shortage)), most)
 
     # ---------------------------------------------------------------------------------------------------------- inside
 

@@ -213,6 +213,21 @@ def test_a_shortage_has_numbers_and_takes_nothing(
             assert ledger.take("s", request, ()) == granted
 
 
+@settings(max_examples=200, deadline=None)
+@given(machines(), st.lists(requests, max_size=6), requests, st.integers(0, 9))
+def test_room_is_what_would_be_granted_and_takes_nothing(
+    machine: tuple[Gpu, ...], before: list[GpuRequest], request: GpuRequest, most: int
+) -> None:
+    ledger = GpuLedger.of(Observed(gpus=machine), NOW)
+    for earlier in before:
+        ledger.take("other", earlier, ())
+    room = ledger.room("s", request, most)
+    granted = [isinstance(ledger.take("s", request, ()), Grant) for _ in range(most)]
+    assert granted == [True] * room + [False] * (most - room)
+    awaiting = GpuLedger.of(Observed(gpus=machine, gpu_reading=GpuReading(0.0)), NOW)
+    assert awaiting.room("s", request, most) == GpuLedger.of(Observed(gpus=machine), NOW).room("s", request, most)
+
+
 @pytest.mark.parametrize("scene", list(scenes(64, 500)), ids=lambda scene: scene.name)
 def test_a_large_machine_is_shared_out_like_a_small_one(scene: Scene) -> None:
     result = plan(scene.desired, scene.observed, BENCH_NOW)
