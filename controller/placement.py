@@ -61,6 +61,15 @@ class _Card:
     leaving: int = 0
     """What is held by those whom the steps `freed_by` remove; `size` for one who holds all."""
     freed_by: set[int] = field(default_factory=set)
+    left: int = 0
+    """What slots may still have; -1 where somebody holds all of it. Kept up to date, for it is asked most."""
+
+    def __post_init__(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Work out what is left, after a change of anything above."""
+        self.left = -1 if self.owners else self.size - self.used - self.strangers
 
     @property
     def size_known(self) -> bool:
@@ -68,7 +77,7 @@ class _Card:
 
     @property
     def free(self) -> int:
-        return 0 if self.owners else max(self.size - self.used - self.strangers, 0)
+        return max(self.left, 0)
 
     def copy(self) -> _Card:
         return replace(self, owners=[*self.owners], sharers={**self.sharers}, freed_by={*self.freed_by})
@@ -87,6 +96,7 @@ class _Card:
             self.used += amount
             self.slots += 1
             self.sharers[service] = self.sharers.get(service, 0) + 1
+        self.settle()
 
     def release(self, service: str, slot: GpuSlot | None, step: int) -> None:
         amount = None if slot is None else self.amount(slot)
@@ -99,6 +109,7 @@ class _Card:
             self.slots -= 1
             self.sharers[service] -= 1
         self.freed_by.add(step)
+        self.settle()
 
 
 @dataclass(slots=True)
@@ -204,6 +215,7 @@ class GpuLedger:
             unexplained = used_bytes.get(uuid, 0) - explained.get(uuid, 0)
             if card.size_known and unexplained > IDLE_BYTES:
                 card.strangers = unexplained
+                card.settle()
 
     def _pool(self, request: GpuRequest) -> list[_Card]:
         """The GPUs that may be given to a request, free or not. Software can use one MIG device at a time."""
@@ -290,11 +302,7 @@ def _whole(pool: list[_Card], request: GpuRequest, preferred: tuple[str, ...]) -
 
 def _fitting(pairs: Iterable[tuple[_Card, int]]) -> list[tuple[_Card, int]]:
     """Of GPUs and what a slot is on them: those on which it fits, and the room that it leaves."""
-    return [
-        (card, room)
-        for card, amount in pairs
-        if (room := card.size - card.used - card.strangers - amount) >= 0 and not card.owners
-    ]
+    return [(card, card.left - amount) for card, amount in pairs if card.left >= amount]
 
 
 def _packing(card: _Card, room: int) -> tuple[float, ...]:
