@@ -97,6 +97,7 @@ class Api:
                 "at": view.at,
                 "services": [service_json(row, view) for row in view.services],
                 "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
+                "gpu_memory_problem": view.gpu_memory_problem,
                 "spec_problems": list(view.spec_problems),
                 "notices": list(view.notices),
                 "settled": view.desired is not None,

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.model import Backpressure, Gpu, GpuRequest, ProbeSpec, ServiceSpec
+from controller.model import GPU_PARTS, Backpressure, Gpu, GpuRequest, ProbeSpec, ServiceSpec
 
 ADMIN_PORT = 9100
 DISCOVERY_ADDRESS = "controller:8101"
@@ -40,10 +40,13 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_DEBUG",
         "PIERHEAD_WORKERS",
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD",
+        "PIERHEAD_GPU_MEMORY_BYTES",
+        "PIERHEAD_GPU_FRACTION",
     }
 )
-"""Names the controller sets in managed replicas; nobody else may. PIERHEAD_MAX_QUEUED_REQUESTS is not among them: a
-service's max_queued_requests bounds the lines at its callers, who hear it from Discovery."""
+"""Names the controller sets; nobody else may. It sets those of the GPU in any replica that has a slot, the others in
+managed replicas. PIERHEAD_MAX_QUEUED_REQUESTS is not among them: a service's max_queued_requests bounds the lines at
+its callers, who hear it from Discovery."""
 
 _HASH_FORMAT = 1
 """Raise it when the meaning of `container` changes: every replica is then replaced."""
@@ -93,14 +96,16 @@ def definition_hash(
     """Sha256 (hex) over everything that needs a new container when it changes.
 
     Request limits and timeouts count where they reach the container as environment, so only for managed services.
-    Replicas, routes, the line at callers, the pace of probes and metrics do not count: they change without touching a
-    container. Where the probe goes does: a question that nobody answers must fail on a new replica, not on those that
-    serve.
+    Replicas, routes, placement, the line at callers, the pace of probes and metrics do not count: they change without
+    touching a container. Where the probe goes does: a question that nobody answers must fail on a new replica, not on
+    those that serve.
     """
     if not managed:
         # How long Docker's own `stop` waits: the controller's patience is the spec's, whatever the container says.
         container = {key: value for key, value in container.items() if key != "StopTimeout"}
     gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
+    if gpu_part is not None and gpu is not None and gpu.slot is not None:
+        gpu_part.append(str(gpu.slot))
     whole = {"format": _HASH_FORMAT, "container": container, "port": port, "managed": managed, "gpu": gpu_part}
     whole["probe"] = [probe.port, probe.path]
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -128,6 +133,8 @@ def create_body(
     if spec.managed:
         own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
         body["Env"] = sorted([*body.get("Env", []), *own])
+    if slot := _slot_environment(spec, gpus):
+        body["Env"] = sorted([*body.get("Env", []), *slot])
     requests = _device_requests(gpus, spec.gpu.capabilities if spec.gpu else ("gpu",), cdi_kind)
     if requests:
         body.setdefault("HostConfig", {})["DeviceRequests"] = requests
@@ -138,6 +145,7 @@ def _labels(
     spec: ServiceSpec, replica: str, version: str, number: int, gpus: Sequence[Gpu], project: str, node: str
 ) -> dict[str, str]:
     """Ours, and those of a Compose one-off: `up` leaves such a container alone, `down --remove-orphans` removes it."""
+    slot = f"={spec.gpu.slot}" if spec.gpu and spec.gpu.slot else ""
     return {
         "pierhead.project": project,
         "pierhead.service": spec.name,
@@ -146,7 +154,7 @@ def _labels(
         "pierhead.replica": replica,
         "pierhead.port": str(spec.port),
         "pierhead.probe": f"{spec.probe.port}{spec.probe.path}",
-        "pierhead.gpus": ",".join(gpu.uuid for gpu in gpus),
+        "pierhead.gpus": ",".join(f"{gpu.uuid}{slot}" for gpu in gpus),
         "pierhead.node": node,
         "com.docker.compose.project": project,
         "com.docker.compose.service": spec.name,
@@ -155,6 +163,23 @@ def _labels(
         "com.docker.compose.container-number": str(number),
         "com.docker.compose.oneoff": "True",
     }
+
+
+def _slot_environment(spec: ServiceSpec, gpus: Sequence[Gpu]) -> list[str]:
+    """What a replica is told of its slot: its memory, and what share of the GPU's that is (both rounded down).
+
+    One of the two is left out where it does not follow from the other because the GPU's memory is not known.
+    """
+    slot = spec.gpu.slot if spec.gpu else None
+    if slot is None or not gpus:
+        return []
+    whole, share, size = gpus[0].memory_bytes, slot.fraction, slot.memory_bytes
+    if whole and share is not None:
+        size = slot.of(whole)
+    elif whole and size is not None:
+        share = size * GPU_PARTS // whole / GPU_PARTS
+    told = [] if size is None else [f"PIERHEAD_GPU_MEMORY_BYTES={size}"]
+    return told if share is None else [*told, f"PIERHEAD_GPU_FRACTION={share:.10g}"]
 
 
 def _device_requests(gpus: Sequence[Gpu], capabilities: Sequence[str], cdi_kind: str) -> list[dict[str, Any]]:

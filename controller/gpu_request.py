@@ -1,26 +1,41 @@
-"""How many GPUs, or which, one replica asks for: Compose's device reservations (`gpus:` is its short form)."""
+"""What one replica asks for of the GPUs: Compose's device reservation (`gpus:` is its short form) and `x-serve.gpu`.
+
+The reservation alone asks for whole GPUs. Beside `x-serve.gpu` it says which (driver, capabilities, device_ids), and
+`x-serve.gpu` how much of them.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from controller.model import GpuRequest
+from controller.model import GPU_PARTS, GpuRequest, GpuSlot
 from controller.problems import Problems, at
+from controller.serve_block import GpuBlock, memory_bytes
 
 MAX_GPUS = 64
 _DRIVERS = ("nvidia", "cdi")
 _KEYS = ("driver", "count", "device_ids", "capabilities", "options")
 _UUID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{2,127}")
+_AMOUNTS = ("count", "memory", "fraction")
+_UNWRITTEN = (None, "all", -1, "-1")
+"""How Compose prints a count: "all", and one that is left out, as -1."""
 _ALL_IS_NO_NUMBER = (
     'expected the number of GPUs of one replica, found "all" (also meant where neither count nor device_ids is '
     "written): the controller gives every replica GPUs of its own; write count: 1"
 )
 
 
-def gpu_request(path: str, definition: Mapping[str, Any], replicas: int, problems: Problems) -> GpuRequest | None:
-    """The GPU reservation of one service; None where it has none, or a wrong one (then a problem is written down)."""
+def gpu_request(
+    path: str, definition: Mapping[str, Any], block: GpuBlock | None, replicas: int, problems: Problems
+) -> GpuRequest | None:
+    """What a service's replicas ask for; None where that is nothing, or wrong (then a problem is written down).
+
+    `path` is the service's, `block` its `x-serve.gpu`, `replicas` the most it may have.
+    """
     deploy = problems.mapping(f"{path}.deploy", definition.get("deploy"))
     resources = problems.mapping(f"{path}.deploy.resources", deploy.get("resources"))
     reservations = problems.mapping(f"{path}.deploy.resources.reservations", resources.get("reservations"))
@@ -30,14 +45,36 @@ def gpu_request(path: str, definition: Mapping[str, Any], replicas: int, problem
     ]
     if len(found) > 1:
         problems.add(found[1][0], "expected one GPU reservation for each service, found another one; put them together")
-    if not found:
+    if not found and block is None:
         return None
     before = len(problems.lines)
-    request = _device(*found[0], replicas, problems)
+    reserved = _device(*found[0], None if block else replicas, problems) if found else GpuRequest(0)
+    request = _amount(at(path, "x-serve.gpu"), block, reserved, problems) if block else reserved
     return request if len(problems.lines) == before else None
 
 
-def _device(path: str, value: object, replicas: int, problems: Problems) -> GpuRequest:
+def _amount(path: str, block: GpuBlock, reserved: GpuRequest, problems: Problems) -> GpuRequest:
+    """How much of the GPUs that the reservation names, if it does."""
+    written = [key for key in _AMOUNTS if getattr(block, key) is not None]
+    if len(written) != 1:
+        found = f"found {' and '.join(written)}" if written else "found none of them"
+        problems.add(path, f"expected exactly one of count, memory and fraction, {found}")
+    count = block.count or 1
+    if reserved.device_ids and count > len(reserved.device_ids):
+        problems.expected(
+            at(path, "count"), f"an integer from 1 to {len(reserved.device_ids)} (the reservation's device_ids)", count
+        )
+    slot: GpuSlot | None = None
+    if block.memory is not None:
+        slot = GpuSlot(memory_bytes=memory_bytes(block.memory))
+    elif block.fraction is not None:
+        # Rounded down to the steps that count; 0.29 is a little less than 2900 of them, and meant to be 2900.
+        slot = GpuSlot(fraction=math.floor(block.fraction * GPU_PARTS + 1e-6) / GPU_PARTS)
+    return replace(reserved, count=count, slot=slot, placement=block.placement)
+
+
+def _device(path: str, value: object, replicas: int | None, problems: Problems) -> GpuRequest:
+    """A reservation. `replicas` is None where x-serve.gpu says how much of a GPU each of them gets."""
     device = problems.mapping(path, value)
     if not isinstance(value, Mapping):
         return GpuRequest(0)
@@ -50,6 +87,8 @@ def _device(path: str, value: object, replicas: int, problems: Problems) -> GpuR
     if device.get("options"):
         problems.add(at(path, "options"), "not supported for replicas; remove it")
     capabilities = _capabilities(path, device, problems)
+    if replicas is None:
+        return GpuRequest(0, _which(path, device, problems), capabilities)
     if device.get("device_ids") is None:
         return GpuRequest(_count(at(path, "count"), device.get("count"), problems), (), capabilities)
     if device.get("count") is not None:
@@ -65,6 +104,17 @@ def _device(path: str, value: object, replicas: int, problems: Problems) -> GpuR
     return GpuRequest(len(device_ids), device_ids, capabilities)
 
 
+def _which(path: str, device: Mapping[str, Any], problems: Problems) -> tuple[str, ...]:
+    """The GPUs that a reservation beside x-serve.gpu names; empty = any."""
+    if device.get("count") not in _UNWRITTEN:
+        problems.add(
+            at(path, "count"),
+            "stands beside x-serve.gpu, which says how much of a GPU each replica gets; remove one of the two",
+        )
+    named = device.get("device_ids")
+    return () if named is None else _device_ids(at(path, "device_ids"), named, problems)
+
+
 def _capabilities(path: str, device: Mapping[str, Any], problems: Problems) -> tuple[str, ...]:
     if device.get("capabilities") is None:
         return ("gpu",)  # Compose prints none for `gpus:`
@@ -75,8 +125,7 @@ def _capabilities(path: str, device: Mapping[str, Any], problems: Problems) -> t
 
 
 def _count(path: str, value: object, problems: Problems) -> int:
-    # Compose prints "all", and a count left out, as -1.
-    if value in (None, "all", -1, "-1"):
+    if value in _UNWRITTEN:
         problems.add(path, _ALL_IS_NO_NUMBER)
         return 0
     count = problems.whole(path, value)

@@ -12,7 +12,7 @@ import difflib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from controller.edge import edge_spec
 from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
 from controller.errors import ControllerError, EngineError, EngineUnreachable, SpecError, StoreError, UnknownService
 from controller.events import EventLog
+from controller.gpu_memory import GpuMemoryWatch
 from controller.metrics import ControllerMetrics, action_name
 from controller.model import Action, Desired, Observed, Plan, ServiceSpec, Spec, goal_of
 from controller.observe import Observer, Sight
@@ -142,6 +143,7 @@ class Loop:
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
         self._scaler = Scaler(world.store, self.events)
         self.deployer = Deployer(world.store, self.events, self.board.callers, is_manual=world.is_manual)
+        self._gpu_memory = GpuMemoryWatch(world.engine, spawn, self._wakeup.ring, clock)
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
         if world.store.set_aside is not None:
@@ -195,6 +197,7 @@ class Loop:
             return LOOK_S
         in_progress = self._executor.in_progress
         sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
+        sight = replace(sight, observed=self._gpu_memory.seen(sight.observed))
         now = self._clock()
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
         seen = sight.complete and not sight.engine_error
@@ -203,6 +206,8 @@ class Loop:
         # From a world that cannot be seen nothing can be concluded.
         plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
         self._executor.submit(plan)
+        if seen:
+            self._gpu_memory.refresh(desired, sight.observed, plan)
         self._publish(desired, sight, plan, now)
         self._forgive(desired, sight.observed, now)
         dues = (
@@ -250,6 +255,7 @@ class Loop:
                     self.deployer.directions.rows,
                 ),
                 gpus=gpu_uses(sight.observed),
+                gpu_memory_problem=self._gpu_memory.problem,
                 endpoints=endpoints(desired, sight.observed),
                 targets=scrape_targets(desired, sight.observed),
                 spec_problems=self.specs.problems,

@@ -77,6 +77,7 @@ class ControllerMetrics(Collector):
         view = self._view()
         yield from _services(view)
         yield from _replicas(view)
+        yield from _gpu_memory(view)
         yield from _stack(view)
 
 
@@ -130,6 +131,17 @@ def _replicas(view: View | None) -> Iterator[Metric]:
                 values = [row.name, replica.name, replica.version, ",".join(replica.gpus), replica.state]
                 state.add_metric(values, 1)
     yield state
+
+
+def _gpu_memory(view: View | None) -> Iterator[Metric]:
+    total = GaugeMetricFamily("pierhead_gpu_memory_bytes", "Memory of a GPU.", labels=["gpu"])
+    used = GaugeMetricFamily("pierhead_gpu_memory_used_bytes", "Memory in use, by whomever.", labels=["gpu"])
+    free = GaugeMetricFamily("pierhead_gpu_memory_free_bytes", "Memory that a new slot could have.", labels=["gpu"])
+    for gpu in view.gpus if view else ():
+        for family, value in ((total, gpu.memory_bytes), (used, gpu.used_bytes), (free, gpu.free_bytes)):
+            if value is not None:
+                family.add_metric([gpu.uuid], value)
+    yield from (total, used, free)
 
 
 def _stack(view: View | None) -> Iterator[Metric]:

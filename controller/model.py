@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -24,6 +25,10 @@ Protocol = Literal["http", "grpc"]
 Aggregation = Literal["mean", "max", "min"]
 EventOutcome = Literal["ok", "failed", "info", "warning"]
 """How what an event tells of ended."""
+Placement = Literal["pack", "spread"]
+
+GPU_PARTS = 10_000
+"""Into how many parts a GPU can be divided: the steps in which fractions count, as in Ray."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- spec
@@ -42,13 +47,49 @@ class ProbeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSlot:
+    """A share of one GPU, beside which others may stand: so many bytes of its memory, or a fraction of it.
+
+    Exactly one of the two. A fraction counts in steps of 0.0001, as Ray's do.
+    """
+
+    memory_bytes: int | None = None
+    fraction: float | None = None
+
+    def of(self, size: int) -> int | None:
+        """How much of a GPU of that size a fraction is, in the same unit; None for memory."""
+        return None if self.fraction is None else size * round(self.fraction * GPU_PARTS) // GPU_PARTS
+
+    def __str__(self) -> str:
+        """As a replica's label keeps it: "memory:17179869184", "fraction:0.5"."""
+        if self.fraction is None:
+            return f"memory:{self.memory_bytes}"
+        return f"fraction:{self.fraction:.4f}".rstrip("0").rstrip(".")
+
+    @classmethod
+    def read(cls, text: str) -> GpuSlot | None:
+        """The slot that `str` gave this text; None for any other text."""
+        kind, _, amount = text.partition(":")
+        if kind == "memory" and amount.isascii() and amount.isdecimal() and int(amount) > 0:
+            return cls(memory_bytes=int(amount))
+        if kind == "fraction" and re.fullmatch(r"0\.\d{1,4}|1", amount, re.ASCII) and float(amount) > 0:
+            return cls(fraction=float(amount))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """What one replica asks for: a number of whole GPUs, or exactly these UUIDs."""
+    """What one replica asks for: a number of whole GPUs, or a slot of one."""
 
     count: int
     device_ids: tuple[str, ...] = ()
+    """Only these UUIDs; empty = whichever GPUs there are."""
     capabilities: tuple[str, ...] = ("gpu",)
     """What the nvidia driver shall mount ("gpu", "utility", "video", ...); CDI files say it themselves."""
+    slot: GpuSlot | None = None
+    """None = whole GPUs; a slot is of one GPU, and `count` then is 1."""
+    placement: Placement = "pack"
+    """Where slots go: onto as few GPUs as they fit on, or onto as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +169,8 @@ class ServiceSpec:
     strip_prefix: bool = False
     grpc_services: tuple[str, ...] = ()
     """Full names of the gRPC services that port 9000 routes to this service."""
+    max_replicas_per_node: int | None = None
+    """How many replicas may be on this machine at a time; None = as many as fit."""
     max_ongoing_requests: int = 100
     max_queued_requests: int = -1
     backpressure: Backpressure = Backpressure()
@@ -243,6 +286,8 @@ class ReplicaContainer:
     node: str = ""
     """The machine that it was made on, by the engine's name for it; "" = the container does not say."""
     gpus: tuple[str, ...] = ()
+    gpu_slot: GpuSlot | None = None
+    """What it has of its GPU; None = all of each (also where the container does not say)."""
     created_at: float = 0.0
     started_at: float | None = None
     exit_code: int | None = None
@@ -282,6 +327,23 @@ class Gpu:
     driver: Literal["cdi", "nvidia"] = "cdi"
     name: str = ""
     memory_bytes: int | None = None
+    """None where nothing tells it."""
+    parent: str = ""
+    """Of a MIG device: the UUID of the GPU that it is a part of, where that is known."""
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a part of a GPU. Software can use one such part at a time."""
+        return self.uuid.startswith("MIG-") or ":" in self.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """How much of each GPU's memory was in use, by whomever, at one moment."""
+
+    at: float
+    used_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By UUID. A GPU that does not tell (its memory is the host's) is not in it."""
 
 
 class ServerState(enum.StrEnum):
@@ -324,11 +386,16 @@ class RoutingState:
     """Names of the backends that the running configuration has."""
     queued: Mapping[str, int] = field(default_factory=dict)
     """By backend: requests that wait for any of its servers; those that wait for a certain one are the server's."""
+    _by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index the servers: with hundreds of replicas each is looked up several times a tick."""
+        places = {(server.backend, server.name): server for server in reversed(self.servers)}
+        object.__setattr__(self, "_by_place", places)
 
     def server_of(self, service: str, replica: str) -> Server | None:
         """The server of a replica; None where HAProxy has none."""
-        backend = backend_name(service)
-        return next((s for s in self.servers if s.backend == backend and s.name == replica), None)
+        return self._by_place.get((backend_name(service), replica))
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +494,8 @@ class Observed:
     gpus: tuple[Gpu, ...] = ()
     foreign_gpu_holders: Mapping[str, str] = field(default_factory=dict)
     """GPU UUID -> name of a container that is not ours and holds it."""
+    gpu_reading: GpuReading | None = None
+    """None = memory in use cannot be read: what containers hold is all that is known of a GPU."""
     routing: RoutingState | None = None
     """None = HAProxy does not answer."""
     retirements: Mapping[str, Retirement] = field(default_factory=dict)
@@ -464,6 +533,8 @@ class CreateContainer(Action):
     gpus: tuple[Gpu, ...] = ()
     spec: ServiceSpec | None = field(default=None, repr=False)
     """How this version is made; None = as the compose files say."""
+    gpu_slot: GpuSlot | None = None
+    """What it gets of its GPU; None = all of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -576,6 +647,8 @@ class Plan:
     pending: tuple[PendingReplica, ...] = ()
     next_look_s: float | None = None
     """When something is waited for (a drain, a backoff): look again in this many seconds at the latest."""
+    awaits_gpu_memory: bool = False
+    """Whether a start waits for GPU memory that is in use, or for a reading of it."""
 
     def __str__(self) -> str:
         from controller.plan_text import render_plan

@@ -15,7 +15,6 @@ actions still in progress are left alone, but count: they hold their number, the
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -56,7 +55,7 @@ from controller.model import (
     service_address,
 )
 from controller.phases import Phase, phase_of
-from controller.placement import GpuLedger
+from controller.placement import GpuLedger, Shortage
 from controller.shares import Bounds, bounds, weights
 
 PROPAGATION_S = 0.25
@@ -78,7 +77,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
 
     A converged world gives an empty plan. Deterministic: the same arguments give the same text.
     """
-    draft = _Draft(desired=desired, observed=observed, now=now, gpus=GpuLedger.of(observed))
+    draft = _Draft(desired=desired, observed=observed, now=now, gpus=GpuLedger.of(observed, now))
     draft.write_routing()
     draft.remove_strays()
     names = sorted(set(desired.services) | {container.service for container in observed.containers})
@@ -90,7 +89,12 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         _start(draft, outlook)
         _register(draft, outlook)
     draft.delete_ghost_servers()
-    return Plan(steps=tuple(draft.steps), pending=tuple(draft.pending), next_look_s=draft.next_look_s)
+    return Plan(
+        steps=tuple(draft.steps),
+        pending=tuple(draft.pending),
+        next_look_s=draft.next_look_s,
+        awaits_gpu_memory=draft.gpus.awaits_memory,
+    )
 
 
 def backoff_s(failures: int) -> float:
@@ -111,15 +115,19 @@ class _Draft:
     pending: list[PendingReplica] = field(default_factory=list)
     next_look_s: float | None = None
     routing_step: int | None = None
+    busy: frozenset[str] = field(init=False)
+    routing_usable: bool = field(init=False)
+    containers_of: dict[str, list[ReplicaContainer]] = field(init=False)
+    """By service, in the order of their numbers."""
 
-    @property
-    def busy(self) -> frozenset[str]:
-        return frozenset(action.target for action in self.observed.in_progress)
-
-    @property
-    def routing_usable(self) -> bool:
-        reloading = any(isinstance(action, WriteRouting) for action in self.observed.in_progress)
-        return self.observed.routing is not None and not reloading
+    def __post_init__(self) -> None:
+        in_progress = self.observed.in_progress
+        self.busy = frozenset(action.target for action in in_progress)
+        reloading = any(isinstance(action, WriteRouting) for action in in_progress)
+        self.routing_usable = self.observed.routing is not None and not reloading
+        self.containers_of = {}
+        for container in sorted(self.observed.containers, key=lambda c: (c.number, c.name)):
+            self.containers_of.setdefault(container.service, []).append(container)
 
     def add(self, action: Action, *after: int | None) -> int:
         number = len(self.steps) + 1
@@ -211,6 +219,9 @@ class _Outlook:
     """Replica name -> the step that removes its container."""
     bounds: Bounds | None = None
     """While versions change."""
+    numbers: _Numbers | None = None
+    """Which numbers new replicas may have; None = to be worked out."""
+    _alive: tuple[int, list[_Replica]] | None = None
 
     @property
     def version(self) -> str | None:
@@ -222,9 +233,7 @@ class _Outlook:
         goal = goal_of(draft.desired, draft.observed, name)
         busy = draft.busy
         replicas = []
-        for container in sorted(draft.observed.containers, key=lambda c: (c.number, c.name)):
-            if container.service != name:
-                continue
+        for container in draft.containers_of.get(name, ()):
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
             outdated = goal.version is not None and container.version != goal.version
@@ -250,7 +259,11 @@ class _Outlook:
 
     def alive(self) -> list[_Replica]:
         """Replicas that count towards the target and stay after what is planned so far."""
-        return [r for r in self.replicas if r.phase.serves_or_will and r.container.id not in self.leaving]
+        # Asked for several times a replica; it changes only when another one leaves.
+        if self._alive is None or self._alive[0] != len(self.leaving):
+            stay = [r for r in self.replicas if r.phase.serves_or_will and r.container.id not in self.leaving]
+            self._alive = (len(self.leaving), stay)
+        return list(self._alive[1])
 
     def ready(self) -> int:
         return sum(replica.serves for replica in self.alive())
@@ -366,7 +379,8 @@ def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, 
     step = draft.add(action, server_step)
     outlook.leaving.add(replica.container.id)
     outlook.removal_steps[replica.name] = step
-    draft.gpus.free_after(replica.container.gpus, step)
+    outlook.numbers = None
+    draft.gpus.free_after(replica.container, step)
 
 
 # ----------------------------------------------------------------------------------------------------------- 2. retire
@@ -486,12 +500,12 @@ def _start(draft: _Draft, outlook: _Outlook) -> None:
         to_be_built = outlook.version is None and spec.has_build
         draft.pending += [PendingReplica(outlook.name, obstacle, blocked=to_be_built)] * missing
         return
-    failure = draft.observed.failures.get((outlook.name, outlook.version or ""))
+    cause = _start_cause(outlook, draft.observed.failures.get((outlook.name, outlook.version or "")))
     for index in range(missing):
-        shortage = _create(draft, outlook, spec, outlook.version, _start_cause(outlook, failure))
+        shortage = _create(draft, outlook, spec, outlook.version, cause)
         if shortage is not None:
-            words = shortage + _shortage_remedy(outlook)
-            draft.pending += [PendingReplica(outlook.name, words, blocked=True)] * (missing - index)
+            words = shortage.reason + _shortage_remedy(outlook)
+            draft.pending += [PendingReplica(outlook.name, words, shortage.blocked)] * (missing - index)
             return
 
 
@@ -518,13 +532,13 @@ def _restore_kept(draft: _Draft, outlook: _Outlook) -> int:
 
 
 def _room(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> int | None:
-    """How many replicas of the service fit on this machine's GPUs, those that are there included; None = any number."""
+    """How many replicas of the service fit on this machine, those that are there included; None = any number."""
+    most = spec.max_replicas_per_node
     if spec.gpu is None or not spec.gpu.count:
-        return None
-    ledger, fits = copy.deepcopy(draft.gpus), 0
-    while fits < spec.rollout.max_surge and not isinstance(ledger.take(outlook.name, spec.gpu, ()), str):
-        fits += 1
-    return len(outlook.replicas) + len(outlook.creating) + fits
+        return most
+    fits = draft.gpus.room(outlook.name, spec.gpu, spec.rollout.max_surge)
+    room = len(outlook.replicas) + len(outlook.creating) + fits
+    return room if most is None else min(room, most)
 
 
 def _shortage_remedy(outlook: _Outlook) -> str:
@@ -575,35 +589,73 @@ def _start_cause(outlook: _Outlook, failure: FailureRecord | None) -> str:
     return cause
 
 
-def _create(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, version: str | None, cause: str) -> str | None:
-    """Add the steps for one new replica; return why not when there is no GPU for it."""
+def _create(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, version: str | None, cause: str) -> Shortage | None:
+    """Add the steps for one new replica; return why not when this machine has no place for it."""
     if version is None:
         raise AssertionError("internal: a replica is created without a version")
-    staying = {r.container.number for r in outlook.replicas if r.name not in outlook.removal_steps}
-    taken = staying | {action.number for action in outlook.creating} | _numbers_planned(draft, outlook.name)
-    number = next(n for n in range(1, len(taken) + 2) if n not in taken)
-    predecessors = [r for r in outlook.replicas if r.container.number == number and r.name in outlook.removal_steps]
+    if outlook.numbers is None:
+        outlook.numbers = _Numbers.of(outlook)
+    here, most = outlook.numbers.here, spec.max_replicas_per_node
+    if most is not None and here >= most:
+        there = "1 replica is" if here == 1 else f"{here} replicas are"
+        return Shortage(f"{there} on this machine and max_replicas_per_node is {most}: raise it, or ask for fewer")
+    number, predecessors = outlook.numbers.lowest_free()
     after = [outlook.removal_steps[replica.name] for replica in predecessors]
     gpus: tuple[Gpu, ...] = ()
     if spec.gpu is not None and spec.gpu.count:
         preferred = tuple(uuid for replica in predecessors for uuid in replica.container.gpus)
-        taken_gpus = draft.gpus.take(outlook.name, spec.gpu, preferred)
-        if isinstance(taken_gpus, str):
-            return taken_gpus
-        gpus, freed_by = taken_gpus
-        after += freed_by
+        granted = draft.gpus.take(outlook.name, spec.gpu, preferred)
+        if isinstance(granted, Shortage):
+            return granted
+        gpus = granted.gpus
+        after += granted.after
+    outlook.numbers.give(number)
     name = replica_name(draft.desired.project, outlook.name, version, number)
     create = CreateContainer(
-        target=name, service=outlook.name, version=version, number=number, gpus=gpus, spec=spec, cause=cause
+        target=name,
+        service=outlook.name,
+        version=version,
+        number=number,
+        gpus=gpus,
+        gpu_slot=spec.gpu.slot if spec.gpu else None,
+        spec=spec,
+        cause=cause,
     )
     created = draft.add(create, *after)
     draft.add(StartContainer(target=name, service=outlook.name, cause=cause), created)
     return None
 
 
-def _numbers_planned(draft: _Draft, service: str) -> set[int]:
-    actions = (step.action for step in draft.steps)
-    return {action.number for action in actions if isinstance(action, CreateContainer) and action.service == service}
+@dataclass(slots=True)
+class _Numbers:
+    """The numbers of a service's replicas while new ones are planned: each takes the lowest that is free."""
+
+    taken: set[int]
+    leaving: dict[int, list[_Replica]]
+    """By number: replicas that this plan removes."""
+    here: int
+    """Replicas on this machine, those to come among them."""
+    _next: int = 1
+
+    @classmethod
+    def of(cls, outlook: _Outlook) -> _Numbers:
+        leaving: dict[int, list[_Replica]] = {}
+        for replica in outlook.replicas:
+            if replica.name in outlook.removal_steps:
+                leaving.setdefault(replica.container.number, []).append(replica)
+        staying = [replica for replica in outlook.replicas if replica.name not in outlook.removal_steps]
+        taken = {replica.container.number for replica in staying} | {action.number for action in outlook.creating}
+        return cls(taken, leaving, here=len(staying) + len(outlook.creating))
+
+    def lowest_free(self) -> tuple[int, list[_Replica]]:
+        """The next number, and those that had it and leave."""
+        while self._next in self.taken:
+            self._next += 1
+        return self._next, self.leaving.get(self._next, [])
+
+    def give(self, number: int) -> None:
+        self.taken.add(number)
+        self.here += 1
 
 
 # --------------------------------------------------------------------------------------------------------- 4. register

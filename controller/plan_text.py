@@ -22,6 +22,7 @@ from controller.model import (
     Step,
     WriteRouting,
 )
+from controller.placement import slot_words
 
 
 def render_plan(plan: Plan) -> str:
@@ -37,7 +38,8 @@ def describe(action: Action) -> str:  # noqa: C901 - one branch an action, each 
         case PullImage():
             return f"pull {action.image} for {action.target}"
         case CreateContainer():
-            gpus = f" on {', '.join(gpu.uuid for gpu in action.gpus)}" if action.gpus else ""
+            slot = f"{slot_words(action.gpu_slot)} of " if action.gpu_slot else ""
+            gpus = f" on {slot}{', '.join(gpu.uuid for gpu in action.gpus)}" if action.gpus else ""
             return f"create {action.target}{gpus}"
         case StartContainer():
             return f"start {action.target}"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from controller.problems import Problems, at
@@ -19,6 +19,9 @@ from controller.problems import Problems, at
 MAX_REPLICAS = 1000
 _PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9/._~?=&-]*")
+_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt])i?b?", re.IGNORECASE | re.ASCII)
+_MEMORY_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+_LEAST_MEMORY, _MOST_MEMORY = 1024**2, 1024**4
 _GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _LONGEST = 200
 _EXPECTED = "expected"
@@ -52,6 +55,18 @@ def _check_grpc_name(name: str) -> str:
     return name
 
 
+def memory_bytes(size: str) -> int:
+    """Bytes of a size such as "16GiB"; 0 for what is none. Units are of 1024, written as Compose does or in full."""
+    match = _MEMORY.fullmatch(size)
+    return 0 if match is None else int(float(match[1]) * _MEMORY_UNITS[match[2].lower()])
+
+
+def _check_memory(size: object) -> str:
+    if not isinstance(size, str) or not _LEAST_MEMORY <= memory_bytes(size) <= _MOST_MEMORY:
+        raise _expected('a size from "1MiB" to "1TiB" such as "16GiB"')
+    return size
+
+
 def _check_replicas(count: int) -> int:
     if count > MAX_REPLICAS:
         raise _expected(f"at most {MAX_REPLICAS} replicas")
@@ -61,6 +76,7 @@ def _check_replicas(count: int) -> int:
 Route = Annotated[str, AfterValidator(_check_route)]
 ProbePath = Annotated[str, AfterValidator(_check_probe_path)]
 GrpcName = Annotated[str, AfterValidator(_check_grpc_name)]
+GpuMemory = Annotated[str, BeforeValidator(_check_memory)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -130,6 +146,15 @@ class CanaryBlock(_Block):
     weight: Annotated[int, Field(ge=1, le=99)]
 
 
+class GpuBlock(_Block):
+    """How much of the GPUs one replica gets: exactly one of count, memory and fraction is written."""
+
+    count: Annotated[int, Field(ge=1, le=64)] | None = None
+    memory: GpuMemory | None = None
+    fraction: Annotated[float, Field(ge=0.0001, le=1)] | None = None
+    placement: Literal["pack", "spread"] = "pack"
+
+
 class ServeBlock(_Block):
     """One `x-serve` block as written; null where the value is derived."""
 
@@ -137,6 +162,8 @@ class ServeBlock(_Block):
     autoscale: AutoscaleBlock | None = None
     rollout: RolloutBlock = Field(default_factory=RolloutBlock)
     canary: CanaryBlock | None = None
+    max_replicas_per_node: Annotated[int, Field(ge=1, le=1000)] | None = None
+    gpu: GpuBlock | None = None
     protocol: Literal["http", "grpc"] | None = None
     port: Port | None = None
     route: Route | None = None

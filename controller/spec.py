@@ -99,7 +99,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
     autoscale = _autoscale(at(path, "x-serve"), block, problems) if block else None
     most = 0 if block is None else autoscale.max if autoscale else block.replicas
     rollout = _rollout(at(path, "x-serve"), block, problems) if block else RolloutSpec()
-    gpu = gpu_request(path, source.definition, most, problems)
+    gpu = gpu_request(path, source.definition, block.gpu if block else None, most, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
     settings = _settings(at(path, "x-serve"), block, problems) if block else None
     drain_s = _drain_s(at(path, "x-serve"), block, problems) if block else 0.0
@@ -122,6 +122,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         route=block.route,
         strip_prefix=block.strip_prefix,
         grpc_services=tuple(block.grpc_services),
+        max_replicas_per_node=block.max_replicas_per_node,
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
         backpressure=_backpressure(block),

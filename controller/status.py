@@ -17,6 +17,7 @@ from controller.model import (
     Desired,
     Endpoint,
     FailureRecord,
+    GpuReading,
     Health,
     Observed,
     PendingReplica,
@@ -39,6 +40,7 @@ from controller.model import (
     socket_address,
 )
 from controller.phases import Phase, phase_of
+from controller.placement import GpuLedger, slot_words
 from controller.plan_text import describe
 from controller.shares import weights
 
@@ -56,12 +58,28 @@ SHOWN_AS: Mapping[Phase, ReplicaState] = {
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSlotUse:
+    """One replica's slot of a GPU."""
+
+    replica: str
+    amount: str
+    """In words: "16 GiB", "0.5"."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One GPU and who holds it ("" = nobody)."""
+    """One GPU (or MIG device) and who holds it ("" = nobody). Sizes are None where they are not known."""
 
     uuid: str
     name: str
     holder: str
+    """Who holds all of it, or all who have slots of it."""
+    slots: tuple[GpuSlotUse, ...] = ()
+    memory_bytes: int | None = None
+    used_bytes: int | None = None
+    """Memory in use by anybody, as last read."""
+    free_bytes: int | None = None
+    """What a new slot could have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +93,8 @@ class View:
     plan: Plan = field(default_factory=Plan)
     services: tuple[ServiceStatus, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
+    gpu_memory_problem: str = ""
+    """Why the memory in use is not known, in words."""
     endpoints: Mapping[str, ServiceEndpoints] = field(default_factory=dict)
     targets: tuple[Mapping[str, Any], ...] = ()
     spec_problems: tuple[str, ...] = ()
@@ -132,10 +152,27 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error
 
 
 def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
-    """Return every GPU with its holder, in the engine's order."""
+    """Return every GPU with its holders, in the engine's order."""
+    reading = observed.gpu_reading or GpuReading(0.0)
+    # However old the reading is: it is what there is to show.
+    ledger = GpuLedger.of(observed, now=reading.at)
     holders = dict(observed.foreign_gpu_holders)
-    holders |= {uuid: container.name for container in observed.containers for uuid in container.gpus}
-    return tuple(GpuUse(gpu.uuid, gpu.name, holders.get(gpu.uuid, "")) for gpu in observed.gpus)
+    slots: dict[str, list[GpuSlotUse]] = {}
+    for container in sorted(observed.containers, key=lambda container: container.name):
+        for uuid in container.gpus:
+            if container.gpu_slot is None:
+                holders[uuid] = container.name
+            else:
+                slots.setdefault(uuid, []).append(GpuSlotUse(container.name, slot_words(container.gpu_slot)))
+    uses = []
+    for gpu in observed.gpus:
+        shares = tuple(slots.get(gpu.uuid, ()))
+        # Who holds a GPU that was divided since holds its parts.
+        whole = holders.get(gpu.uuid) or holders.get(gpu.parent, "")
+        holder = whole or ", ".join(share.replica for share in shares)
+        used_bytes, free_bytes = reading.used_bytes.get(gpu.uuid), ledger.free_bytes(gpu.uuid)
+        uses.append(GpuUse(gpu.uuid, gpu.name, holder, shares, gpu.memory_bytes, used_bytes, free_bytes))
+    return tuple(uses)
 
 
 def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpoints]:

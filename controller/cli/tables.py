@@ -39,6 +39,8 @@ def status(document: Document) -> Iterator[RenderableType]:
     if document["gpus"]:
         yield Text("")
         yield _gpus(document)
+        if document["gpu_memory_problem"]:
+            yield Text(document["gpu_memory_problem"], style="dim")
 
 
 def event_line(event: Document) -> str:
@@ -110,10 +112,17 @@ def _replicas(document: Document) -> Table:
 
 
 def _gpus(document: Document) -> Table:
-    table = _table("GPU", "KIND", "HELD BY")
+    table = _table("GPU", "KIND", "MEMORY", "IN USE", "FREE", "HELD BY")
     for gpu in document["gpus"]:
-        table.add_row(Text(gpu["uuid"]), Text(gpu["name"] or "-"), Text(gpu["holder"] or "free"))
+        sizes = [Text(_size(gpu[key])) for key in ("memory_bytes", "used_bytes", "free_bytes")]
+        slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu["slots"])
+        nobody = "free" if gpu["free_bytes"] == gpu["memory_bytes"] else "other processes"
+        table.add_row(Text(gpu["uuid"]), Text(gpu["name"] or "-"), *sizes, Text(slots or gpu["holder"] or nobody))
     return table
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 1024**3:.1f} GiB"
 
 
 def _table(*columns: str) -> Table:

@@ -62,6 +62,13 @@ class ClusterEngine(Protocol):
         """Make one API call; `spec` is needed by CreateContainer only. Raises EngineError and its kinds."""
         ...
 
+    async def used_gpu_memory(self) -> Mapping[str, int]:
+        """Bytes in use of the GPUs that tell, by UUID, whoever uses them. Raises EngineError where nothing can be read.
+
+        It may take seconds and a container: to be asked for when somebody needs it.
+        """
+        ...
+
     async def logs(self, container_id: str, tail: int) -> str:
         """Last `tail` lines of a container's output; empty when it is gone."""
         ...

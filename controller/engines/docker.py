@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,7 +65,8 @@ class DockerEngine:
         self._create_body = create_body
         sources = gpu_sources or GpuSources()
         self._cdi_kind = sources.cdi_kind
-        self._reader = EngineReader(client, GpuDiscovery(client, sources), sources.cdi_kind)
+        self._discovery = GpuDiscovery(client, sources)
+        self._reader = EngineReader(client, self._discovery, sources.cdi_kind)
         self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-engine")
         # Starts may take long too; the world must be seen meanwhile. Two: one that hangs must not blind the next.
         self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
@@ -92,6 +94,16 @@ class DockerEngine:
                 await self._call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
                 await self._call(f"removal of replica {action.target}", partial(self._remove, action))
+
+    async def used_gpu_memory(self) -> Mapping[str, int]:
+        """See `ClusterEngine.used_gpu_memory`."""
+        try:
+            return await self._call("reading the memory of the GPUs", self._discovery.used_memory)
+        except ValueError as error:
+            raise EngineError(
+                f"nvidia-smi cannot be asked for the memory of the GPUs: {error}; replicas are placed by what "
+                "containers hold alone (CDI files as `nvidia-ctk cdi generate` writes them bring nvidia-smi along)"
+            ) from error
 
     async def logs(self, container_id: str, tail: int) -> str:
         """See `ClusterEngine.logs`; at most the last 64 KiB."""
@@ -144,6 +156,8 @@ class DockerEngine:
     # ------------------------------------------------------------------------------------- calls (in worker threads)
 
     def _create(self, action: CreateContainer, project: str, spec: ServiceSpec) -> None:
+        if spec.gpu and spec.gpu.slot != action.gpu_slot:  # edited since it was planned: what was planned is free
+            spec = replace(spec, gpu=replace(spec.gpu, slot=action.gpu_slot))
         body = self._create_body(
             spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind, self._node
         )

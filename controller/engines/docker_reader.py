@@ -21,7 +21,7 @@ import docker.errors
 from controller.engines.base import EngineState
 from controller.engines.gpu_discovery import PROBE_LABEL, GpuDiscovery
 from controller.engines.gpus import foreign_holders, requested_gpus
-from controller.model import ContainerState, ReplicaContainer, StrayContainer
+from controller.model import ContainerState, GpuSlot, ReplicaContainer, StrayContainer
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -126,6 +126,7 @@ class EngineReader:
         details = self._inspected(summary)
         if details is None:
             return None
+        gpus, gpu_slot = _gpus(labels.get("pierhead.gpus", ""))
         return ReplicaContainer(
             id=summary["Id"],
             name=_name(summary),
@@ -137,7 +138,8 @@ class EngineReader:
             port=_port(labels.get("pierhead.port", "")),
             probe=_probe(labels.get("pierhead.probe", "")),
             node=labels.get("pierhead.node", ""),
-            gpus=tuple(filter(None, labels.get("pierhead.gpus", "").split(","))),
+            gpus=gpus,
+            gpu_slot=gpu_slot,
             created_at=details.created_at,
             started_at=details.started_at,
             exit_code=details.exit_code,
@@ -241,6 +243,12 @@ def _probe(text: str) -> tuple[int, str] | None:
     digits, slash, rest = text.partition("/")
     port = _port(digits)
     return (port, slash + rest) if port is not None and slash else None
+
+
+def _gpus(text: str) -> tuple[tuple[str, ...], GpuSlot | None]:
+    """The GPUs of a replica, and what it has of its one GPU (None = all): "GPU-1,GPU-2", "GPU-1=fraction:0.5"."""
+    uuids, _, amount = text.partition("=")
+    return tuple(filter(None, uuids.split(","))), GpuSlot.read(amount)
 
 
 def _details(container: Mapping[str, Any]) -> _Details:

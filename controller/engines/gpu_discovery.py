@@ -1,9 +1,14 @@
-"""Finds this machine's GPUs: what the engine lists, else CDI files, else one `nvidia-smi` in a container of its own."""
+"""Finds this machine's GPUs: what the engine lists, else CDI files, else one `nvidia-smi` in a container of its own.
+
+The same `nvidia-smi` tells how much of their memory is in use; with CDI its container gets the GPUs by CDI, which
+brings the program along.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +20,14 @@ import requests
 
 from controller.engines.gpus import (
     GpuInventory,
+    described,
     discovered_devices,
     inventory_of_names,
+    inventory_of_report,
     merge_cdi,
     parse_cdi_spec,
-    parse_smi,
 )
+from controller.engines.smi import COMMAND, SmiDevice, parse_report
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -33,7 +40,9 @@ _INFO_PERIOD_S = 30.0
 _PROBE_PERIOD_S = 3600.0
 _PROBE_RETRY_S = 60.0
 _PROBE_TIMEOUT_S = 30
-_PROBE_COMMAND = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader"]
+# Older than this, a probe that has not been removed was left behind.
+_PROBE_ABANDONED_S = 120.0
+_LONGEST_REPORT = 200_000  # lines; a GPU has some hundred
 _LARGEST_CDI_FILE = 4 * 1024 * 1024
 
 
@@ -94,31 +103,49 @@ class CdiFiles:
 
 
 class GpuDiscovery:
-    """Answers `inventory()` from a cache of 30 s. Blocking calls: to be used from one worker thread at a time."""
+    """Answers `inventory()` from a cache of 30 s. Blocking calls: `inventory` from one worker thread at a time, and
+    `used_memory` from another."""
 
     def __init__(
         self,
         client: APIClient,
         sources: GpuSources,
         monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._sources = sources
         self._files = CdiFiles(sources)
         self._monotonic = monotonic
-        self._inventory = GpuInventory()
+        self._clock = clock
+        self._listed: GpuInventory | None = GpuInventory()
+        """What the engine or CDI files list; None where only nvidia-smi tells."""
         self._info_due = float("-inf")
-        self._probed = GpuInventory()
+        self._report: tuple[SmiDevice, ...] = ()
         self._probe_due = float("-inf")
+        self._probing = threading.Lock()
         self._warned: dict[str, None] = {}
 
     def inventory(self) -> GpuInventory:
         """GPUs the engine can hand out now. Raises what docker-py raises when the engine does not answer."""
         now = self._monotonic()
         if now >= self._info_due:
-            self._inventory = self._look(self._client.info())
+            self._listed = self._look(self._client.info())
             self._info_due = now + _INFO_PERIOD_S
-        return self._inventory
+        if self._listed is None:
+            return inventory_of_report(self._report)
+        return described(self._listed, self._report)
+
+    def used_memory(self) -> dict[str, int]:
+        """Bytes in use of every GPU that tells, by UUID. It takes a container, and a second or two.
+
+        Raises what docker-py raises, and ValueError with what `nvidia-smi` said when it cannot be asked.
+        """
+        image = self._sources.probe_image
+        if image is None:
+            raise ValueError("there is no image to run nvidia-smi in")
+        self._report = parse_report(self._run_smi(image, self._listed))
+        return {device.uuid: device.used_bytes for device in self._report if device.used_bytes is not None}
 
     def warn_once(self, message: str) -> None:
         """Log a warning the first time it comes up; it would come up again each half minute."""
@@ -128,7 +155,7 @@ class GpuDiscovery:
                 self._warned.pop(next(iter(self._warned)))
             _log.warning(message)
 
-    def _look(self, info: Mapping[str, Any]) -> GpuInventory:
+    def _look(self, info: Mapping[str, Any]) -> GpuInventory | None:
         fingerprints = self._files.read(self.warn_once)
         listed = discovered_devices(info, self._sources.cdi_kind)
         if listed:
@@ -142,18 +169,19 @@ class GpuDiscovery:
                 'the Docker Engine: put {"features": {"cdi": true}} into /etc/docker/daemon.json and restart it'
             )
         if "nvidia" in (info.get("Runtimes") or {}):
-            return self._probe()
+            self._probe()
+            return None
         return GpuInventory()
 
     # ------------------------------------------------------------------------------------------------------- probe
 
-    def _probe(self) -> GpuInventory:
-        """GPUs by `nvidia-smi` in a container; the last good answer while a new one is not due or fails."""
+    def _probe(self) -> None:
+        """Ask `nvidia-smi` in a container; the last good answer stays while a new one is not due or fails."""
         if self._sources.probe_image is None or self._monotonic() < self._probe_due:
-            return self._probed
+            return
         self._probe_due = self._monotonic() + _PROBE_RETRY_S
         try:
-            self._probed = parse_smi(self._run_smi(self._sources.probe_image))
+            self._report = parse_report(self._run_smi(self._sources.probe_image, None))
         except (requests.RequestException, ValueError) as error:
             detail = getattr(error, "explanation", None) or error
             self.warn_once(
@@ -162,23 +190,37 @@ class GpuDiscovery:
             )
         else:
             self._probe_due = self._monotonic() + _PROBE_PERIOD_S
-        return self._probed
 
-    def _run_smi(self, image: str) -> str:
-        body = {
+    def _run_smi(self, image: str, listed: GpuInventory | None) -> str:
+        with self._probing:
+            return self._run_probe(self._probe_body(image, listed))
+
+    def _probe_body(self, image: str, listed: GpuInventory | None) -> dict[str, Any]:
+        """A container that sees the GPUs listed by CDI, or all of them through the nvidia runtime."""
+        host: dict[str, Any] = {"NetworkMode": "none"}
+        environment = []
+        if listed is None:
+            host["Runtime"] = "nvidia"
+            environment = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"]
+        else:
+            devices = [f"{self._sources.cdi_kind}={gpu.uuid}" for gpu in listed.gpus]
+            host["DeviceRequests"] = [{"Driver": "cdi", "DeviceIDs": devices}]
+        return {
             "Image": image,
-            "Entrypoint": _PROBE_COMMAND,
+            "Entrypoint": ["sh", "-c", COMMAND],
             "Cmd": [],
-            "Env": ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"],
+            "Env": environment,
             "Labels": {PROBE_LABEL: "gpu"},
-            "HostConfig": {"Runtime": "nvidia", "NetworkMode": "none"},
+            "HostConfig": host,
         }
+
+    def _run_probe(self, body: Mapping[str, Any]) -> str:
         self._remove_old_probes()
         container = self._client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
         try:
             self._client.start(container)
             code = self._client.wait(container, timeout=_PROBE_TIMEOUT_S)["StatusCode"]
-            output = self._client.logs(container, tail=1000).decode(errors="replace")
+            output = self._client.logs(container, tail=_LONGEST_REPORT).decode(errors="replace")
         finally:
             with contextlib.suppress(docker.errors.NotFound):  # somebody's `docker container prune` was first
                 self._client.remove_container(container, force=True, v=True)
@@ -187,8 +229,10 @@ class GpuDiscovery:
         return str(output)
 
     def _remove_old_probes(self) -> None:
-        """A controller killed between create and remove leaves its probe behind."""
+        """A controller killed between create and remove leaves its probe behind. A young one may be another stack's."""
         ended = {"label": f"{PROBE_LABEL}=gpu", "status": ["created", "exited", "dead"]}
         for left in self._client.containers(all=True, filters=ended):
+            if self._clock() - left.get("Created", 0) < _PROBE_ABANDONED_S:
+                continue
             with contextlib.suppress(docker.errors.NotFound):  # it went by itself meanwhile
                 self._client.remove_container(left["Id"], force=True, v=True)

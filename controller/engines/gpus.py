@@ -2,6 +2,8 @@
 
 A GPU goes by its UUID (`GPU-...`, `MIG-...`). CDI files and containers also speak of indices ("0", MIG "0:1") and of
 "all"; an index is only ever an alias of a UUID, and is used as a name where no UUID is known.
+
+A GPU that is divided into MIG devices is not one of the GPUs: they are. Who holds it holds all of them.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
 
+from controller.engines.smi import SmiDevice
 from controller.model import Gpu
 
 _ALL = "all"
@@ -30,6 +33,8 @@ class GpuInventory:
 
     gpus: tuple[Gpu, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    divided: frozenset[str] = frozenset()
+    """UUIDs of GPUs that are not among them because they are divided into MIG devices."""
 
     def resolve(self, name: str) -> frozenset[str]:
         """UUIDs that a name in a device request means; empty when it names nothing known here."""
@@ -37,6 +42,8 @@ class GpuInventory:
         if name == _ALL:
             return uuids
         uuid = self.aliases.get(name, name)
+        if uuid in self.divided:
+            return frozenset(gpu.uuid for gpu in self.gpus if gpu.parent == uuid)
         return frozenset({uuid}) & uuids
 
 
@@ -121,13 +128,60 @@ def inventory_of_names(names: Iterable[str], fingerprints: Mapping[str, str] | N
     indices = sorted((name for name in known if _INDEX.fullmatch(name)), key=_index_order)
     uuids = [name for name in known if not _INDEX.fullmatch(name)]
     if not uuids:
-        return GpuInventory(tuple(Gpu(uuid=name) for name in indices))
+        parents = {name: name.partition(":")[0] for name in indices if ":" in name}
+        return _without_divided(GpuInventory(tuple(Gpu(uuid=name) for name in indices)), parents)
     by_nodes = _unique({uuid: fingerprints.get(uuid, "") for uuid in uuids})
     index_names = indices or sorted((name for name in fingerprints if _INDEX.fullmatch(name)), key=_index_order)
     aliases = {index: by_nodes[fingerprints[index]] for index in index_names if fingerprints.get(index, "") in by_nodes}
     position = {uuid: order for order, uuid in enumerate(aliases.values())}
     ordered = sorted(uuids, key=lambda uuid: (position.get(uuid, len(position)), uuid))
-    return GpuInventory(tuple(Gpu(uuid=uuid) for uuid in ordered), aliases)
+    inventory = GpuInventory(tuple(Gpu(uuid=uuid) for uuid in ordered), aliases)
+    return _without_divided(inventory, _parents(uuids, fingerprints))
+
+
+def _parents(uuids: Iterable[str], fingerprints: Mapping[str, str]) -> dict[str, str]:
+    """MIG device -> its GPU: the one that alone brings a device node which the MIG device brings, too."""
+    owners: dict[str, list[str]] = {}
+    parts: list[str] = []
+    for uuid in uuids:
+        if Gpu(uuid).is_mig:
+            parts.append(uuid)
+        else:
+            for node in filter(None, fingerprints.get(uuid, "").split("\n")):
+                owners.setdefault(node, []).append(uuid)
+    parents: dict[str, str] = {}
+    for part in parts:
+        for node in fingerprints.get(part, "").split("\n"):
+            if len(owners.get(node, ())) == 1:
+                parents.setdefault(part, owners[node][0])
+    return parents
+
+
+def _without_divided(inventory: GpuInventory, parents: Mapping[str, str], divided: Iterable[str] = ()) -> GpuInventory:
+    """Tell MIG devices whose part they are, and leave out the GPUs that are divided."""
+    gone = inventory.divided | frozenset(divided) | frozenset(parents.values())
+    gpus = tuple(
+        replace(gpu, parent=parents.get(gpu.uuid, gpu.parent)) for gpu in inventory.gpus if gpu.uuid not in gone
+    )
+    return replace(inventory, gpus=gpus, divided=gone)
+
+
+def described(inventory: GpuInventory, report: Iterable[SmiDevice]) -> GpuInventory:
+    """The same GPUs with what `nvidia-smi` says of them: name, memory, whose part they are."""
+    known = {device.uuid: device for device in report}
+    parents = {uuid: device.parent for uuid, device in known.items() if device.parent}
+    inventory = _without_divided(inventory, parents, (uuid for uuid, device in known.items() if device.divided))
+    gpus = []
+    for gpu in inventory.gpus:
+        device = known.get(gpu.uuid)
+        gpus.append(replace(gpu, name=device.name, memory_bytes=device.memory_bytes) if device else gpu)
+    return replace(inventory, gpus=tuple(gpus))
+
+
+def inventory_of_report(report: Sequence[SmiDevice]) -> GpuInventory:
+    """The GPUs that the nvidia driver hands out, from what `nvidia-smi` says."""
+    gpus = tuple(Gpu(uuid=device.uuid, driver="nvidia") for device in report)
+    return described(GpuInventory(gpus, {device.index: device.uuid for device in report}), report)
 
 
 def _unique(fingerprints: Mapping[str, str]) -> dict[str, str]:
@@ -140,23 +194,6 @@ def _unique(fingerprints: Mapping[str, str]) -> dict[str, str]:
 
 def _index_order(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(":"))
-
-
-def parse_smi(text: str) -> GpuInventory:
-    """GPUs from `nvidia-smi --query-gpu=uuid,name,memory.total --format=csv,noheader`, in index order.
-
-    Memory comes as "81559 MiB". Raises ValueError naming the line that reads otherwise.
-    """
-    gpus: list[Gpu] = []
-    for line in filter(None, (raw.strip() for raw in text.splitlines())):
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 3 or not fields[0].startswith(("GPU-", "MIG-")):
-            raise ValueError(f'nvidia-smi: expected "uuid, name, memory", found "{line}"')
-        number, _, unit = fields[2].partition(" ")
-        # Machines whose GPU shares the host's memory print "[N/A]".
-        memory = int(number) * 1024 * 1024 if number.isdecimal() and unit == "MiB" else None
-        gpus.append(Gpu(uuid=fields[0], driver="nvidia", name=fields[1], memory_bytes=memory))
-    return GpuInventory(tuple(gpus), {str(index): gpu.uuid for index, gpu in enumerate(gpus)})
 
 
 # ------------------------------------------------------------------------------------------------------------- holders

@@ -13,7 +13,7 @@ import pytest
 
 from controller.compose import ComposeProject
 from controller.errors import SpecError
-from controller.model import Spec
+from controller.model import GpuSlot, Spec
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
@@ -157,9 +157,39 @@ async def test_gpus_as_compose_prints_them(tmp_path: Path) -> None:
         assert told.startswith("services.a.deploy.resources.reservations.devices[0].count: expected the number of GPUs")
 
 
+@pytest.mark.parametrize(
+    ("reservation", "device_ids"),
+    [
+        ("deploy: {resources: {reservations: {devices: [{driver: nvidia, capabilities: [gpu]}]}}}", ()),
+        ("gpus: all", ()),
+        (
+            "deploy: {resources: {reservations: {devices: [{capabilities: [gpu], device_ids: [GPU-1, GPU-2]}]}}}",
+            ("GPU-1", "GPU-2"),
+        ),
+    ],
+)
+async def test_a_reservation_beside_a_slot_as_compose_prints_it(
+    tmp_path: Path, reservation: str, device_ids: tuple[str, ...]
+) -> None:
+    text = f"services: {{a: {{image: a, scale: 0, x-serve: {{gpu: {{memory: 16GiB}}}}, {reservation}}}}}"
+    write(tmp_path / "compose.yaml", text)
+    gpu = (await load(tmp_path)).services["a"].gpu
+    assert gpu is not None
+    assert (gpu.count, gpu.device_ids, gpu.slot) == (1, device_ids, GpuSlot(memory_bytes=16 * 1024**3))
+
+
+async def test_limits_of_cpu_and_memory_as_compose_prints_them(tmp_path: Path) -> None:
+    limits = "deploy: {resources: {limits: {cpus: 1.5, memory: 2g}, reservations: {cpus: 0.5, memory: 512m}}}"
+    for written in (limits, "cpus: 1.5, mem_limit: 2g, mem_reservation: 512m"):
+        write(tmp_path / "compose.yaml", f"services: {{a: {{image: a, scale: 0, x-serve: {{}}, {written}}}}}")
+        host = (await load(tmp_path)).services["a"].container["HostConfig"]
+        assert (host["NanoCpus"], host["Memory"], host["MemoryReservation"]) == (1_500_000_000, 2 * 2**30, 512 * 2**20)
+
+
 async def test_the_reference_can_be_loaded() -> None:
     spec = await load(ROOT, COMPOSE_FILE="compose/reference.yaml", COMPOSE_PROJECT_NAME="reference")
-    assert (spec.project, sorted(spec.services), spec.warnings) == ("reference", ["autoscaled", "reference"], ())
+    names = ["autoscaled", "gpu-slots", "reference"]
+    assert (spec.project, sorted(spec.services), spec.warnings) == ("reference", names, ())
 
 
 async def test_the_same_files_give_the_same_spec(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from controller.model import (
     CreateContainer,
     Gpu,
     GpuRequest,
+    GpuSlot,
     ProbeSpec,
     PullImage,
     RemoveContainer,
@@ -114,7 +115,8 @@ class DockerWorld:
         document = {"cdiVersion": "0.5.0", "kind": CDI_KIND, "devices": devices}
         (cdi_directory / "gpus.yaml").write_text(yaml.safe_dump(document))
         self.own_client = open_client()
-        self.engine: ClusterEngine = DockerEngine(self.own_client, create_body, GpuSources(CDI_KIND, (cdi_directory,)))
+        sources = GpuSources(CDI_KIND, (cdi_directory,), probe_image=self.image)
+        self.engine: ClusterEngine = DockerEngine(self.own_client, create_body, sources)
 
     def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec:
         command = ["sh", "-c", BEHAVIOURS[service][1]] if service != "broken" else ["nowhere"]
@@ -221,10 +223,16 @@ async def observe(world: World, *images: str) -> EngineState:
 
 
 def create_action(
-    world: World, service: str, *, number: int = 1, version: str = "0a1b2c3d", gpus: tuple[Gpu, ...] = ()
+    world: World,
+    service: str,
+    *,
+    number: int = 1,
+    version: str = "0a1b2c3d",
+    gpus: tuple[Gpu, ...] = (),
+    gpu_slot: GpuSlot | None = None,
 ) -> CreateContainer:
     name = replica_name(world.project, service, version, number)
-    return CreateContainer(target=name, service=service, version=version, number=number, gpus=gpus)
+    return CreateContainer(target=name, service=service, version=version, number=number, gpus=gpus, gpu_slot=gpu_slot)
 
 
 async def create(world: World, service: str, **changes: Any) -> str:
@@ -490,6 +498,24 @@ async def test_gpus_are_listed_and_pinned(world: World) -> None:
     name = await create(world, "pinned", gpus=(state.gpus[1],))
     assert (await get(world, name)).gpus == ("GPU-1",)
     assert (await observe(world)).foreign_gpu_holders == {}
+
+
+@pytest.mark.parametrize("slot", [GpuSlot(memory_bytes=16 * 1024**3), GpuSlot(fraction=0.25)])
+async def test_what_a_replica_has_of_its_gpu_is_read_back(world: World, slot: GpuSlot) -> None:
+    name = await create(world, "pinned", gpus=(Gpu("GPU-0"),), gpu_slot=slot)
+    found = await get(world, name)
+    assert (found.gpus, found.gpu_slot) == (("GPU-0",), slot)
+    whole = create_action(world, "pinned", gpus=(Gpu("GPU-0"),))
+    with pytest.raises(EngineError, match=rf"create of replica {name}: another container"):
+        await world.engine.perform(whole, world.project, world.spec("pinned"))
+
+
+async def test_memory_in_use_that_cannot_be_read_says_why(world: World) -> None:
+    """These GPUs are names: nothing brings nvidia-smi along."""
+    await observe(world)
+    with pytest.raises(EngineError, match="the memory of the GPUs"):
+        await world.engine.used_gpu_memory()
+    assert (await observe(world)).foreign_gpu_holders == {}, "whoever asks holds nothing"
 
 
 async def test_logs_have_a_tail(world: World) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,90 @@ def test_four_gpus_four_replicas_and_the_fifth_waits_with_a_reason(
     assert [replica["message"] for replica in pending] == ["it asks for 1 GPU and 0 of 4 are free: 4 held by pinned"]
     with capsys.disabled():
         print("".join(f"\n  {name} {gpu}" for name, gpu in seen.items()), f"\n  PENDING {pending[0]['message']}")
+
+
+def test_slots_share_gpus_and_whole_ones_wait_for_them_to_be_empty(
+    gpu_stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu_stack.scale("shared", 3)
+    held = {name: c.labels["pierhead.gpus"] for name, c in gpu_stack.replicas("shared").items()}
+    assert sorted(held.values()) == ["GPU-0000=fraction:0.5", "GPU-0000=fraction:0.5", "GPU-0001=fraction:0.5"]
+    for container in gpu_stack.replicas("shared").values():
+        code, output = container.exec_run(["printenv", "PIERHEAD_GPU_FRACTION"])
+        assert (code, output) == (0, b"0.5\n")
+
+    done = gpu_stack.pierhead("scale", "pinned", "3")
+    assert done.returncode == 1
+    why = "it asks for 1 GPU and 0 of 4 are free: 2 held by pinned, 2 shared by shared"
+    eventually(lambda: why in gpu_stack.service("pinned")["message"], "the shortage is told with numbers")
+    status = gpu_stack.pierhead("status").stdout
+    with capsys.disabled():
+        print(f"\n{status}")
+    assert "nvidia-smi cannot be asked for the memory of the GPUs" in " ".join(status.split())
+    gpu_stack.scale("shared", 2)
+    gpu_stack.wait_settled(pinned=3, shared=2)
+    again = sorted(c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values())
+    assert len(set(again)) == 3
+
+
+@dataclass(frozen=True)
+class Smi:
+    """An `nvidia-smi` that CDI mounts into whoever gets a device, as NVIDIA's files do."""
+
+    directory: Path
+
+    def say(self, *used_mib: int) -> None:
+        """How much of each GPU's 24 GiB is in use."""
+        names = [f"GPU-000{index}" for index in range(len(used_mib))]
+        listing = "".join(f"GPU {index}: Card (UUID: {name})\n" for index, name in enumerate(names))
+        gpus = "".join(
+            f"<gpu><uuid>{name}</uuid><fb_memory_usage><total>24576 MiB</total><used>{used} MiB</used>"
+            "</fb_memory_usage></gpu>"
+            for name, used in zip(names, used_mib, strict=True)
+        )
+        xml = f'<?xml version="1.0" ?>\n<nvidia_smi_log>{gpus}</nvidia_smi_log>\n'
+        # One file for both of its forms, so that no reading finds one of them old.
+        fresh = self.directory / "fresh"
+        fresh.write_text(f"{listing}{xml}")
+        fresh.replace(self.directory / "said")
+
+
+@pytest.fixture
+def smi(fake_gpus: None, tmp_path: Path) -> Smi:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\n[ "$1" = -L ] || exec cat /pierhead-smi/said\n')
+    program.chmod(0o755)
+    mounts = {tmp_path: "/pierhead-smi", program: "/usr/bin/nvidia-smi"}
+    edits = "".join(
+        f"  - {{hostPath: {outside}, containerPath: {inside}, options: [ro, bind]}}\n"
+        for outside, inside in mounts.items()
+    )
+    with CDI_FILE.open("a") as file:
+        file.write(f"containerEdits:\n  mounts:\n{edits}")
+    said = Smi(tmp_path)
+    said.say(*[0] * GPUS)
+    return said
+
+
+@pytest.fixture
+def memory_stack(smi: Smi) -> Iterator[Stack]:
+    smi.say(20_000, 23_000, 24_000, 24_000)
+    environment = {"PIERHEAD_GPU_CDI_KIND": CDI_KIND}
+    yield from started(Stack("pierhead-test-memory", ["tests/e2e/apps/gpu_memory.yaml"], environment))
+
+
+def test_a_replica_waits_for_memory_that_somebody_else_uses(
+    memory_stack: Stack, smi: Smi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "it asks for 8 GiB of a GPU and 0 of 4 GPUs fit: 4 have at most 4.4 GiB free (other processes use 19.5 GiB)"
+    eventually(lambda: why in memory_stack.service("llm")["message"], "it waits with numbers")
+    assert memory_stack.replicas("llm") == {}
+    smi.say(20_000, 500, 24_000, 24_000)
+    memory_stack.wait_settled(llm=2)
+    held = {container.labels["pierhead.gpus"] for container in memory_stack.replicas("llm").values()}
+    assert held == {f"GPU-0001=memory:{8 * 1024**3}"}
+    with capsys.disabled():
+        print(f"\n{memory_stack.pierhead('status').stdout}")
 
 
 def test_killed_replica_comes_back_on_its_gpu(gpu_stack: Stack) -> None:

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ def began(stack: Stack, offered: str) -> bool:
     return bool(taken_up and now["offered"] not in (None, offered))
 
 
+def answers(stack: Stack, name: str) -> bool:
+    return stack.get("/faulty").body == name.encode()
+
+
 def ended(stack: Stack) -> bool:
     now = row(stack)
     return now["rollout"] is None and now["converged"]
@@ -88,7 +93,7 @@ def test_a_row_of_rollouts_every_third_one_bad(edited: tuple[Stack, Path]) -> No
                 broken = {"BREAK": "crash" if bad % 2 else "unready"}
             begun = time.monotonic()
             edit(app, f"v{number}", startup_s=4 if broken else 60, **broken)
-            eventually(lambda offered=offered: began(stack, offered), "the new version is seen", within_s=30)  # type: ignore[misc]
+            eventually(partial(began, stack, offered), "the new version is seen", within_s=30)
             eventually(lambda: ended(stack), "the rollout is over", within_s=120)
             times.append(time.monotonic() - begun)
             now = row(stack)
@@ -98,9 +103,7 @@ def test_a_row_of_rollouts_every_third_one_bad(edited: tuple[Stack, Path]) -> No
             else:
                 assert now["stable"] == now["offered"] != before
                 assert now["state"] == "HEALTHY"
-                eventually(
-                    lambda number=number: stack.get("/faulty").body == f"v{number}".encode(), "it is the new one"
-                )  # type: ignore[misc]
+                eventually(partial(answers, stack, f"v{number}"), "it is the new one")
     print(f"\n{ROLLOUTS} rollouts, {bad} of them bad: {load.result}")
     print("seconds each: " + ", ".join(f"{seconds:.1f}" for seconds in times))
     print("\n".join(rejected))

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +22,7 @@ from controller.model import (
     ContainerState,
     CreateContainer,
     Gpu,
+    GpuSlot,
     PullImage,
     RemoveContainer,
     ReplicaContainer,
@@ -69,6 +70,7 @@ class FakeContainer:
     probe: tuple[int, str] | None = None
     node: str = ""
     gpus: tuple[str, ...] = ()
+    gpu_slot: GpuSlot | None = None
     ours: bool = True
     one_off: bool = False
     state: ContainerState = ContainerState.CREATED
@@ -106,6 +108,8 @@ class FakeEngine:
     pullable: set[str] = field(default_factory=set)
     """Images that a pull brings."""
     gpus: tuple[Gpu, ...] = ()
+    gpu_memory: dict[str, int] | None = None
+    """Bytes in use by UUID; None = there is no nvidia-smi to ask."""
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     """By version, else by service; `Behaviour()` for the others."""
     node: str = "fake-node"
@@ -154,6 +158,12 @@ class FakeEngine:
                 self._signal(action)
             case RemoveContainer():
                 self._remove(action)
+
+    async def used_gpu_memory(self) -> Mapping[str, int]:
+        await self._turn()
+        if self.gpu_memory is None:
+            raise EngineError("nvidia-smi cannot be asked for the memory of the GPUs: there is none (fake)")
+        return dict(self.gpu_memory)
 
     async def logs(self, container_id: str, tail: int) -> str:
         await self._turn()
@@ -343,6 +353,7 @@ class FakeEngine:
             probe=(spec.probe.port, spec.probe.path),
             node=self.node,
             gpus=tuple(gpu.uuid for gpu in action.gpus),
+            gpu_slot=action.gpu_slot,
         )
         with contextlib.suppress(KeyError):  # the name is free: the usual case
             _refuse_unless_same(self.by_name(action.target), new)
@@ -426,6 +437,7 @@ def _replica(one: FakeContainer) -> ReplicaContainer:
         probe=one.probe,
         node=one.node,
         gpus=one.gpus,
+        gpu_slot=one.gpu_slot,
         created_at=one.created_at,
         started_at=one.started_at,
         exit_code=one.exit_code,
@@ -435,7 +447,7 @@ def _replica(one: FakeContainer) -> ReplicaContainer:
 
 def _refuse_unless_same(existing: FakeContainer, new: FakeContainer) -> None:
     """Raise EngineError when a container of that name is there and is not this very replica."""
-    labels = ("project", "service", "version", "number", "gpus", "ours")
+    labels = ("project", "service", "version", "number", "gpus", "gpu_slot", "ours")
     differing = [label for label in labels if getattr(existing, label) != getattr(new, label)]
     if differing:
         raise EngineError(

@@ -23,13 +23,27 @@ from controller.engines.base import CONNECTED
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
 from controller.errors import EngineError, EngineUnreachable
-from controller.model import CreateContainer, Gpu, GpuRequest, ProbeSpec, ServiceSpec, StartContainer, replica_name
+from controller.model import (
+    CreateContainer,
+    Gpu,
+    GpuRequest,
+    GpuSlot,
+    ProbeSpec,
+    ServiceSpec,
+    StartContainer,
+    replica_name,
+)
 from tests.debian_image import debian_image
 
 pytestmark = pytest.mark.engine
 
 CDI_DIRECTORY = Path("/etc/cdi")
+SMI = """#!/bin/sh
+[ "$1" = -L ] && exec cat /pierhead-smi/list
+exec cat /pierhead-smi/xml
+"""
 PATIENCE_S = 20.0
+MIB = 1024 * 1024
 # What a container tells of itself: the nodes it sees, and the variable it was given.
 CONFESS = "ls /dev | grep ^pierhead-gpu; echo $PIERHEAD_TEST_GPU; sleep infinity & wait"
 
@@ -59,10 +73,12 @@ class Machine:
             "ranker", self.image, "http", 8080, 1, probe, gpu=GpuRequest(1), managed=False, container=container
         )
 
-    async def run(self, number: int, *gpus: Gpu) -> str:
+    async def run(self, number: int, *gpus: Gpu, slot: GpuSlot | None = None) -> str:
         """Create and start a replica on these GPUs."""
         name = self.name(number)
-        action = CreateContainer(target=name, service="ranker", version="0a1b2c3d", number=number, gpus=gpus)
+        action = CreateContainer(
+            target=name, service="ranker", version="0a1b2c3d", number=number, gpus=gpus, gpu_slot=slot
+        )
         await self.engine.perform(action, self.project, self.spec())
         await self.engine.perform(StartContainer(target=name), self.project, None)
         return name
@@ -103,8 +119,34 @@ def client() -> Iterator[APIClient]:
     client.close()
 
 
+@dataclass(frozen=True)
+class Smi:
+    """What an `nvidia-smi` says that every container with a device finds in its path."""
+
+    directory: Path
+
+    def say(self, *cards: tuple[str, int, int]) -> None:
+        """UUID, memory in MiB, and how much of it is in use."""
+        lines = [f"GPU {index}: Card (UUID: {uuid})\n" for index, (uuid, _, _) in enumerate(cards)]
+        gpus = [
+            f"<gpu><uuid>{uuid}</uuid><fb_memory_usage><total>{size} MiB</total><used>{used} MiB</used>"
+            "</fb_memory_usage></gpu>"
+            for uuid, size, used in cards
+        ]
+        (self.directory / "list").write_text("".join(lines))
+        (self.directory / "xml").write_text(f'<?xml version="1.0" ?>\n<nvidia_smi_log>{"".join(gpus)}</nvidia_smi_log>')
+
+
 @pytest.fixture
-def cdi_kind(client: APIClient) -> Iterator[str]:
+def smi(tmp_path: Path) -> Smi:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI)
+    program.chmod(0o755)
+    return Smi(tmp_path)
+
+
+@pytest.fixture
+def cdi_kind(client: APIClient, smi: Smi) -> Iterator[str]:
     """Four devices GPU-0 to GPU-3, their indices, and "all", as NVIDIA's toolkit describes them."""
     if not client.info().get("CDISpecDirs"):
         pytest.skip('CDI is off in this engine: {"features": {"cdi": true}} in /etc/docker/daemon.json')
@@ -120,7 +162,12 @@ def cdi_kind(client: APIClient) -> Iterator[str]:
     kind = f"pierhead.test/gpu-{run}"
     path = CDI_DIRECTORY / f"pierhead-test-{run}.yaml"
     CDI_DIRECTORY.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump({"cdiVersion": "0.5.0", "kind": kind, "devices": devices}))
+    mounts = [
+        {"hostPath": str(smi.directory), "containerPath": "/pierhead-smi", "options": ["ro", "bind"]},
+        {"hostPath": f"{smi.directory}/nvidia-smi", "containerPath": "/usr/bin/nvidia-smi", "options": ["ro", "bind"]},
+    ]
+    document = {"cdiVersion": "0.5.0", "kind": kind, "devices": devices, "containerEdits": {"mounts": mounts}}
+    path.write_text(yaml.safe_dump(document))
     yield kind
     path.unlink()
 
@@ -128,8 +175,9 @@ def cdi_kind(client: APIClient) -> Iterator[str]:
 @pytest_asyncio.fixture
 async def machine(client: APIClient, cdi_kind: str) -> AsyncIterator[Machine]:
     project = f"pierhead-test-{secrets.token_hex(4)}"
-    engine = DockerEngine(open_client(), create_body, GpuSources(cdi_kind, (CDI_DIRECTORY,)))
-    yield Machine(client, engine, project, cdi_kind, debian_image(client))
+    image = debian_image(client)
+    engine = DockerEngine(open_client(), create_body, GpuSources(cdi_kind, (CDI_DIRECTORY,), probe_image=image))
+    yield Machine(client, engine, project, cdi_kind, image)
     await engine.close()
     for left in client.containers(all=True, filters={"label": f"pierhead.test={project}"}):
         client.remove_container(left["Id"], force=True, v=True)
@@ -178,6 +226,40 @@ async def test_a_foreign_holder_is_seen_and_its_end_wakes(machine: Machine, aske
     await stream.aclose()  # type: ignore[attr-defined]
     state = await machine.engine.observe(machine.project, ["ranker"], [])
     assert state.foreign_gpu_holders == {}
+
+
+async def test_slots_share_a_device_and_are_read_back(machine: Machine) -> None:
+    gpu = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus[2]
+    half = GpuSlot(fraction=0.5)
+    names = [await machine.run(number, gpu, slot=half) for number in (1, 2)]
+    for name in names:
+        assert (await machine.confession(name))[:2] == ["pierhead-gpu2", gpu.uuid]
+    state = await machine.engine.observe(machine.project, ["ranker"], [])
+    assert {one.name: (one.gpus, one.gpu_slot) for one in state.containers} == dict.fromkeys(names, ((gpu.uuid,), half))
+    environment = (await asyncio.to_thread(machine.client.inspect_container, names[0]))["Config"]["Env"]
+    assert "PIERHEAD_GPU_FRACTION=0.5" in environment
+
+
+async def test_memory_is_read_by_the_nvidia_smi_that_cdi_brings_along(machine: Machine, smi: Smi) -> None:
+    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+    assert {gpu.memory_bytes for gpu in gpus} == {None}
+    smi.say(*((gpu.uuid, 1000 * (index + 1), 10 * index) for index, gpu in enumerate(gpus)))
+    used = await machine.engine.used_gpu_memory()
+    assert used == {gpu.uuid: 10 * index * MIB for index, gpu in enumerate(gpus)}
+    told = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+    assert [(gpu.uuid, gpu.name, gpu.memory_bytes) for gpu in told] == [
+        (gpu.uuid, "Card", 1000 * (index + 1) * MIB) for index, gpu in enumerate(gpus)
+    ]
+    left = await asyncio.to_thread(
+        machine.client.containers, all=True, filters={"label": "pierhead.probe", "ancestor": machine.image}
+    )
+    assert left == []
+
+
+async def test_memory_that_nothing_tells_is_an_error_that_says_so(machine: Machine) -> None:
+    await machine.engine.observe(machine.project, ["ranker"], [])
+    with pytest.raises(EngineError, match=r"nvidia-smi ended with exit code 1.*cat: /pierhead-smi/list"):
+        await machine.engine.used_gpu_memory()
 
 
 async def test_a_device_that_is_gone_is_named_with_what_to_do(machine: Machine) -> None:

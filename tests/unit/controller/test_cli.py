@@ -25,6 +25,7 @@ from controller.callers import Gatekeeper
 from controller.cli.tables import event_line
 from controller.cli.wait import ScaleWait, TargetMovedError, judge_all, new_lines
 from controller.errors import SpecError
+from controller.model import Gpu, GpuRequest, GpuSlot
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -136,6 +137,22 @@ async def test_a_gpu_shortage_ends_the_wait_at_once(tmp_path: Path) -> None:
         assert done.code == 1
         assert "ranker: 2 of 3 ready; 1 pending: it asks for 1 GPU and 0 of 2 are free" in done.err
         assert "The target stays 3" in done.err
+
+
+async def test_status_shows_memory_and_slots_of_gpus(tmp_path: Path) -> None:
+    gib = 1024**3
+    half = GpuRequest(1, slot=GpuSlot(memory_bytes=16 * gib))
+    control = Control.of(tmp_path, gpu_service("llm", replicas=2, gpu=half))
+    control.engine.gpus = tuple(Gpu(f"GPU-{n}", name="L40", memory_bytes=48 * gib) for n in range(3))
+    control.engine.gpu_memory = {"GPU-0": gib // 2, "GPU-1": 40 * gib}
+    async with served(control) as pierhead:
+        await control.settled("llm", 2)
+        shown = (await pierhead("status")).out.splitlines()
+        (row,) = [line for line in shown if line.startswith("GPU-0")]
+        assert row.split()[:8] == ["GPU-0", "L40", "48.0", "GiB", "0.5", "GiB", "16.0", "GiB"]
+        assert "(16 GiB)" in row
+        ends = [line.rsplit("GiB", 1)[1].strip() for line in shown if line.startswith(("GPU-1", "GPU-2"))]
+        assert ends == ["other processes", "free"]
 
 
 async def test_the_wait_has_an_end(control: Control) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controller.container import create_body
-from controller.model import Gpu, ServiceSpec, replica_name
+from controller.model import Gpu, GpuSlot, ServiceSpec, replica_name
 from controller.spec import parse
 from controller.translate import IGNORED
 from tests.unit.controller.compose_configs import PROJECT, config, problems, problems_of, ranker, read, service
@@ -426,6 +428,76 @@ def test_gpus_are_pinned_by_uuid_through_their_driver() -> None:
         {"Driver": "nvidia", "DeviceIDs": ["GPU-1"], "Capabilities": [["gpu", "video"]]}
     ]
     assert "DeviceRequests" not in body(spec)["HostConfig"]
+
+
+GIB = 1024**3
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "label", "told"),
+    [
+        (
+            {"memory": "16GiB"},
+            Gpu("GPU-1", memory_bytes=80 * GIB),
+            "GPU-1=memory:17179869184",
+            ["PIERHEAD_GPU_FRACTION=0.2", "PIERHEAD_GPU_MEMORY_BYTES=17179869184"],
+        ),
+        (
+            {"fraction": 0.29},
+            Gpu("GPU-1", memory_bytes=100 * GIB),
+            "GPU-1=fraction:0.29",
+            ["PIERHEAD_GPU_FRACTION=0.29", f"PIERHEAD_GPU_MEMORY_BYTES={29 * GIB}"],
+        ),
+        ({"fraction": 0.5}, Gpu("GPU-1"), "GPU-1=fraction:0.5", ["PIERHEAD_GPU_FRACTION=0.5"]),
+        (
+            {"memory": "10GiB"},
+            Gpu("MIG-1", memory_bytes=30 * GIB),
+            "MIG-1=memory:10737418240",
+            ["PIERHEAD_GPU_FRACTION=0.3333", "PIERHEAD_GPU_MEMORY_BYTES=10737418240"],
+        ),
+        ({"count": 1}, Gpu("GPU-1", memory_bytes=80 * GIB), "GPU-1", []),
+    ],
+)
+def test_a_replica_is_told_its_slot_whatever_its_image_is(
+    asked: dict[str, Any], gpu: Gpu, label: str, told: list[str]
+) -> None:
+    made = body(ranker({**FOREIGN, "gpu": asked}), gpu)
+    assert made["Labels"]["pierhead.gpus"] == label
+    assert made.get("Env", []) == told
+    assert set(told) <= set(body(ranker({"gpu": asked}), gpu)["Env"])
+    assert made["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == [f"nvidia.com/gpu={gpu.uuid}"]
+
+
+@given(st.one_of(st.integers(1, 2**60).map(GpuSlot), st.integers(1, 10_000).map(lambda n: GpuSlot(None, n / 10_000))))
+def test_a_label_of_a_slot_is_read_back(slot: GpuSlot) -> None:
+    assert GpuSlot.read(str(slot)) == slot
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "memory",
+        "memory:",
+        "memory:0",
+        "memory:-1",
+        "memory:1.5",
+        "fraction:0",
+        "fraction:1.5",
+        "share:1",
+        "fraction:0.12345",
+    ],
+)
+def test_a_label_that_says_no_amount_is_no_slot(text: str) -> None:
+    assert GpuSlot.read(text) is None
+
+
+def test_limits_of_cpu_and_memory_reach_a_replica_that_has_a_slot() -> None:
+    limits = {
+        "resources": {"limits": {"cpus": "2.5", "memory": "8589934592"}, "reservations": {"memory": "1073741824"}}
+    }
+    host = body(ranker({"gpu": {"fraction": 0.5}}, deploy=limits), Gpu("GPU-1"))["HostConfig"]
+    assert (host["NanoCpus"], host["Memory"], host["MemoryReservation"]) == (2_500_000_000, 8 * GIB, GIB)
 
 
 def test_making_a_body_leaves_the_spec_as_it_was() -> None:

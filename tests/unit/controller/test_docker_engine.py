@@ -25,6 +25,7 @@ from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model import (
     ContainerState,
     CreateContainer,
+    GpuSlot,
     ProbeSpec,
     PullImage,
     RemoveContainer,
@@ -218,6 +219,26 @@ async def test_the_port_that_a_replica_was_made_for(daemon: Daemon, labels: dict
     daemon.answers["GET /containers/c1/json"] = (200, inspected())
     async with engine(daemon) as docker:
         assert (await docker.observe("shop", ["ranker"], [])).containers[0].port == port
+
+
+@pytest.mark.parametrize(
+    ("label", "gpus", "slot"),
+    [
+        ("", (), None),
+        ("GPU-1,GPU-2", ("GPU-1", "GPU-2"), None),
+        ("GPU-1=memory:1073741824", ("GPU-1",), GpuSlot(memory_bytes=1024**3)),
+        ("0:1=fraction:0.5", ("0:1",), GpuSlot(fraction=0.5)),
+        ("GPU-1=half", ("GPU-1",), None),
+    ],
+)
+async def test_what_a_replica_has_of_the_gpus(
+    daemon: Daemon, label: str, gpus: tuple[str, ...], slot: GpuSlot | None
+) -> None:
+    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | {"pierhead.gpus": label})])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+    async with engine(daemon) as docker:
+        (found,) = (await docker.observe("shop", ["ranker"], [])).containers
+    assert (found.gpus, found.gpu_slot) == (gpus, slot), "an amount that cannot be read is all of it"
 
 
 @pytest.mark.parametrize(("running", "state"), [(True, ContainerState.RUNNING), (False, ContainerState.EXITED)])

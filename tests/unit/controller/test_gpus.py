@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -16,17 +17,20 @@ from controller.engines.gpu_discovery import CdiFiles, GpuDiscovery, GpuSources
 from controller.engines.gpus import (
     CdiFileError,
     GpuInventory,
+    described,
     discovered_devices,
     foreign_holders,
     inventory_of_names,
+    inventory_of_report,
     merge_cdi,
     parse_cdi_spec,
-    parse_smi,
     requested_gpus,
 )
+from controller.engines.smi import SmiDevice, parse_report
 from controller.model import Gpu
 
 KIND = "nvidia.com/gpu"
+NOW = 1_700_000_000.0
 A, B = "GPU-aaaaaaaa-0000-1111-2222-333333333333", "GPU-bbbbbbbb-0000-1111-2222-333333333333"
 
 
@@ -144,21 +148,112 @@ class TestNames:
         assert not ({"0", "1", "0:1"} & set(found) and {A, B, "MIG-x"} & set(found))
 
 
+MIB = 1024 * 1024
+MIG_0, MIG_1 = "MIG-cccccccc-0000-1111-2222-333333333333", "MIG-dddddddd-0000-1111-2222-333333333333"
+
+
+def printed(
+    *gpus: tuple[str, str, str, str], parts: Mapping[str, Mapping[str, tuple[str, str, str]]] | None = None
+) -> str:
+    """What nvidia-smi prints of GPUs (uuid, name, total, used) and their MIG devices (uuid -> profile, total, used)."""
+    listing, xml = [], []
+    for index, (uuid, name, total, used) in enumerate(gpus):
+        mine = (parts or {}).get(uuid, {})
+        listing.append(f"GPU {index}: {name} (UUID: {uuid})")
+        listing += [
+            f"  MIG {entry[0]}      Device  {n}: (UUID: {part})" for n, (part, entry) in enumerate(mine.items())
+        ]
+        devices = "".join(
+            f"<mig_device><index>{n}</index><gpu_instance_id>{n + 3}</gpu_instance_id><fb_memory_usage><total>{size}"
+            f"</total><reserved>0 MiB</reserved><used>{part_used}</used></fb_memory_usage></mig_device>"
+            for n, (_, size, part_used) in enumerate(mine.values())
+        )
+        mode = "Enabled" if mine else "N/A"
+        xml.append(
+            f"<gpu><product_name>{name}</product_name><mig_mode><current_mig>{mode}</current_mig></mig_mode>"
+            f"<mig_devices>{devices or 'None'}</mig_devices><uuid>{uuid}</uuid><fb_memory_usage><total>{total}</total>"
+            f"<reserved>540 MiB</reserved><used>{used}</used></fb_memory_usage></gpu>"
+        )
+    head = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">'
+    return "\n".join([*listing, head, "<nvidia_smi_log>", *xml, "</nvidia_smi_log>"])
+
+
 class TestNvidiaSmi:
-    def test_lines(self) -> None:
-        inventory = parse_smi(f"{A}, NVIDIA H200, 143771 MiB\n{B}, NVIDIA GB10, [N/A]\n")
+    def test_gpus(self) -> None:
+        report = parse_report(printed((A, "NVIDIA H200", "143771 MiB", "4 MiB"), (B, "NVIDIA GB10", "[N/A]", "N/A")))
+        assert report == (
+            SmiDevice(A, "0", "NVIDIA H200", 143771 * MIB, 4 * MIB),
+            SmiDevice(B, "1", "NVIDIA GB10", None, None),
+        )
+        inventory = inventory_of_report(report)
         assert inventory.gpus == (
-            Gpu(uuid=A, driver="nvidia", name="NVIDIA H200", memory_bytes=143771 * 1024 * 1024),
+            Gpu(uuid=A, driver="nvidia", name="NVIDIA H200", memory_bytes=143771 * MIB),
             Gpu(uuid=B, driver="nvidia", name="NVIDIA GB10", memory_bytes=None),
         )
         assert inventory.aliases == {"0": A, "1": B}
 
-    def test_no_gpu(self) -> None:
-        assert parse_smi("\n").gpus == ()
+    def test_mig_devices_have_the_uuid_of_the_list_and_the_memory_of_the_xml(self) -> None:
+        parts = {A: {MIG_0: ("3g.20gb", "20096 MiB", "37 MiB"), MIG_1: ("1g.5gb", "4864 MiB", "12 MiB")}}
+        report = parse_report(printed((A, "NVIDIA A100", "40960 MiB", "N/A"), (B, "X", "9 MiB", "1 MiB"), parts=parts))
+        assert report[:3] == (
+            SmiDevice(A, "0", "NVIDIA A100", 40960 * MIB, None, divided=True),
+            SmiDevice(MIG_0, "0:0", "NVIDIA A100 MIG 3g.20gb", 20096 * MIB, 37 * MIB, parent=A),
+            SmiDevice(MIG_1, "0:1", "NVIDIA A100 MIG 1g.5gb", 4864 * MIB, 12 * MIB, parent=A),
+        )
+        assert uuids(inventory_of_report(report)) == [MIG_0, MIG_1, B], "the divided GPU is not one to hand out"
 
-    def test_a_line_that_reads_otherwise_is_named(self) -> None:
-        with pytest.raises(ValueError, match="No devices were found"):
-            parse_smi("No devices were found\n")
+    def test_no_gpu(self) -> None:
+        assert parse_report(printed()) == ()
+
+    @pytest.mark.parametrize("said", ["", "No devices were found\n", "sh: 1: nvidia-smi: not found", "GPU 0: <?xml <a"])
+    def test_what_reads_otherwise_is_named(self, said: str) -> None:
+        with pytest.raises(ValueError, match="nvidia-smi: ") as raised:
+            parse_report(said)
+        assert said.split("<")[0].strip() in str(raised.value) or "XML cannot be read" in str(raised.value)
+
+    @given(st.text(max_size=200))
+    def test_any_text_is_read_or_refused(self, text: str) -> None:
+        with contextlib.suppress(ValueError):
+            parse_report(text)
+
+
+class TestMig:
+    def test_a_gpu_that_is_divided_is_not_among_the_gpus(self) -> None:
+        nodes = {
+            A: "/dev/nvidia0\n/dev/dri/card1",
+            MIG_0: "/dev/nvidia0\n/dev/caps1",
+            MIG_1: "/dev/nvidia0\n/dev/caps2",
+        }
+        nodes |= {B: "/dev/nvidia1", "0": nodes[A], "1": "/dev/nvidia1", "0:0": nodes[MIG_0], "all": "x"}
+        inventory = inventory_of_names(nodes, nodes)
+        assert sorted(uuids(inventory)) == sorted([B, MIG_0, MIG_1])
+        assert {gpu.uuid: gpu.parent for gpu in inventory.gpus} == {MIG_0: A, MIG_1: A, B: ""}
+        assert inventory.divided == {A}
+
+    def test_a_node_that_every_gpu_brings_tells_nothing(self) -> None:
+        nodes = {A: "/dev/nvidia0\n/dev/ctl", B: "/dev/nvidia1\n/dev/ctl", MIG_0: "/dev/nvidia1\n/dev/ctl"}
+        assert {gpu.uuid: gpu.parent for gpu in inventory_of_names(nodes, nodes).gpus} == {A: "", MIG_0: B}
+
+    def test_indices_tell_it_by_themselves(self) -> None:
+        assert uuids(inventory_of_names(["0", "1", "0:0", "0:1"])) == ["0:0", "0:1", "1"]
+
+    def test_nvidia_smi_tells_it_where_nothing_else_does(self) -> None:
+        report = parse_report(printed((A, "G", "100 MiB", "N/A"), parts={A: {MIG_0: ("1g", "20 MiB", "1 MiB")}}))
+        inventory = described(inventory_of_names([A, B, MIG_0]), report)
+        assert [(gpu.uuid, gpu.memory_bytes, gpu.driver) for gpu in inventory.gpus] == [
+            (B, None, "cdi"),
+            (MIG_0, 20 * MIB, "cdi"),
+        ]
+
+    def test_a_gpu_in_mig_mode_without_parts_cannot_be_used(self) -> None:
+        assert described(inventory_of_names([A, B]), [SmiDevice(A, "0", divided=True)]).gpus == (Gpu(B),)
+
+    def test_who_was_given_a_divided_gpu_holds_all_its_parts(self) -> None:
+        nodes = {A: "n0", "0": "n0", MIG_0: "n0\nc0", MIG_1: "n0\nc1", B: "n1"}
+        inventory = inventory_of_names(nodes, nodes)
+        for name in (A, "0"):
+            holders, warnings = foreign_holders({"train": frozenset({name})}, inventory)
+            assert (holders, warnings) == ({MIG_0: "train", MIG_1: "train"}, ())
 
 
 def container(*requests_: dict[str, Any], runtime: str = "runc", env: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -241,16 +336,18 @@ class StubClient:
         self.answers = info
         self.smi = smi
         self.calls: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
 
     def info(self) -> dict[str, Any]:
         self.calls.append("info")
         return self.answers
 
-    def containers(self, **_: object) -> list[dict[str, str]]:
-        return [{"Id": "left-behind"}]
+    def containers(self, **_: object) -> list[dict[str, Any]]:
+        return [{"Id": "left-behind", "Created": NOW - 600}, {"Id": "another-stacks", "Created": NOW - 1}]
 
     def create_container_from_config(self, body: dict[str, Any]) -> dict[str, str]:
-        self.calls.append(f"create {body['Image']} {body['HostConfig']['Runtime']}")
+        self.bodies.append(body)
+        self.calls.append(f"create {body['Image']} {body['HostConfig'].get('Runtime', 'cdi')}")
         return {"Id": "probe"}
 
     def start(self, container_id: str) -> None:
@@ -275,7 +372,7 @@ class TestDiscovery:
     def discover(self, client: StubClient, *directories: Path, probe: str | None = "own") -> GpuDiscovery:
         self.now = 1000.0
         sources = GpuSources(KIND, directories, probe_image=probe)
-        return GpuDiscovery(client, sources, monotonic=lambda: self.now)  # type: ignore[arg-type]
+        return GpuDiscovery(client, sources, monotonic=lambda: self.now, clock=lambda: NOW)  # type: ignore[arg-type]
 
     def test_the_engines_list_comes_first(self, tmp_path: Path) -> None:
         (tmp_path / "a.yaml").write_text(cdi({A: "n0", "0": "n0", B: "n1"}))
@@ -294,7 +391,9 @@ class TestDiscovery:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         (tmp_path / "a.yaml").write_text(cdi({A: "n0"}))
-        client = StubClient({"CDISpecDirs": [], "Runtimes": {"nvidia": {}}}, smi=f"{B}, NVIDIA L4, 23034 MiB\n")
+        client = StubClient(
+            {"CDISpecDirs": [], "Runtimes": {"nvidia": {}}}, smi=printed((B, "NVIDIA L4", "23034 MiB", "1 MiB"))
+        )
         discovery = self.discover(client, tmp_path)
         with caplog.at_level(logging.WARNING):
             assert discovery.inventory().gpus[0].name == "NVIDIA L4"
@@ -324,7 +423,7 @@ class TestDiscovery:
         assert client.calls[-1] == "remove probe"
         assert len(caplog.records) == 1
         assert caplog.records[0].message.startswith("GPUs cannot be listed with nvidia-smi in image own: ")
-        client.smi = f"{A}, NVIDIA L4, 23034 MiB"
+        client.smi = printed((A, "NVIDIA L4", "23034 MiB", "1 MiB"))
         self.now += 61
         assert uuids(discovery.inventory()) == [A]
 
@@ -338,3 +437,38 @@ class TestDiscovery:
         self.now += 2
         discovery.inventory()
         assert client.calls == ["info", "info"]
+
+    def test_memory_in_use_is_asked_in_a_container_that_cdi_gives_the_gpus_to(self, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(cdi({A: "n0", B: "n1", "0": "n0", "all": "n0"}))
+        text = printed((A, "NVIDIA L4", "23034 MiB", "1500 MiB"), (B, "NVIDIA GB10", "[N/A]", "N/A"))
+        client = StubClient({"CDISpecDirs": ["/etc/cdi"]}, smi=text)
+        discovery = self.discover(client, tmp_path)
+        assert [gpu.memory_bytes for gpu in discovery.inventory().gpus] == [None, None]
+        assert discovery.used_memory() == {A: 1500 * MIB}
+        assert client.bodies[0]["HostConfig"] == {
+            "NetworkMode": "none",
+            "DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"{KIND}={A}", f"{KIND}={B}"]}],
+        }
+        assert client.calls[1:] == ["remove left-behind", "create own cdi", "start probe", "remove probe"]
+        assert discovery.inventory().gpus == (
+            Gpu(A, "cdi", "NVIDIA L4", 23034 * MIB),
+            Gpu(B, "cdi", "NVIDIA GB10", None),
+        ), "what it told of the GPUs stays known"
+
+    def test_memory_in_use_through_the_nvidia_runtime(self) -> None:
+        client = StubClient({"Runtimes": {"nvidia": {}}}, smi=printed((A, "NVIDIA L4", "23034 MiB", "7 MiB")))
+        discovery = self.discover(client)
+        discovery.inventory()
+        client.smi = printed((A, "L4", "23034 MiB", "8 MiB"), (B, "L4", "23034 MiB", "9 MiB"))
+        assert discovery.used_memory() == {A: 8 * MIB, B: 9 * MIB}
+        assert client.bodies[-1]["HostConfig"]["Runtime"] == "nvidia"
+        assert uuids(discovery.inventory()) == [A, B]
+
+    @pytest.mark.parametrize(("smi_text", "said"), [("", "exit code 9: no driver"), ("what", "expected its list")])
+    def test_memory_that_cannot_be_read_says_why(self, smi_text: str, said: str) -> None:
+        client = StubClient({"Runtimes": {"nvidia": {}}}, smi=smi_text)
+        with pytest.raises(ValueError, match=said):
+            self.discover(client).used_memory()
+        assert client.calls[-1] == "remove probe"
+        with pytest.raises(ValueError, match="no image"):
+            self.discover(client, probe=None).used_memory()

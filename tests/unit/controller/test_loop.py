@@ -10,7 +10,7 @@ import pytest
 
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound, RoutingError, SpecError, UnknownService
 from controller.loop import Wakeup
-from controller.model import AddServer, CreateContainer, StartContainer
+from controller.model import AddServer, CreateContainer, Gpu, StartContainer
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -232,6 +232,55 @@ async def test_gpu_shortage_is_one_sentence_and_blocks(tmp_path: Path) -> None:
         assert "0 of 2 are free" in loop.view.services[0].blocked
         assert "replica_pending" in control.kinds("warning")
         assert sum(bool(gpu.holder) for gpu in loop.view.gpus) == 2
+
+
+GIB = 1024**3
+
+
+async def test_a_replica_waits_for_memory_that_others_use_and_starts_when_it_is_free(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, gpu_service("ranker", replicas=1))
+    control.engine.gpus = (Gpu("GPU-0", memory_bytes=80 * GIB),)
+    control.engine.gpu_memory = {"GPU-0": 60 * GIB}
+    async with control.running() as loop:
+        wanted = "it asks for 1 GPU and 0 of 1 are free: 1 with 60 GiB in use by other processes"
+        await until(lambda: [pending.reason for pending in loop.view.plan.pending] == [wanted])
+        assert control.engine.names() == []
+        assert loop.view.gpus[0].used_bytes == 60 * GIB
+        control.engine.gpu_memory = {"GPU-0": GIB // 2}
+        control.engine.add_container("somebody", gpus=("GPU-0",))
+        await until(lambda: "held by container somebody" in loop.view.plan.pending[0].reason)
+        control.engine.delete("somebody")  # what was read before its end is not believed: it is read at once
+        await control.settled("ranker", 1)
+        assert loop.view.gpus[0].used_bytes == GIB // 2
+
+
+async def test_a_replacement_waits_until_its_predecessor_s_memory_was_seen_to_be_free(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, gpu_service("ranker", replicas=1))
+    control.engine.gpus = (Gpu("GPU-0", memory_bytes=80 * GIB),)
+    control.engine.gpu_memory = {"GPU-0": 0}
+    async with control.running() as loop:
+        await control.settled("ranker", 1)
+        (name,) = control.engine.names()
+        control.engine.gpu_memory = {"GPU-0": 70 * GIB}
+        control.engine.kill(name)
+        await until(lambda: "70 GiB in use" in "".join(pending.reason for pending in loop.view.plan.pending))
+        assert control.engine.names() == [], "it is removed and not yet made anew"
+
+
+async def test_where_memory_cannot_be_read_the_status_says_so_and_replicas_start(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, gpu_service("ranker", replicas=1))
+    control.engine.gpus = gpus(1)
+    async with control.running() as loop:
+        await control.settled("ranker", 1)
+        assert loop.view.gpu_memory_problem.startswith("nvidia-smi cannot be asked")
+
+
+async def test_memory_is_read_for_those_only_who_ask_for_gpus(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web"))
+    control.engine.gpus = gpus(1)
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        assert loop.view.gpu_memory_problem == "", "nobody has asked"
 
 
 async def test_a_missing_image_blocks(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from controller.model import AutoscaleSpec, Backpressure, GpuRequest, ProbeSpec
+from controller.model import AutoscaleSpec, Backpressure, GpuRequest, GpuSlot, ProbeSpec
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
 KNOWN = (
-    "replicas, autoscale, rollout, canary, protocol, port, route, strip_prefix, grpc_services, max_ongoing_requests, "
-    "max_queued_requests, backpressure, request_timeout_s, graceful_shutdown_timeout_s, startup_timeout_s, workers, "
-    "run_user_code_in_separate_thread, debug, managed, readiness, metrics"
+    "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
+    "grpc_services, max_ongoing_requests, max_queued_requests, backpressure, request_timeout_s, "
+    "graceful_shutdown_timeout_s, startup_timeout_s, workers, run_user_code_in_separate_thread, debug, managed, "
+    "readiness, metrics"
 )
 AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
 
@@ -205,6 +206,96 @@ def test_two_replicas_cannot_have_the_same_gpus() -> None:
             "its place and the controller chooses, or replicas: 1"
         )
     ]
+
+
+GIB = 1024**3
+
+
+def test_how_much_of_a_gpu() -> None:
+    assert ranker({"gpu": {"count": 2}}).gpu == GpuRequest(2)
+    assert ranker({"gpu": {"memory": "16GiB"}}).gpu == GpuRequest(1, slot=GpuSlot(memory_bytes=16 * GIB))
+    assert ranker({"gpu": {"memory": "1.5 g"}}).gpu == GpuRequest(1, slot=GpuSlot(memory_bytes=GIB * 3 // 2))
+    spread = {"gpu": {"fraction": 0.29, "placement": "spread"}}
+    assert ranker(spread).gpu == GpuRequest(1, slot=GpuSlot(fraction=0.29), placement="spread")
+    assert ranker({"gpu": {"fraction": 1}}).gpu == GpuRequest(1, slot=GpuSlot(fraction=1.0))
+    assert ranker({"gpu": {"fraction": 0.33339}}).gpu == GpuRequest(1, slot=GpuSlot(fraction=0.3333))
+
+
+def test_the_reservation_says_which_gpus_and_x_serve_how_much_of_them() -> None:
+    # Compose prints a count that is left out as -1.
+    both = ranker({"gpu": {"fraction": 0.5}}, deploy=nvidia(count=-1, capabilities=["gpu", "video"])).gpu
+    assert both == GpuRequest(1, (), ("gpu", "video"), GpuSlot(fraction=0.5))
+    some = ranker({"gpu": {"memory": "8g"}, "replicas": 4}, deploy=nvidia(device_ids=["GPU-1", "GPU-2"])).gpu
+    assert some == GpuRequest(1, ("GPU-1", "GPU-2"), slot=GpuSlot(memory_bytes=8 * GIB))
+    assert ranker({"gpu": {"count": 1}, "replicas": 2}, deploy=nvidia(device_ids=["GPU-1", "GPU-2"])).gpu == GpuRequest(
+        1, ("GPU-1", "GPU-2")
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "definition", "problem"),
+    [
+        ({}, {}, "x-serve.gpu: expected exactly one of count, memory and fraction, found none of them"),
+        (
+            {"count": 1, "fraction": 0.5},
+            {},
+            "x-serve.gpu: expected exactly one of count, memory and fraction, found count and fraction",
+        ),
+        (3, {}, "x-serve.gpu: expected a mapping, found 3"),
+        ({"count": 0}, {}, "x-serve.gpu.count: expected an integer from 1 to 64, found 0"),
+        ({"fraction": 0}, {}, "x-serve.gpu.fraction: expected a number from 0.0001 to 1, found 0"),
+        ({"fraction": 1.5}, {}, "x-serve.gpu.fraction: expected a number from 0.0001 to 1, found 1.5"),
+        (
+            {"memory": "much"},
+            {},
+            'x-serve.gpu.memory: expected a size from "1MiB" to "1TiB" such as "16GiB", found "much"',
+        ),
+        ({"memory": "1k"}, {}, 'x-serve.gpu.memory: expected a size from "1MiB" to "1TiB" such as "16GiB", found "1k"'),
+        ({"memory": 16}, {}, 'x-serve.gpu.memory: expected a size from "1MiB" to "1TiB" such as "16GiB", found 16'),
+        (
+            {"count": 1, "placement": "tight"},
+            {},
+            'x-serve.gpu.placement: expected "pack" or "spread", found "tight"',
+        ),
+        (
+            {"fraction": 0.5},
+            {"deploy": nvidia(count=1)},
+            (
+                "deploy.resources.reservations.devices[0].count: stands beside x-serve.gpu, which says how much of a "
+                "GPU each replica gets; remove one of the two"
+            ),
+        ),
+        (
+            {"count": 3},
+            {"deploy": nvidia(device_ids=["GPU-1", "GPU-2"])},
+            "x-serve.gpu.count: expected an integer from 1 to 2 (the reservation's device_ids), found 3",
+        ),
+        (
+            {"fraction": 0.5},
+            {"environment": {"PIERHEAD_GPU_FRACTION": "1"}},
+            "environment.PIERHEAD_GPU_FRACTION: the controller sets this variable; remove it",
+        ),
+    ],
+)
+def test_wrong_amounts_of_gpu(gpu: Any, definition: dict[str, Any], problem: str) -> None:
+    assert problems({"gpu": gpu}, **definition) == [f"services.ranker.{problem}"]
+
+
+def test_replicas_on_one_machine() -> None:
+    assert ranker({}).max_replicas_per_node is None
+    assert ranker({"max_replicas_per_node": 2}).max_replicas_per_node == 2
+    assert problems({"max_replicas_per_node": 0}) == [
+        "services.ranker.x-serve.max_replicas_per_node: expected an integer from 1 to 1000, found 0"
+    ]
+
+
+def test_a_slot_needs_new_containers_when_it_changes_and_its_placement_does_not() -> None:
+    half, third = ({"fraction": share, "placement": "pack"} for share in (0.5, 0.3))
+    assert ranker({"gpu": half}).definition_hash != ranker({"gpu": third}).definition_hash
+    elsewhere = {**half, "placement": "spread"}
+    assert ranker({"gpu": half}).definition_hash == ranker({"gpu": elsewhere}).definition_hash
+    assert ranker({"gpu": {"count": 1}}).definition_hash == ranker({}, deploy=nvidia(count=1)).definition_hash
+    assert ranker({"max_replicas_per_node": 3}).definition_hash == ranker({}).definition_hash
 
 
 def test_nothing_may_show_a_replica_all_gpus() -> None:

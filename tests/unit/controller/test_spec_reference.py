@@ -10,7 +10,14 @@ import pytest
 from pydantic import BaseModel
 
 from controller.compose_yaml import load_written
-from controller.serve_block import AutoscaleBlock, BackpressureBlock, MetricsBlock, ReadinessBlock, ServeBlock
+from controller.serve_block import (
+    AutoscaleBlock,
+    BackpressureBlock,
+    GpuBlock,
+    MetricsBlock,
+    ReadinessBlock,
+    ServeBlock,
+)
 from controller.spec import parse
 
 REFERENCE = Path(__file__).parents[3] / "compose" / "reference.yaml"
@@ -33,12 +40,16 @@ def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None
     bounds = written["services"]["autoscaled"]["x-serve"]["autoscale"]
     assert bounds == AutoscaleBlock().model_dump()
     assert list(bounds) == list(AutoscaleBlock.model_fields)
+    gpu = written["services"]["gpu-slots"]["x-serve"]["gpu"]
+    assert gpu == GpuBlock(memory="16GiB").model_dump(), "one of the first three has to be written"
+    assert list(gpu) == list(GpuBlock.model_fields)
 
 
 def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any]) -> None:
     from_reference = parse("reference", written)
     written["services"]["reference"] |= {"x-serve": {}}
     written["services"]["autoscaled"]["x-serve"] |= {"autoscale": {}}
+    written["services"]["gpu-slots"]["x-serve"] |= {"gpu": {"memory": "16GiB"}}
     assert parse("reference", written) == from_reference
 
 
@@ -50,7 +61,9 @@ def test_every_key_is_explained() -> None:
             assert lines[number - 1].lstrip().startswith("#"), f"line {number + 1}: {lines[number].strip()}"
 
 
-@pytest.mark.parametrize("model", [ServeBlock, AutoscaleBlock, BackpressureBlock, ReadinessBlock, MetricsBlock])
+@pytest.mark.parametrize(
+    "model", [ServeBlock, AutoscaleBlock, GpuBlock, BackpressureBlock, ReadinessBlock, MetricsBlock]
+)
 def test_bounds_are_told_in_the_reference(model: type[BaseModel]) -> None:
     text = REFERENCE.read_text()
     for name, schema in model.model_json_schema()["properties"].items():

@@ -14,6 +14,8 @@ from controller.model import (
     Desired,
     FailureRecord,
     Gpu,
+    GpuReading,
+    GpuSlot,
     Health,
     Observed,
     PendingReplica,
@@ -30,7 +32,7 @@ from controller.model import (
     backend_name,
 )
 from controller.recovery import STEADY_S, recovered
-from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
+from controller.status import GpuSlotUse, View, endpoints, gpu_uses, notices, scrape_targets, service_rows
 from controller.transitions import transitions
 from tests.unit.controller.worlds import IMAGE_ID, NOW, gpu_service, gpus, replica, service, version
 
@@ -243,6 +245,24 @@ def test_gpus_and_their_holders() -> None:
         ("GPU-1", ""),
         ("GPU-2", "training"),
     ]
+
+
+def test_memory_of_gpus_and_the_slots_that_hold_it() -> None:
+    gib = 1024**3
+    machine = tuple(Gpu(f"GPU-{n}", name="L4", memory_bytes=24 * gib) for n in range(2))
+    part = Gpu("MIG-0", memory_bytes=10 * gib, parent="GPU-m")
+    memory, share = GpuSlot(memory_bytes=8 * gib), GpuSlot(fraction=0.25)
+    one, two = (replica(RANKER, n, gpus=("GPU-1",), gpu_slot=slot) for n, slot in ((1, memory), (2, share)))
+    reading = GpuReading(NOW, {"GPU-0": 20 * gib, "GPU-1": 3 * gib})
+    world = observed(one, two, gpus=(*machine, part), gpu_reading=reading, foreign_gpu_holders={"GPU-m": "training"})
+    zero, first, last = gpu_uses(world)
+    assert (zero.holder, zero.memory_bytes, zero.used_bytes, zero.free_bytes) == ("", 24 * gib, 20 * gib, 4 * gib)
+    assert first.slots == (GpuSlotUse(one.name, "8 GiB"), GpuSlotUse(two.name, "0.25"))
+    assert first.holder == f"{one.name}, {two.name}"
+    assert (first.used_bytes, first.free_bytes) == (3 * gib, 10 * gib), "what slots hold is not free"
+    assert (last.holder, last.used_bytes, last.free_bytes) == ("training", None, 0), "who has all has its parts"
+    (unknown,) = gpu_uses(observed(gpus=gpus(1)))
+    assert (unknown.memory_bytes, unknown.used_bytes, unknown.free_bytes) == (None, None, None)
 
 
 def test_notices() -> None:
