@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -22,12 +23,14 @@ from controller.edge import edge_spec
 from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
 from controller.errors import ControllerError, EngineError, EngineUnreachable, SpecError, StoreError, UnknownService
 from controller.events import EventLog
+from controller.measurements import Measurements, Query, no_prometheus
 from controller.metrics import ControllerMetrics, action_name
 from controller.model import Action, Desired, Observed, Plan, ServiceSpec, Spec
 from controller.observe import Observer, Sight
 from controller.perform import Performer
 from controller.plan import plan as make_plan
 from controller.plan_text import describe
+from controller.policies import Functions, Policies
 from controller.probe import Prober, Reading, Subject
 from controller.recovery import recovered
 from controller.routing.base import Router
@@ -85,6 +88,9 @@ class World:
     source: SpecSource
     store: Store
     ask: Callable[[Subject], Awaitable[Reading]]
+    query: Query = no_prometheus
+    policy_dir: Path | None = None
+    """Where autoscaling functions are looked for."""
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
@@ -135,7 +141,9 @@ class Loop:
             clock,
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
-        self._scaler = Scaler(world.store, self.events)
+        self._measurements = Measurements(world.query, spawn, clock)
+        policies = Policies(Functions(world.policy_dir), self._measurements.value)
+        self._scaler = Scaler(world.store, self.events, policies.ask)
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
         self._made_of: dict[str, tuple[str, str | None]] = {}
@@ -192,6 +200,7 @@ class Loop:
         sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
         now = self._clock()
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
+        self._measurements.sync(spec.services)
         seen = sight.complete and not sight.engine_error
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
         self._edge = {name: edge_spec(service, sight.observed) for name, service in spec.services.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from controller.errors import RoutingError
 from controller.loop import Loop, World
+from controller.measurements import Query, no_prometheus
 from controller.model import (
     AddServer,
     DeleteServer,
@@ -147,6 +148,7 @@ class Control:
     """By service: requests that its ready replicas share."""
     waiting: dict[str, dict[str, int]] = field(default_factory=dict)
     """By service: what each of its replicas has waiting, by the service that it waits for."""
+    query: Query = no_prometheus
     loop: Loop = field(init=False)
     store: Store = field(init=False)
 
@@ -198,7 +200,9 @@ class Control:
         self.store = Store(self.directory)
         try:
             async with asyncio.TaskGroup() as tasks:
-                world = World(PROJECT, self.engine, self.router, self.source, self.store, self.ask)
+                world = World(
+                    PROJECT, self.engine, self.router, self.source, self.store, self.ask, self.query, self.directory
+                )
                 self.loop = Loop(world, tasks.create_task, clock=self.clock, engine_lost_s=self.engine_lost_s)
                 self.loop.start()
                 yield self.loop

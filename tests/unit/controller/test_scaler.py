@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.model import AutoscaleSpec, ProbeSpec, ServiceSpec
+from controller.errors import PolicyError
+from controller.model import AutoscaleSpec, FunctionPolicy, ProbeSpec, PrometheusPolicy, ServiceSpec
+from controller.store import StoredEvent
 from tests.unit.controller.control import Control, until
 
 QUICK = AutoscaleSpec(
@@ -129,3 +131,67 @@ async def test_nothing_is_decided_while_the_engine_is_away(control: Control) -> 
         assert control.row("model")[0] == 1
         control.engine.come_back()
         await control.settled("model", 4, within_s=30)
+
+
+async def test_a_function_of_the_users_decides(control: Control) -> None:
+    (control.directory / "scaler_test_policy.py").write_text(
+        "def wanted(situation, per_replica):\n    return round(situation.latest.total / per_replica)\n"
+    )
+    policy = FunctionPolicy("scaler_test_policy:wanted", {"per_replica": 5})
+    control.source.edit(service("model", replace(QUICK, policy=policy)))
+    control.work["model"] = 15
+    async with control.running():
+        await control.settled("model", 3, within_s=30)
+        (row,) = control.loop.view.services
+        assert row.message == "autoscaled, 1 to 4: scaler_test_policy:wanted asks for 3"
+        (told,) = [stored.event.message for stored in events(control, "autoscale")]
+        assert told.startswith("model: 1 -> 3 replicas: scaler_test_policy:wanted asks for 3, 1 running; above for ")
+
+
+async def test_a_function_that_raises_is_one_event_and_holds_the_target(control: Control) -> None:
+    (control.directory / "scaler_test_broken.py").write_text("def wanted(situation):\n    return 1 // 0\n")
+    control.source.edit(service("model", replace(QUICK, initial=2, policy=FunctionPolicy("scaler_test_broken:wanted"))))
+    control.work["model"] = 100
+    async with control.running():
+        await control.settled("model", 2, within_s=30)
+        seen = control.loop.last_tick_at
+        await until(lambda: (control.loop.last_tick_at or 0.0) > (seen or 0.0) + 3, within_s=30)
+        assert control.row("model") == (2, 2, 2)
+        words = (
+            "scaler_test_broken:wanted raised ZeroDivisionError: integer division or modulo by zero "
+            f"at {control.directory}/scaler_test_broken.py:2"
+        )
+        (row,) = control.loop.view.services
+        assert row.message == f"autoscaled, 1 to 4: its policy gives no number, so 2 are held: {words}"
+        (failed,) = events(control, "policy_failed")
+        assert (failed.times, failed.event.outcome) == (1, "warning")
+        assert failed.event.message == (
+            f"model: the autoscaling policy gives no number, so 2 replicas are held: {words}"
+        )
+
+
+async def test_a_measured_value_decides_and_holds_when_it_is_gone(control: Control) -> None:
+    found: list[float] = [140.0]
+
+    async def query(service: str, policy: PrometheusPolicy) -> float:
+        if not found:
+            raise PolicyError("the query gives nothing: no series matches it now")
+        return found[0]
+
+    policy = PrometheusPolicy("avg(gpu)", 70.0, period_s=0.2)
+    control.query = query
+    control.source.edit(service("model", replace(QUICK, max=2, policy=policy)))
+    async with control.running():
+        await control.settled("model", 2, within_s=30)
+        (row,) = control.loop.view.services
+        assert row.message == "autoscaled, 1 to 2: avg(gpu) = 140, 70 wanted"
+        found.clear()
+        await until(lambda: "is held" in (w := control.loop.view.services[0].message) or "are held" in w, within_s=30)
+        assert control.row("model") == (2, 2, 2)
+        assert len(events(control, "policy_failed")) == 1
+        found.append(0.0)
+        await control.settled("model", 1, within_s=30)
+
+
+def events(control: Control, kind: str) -> list[StoredEvent]:
+    return [stored for stored in control.loop.events.select(limit=1000) if stored.event.kind == kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,14 @@ import pytest
 from pydantic import BaseModel
 
 from controller.compose_yaml import load_written
-from controller.serve_block import AutoscaleBlock, BackpressureBlock, MetricsBlock, ReadinessBlock, ServeBlock
+from controller.serve_block import (
+    AutoscaleBlock,
+    BackpressureBlock,
+    MetricsBlock,
+    PrometheusBlock,
+    ReadinessBlock,
+    ServeBlock,
+)
 from controller.spec import parse
 
 REFERENCE = Path(__file__).parents[3] / "compose" / "reference.yaml"
@@ -42,6 +50,16 @@ def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any])
     assert parse("reference", written) == from_reference
 
 
+def test_the_policy_in_the_comments_has_every_key_and_the_defaults() -> None:
+    lines = [line.partition("#")[2] for line in REFERENCE.read_text().splitlines() if line.lstrip().startswith("#")]
+    begin = next(n for n, line in enumerate(lines) if line.strip() == "prometheus:")
+    inside = itertools.takewhile(lambda line: line.startswith(" " * 7), lines[begin + 1 :])
+    block = load_written("\n".join(inside))
+    known = PrometheusBlock(query=block["query"], target=block["target"])
+    assert list(block) == list(PrometheusBlock.model_fields)
+    assert block == known.model_dump()
+
+
 def test_every_key_is_explained() -> None:
     lines = REFERENCE.read_text().splitlines()
     start = lines.index("    x-serve:")
@@ -50,7 +68,9 @@ def test_every_key_is_explained() -> None:
             assert lines[number - 1].lstrip().startswith("#"), f"line {number + 1}: {lines[number].strip()}"
 
 
-@pytest.mark.parametrize("model", [ServeBlock, AutoscaleBlock, BackpressureBlock, ReadinessBlock, MetricsBlock])
+@pytest.mark.parametrize(
+    "model", [ServeBlock, AutoscaleBlock, PrometheusBlock, BackpressureBlock, ReadinessBlock, MetricsBlock]
+)
 def test_bounds_are_told_in_the_reference(model: type[BaseModel]) -> None:
     text = REFERENCE.read_text()
     for name, schema in model.model_json_schema()["properties"].items():
