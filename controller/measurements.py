@@ -23,6 +23,10 @@ from controller.model import PrometheusPolicy, ServiceSpec
 BODY_LIMIT = 1024 * 1024
 """A single number is far smaller; a query without an aggregation may answer with every series there is."""
 LONGEST_COMPLAINT = 300
+FIRST_S = 30.0
+"""A service that has just begun, or woken, has no series yet: Prometheus takes up new targets every few seconds."""
+BREAK_S = 5.0
+"""A value that nobody needed for so long (no replica was ready) is needed anew; looks are a second apart."""
 _SERVICE = re.compile(r"\$service\b")
 
 Query = Callable[[str, PrometheusPolicy], Awaitable[float]]
@@ -39,7 +43,9 @@ class _Watch:
     """One query's task and what it has brought. Times are the loop's."""
 
     policy: PrometheusPolicy
-    since: float
+    needed_since: float
+    needed_at: float
+    """When the value was asked for by the loop, without a break and last. A service without replicas needs none."""
     task: asyncio.Task[None] | None = None
     value: float | None = None
     read_at: float = 0.0
@@ -74,22 +80,30 @@ class Measurements:
                     watch.task.cancel()
         for name, policy in policies.items():
             if name not in self._watches:
-                watch = self._watches[name] = _Watch(policy, self._clock())
+                now = self._clock()
+                watch = self._watches[name] = _Watch(policy, now, now)
                 watch.task = self._spawn(self._ask_forever(name, watch))
 
     def value(self, service: str, policy: PrometheusPolicy, now: float) -> float | None:
-        """The last good value; None while the first answer is waited for. Raises PolicyError when there is none yet or
-        it is too old."""
+        """The last good value; raises PolicyError when there is none or it is too old.
+
+        None while a first value is waited for, FIRST_S at most.
+        """
         watch = self._watches.get(service)
-        if watch is None or (watch.value is None and not watch.error and now - watch.since < policy.stale_after_s):
+        if watch is None:
             return None
+        if not 0 <= now - watch.needed_at <= BREAK_S:
+            watch.needed_since = now
+        watch.needed_at = now
+        if watch.value is not None and now - watch.read_at <= policy.stale_after_s:
+            return watch.value
+        is_first = watch.value is None or watch.read_at < watch.needed_since
+        if is_first and now - watch.needed_since <= FIRST_S:
+            return None
+        error = watch.error or f"no answer from {policy.url}"
         if watch.value is None:
-            raise PolicyError(watch.error or f"no answer from {policy.url} since {now - watch.since:.0f} s")
-        age_s = now - watch.read_at
-        if age_s > policy.stale_after_s:
-            error = f"; {watch.error}" if watch.error else ""
-            raise PolicyError(f"its last value ({watch.value:.4g}) is {age_s:.0f} s old{error}")
-        return watch.value
+            raise PolicyError(error)
+        raise PolicyError(f"its last value ({watch.value:.4g}) is {now - watch.read_at:.0f} s old; {error}")
 
     async def _ask_forever(self, service: str, watch: _Watch) -> None:
         while True:
@@ -129,6 +143,9 @@ class Prometheus:
                 body = await _body(response)
         except TimeoutError as error:
             raise PolicyError(f"no answer from {policy.url} within {policy.timeout_s:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            reason = error.os_error.strerror or str(error.os_error)
+            raise PolicyError(f"no connection to {policy.url}: {reason}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise PolicyError(f"no valid answer from {policy.url}: {str(error) or type(error).__name__}") from error
         return number_in(response.status, body, policy.url)

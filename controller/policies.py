@@ -37,7 +37,7 @@ LONGEST_QUERY = 80
 Ask = Callable[[str, Situation], Answer]
 """The answer for a service (its name) in a situation; raises PolicyError."""
 Value = Callable[[str, PrometheusPolicy, float], float | None]
-"""The value of a service's query at a time; None while it was not asked yet. Raises PolicyError."""
+"""The value of a service's query at a time; None while there cannot be one yet. Raises PolicyError."""
 
 
 def ask_formula(service: str, situation: Situation) -> Answer:
@@ -72,7 +72,7 @@ class Policies:
         value = self._value(service, policy, situation.now)
         name = query_words(policy.query)
         if value is None:
-            return Answer(situation.target, f"{name} was not asked yet")
+            return Answer(situation.target, f"{name} gives nothing yet")
         wanted = smoothed(situation.spec, situation.running, situation.running * value / policy.target)
         return Answer(_keeps_the_last(situation, wanted), f"{name} = {value:.4g}, {policy.target:g} wanted")
 

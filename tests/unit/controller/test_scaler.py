@@ -135,11 +135,10 @@ async def test_nothing_is_decided_while_the_engine_is_away(control: Control) -> 
 
 async def test_a_function_of_the_users_decides(control: Control) -> None:
     (control.directory / "scaler_test_policy.py").write_text(
-        "def wanted(situation, per_replica):\n    return round(situation.latest.total / per_replica)\n"
+        "def wanted(situation, spare):\n    return situation.spec.max - spare\n"
     )
-    policy = FunctionPolicy("scaler_test_policy:wanted", {"per_replica": 5})
+    policy = FunctionPolicy("scaler_test_policy:wanted", {"spare": 1})
     control.source.edit(service("model", replace(QUICK, policy=policy)))
-    control.work["model"] = 15
     async with control.running():
         await control.settled("model", 3, within_s=30)
         (row,) = control.loop.view.services
