@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -271,3 +272,13 @@ def test_any_value_gives_a_number_within_the_bounds_on_its_side(
 def test_long_queries_are_cut() -> None:
     assert query_words("sum(\n  up\n)") == "sum( up )"
     assert query_words("x" * 100) == "x" * 80 + "..."
+
+
+def test_the_readme_has_a_function_that_works(functions: Functions, written: Callable[[str], str]) -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "def wanted(" in block]
+    path = written(code)
+    noon, night = 12 * 3600.0, 2 * 3600.0
+    for now, load, wanted in [(noon, 0.0, 2), (night, 0.0, 0), (noon, 31.0, 4), (night, 31.0, 4)]:
+        seen = replace(situation(load=load), now=now)
+        assert functions.call(FunctionPolicy(path, {"least": 2}), seen) == wanted
