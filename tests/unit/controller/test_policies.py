@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 import signal
@@ -89,8 +90,10 @@ class TestFunctions:
     def test_no_file_of_the_project_stands_in_for_one_of_ours(self, functions: Functions, tmp_path: Path) -> None:
         (tmp_path / "controller").mkdir()
         (tmp_path / "controller" / "autoscale.py").write_text("wanted_replicas = None\n")
+        (tmp_path / "tabnanny.py").write_text("def wanted(situation):\n    return 3\n")
         found = functions.call(FunctionPolicy("controller.autoscale:wanted_replicas"), situation(load=50.0))
         assert found == wanted_replicas(situation(load=50.0))
+        assert "tabnanny.py has nothing of that name" in failing(functions, "tabnanny:wanted")
 
     @pytest.mark.parametrize(
         ("text", "problem"),
@@ -188,6 +191,18 @@ class TestTimeLimit:
         with pytest.raises(TookTooLong):
             call_within(0.02, stubborn)
         assert len(caught) == 2
+
+    async def test_an_event_loop_that_hears_signals_goes_on(self) -> None:
+        running, heard = asyncio.get_running_loop(), asyncio.Event()
+        running.add_signal_handler(signal.SIGUSR1, heard.set)
+        try:
+            with pytest.raises(TookTooLong):
+                call_within(0.02, threading.Event().wait)
+            signal.raise_signal(signal.SIGUSR1)
+            async with asyncio.timeout(5):
+                await heard.wait()
+        finally:
+            running.remove_signal_handler(signal.SIGUSR1)
 
     def test_an_error_passes(self) -> None:
         with pytest.raises(ZeroDivisionError):

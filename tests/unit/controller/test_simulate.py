@@ -121,11 +121,17 @@ def test_a_service_at_zero_wakes_and_sleeps_again() -> None:
     assert result.samples[-1].present == 0
 
 
-def test_scaling_down_loses_and_refuses_nothing() -> None:
+@pytest.mark.parametrize("route", ["/model", None])
+def test_scaling_down_loses_and_refuses_nothing_and_does_not_take_long(route: str | None) -> None:
     hasty = replace(FIVE_EACH, downscale_delay_s=5.0, look_back_period_s=5.0)
-    result, found = run("spike:20x,rate=10,at=30,length=40,duration=200", hasty)
-    assert min(targets(result, 90)) < found.target_most
+    result, found = run("spike:4x,rate=30,at=30,length=40,duration=200", hasty, spec=service("model", route=route))
     assert (found.refused, found.lost) == (0, 0)
+    falls = [after for before, after in itertools.pairwise(result.samples) if after.target < before.target]
+    assert falls
+    for fall in falls:
+        # Requests take 0.2 s: a replica that gets no more of them is done soon.
+        later = next(sample for sample in result.samples if sample.at_s > fall.at_s + 5)
+        assert later.present <= max(fall.target, later.target)
 
 
 def test_failing_starts_are_tried_again() -> None:
