@@ -1,7 +1,7 @@
 # Each target is one line that calls a script or the controller's CLI.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-.PHONY: help up down scale status plan events logs build machine test bench lint fmt
+.PHONY: help up down scale status plan events logs build machine test bench simulate lint fmt
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test: ## run every check and every test
 
 bench: ## measure beside Ray Serve: [QUICK=1] [MODE=processes] [ROUNDS=3] [SECONDS=5] [ONLY=echo,open] [PEER=0]
 	@compose/machine/bench.sh "MODE=$(MODE)" "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "WATCH=$(WATCH)" "DEVICE=$(DEVICE)" "OUT=$(OUT)"
+
+simulate: ## try autoscaling on a trace: TRACE=step:10x [SERVICE=ranker] [OUT=simulation.png] [OPTIONS="--help"]
+	@compose/machine/simulate.sh "$(TRACE)" "$(SERVICE)" "$(OUT)" $(OPTIONS)
 
 lint: ## check style and types
 	@compose/machine/lint.sh check

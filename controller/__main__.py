@@ -23,8 +23,8 @@ from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
 from controller.errors import ControllerError, EngineUnreachable, SettingsError
 from controller.loop import Loop, World
+from controller.measurements import Prometheus
 from controller.probe import HttpProbe
-from controller.routing.base import Router
 from controller.routing.haproxy import HAProxyRouter
 from controller.settings import Settings
 from controller.store import Store
@@ -47,12 +47,26 @@ async def run(settings: Settings) -> None:
     if engine is None:
         return
     router, probe, store = HAProxyRouter(settings.haproxy_run), HttpProbe(), Store(settings.state_dir)
+    prometheus = Prometheus()
+    project = ComposeProject.from_environment(os.environ)
+    world = World(
+        settings.project,
+        engine,
+        router,
+        project,
+        store,
+        probe,
+        is_manual=settings.is_manual,
+        query=prometheus,
+        policy_dir=settings.project_dir,
+    )
     try:
-        await _serve(settings, engine, router, probe, store, stop)
+        await _serve(settings, world, stop)
         if await is_going_down(engine, settings.project):
             await remove_replicas(engine, settings.project)
     finally:
         store.close()
+        await prometheus.close()
         await probe.close()
         await router.close()
         await engine.close()
@@ -75,14 +89,10 @@ async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | Non
     return None
 
 
-async def _serve(
-    settings: Settings, engine: DockerEngine, router: Router, probe: HttpProbe, store: Store, stop: asyncio.Event
-) -> None:
-    project = ComposeProject.from_environment(os.environ)
+async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
     lost: EngineUnreachable | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            world = World(settings.project, engine, router, project, store, probe, settings.is_manual)
             loop = Loop(world, tasks.create_task)
             async with _api(settings, loop), _discovery(settings, loop):
                 loop.start()

@@ -9,6 +9,8 @@ callers, in HAProxy. A stream counts for as long as it is open.
 Two things are ours. A burst does not wait for `upscale_delay_s`: load of `panic_threshold` times what the running
 replicas are for, over `panic_window_s`, raises the target at once, and nothing is taken away until it has been over for
 `look_back_period_s` (Knative's panic mode). And what was decided outlives the controller: the store keeps `Decided`.
+
+Another policy may stand in the formula's place (`controller/policies.py`); bounds, factors, delays and bursts stay.
 """
 
 from __future__ import annotations
@@ -113,8 +115,31 @@ class Situation:
     now: float
 
 
-Policy = Callable[[Situation], int]
-"""How many replicas the load asks for; bounds and delays are applied to what it returns."""
+Policy = Callable[..., int]
+"""What a user's function is: (Situation, **policy_kwargs) -> how many replicas are wanted.
+
+Called at every look, on the controller's event loop: pure and quick. Bounds, factors and delays are applied to what it
+returns. `running` is 0 while none is ready: the first replica is started for any load, whatever the policy says.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a policy says of one situation."""
+
+    wanted: int
+    because: str
+    """What it goes by, in words with numbers."""
+
+
+def by_load(situation: Situation) -> Answer:
+    """The default policy's answer."""
+    spec = situation.spec
+    because = (
+        f"{_load_words(situation.load)} over {spec.look_back_period_s:g} s ({spec.aggregation_function}), "
+        f"{spec.target_ongoing_requests:g} per replica wanted"
+    )
+    return Answer(wanted_replicas(situation), because)
 
 
 def wanted_replicas(situation: Situation) -> int:
@@ -126,18 +151,26 @@ def wanted_replicas(situation: Situation) -> int:
     spec, running, load = situation.spec, situation.running, situation.load.total
     if running == 0:
         return spec.clamp(max(math.ceil(spec.upscaling_factor), situation.target)) if load > 0 else situation.target
-    ratio = load / (spec.target_ongoing_requests * running)
-    factor = spec.upscaling_factor if ratio > 1 else spec.downscaling_factor
-    wanted = _ceil(running * (1 + factor * (ratio - 1)))
-    if wanted == running and _ceil(running * ratio) < running:
-        wanted -= 1
-    return spec.clamp(wanted)
+    return smoothed(spec, running, load / spec.target_ongoing_requests)
 
 
-def decide(decided: Decided, situation: Situation, policy: Policy = wanted_replicas) -> tuple[Decided, str]:
+def smoothed(spec: AutoscaleSpec, running: int, wanted: float) -> int:
+    """Go a factor of the way from the running replicas to the wanted ones, within the bounds.
+
+    A downscale that the factor rounds back to `running` is one replica.
+    """
+    factor = spec.upscaling_factor if wanted > running else spec.downscaling_factor
+    replicas = _ceil(running + factor * (wanted - running))
+    if replicas == running and _ceil(wanted) < running:
+        replicas -= 1
+    return spec.clamp(replicas)
+
+
+def decide(decided: Decided, situation: Situation, answer: Answer | None = None) -> tuple[Decided, str]:
     """The next state, and why the target changed: one sentence with its numbers, "" when it did not.
 
-    Pure. `decided.target` outside the bounds (they were edited) is brought inside at once.
+    Pure. `answer` is the policy's; None = the default one's. `decided.target` outside the bounds (they were edited) is
+    brought inside at once.
     """
     spec, now = situation.spec, situation.now
     inside = spec.clamp(decided.target)
@@ -150,7 +183,8 @@ def decide(decided: Decided, situation: Situation, policy: Policy = wanted_repli
         if burst > decided.target:
             return Decided(burst, panic_until=calm_at), _burst_words(situation)
         decided = replace(decided, panic_until=calm_at)
-    wanted = spec.clamp(policy(situation))
+    answer = answer or by_load(situation)
+    wanted = spec.clamp(answer.wanted)
     if wanted == decided.target or (wanted < decided.target and now < decided.panic_until):
         return replace(decided, direction="", since=0.0), ""
     direction, delay_s = _direction(spec, decided.target, wanted)
@@ -160,7 +194,9 @@ def decide(decided: Decided, situation: Situation, policy: Policy = wanted_repli
         decided = replace(decided, direction=direction, since=now)
     if now - decided.since < delay_s:
         return decided, ""
-    return Decided(wanted, panic_until=decided.panic_until), _words(situation, direction, now - decided.since)
+    side = "above" if direction == "up" else "below"
+    why = f"{answer.because}, {situation.running} running; {side} for {now - decided.since:.0f} s"
+    return Decided(wanted, panic_until=decided.panic_until), why
 
 
 def due_in_s(decided: Decided, spec: AutoscaleSpec, now: float) -> float | None:
@@ -196,15 +232,6 @@ def _burst(situation: Situation) -> int | None:
 def _ceil(replicas: float) -> int:
     """As math.ceil, but what is a whole number apart from rounding stays one: 3 * (1 + 1/3 - 1) is not 4."""
     return math.ceil(replicas - 1e-9)
-
-
-def _words(situation: Situation, direction: str, held_s: float) -> str:
-    spec = situation.spec
-    side = "above" if direction == "up" else "below"
-    return (
-        f"{_load_words(situation.load)} over {spec.look_back_period_s:g} s ({spec.aggregation_function}), "
-        f"{spec.target_ongoing_requests:g} per replica wanted, {situation.running} running; {side} for {held_s:.0f} s"
-    )
 
 
 def _burst_words(situation: Situation) -> str:

@@ -6,6 +6,7 @@ ControllerError                500  1
 |   `-- UnknownService         404  2
 |-- SettingsError              500  2   an environment variable of the controller has a value it cannot use
 |-- StoreError                 500  1   the state file cannot be read or written
+|-- PolicyError                500  1   an autoscaling policy of the user's gives no number; the target is held
 |-- Forbidden                  403  2   a change asked for from where no change may be asked for
 |-- EngineError                502  1   the Docker Engine refused or does not answer
 |   |-- EngineUnreachable      503  1
@@ -55,6 +56,10 @@ class SettingsError(ControllerError):
 
 class StoreError(ControllerError):
     """The state file cannot be read or written; what was to be kept is not kept."""
+
+
+class PolicyError(ControllerError):
+    """An autoscaling policy of the user's gives no number: what it did instead, and where."""
 
 
 class Forbidden(ControllerError):

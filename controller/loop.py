@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -24,12 +25,14 @@ from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
 from controller.errors import ControllerError, EngineError, EngineUnreachable, SpecError, StoreError, UnknownService
 from controller.events import EventLog
 from controller.gpu_memory import GpuMemoryWatch
+from controller.measurements import Measurements, Query, no_prometheus
 from controller.metrics import ControllerMetrics, action_name
 from controller.model import Action, Desired, Observed, Plan, ServiceSpec, Spec, goal_of
 from controller.observe import Observer, Sight
 from controller.perform import Performer
 from controller.plan import plan as make_plan
 from controller.plan_text import describe
+from controller.policies import Functions, Policies
 from controller.probe import Prober, Reading, Subject
 from controller.recovery import recovered
 from controller.routing.base import Router
@@ -91,6 +94,9 @@ class World:
     ask: Callable[[Subject], Awaitable[Reading]]
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
+    query: Query = no_prometheus
+    policy_dir: Path | None = None
+    """Where autoscaling functions are looked for."""
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
@@ -141,7 +147,9 @@ class Loop:
             clock,
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
-        self._scaler = Scaler(world.store, self.events)
+        self._measurements = Measurements(world.query, spawn, clock)
+        policies = Policies(Functions(world.policy_dir), self._measurements.value)
+        self._scaler = Scaler(world.store, self.events, policies.ask)
         self.deployer = Deployer(world.store, self.events, self.board.callers, is_manual=world.is_manual)
         self._gpu_memory = GpuMemoryWatch(world.engine, spawn, self._wakeup.ring, clock)
         self._defect = ""
@@ -200,6 +208,7 @@ class Loop:
         sight = replace(sight, observed=self._gpu_memory.seen(sight.observed))
         now = self._clock()
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
+        self._measurements.sync(spec.services)
         seen = sight.complete and not sight.engine_error
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
         desired = self._desired(spec, sight, targets_of(spec, overrides, autoscaled), now, seen=seen)

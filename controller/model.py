@@ -101,6 +101,32 @@ class Backpressure:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionPolicy:
+    """A function of the user's own decides: `package.module:function`, called with these keyword arguments."""
+
+    path: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusPolicy:
+    """A measured value decides: replicas are wanted so that it comes to `target`, as Kubernetes' autoscaler does it."""
+
+    query: str
+    """PromQL with one number as its result; $service stands for the service's name."""
+    target: float
+    url: str = "http://prometheus:9090"
+    """The stack's own, unless written otherwise."""
+    period_s: float = 5.0
+    timeout_s: float = 4.0
+
+    @property
+    def stale_after_s(self) -> float:
+        """A value that is older counts no more."""
+        return 3 * self.period_s
+
+
+@dataclass(frozen=True, slots=True)
 class AutoscaleSpec:
     """How many replicas a service may have, and what decides between. Names, meaning and defaults are Ray Serve's."""
 
@@ -121,6 +147,8 @@ class AutoscaleSpec:
     panic_threshold: float = 2.0
     """A burst is load of this many times what the running replicas are for."""
     panic_window_s: float = 3.0
+    policy: FunctionPolicy | PrometheusPolicy | None = None
+    """What decides; None = Ray Serve's formula on the load."""
 
     @property
     def first(self) -> int:
@@ -791,6 +819,10 @@ class AutoscaleStatus:
     """Replicas that this load asks for; it becomes the target when it has lasted."""
     paused: bool = False
     """`make scale` has set a number."""
+    basis: str = ""
+    """What a policy of the user's goes by, in words; "" = the load."""
+    problem: str = ""
+    """Why the policy gives no number, so that the target is held; "" when it gives one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from controller.autoscale import Decided, LoadHistory, decide, due_in_s, longest_window_s, situation_of, wanted_replicas
-from controller.errors import StoreError
+from controller.autoscale import (
+    Answer,
+    Decided,
+    LoadHistory,
+    Situation,
+    decide,
+    due_in_s,
+    longest_window_s,
+    situation_of,
+)
+from controller.errors import PolicyError, StoreError
 from controller.events import EventLog
 from controller.loads import loads
 from controller.model import AutoscaleSpec, AutoscaleStatus, Observed, ServiceSpec
 from controller.phases import Phase, phase_of
+from controller.policies import Ask, ask_formula
 from controller.store import Store
 
 logger = logging.getLogger(__name__)
+
+CALM_S = 60.0
+"""A policy that has failed counts as well again when it has not failed for so long: one event a spell, not a tick."""
 
 
 class Scaler:
     """Decides for every service that has an `autoscale` block and that no operator has set a number for."""
 
-    def __init__(self, store: Store, events: EventLog) -> None:
+    def __init__(self, store: Store, events: EventLog, ask: Ask = ask_formula) -> None:
         self._store = store
         self._events = events
+        self._ask = ask
+        self._failed_at: dict[str, float] = {}
+        """When the policies that are in a bad spell failed last, by service."""
         self._histories: dict[str, LoadHistory] = {}
         self._decided: dict[str, Decided] = {}
         self.rows: Mapping[str, AutoscaleStatus] = {}
@@ -41,9 +57,12 @@ class Scaler:
             paused = self._store.overrides.get(name)
             if paused is not None:
                 self._settle(name, Decided(spec.clamp(paused.replicas)))
-            else:
-                self._decide(name, spec, counts, now)
-            rows[name] = self._row(name, spec, counts, now, paused=paused is not None)
+            before = self._begin(name, spec, present=counts[1])
+            situation = situation_of(spec, history, counts[0], before.target, now)
+            answer, problem = self._answer(name, situation)
+            if paused is None:
+                self._decide(name, before, situation, answer)
+            rows[name] = self._row(name, situation, answer, problem, paused=paused is not None)
         self.rows = rows
         return {name: self._decided[name].target for name in specs}
 
@@ -60,17 +79,36 @@ class Scaler:
         ]
         return min((due for due in dues if due is not None), default=None)
 
-    def _decide(self, name: str, spec: AutoscaleSpec, counts: tuple[int, int], now: float) -> None:
-        ready, present = counts
-        before = self._decided.get(name)
-        if before is None:
+    def _begin(self, name: str, spec: AutoscaleSpec, *, present: int) -> Decided:
+        if name not in self._decided:
             kept = self._store.autoscaled.get(name)
             # Replicas of a service whose number was fixed until now are not taken away before their load is known.
             first = kept if kept is not None else present or spec.first
-            before = Decided(spec.clamp(first))
-            self._settle(name, before)
-        situation = situation_of(spec, self._histories[name], ready, before.target, now)
-        decided, why = decide(before, situation)
+            self._settle(name, Decided(spec.clamp(first)))
+        return self._decided[name]
+
+    def _answer(self, name: str, situation: Situation) -> tuple[Answer, str]:
+        """What the policy says, or the target as it is and why the policy says nothing."""
+        failed_at = self._failed_at.get(name)
+        try:
+            answer = self._ask(name, situation)
+        except PolicyError as error:
+            if failed_at is None:
+                said = (
+                    f"{name}: the autoscaling policy gives no number, so {situation.target} replicas are held: {error}"
+                )
+                self._events.record("policy_failed", said, service=name, outcome="warning")
+            self._failed_at[name] = situation.now
+            return Answer(situation.target, "held"), str(error)
+        if failed_at is not None and not 0 <= situation.now - failed_at < CALM_S:
+            del self._failed_at[name]
+            self._events.record(
+                "policy_works", f"{name}: the autoscaling policy gives a number again", service=name, outcome="ok"
+            )
+        return answer, ""
+
+    def _decide(self, name: str, before: Decided, situation: Situation, answer: Answer) -> None:
+        decided, why = decide(before, situation, answer)
         if why:
             message = f"{name}: {before.target} -> {decided.target} replicas: {why}"
             self._events.record("autoscale", message, service=name, outcome="ok")
@@ -83,19 +121,24 @@ class Scaler:
         except StoreError as error:
             logger.error("an autoscaling target was not kept: %s", error)  # noqa: TRY400 - only a restart asks
 
-    def _row(
-        self, name: str, spec: AutoscaleSpec, counts: tuple[int, int], now: float, *, paused: bool
-    ) -> AutoscaleStatus:
-        target = self._decided[name].target
-        situation = situation_of(spec, self._histories[name], counts[0], target, now)
+    def _row(self, name: str, situation: Situation, answer: Answer, problem: str, *, paused: bool) -> AutoscaleStatus:
+        spec = situation.spec
         return AutoscaleStatus(
-            spec.min, spec.max, target, situation.load.total, spec.clamp(wanted_replicas(situation)), paused=paused
+            spec.min,
+            spec.max,
+            self._decided[name].target,
+            situation.load.total,
+            spec.clamp(answer.wanted),
+            paused=paused,
+            basis="" if spec.policy is None else answer.because,
+            problem=problem,
         )
 
     def _forget_others(self, specs: Mapping[str, AutoscaleSpec]) -> None:
         for name in [name for name in self._decided if name not in specs]:
             del self._decided[name]
             self._histories.pop(name, None)
+            self._failed_at.pop(name, None)
         for name in [name for name in self._store.autoscaled if name not in specs]:
             try:
                 self._store.forget_autoscaled(name)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from controller.problems import Problems, at
 
@@ -23,7 +23,10 @@ _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt])i?b?", re.IGNORECASE | r
 _MEMORY_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _LEAST_MEMORY, _MOST_MEMORY = 1024**2, 1024**4
 _GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_URL = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9/._~-]*)?")
 _LONGEST = 200
+_LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
 
 
@@ -65,6 +68,24 @@ def _check_memory(size: object) -> str:
     if not isinstance(size, str) or not _LEAST_MEMORY <= memory_bytes(size) <= _MOST_MEMORY:
         raise _expected('a size from "1MiB" to "1TiB" such as "16GiB"')
     return size
+
+
+def _check_policy(policy: object) -> object:
+    if policy is None or isinstance(policy, Mapping) or (isinstance(policy, str) and _FUNCTION.fullmatch(policy)):
+        return policy
+    raise _expected('an import path such as "autoscaling.night:wanted", or {prometheus: {query: ..., target: ...}}')
+
+
+def _check_query(query: str) -> str:
+    if not query.strip() or len(query) > _LONGEST_QUERY:
+        raise _expected(f"a PromQL query of at most {_LONGEST_QUERY} characters that is not empty")
+    return query
+
+
+def _check_url(url: str) -> str:
+    if not _URL.fullmatch(url) or len(url) > _LONGEST:
+        raise _expected('an address such as "http://prometheus:9090", without user, password, query and fragment')
+    return url.rstrip("/")
 
 
 def _check_replicas(count: int) -> int:
@@ -129,6 +150,24 @@ class AutoscaleBlock(_Block):
     aggregation_function: Literal["mean", "max", "min"] = "mean"
     panic_threshold: Annotated[float, Field(ge=1.1, le=1000)] = 2.0
     panic_window_s: Annotated[float, Field(ge=0.5, le=600)] = 3.0
+    policy: Annotated[Any, AfterValidator(_check_policy)] = None
+    policy_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+class PrometheusBlock(_Block):
+    """A value that Prometheus has, and what it shall be."""
+
+    query: Annotated[str, AfterValidator(_check_query)]
+    target: Annotated[float, Field(ge=0.0001, le=1_000_000_000)]
+    url: Annotated[str, AfterValidator(_check_url)] = "http://prometheus:9090"
+    period_s: Annotated[float, Field(ge=1, le=3600)] = 5.0
+    timeout_s: Annotated[float, Field(ge=0.1, le=60)] = 4.0
+
+
+class PolicyBlock(_Block):
+    """A policy that is written in the block itself."""
+
+    prometheus: PrometheusBlock
 
 
 class RolloutBlock(_Block):
@@ -183,24 +222,36 @@ class ServeBlock(_Block):
     metrics: MetricsBlock = Field(default_factory=MetricsBlock)
 
 
+Block = TypeVar("Block", bound=_Block)
+
+
 def parse_block(path: str, value: object, problems: Problems) -> ServeBlock | None:
     """Read one block; None when something in it is wrong (each problem is written down)."""
     if not isinstance(value, Mapping):
         problems.expected(path, 'a mapping of settings ("x-serve: {}" takes every default)', value)
         return None
+    return _parse(ServeBlock, path, value, problems)
+
+
+def parse_policy(path: str, value: Mapping[str, Any], problems: Problems) -> PolicyBlock | None:
+    """Read a policy that is written as a mapping; None when something in it is wrong."""
+    return _parse(PolicyBlock, path, value, problems)
+
+
+def _parse(model: type[Block], path: str, value: Mapping[Any, Any], problems: Problems) -> Block | None:
     try:
-        return ServeBlock.model_validate(dict(value))
+        return model.model_validate(dict(value))
     except ValidationError as error:
+        schema = model.model_json_schema()
         for detail in error.errors(include_url=False):
-            _tell(path, detail["type"], detail["loc"], detail["input"], detail.get("ctx", {}), problems)
+            _tell(schema, path, detail, problems)
         return None
 
 
-def _tell(
-    path: str, kind: str, location: tuple[int | str, ...], found: object, context: Mapping[str, Any], problems: Problems
-) -> None:
+def _tell(model: Mapping[str, Any], path: str, detail: ErrorDetails, problems: Problems) -> None:
     """Put one of pydantic's findings into our words."""
-    here, model = path, ServeBlock.model_json_schema()
+    kind, location, found = detail["type"], detail["loc"], detail["input"]
+    here = path
     parent, parent_keys = path, list(model["properties"])
     schema: Mapping[str, Any] = model
     for key in location:
@@ -211,7 +262,9 @@ def _tell(
     if kind in ("extra_forbidden", "invalid_key"):
         problems.unknown_key(parent, location[-1], parent_keys)
     elif kind == _EXPECTED:
-        problems.expected(here, context["expectation"], found)
+        problems.expected(here, detail["ctx"]["expectation"], found)
+    elif kind == "missing":
+        problems.add(here, f"expected {_expectation(schema, str(location[-1]))}, found nothing")
     else:
         problems.expected(here, _expectation(schema, str(location[-1])), found)
 

@@ -5,6 +5,7 @@ All problems are told at once, each as "path: what was expected, what was found"
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,15 +17,17 @@ from controller.gpu_request import gpu_request
 from controller.model import (
     AutoscaleSpec,
     Backpressure,
+    FunctionPolicy,
     GpuRequest,
     ProbeSpec,
+    PrometheusPolicy,
     Protocol,
     RolloutSpec,
     ServiceSpec,
     Spec,
 )
 from controller.problems import Problems, at, shown
-from controller.serve_block import MAX_REPLICAS, ServeBlock, parse_block
+from controller.serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy
 from controller.service_source import ServiceSource
 from controller.translate import translate
 
@@ -199,7 +202,22 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
         problems.expected(
             at(here, "initial"), f"an integer from {bounds.min} (min) to {bounds.max} (max)", bounds.initial
         )
-    return AutoscaleSpec(**bounds.model_dump())
+    fields = bounds.model_dump(exclude={"policy", "policy_kwargs"})
+    policy = _policy(here, bounds, problems)
+    if policy is not None and "target_ongoing_requests" not in bounds.model_fields_set:
+        fields["panic_threshold"] = math.inf  # what a replica is for is not known: no load is a burst
+    return AutoscaleSpec(**fields, policy=policy)
+
+
+def _policy(path: str, bounds: AutoscaleBlock, problems: Problems) -> FunctionPolicy | PrometheusPolicy | None:
+    if isinstance(bounds.policy, str):
+        return FunctionPolicy(bounds.policy, bounds.policy_kwargs)
+    if bounds.policy_kwargs:
+        problems.add(at(path, "policy_kwargs"), "has no effect without a policy that is an import path; remove it")
+    if bounds.policy is None:
+        return None
+    block = parse_policy(at(path, "policy"), bounds.policy, problems)
+    return PrometheusPolicy(**block.prometheus.model_dump()) if block else None
 
 
 def _rollout(path: str, block: ServeBlock, problems: Problems) -> RolloutSpec:

@@ -386,9 +386,13 @@ def _autoscale_words(name: str, autoscale: AutoscaleStatus) -> str:
     bounds = f"{autoscale.min} to {autoscale.max}"
     if autoscale.paused:
         return f"set by scale; the autoscaler ({bounds}) pauses until `make scale SERVICE={name} N=auto`"
-    found = f"autoscaled, {bounds}: {autoscale.load:.1f} requests"
+    if autoscale.problem:
+        return f"autoscaled, {bounds}: its policy gives no number, so {autoscale.target} are held: {autoscale.problem}"
+    found = f"autoscaled, {bounds}: {autoscale.basis or f'{autoscale.load:.1f} requests'}"
     if autoscale.wanted == autoscale.target:
         return found
+    if autoscale.basis:
+        return f"{found}; {autoscale.wanted} replicas if that lasts"
     return f"{found}, which are for {autoscale.wanted} replicas if they last"
 
 

@@ -253,6 +253,13 @@ class TestControl:
         assert (result.returncode, result.stderr) == (2, "no such service\n")
 
 
+def test_a_simulation_without_a_trace_is_refused_with_an_example(machine: Machine) -> None:
+    result = machine.run("simulate.sh", "", "", "")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Example: make simulate TRACE=step:10x SERVICE=ranker" in result.stderr
+    assert machine.calls() == []
+
+
 def test_down_refuses_a_misspelt_wish_before_it_removes_anything(machine: Machine) -> None:
     machine.has("docker")
     result = machine.run("down.sh", "yes")

@@ -13,6 +13,7 @@ from typing import Any
 
 from controller.errors import RoutingError
 from controller.loop import Loop, World
+from controller.measurements import Query, no_prometheus
 from controller.model import (
     AddServer,
     DeleteServer,
@@ -184,6 +185,7 @@ class Control:
     is_manual: bool = False
     actions_to_live: int | None = None
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
+    query: Query = no_prometheus
     loop: Loop = field(init=False)
     store: Store = field(init=False)
 
@@ -239,7 +241,17 @@ class Control:
         try:
             async with asyncio.TaskGroup() as tasks:
                 engine, router = Mortal(self.engine, self), Mortal(self.router, self)
-                world = World(PROJECT, engine, router, self.source, self.store, self.ask, self.is_manual)
+                world = World(
+                    PROJECT,
+                    engine,
+                    router,
+                    self.source,
+                    self.store,
+                    self.ask,
+                    is_manual=self.is_manual,
+                    query=self.query,
+                    policy_dir=self.directory,
+                )
                 self.loop = Loop(world, tasks.create_task, clock=self.clock, engine_lost_s=self.engine_lost_s)
                 self.loop.start()
                 yield self.loop

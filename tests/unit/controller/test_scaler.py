@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from controller.model import AutoscaleSpec, ProbeSpec, ServiceSpec
+from controller.autoscale import Answer, Situation
+from controller.errors import PolicyError
+from controller.events import EventLog
+from controller.model import AutoscaleSpec, FunctionPolicy, Observed, ProbeSpec, PrometheusPolicy, ServiceSpec
+from controller.scaler import Scaler
+from controller.store import Store, StoredEvent
+from tests.unit.controller import worlds
 from tests.unit.controller.control import Control, until
 
 QUICK = AutoscaleSpec(
@@ -129,3 +136,163 @@ async def test_nothing_is_decided_while_the_engine_is_away(control: Control) -> 
         assert control.row("model")[0] == 1
         control.engine.come_back()
         await control.settled("model", 4, within_s=30)
+
+
+async def test_a_function_of_the_users_decides(control: Control) -> None:
+    (control.directory / "scaler_test_policy.py").write_text(
+        "def wanted(situation, spare):\n    return situation.spec.max - spare\n"
+    )
+    policy = FunctionPolicy("scaler_test_policy:wanted", {"spare": 1})
+    control.source.edit(service("model", replace(QUICK, policy=policy)))
+    async with control.running():
+        await control.settled("model", 3, within_s=30)
+        (row,) = control.loop.view.services
+        assert row.message == "autoscaled, 1 to 4: scaler_test_policy:wanted asks for 3"
+        (told,) = [stored.event.message for stored in events(control, "autoscale")]
+        assert told.startswith("model: 1 -> 3 replicas: scaler_test_policy:wanted asks for 3, 1 running; above for ")
+
+
+async def test_a_function_that_raises_is_one_event_and_holds_the_target(control: Control) -> None:
+    (control.directory / "scaler_test_broken.py").write_text("def wanted(situation):\n    return 1 // 0\n")
+    control.source.edit(service("model", replace(QUICK, initial=2, policy=FunctionPolicy("scaler_test_broken:wanted"))))
+    control.work["model"] = 100
+    async with control.running():
+        await control.settled("model", 2, within_s=30)
+        seen = control.loop.last_tick_at
+        await until(lambda: (control.loop.last_tick_at or 0.0) > (seen or 0.0) + 3, within_s=30)
+        assert control.row("model") == (2, 2, 2)
+        words = (
+            "scaler_test_broken:wanted raised ZeroDivisionError: integer division or modulo by zero "
+            f"at {control.directory}/scaler_test_broken.py:2"
+        )
+        (row,) = control.loop.view.services
+        assert row.message == f"autoscaled, 1 to 4: its policy gives no number, so 2 are held: {words}"
+        (failed,) = events(control, "policy_failed")
+        assert (failed.times, failed.event.outcome) == (1, "warning")
+        assert failed.event.message == (
+            f"model: the autoscaling policy gives no number, so 2 replicas are held: {words}"
+        )
+
+
+async def test_a_measured_value_decides_and_holds_when_it_is_gone(control: Control) -> None:
+    found: list[float] = [140.0]
+
+    async def query(service: str, policy: PrometheusPolicy) -> float:
+        if not found:
+            raise PolicyError("the query gives nothing: no series matches it now")
+        return found[0]
+
+    policy = PrometheusPolicy("avg(gpu)", 70.0, period_s=0.2)
+    control.query = query
+    control.source.edit(service("model", replace(QUICK, max=2, policy=policy)))
+    async with control.running():
+        await control.settled("model", 2, within_s=30)
+        (row,) = control.loop.view.services
+        assert row.message == "autoscaled, 1 to 2: avg(gpu) = 140, 70 wanted"
+        found.clear()
+        await until(lambda: "is held" in (w := control.loop.view.services[0].message) or "are held" in w, within_s=30)
+        assert control.row("model") == (2, 2, 2)
+        assert len(events(control, "policy_failed")) == 1
+        found.append(0.0)
+        await control.settled("model", 1, within_s=30)
+
+
+def events(control: Control, kind: str) -> list[StoredEvent]:
+    return [stored for stored in control.loop.events.select(limit=1000) if stored.event.kind == kind]
+
+
+class Asked:
+    """A scaler alone, with a policy that answers what the test says; None = it fails."""
+
+    def __init__(self, directory: Path, spec: AutoscaleSpec) -> None:
+        self.now = 1000.0
+        self.store = Store(directory)
+        self.events = EventLog(self.store, lambda: self.now)
+        self.scaler = Scaler(self.store, self.events, self.ask)
+        self.service = worlds.service("model", replicas=1, autoscale=spec)
+        self.answer: int | None = 1
+        self.load = 0
+        self.ready = 1
+
+    def ask(self, service: str, situation: Situation) -> Answer:
+        if self.answer is None:
+            raise PolicyError("nothing")
+        return Answer(self.answer, f"asked for {self.answer}")
+
+    def look(self, times: int = 1) -> int:
+        """Look once a second; the target after that."""
+        target = -1
+        for _ in range(times):
+            self.now += 1.0
+            share = self.load // max(self.ready, 1)
+            containers = [worlds.replica(self.service, n + 1, ongoing=share) for n in range(self.ready)]
+            waiting = worlds.routing(queued={"svc_model": 0 if self.ready else self.load})
+            observed = Observed(containers=tuple(containers), routing=waiting)
+            target = self.scaler.targets({"model": self.service}, observed, self.now)["model"]
+        return target
+
+    def kinds(self) -> list[str]:
+        return [stored.event.kind for stored in self.events.select(limit=1000)]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    spec = AutoscaleSpec(min=0, max=8, initial=1, target_ongoing_requests=10, downscale_delay_s=60, policy=ANY)
+    found = Asked(tmp_path, spec)
+    yield found
+    found.store.close()
+
+
+ANY = FunctionPolicy("any:one")
+
+
+def test_delays_apply_to_what_a_policy_says(asked: Asked) -> None:
+    asked.answer = 4
+    assert asked.look(30) == 1
+    assert asked.look(1) == 4
+    asked.answer = 2
+    asked.ready = 4
+    assert asked.look(60) == 4
+    assert asked.look(1) == 2
+    assert asked.kinds() == ["autoscale", "autoscale"]
+
+
+def test_a_policy_that_fails_now_and_then_is_one_event_until_it_is_calm(asked: Asked) -> None:
+    asked.look(5)
+    for _ in range(20):
+        asked.answer = None
+        asked.look(1)
+        assert asked.scaler.rows["model"].problem == "nothing"
+        asked.answer = 1
+        asked.look(2)
+        assert asked.scaler.rows["model"].problem == ""
+    assert asked.kinds() == ["policy_failed"]
+    asked.look(70)
+    assert asked.kinds() == ["policy_failed", "policy_works"]
+    asked.answer = None
+    asked.look(3)
+    assert asked.kinds() == ["policy_failed", "policy_works", "policy_failed"]
+
+
+def test_a_policy_that_fails_forgets_what_was_about_to_happen(asked: Asked) -> None:
+    asked.answer = 4
+    asked.look(25)
+    asked.answer = None
+    asked.look(1)
+    asked.answer = 4
+    assert asked.look(30) == 1
+    assert asked.look(1) == 4
+
+
+def test_a_burst_and_a_first_request_do_not_wait_for_a_policy_that_fails(asked: Asked) -> None:
+    asked.answer = None
+    asked.load = 50
+    assert asked.look(5) == 5
+    asleep = replace(asked.service.autoscale or QUICK, initial=0)
+    asked.service = replace(asked.service, autoscale=asleep)
+    asked.store.note_autoscaled("model", 0)
+    asked.scaler = Scaler(asked.store, asked.events, asked.ask)
+    asked.ready = asked.load = 0
+    assert asked.look(3) == 0
+    asked.load = 1
+    assert asked.look(1) == 1

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from controller.model import AutoscaleSpec, Backpressure, GpuRequest, GpuSlot, ProbeSpec
+from controller.model import (
+    AutoscaleSpec,
+    Backpressure,
+    FunctionPolicy,
+    GpuRequest,
+    GpuSlot,
+    ProbeSpec,
+    PrometheusPolicy,
+)
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
 KNOWN = (
@@ -156,6 +165,9 @@ def test_wrong_gpus(device: dict[str, Any], problem: str) -> None:
     assert problems({}, deploy=nvidia(**device)) == [problem]
 
 
+A_POLICY = 'an import path such as "autoscaling.night:wanted", or {prometheus: {query: ..., target: ...}}'
+
+
 @pytest.mark.parametrize(
     ("x_serve", "problem"),
     [
@@ -184,6 +196,54 @@ def test_wrong_gpus(device: dict[str, Any], problem: str) -> None:
             {"autoscale": {"max": 4}, "replicas": 2},
             "replicas: stands beside autoscale, which decides the number; remove it",
         ),
+        ({"autoscale": {"policy": "night"}}, f'autoscale.policy: expected {A_POLICY}, found "night"'),
+        ({"autoscale": {"policy": "a/b:c"}}, f'autoscale.policy: expected {A_POLICY}, found "a/b:c"'),
+        ({"autoscale": {"policy": 3}}, f"autoscale.policy: expected {A_POLICY}, found 3"),
+        (
+            {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 1}, "promtheus": {}}}},
+            'autoscale.policy.promtheus: unknown key; did you mean "prometheus"? known keys: prometheus',
+        ),
+        ({"autoscale": {"policy": {}}}, "autoscale.policy.prometheus: expected a mapping, found nothing"),
+        ({"autoscale": {"policy": {"prometheus": 1}}}, "autoscale.policy.prometheus: expected a mapping, found 1"),
+        (
+            {"autoscale": {"policy": {"prometheus": {"target": 1}}}},
+            "autoscale.policy.prometheus.query: expected a string, found nothing",
+        ),
+        (
+            {"autoscale": {"policy": {"prometheus": {"query": " ", "target": 1}}}},
+            (
+                "autoscale.policy.prometheus.query: expected a PromQL query of at most 10000 characters that is not "
+                'empty, found " "'
+            ),
+        ),
+        (
+            {"autoscale": {"policy": {"prometheus": {"query": "up"}}}},
+            "autoscale.policy.prometheus.target: expected a number from 0.0001 to 1000000000, found nothing",
+        ),
+        (
+            {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 0}}}},
+            "autoscale.policy.prometheus.target: expected a number from 0.0001 to 1000000000, found 0",
+        ),
+        (
+            {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 1, "url": "http://u:p@prom:9090"}}}},
+            (
+                'autoscale.policy.prometheus.url: expected an address such as "http://prometheus:9090", without user, '
+                'password, query and fragment, found "http://u:p@prom:9090"'
+            ),
+        ),
+        (
+            {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 1, "period_s": 0}}}},
+            "autoscale.policy.prometheus.period_s: expected a number of seconds from 1 to 3600, found 0",
+        ),
+        (
+            {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 1, "intervall": 5}}}},
+            "autoscale.policy.prometheus.intervall: unknown key; known keys: query, target, url, period_s, timeout_s",
+        ),
+        (
+            {"autoscale": {"policy_kwargs": {"a": 1}}},
+            "autoscale.policy_kwargs: has no effect without a policy that is an import path; remove it",
+        ),
+        ({"autoscale": {"policy_kwargs": 3}}, "autoscale.policy_kwargs: expected a mapping, found 3"),
     ],
 )
 def test_autoscale_blocks_that_cannot_be(x_serve: dict[str, Any], problem: str) -> None:
@@ -197,6 +257,24 @@ def test_an_autoscaled_service_begins_with_its_initial_number() -> None:
     assert spec.autoscale == AutoscaleSpec(min=1, max=8, initial=3)
     assert ranker({"autoscale": {"min": 2, "max": 8}}).replicas == 2
     assert ranker({"autoscale": {"max": 4}}).definition_hash == ranker({}).definition_hash
+
+
+def test_policies() -> None:
+    plain = {"policy": "autoscaling.night:wanted", "policy_kwargs": {"least": 2}}
+    spec = ranker({"autoscale": plain}).autoscale
+    assert spec is not None
+    assert spec.policy == FunctionPolicy("autoscaling.night:wanted", {"least": 2})
+    measured = {"policy": {"prometheus": {"query": "avg(gpu)", "target": 70, "url": "https://metrics/prom/"}}}
+    spec = ranker({"autoscale": measured}).autoscale
+    assert spec is not None
+    assert spec.policy == PrometheusPolicy("avg(gpu)", 70.0, "https://metrics/prom", 5.0, 4.0)
+
+
+def test_with_a_policy_no_load_is_a_burst_until_somebody_says_what_a_replica_is_for() -> None:
+    for changes, threshold in [({}, math.inf), ({"target_ongoing_requests": 2}, 2.0)]:
+        spec = ranker({"autoscale": {"policy": "a:b", **changes}}).autoscale
+        assert spec is not None
+        assert spec.panic_threshold == threshold
 
 
 def test_two_replicas_cannot_have_the_same_gpus() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from controller.serve_block import (
     BackpressureBlock,
     GpuBlock,
     MetricsBlock,
+    PrometheusBlock,
     ReadinessBlock,
     ServeBlock,
 )
@@ -53,6 +55,16 @@ def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any])
     assert parse("reference", written) == from_reference
 
 
+def test_the_policy_in_the_comments_has_every_key_and_the_defaults() -> None:
+    lines = [line.partition("#")[2] for line in REFERENCE.read_text().splitlines() if line.lstrip().startswith("#")]
+    begin = next(n for n, line in enumerate(lines) if line.strip() == "prometheus:")
+    inside = itertools.takewhile(lambda line: line.startswith(" " * 7), lines[begin + 1 :])
+    block = load_written("\n".join(inside))
+    known = PrometheusBlock(query=block["query"], target=block["target"])
+    assert list(block) == list(PrometheusBlock.model_fields)
+    assert block == known.model_dump()
+
+
 def test_every_key_is_explained() -> None:
     lines = REFERENCE.read_text().splitlines()
     start = lines.index("    x-serve:")
@@ -62,7 +74,7 @@ def test_every_key_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [ServeBlock, AutoscaleBlock, GpuBlock, BackpressureBlock, ReadinessBlock, MetricsBlock]
+    "model", [ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlock, ReadinessBlock, MetricsBlock]
 )
 def test_bounds_are_told_in_the_reference(model: type[BaseModel]) -> None:
     text = REFERENCE.read_text()

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Runs the controller's autoscaling against a trace, in simulated time: simulate.sh TRACE SERVICE OUT [OPTION...].
+# No SERVICE: an x-serve block of the options, or the default one. OUT is the picture; OPTION is of controller.simulate.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=compose/machine/messages.sh
+. "$here/messages.sh"
+# shellcheck source=compose/machine/host.sh
+. "$here/host.sh"
+# shellcheck source=compose/machine/stack.sh
+. "$here/stack.sh"
+
+readonly PYTHON=.venv/bin/python
+
+main() {
+  local trace=${1:-} service=${2:-} out=${3:-simulation.png}
+  shift 3 || shift $#
+  [ -n "$trace" ] ||
+    refuse "simulate: name a trace, a shape or a file. Example: make simulate TRACE=step:10x SERVICE=ranker" \
+      "All shapes and options: make simulate TRACE=step OPTIONS=--help"
+  "$here/venv.sh"
+  if ! "$PYTHON" -c 'import matplotlib' 2>/dev/null; then
+    SSL_CERT_FILE=${SSL_CERT_FILE:-$(ca_bundle)}
+    export SSL_CERT_FILE
+    step "Installing matplotlib" install_plot || give_up "the packages of the group plot could not be installed."
+  fi
+  exec "$PYTHON" -m controller.simulate "$trace" ${service:+"$service"} --plot "$out" "$@"
+}
+
+install_plot() {
+  if type -P uv >/dev/null; then
+    command uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --group plot
+  else
+    "$PYTHON" -m uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --group plot
+  fi
+}
+
+main "$@"

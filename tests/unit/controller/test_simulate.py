@@ -1,0 +1,439 @@
+"""The autoscaler against traces, by the simulator; and the simulator itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller import loop
+from controller.errors import InvalidRequest
+from controller.model import AutoscaleSpec, FunctionPolicy, GpuRequest, PrometheusPolicy, ServiceSpec
+from controller.simulate import simulation
+from controller.simulate.__main__ import main
+from controller.simulate.distributions import parse_distribution
+from controller.simulate.report import Summary, percentile, step_words, summarise, table
+from controller.simulate.simulation import Result, Setting, seeded, simulate
+from controller.simulate.traces import Step, Trace, read_trace
+from tests.unit.controller.worlds import service
+
+MIN = 60.0
+FIVE_EACH = AutoscaleSpec(min=1, max=8, target_ongoing_requests=5)
+
+
+def setting(**changes: Any) -> Setting:
+    fields = {
+        "service_time": parse_distribution("", "exp:0.2"),
+        "start_time": parse_distribution("", "uniform:10:20"),
+        **changes,
+    }
+    return Setting(**fields)
+
+
+def run(
+    trace: str | Trace, autoscale: AutoscaleSpec = FIVE_EACH, *, seed: int = 0, spec: Any = None, **changes: Any
+) -> tuple[Result, Summary]:
+    read = read_trace(trace, seeded(seed, "arrivals")) if isinstance(trace, str) else trace
+    served: ServiceSpec = replace(spec or service("model"), autoscale=autoscale)
+    result = simulate(served, read, setting(seed=seed, **changes))
+    return result, summarise(result)
+
+
+def targets(result: Result, begin_s: float = 0.0, end_s: float = 1e9) -> list[int]:
+    """The targets in a span of time, each once in a row."""
+    seen = [sample.target for sample in result.samples if begin_s <= sample.at_s < end_s]
+    return [target for target, _ in itertools.groupby(seen)]
+
+
+def test_the_simulated_loop_looks_as_often_as_the_real_one() -> None:
+    assert (simulation.LOOK_S, simulation.NEWS_S) == (loop.LOOK_S, loop.DEBOUNCE_S)
+
+
+# ---------------------------------------------------------------------------------------- what the autoscaler promises
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ten_times_the_load_is_answered_at_once_and_served_when_the_replicas_have_started(seed: int) -> None:
+    _, found = run("step:10x,rate=10,at=120,duration=300", seed=seed)
+    (step,) = found.steps
+    assert step.needed == 4
+    assert step.decided_after_s is not None
+    assert step.decided_after_s <= FIVE_EACH.panic_window_s + 3
+    assert step.ready_after_s is not None
+    assert step.ready_after_s <= step.decided_after_s + 20 + 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_that_is_no_burst_is_answered_after_the_delay(seed: int) -> None:
+    calm = replace(FIVE_EACH, panic_threshold=1e9)
+    _, found = run("step:10x,rate=10,at=120,duration=300", calm, seed=seed)
+    (step,) = found.steps
+    assert step.decided_after_s is not None
+    assert step.ready_after_s is not None
+    assert calm.upscale_delay_s <= step.decided_after_s <= calm.upscale_delay_s + calm.look_back_period_s / 3
+    assert step.ready_after_s <= calm.upscale_delay_s + calm.look_back_period_s / 3 + 20 + 1
+
+
+@pytest.mark.parametrize("rate", [45, 60, 110])
+def test_a_steady_noisy_load_hardly_ever_changes_the_target_in_an_hour(rate: int) -> None:
+    result, found = run(f"noise:rate={rate},amplitude=0.4,duration=3600", begin=rate // 25 + 1)
+    assert found.target_changes <= 3
+    assert found.refused == found.lost == 0
+    assert rate * 0.2 / 5 <= found.target_last <= rate * 0.2 / 5 + 2
+    assert len(targets(result, 15 * MIN)) <= 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_spike_is_answered_at_once_and_its_replicas_stay_until_it_is_over_for_the_look_back_period(seed: int) -> None:
+    hasty = replace(FIVE_EACH, downscale_delay_s=0.0, look_back_period_s=30.0)
+    result, found = run("spike:20x,rate=10,at=120,length=20,duration=300", hasty, seed=seed)
+    assert found.steps[0].decided_after_s is not None
+    assert found.steps[0].decided_after_s <= hasty.panic_window_s + 3
+    assert found.target_most == 8
+    burst = 2 * 5  # panic_threshold times target_ongoing_requests
+    over_s = max(sample.at_s for sample in result.samples if sample.in_work + sample.waiting >= burst * sample.ready)
+    decided_s = 120 + found.steps[0].decided_after_s
+    assert targets(result, decided_s, over_s + hasty.look_back_period_s - hasty.panic_window_s) == [8]
+    assert targets(result)[-1] == 1
+    words = [event.message for event in result.events if event.kind == "autoscale"]
+    assert "a burst: " in words[0]
+
+
+def test_a_service_at_zero_wakes_and_sleeps_again() -> None:
+    sleepy = replace(FIVE_EACH, min=0, downscale_delay_s=20.0, downscale_to_zero_delay_s=60.0)
+    trace = Trace("one", [100.0, 100.5], 400.0, [0.2, 0.2])
+    result, found = run(trace, sleepy)
+    assert targets(result) == [0, 1, 0]
+    woken = next(sample for sample in result.samples if sample.target == 1)
+    asleep = next(sample for sample in result.samples if sample.target == 0 and sample.at_s > woken.at_s)
+    assert woken.at_s - 100.0 <= simulation.LOOK_S
+    assert (found.served, found.refused) == (2, 0)
+    assert found.wait_s.most is not None
+    assert 10 <= found.wait_s.most <= 20 + 2 * simulation.LOOK_S
+    assert asleep.at_s - woken.at_s >= 60.0
+    assert result.samples[-1].present == 0
+
+
+@pytest.mark.parametrize("route", ["/model", None])
+def test_scaling_down_loses_and_refuses_nothing_and_does_not_take_long(route: str | None) -> None:
+    hasty = replace(FIVE_EACH, downscale_delay_s=5.0, look_back_period_s=5.0)
+    result, found = run("spike:4x,rate=30,at=30,length=40,duration=200", hasty, spec=service("model", route=route))
+    assert (found.refused, found.lost) == (0, 0)
+    falls = [after for before, after in itertools.pairwise(result.samples) if after.target < before.target]
+    assert falls
+    for fall in falls:
+        # Requests take 0.2 s: a replica that gets no more of them is done soon.
+        later = next(sample for sample in result.samples if sample.at_s > fall.at_s + 5)
+        assert later.present <= max(fall.target, later.target)
+
+
+def test_failing_starts_are_tried_again() -> None:
+    _, found = run("step:10x,rate=10,at=30,duration=300", failing_starts=0.5, start_time=parse_distribution("", "2"))
+    assert found.failed_starts > 0
+    assert found.steps[0].ready_after_s is not None
+
+
+def test_replicas_for_which_there_is_no_gpu_stay_away() -> None:
+    spec = service("model", gpu=GpuRequest(count=2))
+    trace = "step:10x,rate=20,at=30,duration=120"
+    result, found = run(trace, spec=spec, gpus=6)
+    assert found.target_most == 8
+    assert max(sample.present for sample in result.samples) == 3
+    result, _ = run(trace, spec=spec)
+    assert max(sample.present for sample in result.samples) == 8
+
+
+def test_a_function_decides_and_one_that_fails_holds(tmp_path: Path) -> None:
+    (tmp_path / "simulate_test_policy.py").write_text(
+        "def wanted(situation, high):\n"
+        "    if situation.now > 100:\n"
+        "        raise RuntimeError('late')\n"
+        "    return high if situation.now > 50 else 1\n"
+    )
+    by_clock = replace(
+        FIVE_EACH, upscale_delay_s=10.0, policy=FunctionPolicy("simulate_test_policy:wanted", {"high": 3})
+    )
+    result, found = run("noise:rate=5,duration=200", by_clock, policy_dir=tmp_path)
+    assert targets(result) == [1, 3]
+    (failed,) = [event for event in result.events if event.kind == "policy_failed"]
+    assert "3 replicas are held: simulate_test_policy:wanted raised RuntimeError: late" in failed.message
+    assert failed.message in table(result, found)
+
+
+def test_a_query_is_answered_with_the_utilisation() -> None:
+    busy = replace(FIVE_EACH, panic_threshold=1e9, policy=PrometheusPolicy("avg(gpu)", 50.0))
+    result, found = run("step:4x,rate=10,at=60,duration=900", busy, places=5)
+    # 40/s of 0.2 s each keep 8 places busy; at 50 percent of 5 places a replica, that is 3.2 replicas.
+    assert found.target_last == 4
+    assert "avg(gpu) = " in next(event.message for event in result.events if event.kind == "autoscale")
+
+
+# ------------------------------------------------------------------------------------------------ the simulator itself
+
+
+def test_the_same_arguments_give_the_same_result() -> None:
+    first, again, other = (run("spike:5x,at=30,length=20,duration=120", seed=seed)[0] for seed in (1, 1, 2))
+    assert (first.samples, first.events, first.requests) == (again.samples, again.events, again.requests)
+    assert first.requests != other.requests
+
+
+def test_the_work_is_the_same_whatever_is_decided() -> None:
+    few, many = (run("step:5x,at=30,duration=120", replace(FIVE_EACH, max=most))[0].requests for most in (1, 8))
+    assert (few.arrived, few.needs) == (many.arrived, many.needs)
+
+
+def test_requests_in_work_are_rate_times_duration() -> None:
+    result, found = run("noise:rate=50,amplitude=0,duration=600", begin=3)
+    mean = sum(sample.in_work for sample in result.samples) / len(result.samples)
+    assert mean == pytest.approx(50 * 0.2, rel=0.1)
+    assert found.latency_s.p50 == pytest.approx(0.2 * 0.693, rel=0.1)
+
+
+def test_a_replica_with_few_places_has_requests_wait_inside() -> None:
+    one = replace(FIVE_EACH, max=1)
+    _, found = run(Trace("five", [1.0] * 5, 10.0, [1.0] * 5), one, places=2)
+    assert found.served == 5
+    assert (found.wait_s.p50, found.wait_s.most) == (1.0, 2.0)
+    assert found.most_waiting == 0
+
+
+def test_the_line_has_a_bound_and_patience_an_end() -> None:
+    spec = service("model", max_ongoing_requests=1, max_queued_requests=3, request_timeout_s=5.0)
+    result, found = run(Trace("ten", [1.0] * 10, 20.0, [4.0] * 10), replace(FIVE_EACH, max=1), spec=spec)
+    # One is worked on at 1 s, the second at 5 s; the third would have waited until 9 s.
+    assert (found.served, found.refused, found.timed_out) == (2, 8, 2)
+    assert sorted(result.requests.refused_at) == [1.0] * 6 + [6.0] * 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    least=st.integers(0, 3),
+    more=st.integers(1, 6),
+    seed=st.integers(0, 1000),
+    shape=st.sampled_from(["spike:10x,at=10,length=10", "noise:rate=30", "step:8x,at=10", "step:0.1x,rate=60,at=20"]),
+    max_ongoing=st.integers(1, 20),
+    queued=st.integers(-1, 20),
+    patience_s=st.floats(0.5, 10),
+    failing=st.sampled_from([0.0, 0.3]),
+    routed=st.booleans(),
+)
+def test_every_request_has_one_end_and_replicas_stay_within_bounds(
+    least: int,
+    more: int,
+    seed: int,
+    shape: str,
+    max_ongoing: int,
+    queued: int,
+    patience_s: float,
+    failing: float,
+    routed: bool,
+) -> None:
+    hasty = AutoscaleSpec(
+        min=least,
+        max=least + more,
+        target_ongoing_requests=3,
+        upscale_delay_s=2,
+        downscale_delay_s=3,
+        look_back_period_s=5,
+    )
+    spec = service(
+        "model",
+        route="/model" if routed else None,
+        max_ongoing_requests=max_ongoing,
+        max_queued_requests=queued,
+        request_timeout_s=patience_s,
+    )
+    sep = "," if ":" in shape else ":"
+    result, found = run(
+        f"{shape}{sep}duration=40",
+        hasty,
+        seed=seed,
+        spec=spec,
+        failing_starts=failing,
+        start_time=parse_distribution("", "uniform:0.5:4"),
+    )
+    requests = result.requests
+    assert found.served + found.refused + found.lost + found.unfinished == found.requests == len(result.trace.times)
+    assert found.lost == 0
+    assert found.unfinished >= 0
+    last = result.samples[-1]
+    assert found.unfinished <= last.in_work + last.waiting + sum(at > last.at_s for at in requests.arrived)
+    assert all(waited >= -1e-6 for waited in requests.waited)
+    # Inside a replica nobody waits here, so patience is what bounds it.
+    assert all(waited <= patience_s + 1e-6 for waited in requests.waited)
+    for sample in result.samples:
+        assert least <= sample.target <= least + more
+        assert sample.ready <= sample.present <= 2 * (least + more)
+        assert queued < 0 or sample.waiting <= queued
+
+
+# --------------------------------------------------------------------------------------------------- traces and options
+
+
+def test_shapes() -> None:
+    rng = Random(1)
+    step = read_trace("step:10x,rate=20,at=100,duration=200", rng)
+    assert (step.duration_s, step.steps) == (200.0, (Step(100.0, 20.0, 200.0),))
+    before = sum(at < 100 for at in step.times)
+    assert before == pytest.approx(2000, rel=0.1)
+    assert len(step.times) - before == pytest.approx(20_000, rel=0.05)
+    spike = read_trace("spike:4x,rate=5,at=50,length=10,duration=100", rng)
+    assert spike.steps == (Step(50.0, 5.0, 20.0), Step(60.0, 20.0, 5.0))
+    ramp = read_trace("ramp:9x,rate=10,at=100,length=100,duration=300", rng)
+    assert ramp.steps == ()
+    assert sum(140 <= at < 160 for at in ramp.times) == pytest.approx(20 * 50, rel=0.15)
+    assert sum(at >= 200 for at in ramp.times) == pytest.approx(100 * 90, rel=0.05)
+    day = read_trace("diurnal:9x,rate=10,length=200,duration=200", rng)
+    assert sum(90 <= at < 110 for at in day.times) == pytest.approx(20 * 90, rel=0.1)
+    noise = read_trace("noise:rate=50,amplitude=0.2,duration=400", rng)
+    assert len(noise.times) == pytest.approx(20_000, rel=0.05)
+    assert noise.steps == ()
+    for trace in (step, spike, ramp, day, noise):
+        assert list(trace.times) == sorted(trace.times)
+        assert all(0 <= at < trace.duration_s for at in trace.times)
+
+
+def test_files(tmp_path: Path) -> None:
+    requests, rates = tmp_path / "requests.csv", tmp_path / "rates.csv"
+    requests.write_text("t_s,service_time_s\n0.5,0.1\n\n2,0.3\n")
+    trace = read_trace(str(requests), Random(1))
+    assert (list(trace.times), list(trace.service_times or ()), trace.duration_s) == ([0.5, 2.0], [0.1, 0.3], 3.0)
+    requests.write_text("t_s\n0.5\n")
+    assert read_trace(str(requests), Random(1)).service_times is None
+    rates.write_text("t_s,rate_per_s\n0,10\n100,50\n")
+    trace = read_trace(str(rates), Random(1))
+    assert (trace.duration_s, trace.steps) == (200.0, (Step(100.0, 10.0, 50.0),))
+    assert sum(at >= 100 for at in trace.times) == pytest.approx(5000, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("t_s,rate\n0,1\n", 'FILE:1: expected "t_s", "t_s,service_time_s" or "t_s,rate_per_s", found "t_s,rate"'),
+        ("t_s\n1\nx\n", 'FILE:3: expected 1 number(s) >= 0, found "x"'),
+        ("t_s,rate_per_s\n1\n", 'FILE:2: expected 2 number(s) >= 0, found "1"'),
+        ("t_s\n-1\n", 'FILE:2: expected 1 number(s) >= 0, found "-1"'),
+        ("t_s\nnan\n", 'FILE:2: expected 1 number(s) >= 0, found "nan"'),
+        ("t_s\n2\n1\n", "FILE:3: 1 s comes after 2 s; sort the lines by t_s"),
+        ("t_s\n", "FILE has no line after its header"),
+        (
+            "t_s,rate_per_s\n0,1\n1000,999999\n",
+            "FILE has about 999,999,999 requests; the simulator takes 10,000,000".replace(
+                "999,999,999", "1,000,000,000"
+            ),
+        ),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(text)
+    with pytest.raises(InvalidRequest) as failed:
+        read_trace(str(file), Random(1))
+    assert str(failed.value) == f"TRACE: {problem}".replace("FILE", str(file))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["stepp"],
+            (
+                "TRACE: expected a shape (step, spike, ramp, diurnal, noise) such as step:10x, or a file *.csv, found "
+                '"stepp"'
+            ),
+        ),
+        (["nowhere.csv"], "TRACE: nowhere.csv cannot be read: No such file or directory"),
+        (["step:rat=3"], 'TRACE: step has no "rat"; it has factor, rate, at, duration'),
+        (["noise:10x"], 'TRACE: noise has no "factor"; it has rate, amplitude, length, duration'),
+        (["step:ten"], 'TRACE: step: factor: expected a number > 0, found "ten"'),
+        (["step:rate=-1"], 'TRACE: step: rate: expected a number >= 0, found "-1"'),
+        (["step:duration=0"], 'TRACE: step: duration: expected a number > 0, found "0"'),
+        (
+            ["step", "--service-time", "exp:0"],
+            (
+                '--service-time: expected seconds ("0.2"), "uniform:LOW:HIGH", "exp:MEAN" or "lognormal:MEDIAN:P99", '
+                'each number from 0 to 86400, found "exp:0"'
+            ),
+        ),
+        (["step", "--begin", "-1"], "--begin: expected a number from 0 to 1000, found -1"),
+        (["step", "--failing-starts", "2"], "--failing-starts: expected a number from 0 to 1, found 2"),
+        (["step", "--plot", "a.gif"], '--plot: expected a file that ends in .png, .svg, .pdf, found "a.gif"'),
+        (["step", "--plot", "nowhere/a.png"], "--plot: nowhere is not a directory"),
+        (
+            ["step", "--x-serve", "{autoscale: {max: 0}}"],
+            "services.simulated.x-serve.autoscale.max: expected an integer from 1 (min) to 1000, found 0",
+        ),
+        (
+            ["step", "--x-serve", "{replicas: 3}"],
+            (
+                "--x-serve: has no autoscale block, so the number of replicas stays 3; write one "
+                "(compose/reference.yaml), or leave the service out and try one with --x-serve"
+            ),
+        ),
+        (
+            ["step", "model", "--x-serve", "{}"],
+            "expected a service or --x-serve, found both; edit the compose file, or leave one out",
+        ),
+    ],
+)
+def test_what_cannot_be_run(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"{problem}\n"
+
+
+def test_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["step:10x,rate=10,at=30,duration=60", "--x-serve", "{autoscale: {max: 4}}", "-o", "json"]
+    assert main(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == ["summary", "assumed", "events"]
+    summary = document["summary"]
+    assert summary["requests"] == summary["served"] + summary["refused"] + summary["lost"] + summary["unfinished"]
+    assert summary["target_most"] == 4
+    assert document["assumed"]["service_time_s"] == "exp:0.1"
+    assert document["events"][0]["message"].startswith("simulated: 1 -> ")
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["step:10x,rate=10,at=30,duration=60", "--x-serve", "{autoscale: {max: 4}}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "simulated, step:10x,rate=10,at=30,duration=60, 60 s"
+    assert lines[1].startswith("  requests")
+    assert "10 -> 100/s at 30 s needs 4: wanted after " in lines[-1]
+
+
+def test_a_step_that_nobody_answered() -> None:
+    _, found = run("step:10x,rate=100,at=10,duration=12", replace(FIVE_EACH, panic_threshold=1e9))
+    assert step_words(found.steps[0]) == "100 -> 1000/s at 10 s needs 8: wanted never, ready never"
+
+
+def test_percentiles() -> None:
+    assert percentile([], 0.5) is None
+    assert [percentile([1.0, 2.0, 3.0, 4.0], part) for part in (0.0, 0.5, 0.75, 0.99, 1.0)] == [1, 2, 3, 4, 4]
+
+
+def test_distributions() -> None:
+    rng = Random(1)
+    for text, mean in [("3", 3.0), ("uniform:1:3", 2.0), ("exp:0.5", 0.5), ("lognormal:0.1:0.5", 0.127)]:
+        found = parse_distribution("", text)
+        values = [found.sample(rng) for _ in range(20_000)]
+        assert found.mean == pytest.approx(mean, rel=0.01)
+        assert sum(values) / len(values) == pytest.approx(mean, rel=0.05)
+    values = sorted(parse_distribution("", "lognormal:0.1:0.5").sample(rng) for _ in range(20_000))
+    assert percentile(values, 0.5) == pytest.approx(0.1, rel=0.05)
+    assert percentile(values, 0.99) == pytest.approx(0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("trace", ["spike:10x,at=10,length=5,duration=40", "step:2x,at=1,duration=2"])
+def test_the_picture(trace: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "simulation.png"
+    block = "{autoscale: {max: 2}, max_ongoing_requests: 2, max_queued_requests: 5}"
+    assert main([trace, "--x-serve", block, "--plot", str(file)]) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
