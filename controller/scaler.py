@@ -69,7 +69,7 @@ class Scaler:
             first = kept if kept is not None else present or spec.first
             before = Decided(spec.clamp(first))
             self._settle(name, before)
-        situation = situation_of(spec, self._histories[name], ready, before.target, now)
+        situation = situation_of(spec, self._histories[name], ready, before.target, now, before.measured_from)
         decided, why = decide(before, situation)
         if why:
             message = f"{name}: {before.target} -> {decided.target} replicas: {why}"
@@ -86,8 +86,9 @@ class Scaler:
     def _row(
         self, name: str, spec: AutoscaleSpec, counts: tuple[int, int], now: float, *, paused: bool
     ) -> AutoscaleStatus:
-        target = self._decided[name].target
-        situation = situation_of(spec, self._histories[name], counts[0], target, now)
+        decided = self._decided[name]
+        target = decided.target
+        situation = situation_of(spec, self._histories[name], counts[0], target, now, decided.measured_from)
         return AutoscaleStatus(
             spec.min, spec.max, target, situation.load.total, spec.clamp(wanted_replicas(situation)), paused=paused
         )

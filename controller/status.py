@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from controller.apply import Refusal
 from controller.errors import ImageNotFound
+from controller.loads import held_at_edge
 from controller.model import (
     AutoscaleStatus,
     CreateContainer,
@@ -272,9 +273,9 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
         obstacles = obstacles or [f"failed, is being replaced: {failure.detail}"]
     if obstacles:
         return "; ".join(obstacles)
-    going_on = _going_on(replicas)
+    going_on = [*_going_on(replicas), *_held_words(material)]
     if going_on:
-        return going_on
+        return ", ".join(going_on)
     image = material.spec.image
     if material.wanted and image in material.observed.images and material.observed.images[image] is None:
         remedy = "build it (`make build`)" if material.spec.has_build else "check the name, or pull it"
@@ -310,7 +311,16 @@ def _refusal_words(refusal: Refusal, now: float) -> str:
     return f"could not {describe(refusal.action)}{times}, {retry}: {refusal.error}"
 
 
-def _going_on(replicas: Iterable[ReplicaStatus]) -> str:
+def _held_words(material: _Material) -> Iterable[str]:
+    held = held_at_edge(material.name, material.observed)
+    if held:
+        requests = "1 held request" if held == 1 else f"{held} held requests"
+        yield (
+            f"woken by {requests}" if material.autoscale and material.autoscale.min == 0 else f"{requests} wait for it"
+        )
+
+
+def _going_on(replicas: Iterable[ReplicaStatus]) -> Iterable[str]:
     words = {
         "PENDING": "being created",
         "STARTING": "starting",
@@ -319,7 +329,7 @@ def _going_on(replicas: Iterable[ReplicaStatus]) -> str:
         "FAILED": "failed",
     }
     counts = {state: sum(replica.state == state for replica in replicas) for state in words}
-    return ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+    return [f"{count} {words[state]}" for state, count in counts.items() if count]
 
 
 def _blocked(material: _Material) -> str:

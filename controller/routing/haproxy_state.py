@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 
 from controller.errors import RoutingError
-from controller.model import RoutingState, Server, ServerState
+from controller.model import Held, RoutingState, Server, ServerState
 from controller.routing.haproxy_config import BACKEND_PREFIX
 
-QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1")
-"""Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4)."""
+QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1", "show held")
+"""Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4). `show held`
+is haproxy/hold.lua's."""
 
 # srv_admin_state of "show servers state": forced by the runtime API, inherited, by resolution. 0x04 only says that the
 # configuration file once said `disabled`.
@@ -21,7 +22,7 @@ _STOPPED = 0
 _BACKEND_ROW = "BACKEND"
 
 
-def routing_state(info: str, routing: str, servers_state: str, stat: str) -> RoutingState:
+def routing_state(info: str, routing: str, servers_state: str, stat: str, held: str) -> RoutingState:
     """One snapshot out of the answers to QUESTIONS. Raises RoutingError when one of them is not what it should be."""
     try:
         facts, in_flight = info_facts(info), sessions(stat)
@@ -38,6 +39,7 @@ def routing_state(info: str, routing: str, servers_state: str, stat: str) -> Rou
             servers=tuple(server for server, _ in servers(servers_state, in_flight)),
             backends=frozenset(backends),
             queued=backends,
+            held=holds(held),
         )
     except (KeyError, ValueError) as error:
         raise RoutingError(
@@ -63,6 +65,18 @@ def sessions(stat: str) -> Mapping[tuple[str, str], tuple[int, int]]:
     """
     rows = csv.DictReader(stat.removeprefix("# ").splitlines())
     return {(row["pxname"], row["svname"]): (int(row["scur"] or 0), int(row["qcur"] or 0)) for row in rows}
+
+
+def holds(held: str) -> Mapping[str, Held]:
+    """`show held` by backend."""
+    header, *lines = held.splitlines()
+    columns = header.removeprefix("# ").split()
+    found = {}
+    for line in lines:
+        row = dict(zip(columns, line.split(), strict=True))
+        endings = {ending: int(row[ending]) for ending in ("served", "expired", "left", "refused")}
+        found[row["backend"]] = Held(now=int(row["held"]), **endings)
+    return found
 
 
 def servers(servers_state: str, in_flight: Mapping[tuple[str, str], tuple[int, int]]) -> list[tuple[Server, int]]:

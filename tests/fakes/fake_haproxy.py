@@ -46,6 +46,7 @@ class _Worker:
     pid: int
     routing_hash: str
     backends: dict[str, dict[str, FakeServer]] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
 
 
 class FakeHAProxy:
@@ -110,6 +111,11 @@ class FakeHAProxy:
         """Give the verdict of HAProxy's own check."""
         self.server(backend, name).up = up
 
+    def set_held(self, backend: str, count: int) -> None:
+        """Let so many requests wait for a first server."""
+        assert self._worker is not None
+        self._worker.held[backend] = count
+
     def finish_leaving_workers(self) -> None:
         """Let the workers of before a reload end."""
         self._leaving.clear()
@@ -163,6 +169,8 @@ class FakeHAProxy:
             if words[0] == "backend":
                 backend = words[1]
                 worker.backends[backend] = {}
+            elif words[0] == "server" and not backend.startswith("svc_"):
+                pass  # the waiting room's way back into HAProxy itself
             elif words[0] == "server":
                 admin = _MAINT if "disabled" in words else 0
                 server = FakeServer(words[2], int(words[words.index("id") + 1]), admin=admin, checked=True)
@@ -206,6 +214,8 @@ class FakeHAProxy:
                 return _show_servers_state(worker)
             case ["show", "stat", "-1", "6", "-1"]:
                 return _show_stat(worker)
+            case ["show", "held"]:
+                return _show_held(worker)
             case ["add", "server", path, address, *options]:
                 return _add_server(worker, path, address, options)
             case ["enable", "health", path]:
@@ -305,6 +315,11 @@ def _show_servers_state(worker: _Worker) -> str:
 def _read_states(path: Path) -> dict[tuple[str, str], tuple[int, bool]]:
     rows = [line.split() for line in path.read_text().splitlines()[2:]] if path.exists() else []
     return {(row[1], row[3]): (int(row[6]), row[5] != "0") for row in rows if row}
+
+
+def _show_held(worker: _Worker) -> str:
+    rows = [f"{backend} {count} 0 0 0 0" for backend, count in worker.held.items()]
+    return "\n".join(["# backend held served expired left refused", *rows]) + "\n"
 
 
 def _show_stat(worker: _Worker) -> str:
