@@ -10,9 +10,11 @@ from controller.errors import RoutingError
 from controller.model import Held, RoutingState, Server, ServerState
 from controller.routing.haproxy_config import BACKEND_PREFIX
 
-QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1", "show held")
-"""Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4). `show held`
-is haproxy/hold.lua's."""
+QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1")
+"""Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4)."""
+HELD_QUESTION = "show held"
+"""The last one, of haproxy/hold.lua."""
+NOTHING_HELD = "# backend held served expired left refused"
 
 # srv_admin_state of "show servers state": forced by the runtime API, inherited, by resolution. 0x04 only says that the
 # configuration file once said `disabled`.
@@ -23,7 +25,10 @@ _BACKEND_ROW = "BACKEND"
 
 
 def routing_state(info: str, routing: str, servers_state: str, stat: str, held: str) -> RoutingState:
-    """One snapshot out of the answers to QUESTIONS. Raises RoutingError when one of them is not what it should be."""
+    """One snapshot out of the answers to QUESTIONS and HELD_QUESTION.
+
+    Raises RoutingError when one of them is not what it should be.
+    """
     try:
         facts, in_flight = info_facts(info), sessions(stat)
         backends = {

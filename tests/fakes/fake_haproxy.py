@@ -46,7 +46,7 @@ class _Worker:
     pid: int
     routing_hash: str
     backends: dict[str, dict[str, FakeServer]] = field(default_factory=dict)
-    held: dict[str, int] = field(default_factory=dict)
+    has_waiting_room: bool = False
 
 
 class FakeHAProxy:
@@ -111,11 +111,6 @@ class FakeHAProxy:
         """Give the verdict of HAProxy's own check."""
         self.server(backend, name).up = up
 
-    def set_held(self, backend: str, count: int) -> None:
-        """Let so many requests wait for a first server."""
-        assert self._worker is not None
-        self._worker.held[backend] = count
-
     def finish_leaving_workers(self) -> None:
         """Let the workers of before a reload end."""
         self._leaving.clear()
@@ -166,7 +161,9 @@ class FakeHAProxy:
                 raise _Refused(
                     f"[ALERT]    (1) : config : parsing [haproxy.cfg:{number}] : unknown keyword '{words[0]}'."
                 )
-            if words[0] == "backend":
+            if words[0] == "lua-load":
+                worker.has_waiting_room = True
+            elif words[0] == "backend":
                 backend = words[1]
                 worker.backends[backend] = {}
             elif words[0] == "server" and not backend.startswith("svc_"):
@@ -214,8 +211,8 @@ class FakeHAProxy:
                 return _show_servers_state(worker)
             case ["show", "stat", "-1", "6", "-1"]:
                 return _show_stat(worker)
-            case ["show", "held"]:
-                return _show_held(worker)
+            case ["show", "held"] if worker.has_waiting_room:
+                return _show_held()
             case ["add", "server", path, address, *options]:
                 return _add_server(worker, path, address, options)
             case ["enable", "health", path]:
@@ -317,9 +314,8 @@ def _read_states(path: Path) -> dict[tuple[str, str], tuple[int, bool]]:
     return {(row[1], row[3]): (int(row[6]), row[5] != "0") for row in rows if row}
 
 
-def _show_held(worker: _Worker) -> str:
-    rows = [f"{backend} {count} 0 0 0 0" for backend, count in worker.held.items()]
-    return "\n".join(["# backend held served expired left refused", *rows]) + "\n"
+def _show_held() -> str:
+    return "# backend held served expired left refused\n"
 
 
 def _show_stat(worker: _Worker) -> str:
