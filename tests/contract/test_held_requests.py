@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any
@@ -14,6 +15,7 @@ from aiohttp import ClientSession, ServerDisconnectedError, TCPConnector, WSMsgT
 
 from controller.model import AutoscaleSpec, Held, ServerState, ServiceSpec, SetServerState, backend_name
 from controller.routing import haproxy_config
+from controller.routing.haproxy_config import TEMPLATE
 from tests.contract.test_haproxy_edge import (  # noqa: F401  `edge` is a fixture
     Edge,
     GrpcReplica,
@@ -169,6 +171,33 @@ async def test_no_more_are_held_than_may_wait(edge: Edge) -> None:  # noqa: F811
         await edge.serve("echo", "echo-1")
         answers = await asyncio.gather(*requests)
     assert [status for status, _, _ in answers] == [200] * 5, "whom the waiting room took, the queue takes"
+
+
+async def test_all_services_together_hold_no_more_than_there_is_room(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(), sleeping("other"))
+    file = edge.run_dir / "haproxy.cfg"
+    script, number = re.subn(r"(?m)^local MOST = 4000\b", "local MOST = 3", (TEMPLATE.parent / "hold.lua").read_text())
+    assert number == 1
+    (edge.run_dir / "hold.lua").write_text(script)
+    file.write_text(file.read_text().replace("/usr/local/etc/haproxy/hold.lua", "/run/haproxy/hold.lua"))
+    await asyncio.to_thread(edge.container.kill_and_wait)
+    async with client(edge) as session:
+        requests = [asyncio.ensure_future(outcome(session)) for _ in range(2)]
+        await until_held(edge, 2)
+        requests.append(asyncio.ensure_future(outcome(session, "/other")))
+
+        async def one_of_the_other() -> bool:
+            return (await held(edge, "other")).now == 1
+
+        await until(one_of_the_other, "one request of the other service is held")
+        assert (await outcome(session, "/other"))[0] == 503
+        assert await held(edge, "other") == Held(now=1, refused=1)
+        requests.pop(0).cancel()
+        await until_held(edge, 1)
+        requests.append(asyncio.ensure_future(outcome(session, "/other")))
+        await edge.serve("echo", "echo-1")
+        await edge.serve("other", "other-1")
+        assert [status for status, _, _ in await asyncio.gather(*requests)] == [200] * 3
 
 
 async def test_who_drains_takes_nothing_new_and_finishes_what_it_has(edge: Edge) -> None:  # noqa: F811
@@ -340,7 +369,7 @@ async def _all(stream: Any) -> list[bytes]:
 async def test_a_grpc_call_that_is_cancelled_or_out_of_time_frees_its_place(edge: Edge) -> None:  # noqa: F811
     async with sleeping_grpc(edge) as (_, replica, probe, channel):
         unary = channel.unary_unary("/test.Echo/Unary")
-        cancelled, stays = unary(b"x"), unary(b"y", timeout=20)
+        cancelled, stays = unary(b"x"), unary(b"y" * 300_000, timeout=20)  # more than any buffer takes
         late = asyncio.ensure_future(refusal(unary(b"z", timeout=0.7)))
         await until_held(edge, 3)
         cancelled.cancel()
@@ -348,7 +377,7 @@ async def test_a_grpc_call_that_is_cancelled_or_out_of_time_frees_its_place(edge
         await until_held(edge, 1)
         assert (await held(edge)).left == 2
         await add_grpc(edge, replica, probe)
-        assert await stays == b"y"
+        assert await stays == b"y" * 300_000
 
 
 async def test_grpc_calls_that_were_held_in_vain_or_too_many_are_told_so(edge: Edge) -> None:  # noqa: F811

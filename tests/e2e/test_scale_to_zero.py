@@ -66,7 +66,7 @@ def steps(messages: list[str]) -> list[str]:
 
 
 def last_event(stack: Stack) -> int:
-    return max(event["seq"] for event in stack.events())
+    return max(int(event["seq"]) for event in stack.events())
 
 
 async def ask(stack: Stack, requests: int) -> list[tuple[int, Any]]:
