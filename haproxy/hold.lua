@@ -2,7 +2,7 @@
 -- does. See haproxy.cfg: only requests that found no server come here, so with one nothing of this runs.
 --
 -- The action does not sleep. It answers act.YIELD and is asked again a moment later, or at once when the request's client
--- goes away: sleeping in it, HAProxy would end it in the middle, and its place would never be given back.
+-- goes away. HAProxy does not tell which, and ends an action that goes on waiting then: lua.let_go gives its place back.
 --
 -- All threads share one state (lua-load, not lua-load-per-thread): what is counted here is counted once.
 
@@ -26,9 +26,17 @@ local function room_of(backend)
   return room
 end
 
+-- Below this many bytes of a request its buffer is far from full (it takes 16 kB).
+local SMALL = 8192
+
 local function now_ms()
   local now = core.now()
   return now.sec * 1000 + now.usec // 1000
+end
+
+-- Whether the client went away. Only of a small request it is known: the channel takes no more, and is not full.
+local function has_left(txn)
+  return not txn.req:may_recv() and #(txn.f:req_hdrs() or "") + (txn.f:req_body_len() or 0) < SMALL
 end
 
 -- What becomes of a request now; nil = it is held on. "moved" = this worker was replaced by a reload, and is told of no
@@ -36,7 +44,7 @@ end
 local function ending_of(txn, backend, until_ms)
   if core.backends[backend]:get_srv_act() > 0 then
     return "served"
-  elseif not txn.req:may_recv() then
+  elseif has_left(txn) then
     return "left"
   elseif txn.f:stopping() == 1 then
     return "moved"
@@ -44,6 +52,16 @@ local function ending_of(txn, backend, until_ms)
     return "expired"
   end
   return nil
+end
+
+local function finish(txn, backend, ending)
+  local room = room_of(backend)
+  room.held = room.held - 1
+  held = held - 1
+  if ending ~= "moved" then -- the new worker counts it
+    room[ending] = room[ending] + 1
+  end
+  txn:set_var("txn.hold", ending)
 end
 
 -- http-request lua.hold: the header x-pierhead-hold says "<service> <until, ms since the epoch> <most at once>". Sets
@@ -73,17 +91,16 @@ local function hold(txn)
     act.wake_time(math.max(LOOK_MS, held * 1000 // LOOKS_PER_S))
     return act.YIELD
   end
-  local room = room_of(backend)
-  room.held = room.held - 1
-  held = held - 1
-  if ending ~= "moved" then -- the new worker counts it
-    room[ending] = room[ending] + 1
-  end
-  txn:set_var("txn.hold", ending)
+  finish(txn, backend, ending)
   return act.CONTINUE
 end
 
 core.register_action("hold", {"http-req"}, hold)
+
+-- http-request lua.let_go: for a request that lua.hold was not allowed to go on with.
+core.register_action("let_go", {"http-req"}, function(txn)
+  finish(txn, txn:get_var("txn.held_in"), "left")
+end)
 
 core.register_cli({"show", "held"}, "show held : requests that wait for a first server, by backend", function(applet)
   applet:send("# backend held " .. table.concat(ENDS, " ") .. "\n")
