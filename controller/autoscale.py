@@ -23,6 +23,8 @@ from typing import Literal
 
 from controller.model import Aggregation, AutoscaleSpec
 
+SETTLE_S = 1.0
+"""What waited for the first replica comes all at once when it takes traffic; after this long its load is measured."""
 MIN_GAP_S = 0.25
 """Samples closer together than this are one: ticks come in bursts, and the history must not grow with them."""
 
@@ -35,6 +37,8 @@ class Load:
     """Replicas work on them."""
     waiting: float = 0.0
     """They wait for a replica: in callers, in HAProxy."""
+    held: float = 0.0
+    """Those among the waiting that HAProxy holds because no replica takes traffic; only of a single moment."""
 
     @property
     def total(self) -> float:
@@ -61,12 +65,17 @@ class LoadHistory:
         while len(samples) > 1 and samples[1][0] <= now - keep_s:
             samples.popleft()
 
-    def over(self, window_s: float, now: float, aggregation: Aggregation = "mean") -> Load:
-        """The load over the window that ends `now`, or over what there is of it; no samples = no load."""
+    def over(self, window_s: float, now: float, aggregation: Aggregation = "mean", since: float = -math.inf) -> Load:
+        """The load over the window that ends `now`, or over what there is of it; no samples = no load.
+
+        Samples taken before `since` do not count, not even for what follows them.
+        """
         begin = now - window_s
         spans: list[tuple[float, Load]] = []
         end = now
         for at, load in reversed(self._samples):
+            if at < since:
+                break
             spans.append((end - max(at, begin), load))
             end = at
             if at <= begin:
@@ -95,6 +104,9 @@ class Decided:
     since: float = 0.0
     panic_until: float = 0.0
     """Nothing is taken away before this time."""
+    measured_from: float = -math.inf
+    """What waited before this time waited for the first replica, and says nothing of how many are needed.
+    inf = none takes traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +188,17 @@ def decide(decided: Decided, situation: Situation, answer: Answer | None = None)
     inside = spec.clamp(decided.target)
     if inside != decided.target:
         bounds = f"the bounds are {spec.min} to {spec.max} now"
-        return Decided(inside), bounds
+        return Decided(inside, measured_from=_measured_from(decided, situation)), bounds
+    decided = replace(decided, measured_from=_measured_from(decided, situation))
+    if situation.running and now < decided.measured_from + spec.panic_window_s:
+        # What waited for the first replica is no reason for more: they follow when its load is found to be too much.
+        return replace(decided, direction="", since=0.0), ""
     burst = _burst(situation)
     if burst is not None:
         calm_at = now + spec.look_back_period_s
         if burst > decided.target:
-            return Decided(burst, panic_until=calm_at), _burst_words(situation)
+            found = Decided(burst, panic_until=calm_at, measured_from=decided.measured_from)
+            return found, _burst_words(situation)
         decided = replace(decided, panic_until=calm_at)
     answer = answer or by_load(situation)
     wanted = spec.clamp(answer.wanted)
@@ -196,7 +213,7 @@ def decide(decided: Decided, situation: Situation, answer: Answer | None = None)
         return decided, ""
     side = "above" if direction == "up" else "below"
     why = f"{answer.because}, {situation.running} running; {side} for {now - decided.since:.0f} s"
-    return Decided(wanted, panic_until=decided.panic_until), why
+    return Decided(wanted, panic_until=decided.panic_until, measured_from=decided.measured_from), why
 
 
 def due_in_s(decided: Decided, spec: AutoscaleSpec, now: float) -> float | None:
@@ -205,6 +222,13 @@ def due_in_s(decided: Decided, spec: AutoscaleSpec, now: float) -> float | None:
         return None
     delay_s = {"up": spec.upscale_delay_s, "down": spec.downscale_delay_s, "zero": _zero_delay_s(spec)}
     return max(0.0, decided.since + delay_s[decided.direction] - now)
+
+
+def _measured_from(decided: Decided, situation: Situation) -> float:
+    """Since when load counts: a moment after the first replica takes traffic. A clock that was set back begins anew."""
+    if situation.running == 0 or situation.latest.held:
+        return math.inf
+    return min(decided.measured_from, situation.now + SETTLE_S)
 
 
 def _direction(spec: AutoscaleSpec, target: int, wanted: int) -> tuple[Literal["up", "down", "zero"], float]:
@@ -237,7 +261,9 @@ def _ceil(replicas: float) -> int:
 def _burst_words(situation: Situation) -> str:
     spec = situation.spec
     if situation.running == 0:
-        return f"{_load_words(situation.latest)}, no replica running"
+        held = situation.latest.held
+        woken = f"woken by {held:.0f} held request{'' if held == 1 else 's'}: " if held else ""
+        return f"{woken}{_load_words(situation.latest)}, no replica running"
     return (
         f"a burst: {_load_words(situation.recent)} over {spec.panic_window_s:g} s, "
         f"{spec.target_ongoing_requests:g} per replica wanted, {situation.running} running"
@@ -248,12 +274,15 @@ def _load_words(load: Load) -> str:
     return f"{load.total:.1f} requests ({load.running:.1f} in work, {load.waiting:.1f} waiting)"
 
 
-def situation_of(spec: AutoscaleSpec, history: LoadHistory, running: int, target: int, now: float) -> Situation:
-    """Put together what a decision is made from."""
+def situation_of(
+    spec: AutoscaleSpec, history: LoadHistory, running: int, target: int, now: float, measured_from: float = -math.inf
+) -> Situation:
+    """Put together what a decision is made from. Once a replica runs, load before `measured_from` does not count."""
+    since = measured_from if running else -math.inf
     return Situation(
         spec,
-        load=history.over(spec.look_back_period_s, now, spec.aggregation_function),
-        recent=history.over(spec.panic_window_s, now),
+        load=history.over(spec.look_back_period_s, now, spec.aggregation_function, since),
+        recent=history.over(spec.panic_window_s, now, since=since),
         latest=history.over(0.0, now),
         running=running,
         target=target,

@@ -19,10 +19,18 @@ def loads(services: Collection[str], observed: Observed) -> Mapping[str, Load]:
     return {
         name: Load(
             running=sum(_in_work(container, observed) for container in serving if container.service == name),
-            waiting=_waits_at_edge(name, observed) + sum(container.waiting.get(name, 0) for container in up),
+            waiting=_waits_at_edge(name, observed) + held + sum(container.waiting.get(name, 0) for container in up),
+            held=held,
         )
         for name in services
+        for held in (held_at_edge(name, observed),)
     }
+
+
+def held_at_edge(service: str, observed: Observed) -> int:
+    """Return how many requests HAProxy holds because no replica of the service takes traffic."""
+    found = observed.routing.held.get(backend_name(service)) if observed.routing else None
+    return found.now if found else 0
 
 
 def _in_work(container: ReplicaContainer, observed: Observed) -> int:

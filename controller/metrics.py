@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from controller.apply import Outcome
-from controller.model import Action
+from controller.model import Action, Held, backend_name
 from controller.status import View
 
 TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -104,6 +104,26 @@ def _services(view: View | None) -> Iterator[Metric]:
         failures.add_metric([row.name], max(in_a_row, default=0))
     yield from (wanted, ready, pending, failures)
     yield from _autoscaling(view)
+    yield from _held(view)
+
+
+def _held(view: View | None) -> Iterator[Metric]:
+    held = GaugeMetricFamily(
+        "pierhead_edge_held_requests", "Requests that wait at HAProxy for a first replica.", labels=["service"]
+    )
+    ended = CounterMetricFamily(
+        "pierhead_edge_ended_holds",
+        "Requests that waited at HAProxy for a first replica, by how that ended. Begins anew with HAProxy.",
+        labels=["service", "ending"],
+    )
+    routing = view.observed.routing if view and view.observed else None
+    specs = view.desired.services if view and view.desired and routing else {}
+    for name in sorted(name for name, spec in specs.items() if spec.is_routed):
+        found = routing.held.get(backend_name(name), Held()) if routing else Held()
+        held.add_metric([name], found.now)
+        for ending in ("served", "expired", "left", "refused"):
+            ended.add_metric([name, ending], getattr(found, ending))
+    yield from (held, ended)
 
 
 def _autoscaling(view: View | None) -> Iterator[Metric]:

@@ -402,6 +402,21 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Requests that HAProxy holds for a service without a server; and how those before ended, since its last start."""
+
+    now: int = 0
+    served: int = 0
+    """A server came, and they went on."""
+    expired: int = 0
+    """None came in time."""
+    left: int = 0
+    """Their clients went away."""
+    refused: int = 0
+    """As many as may wait did already."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingState:
     """What HAProxy is doing now. `pid` and `started_at` tell a restart; `routing_hash` the configuration it runs."""
 
@@ -414,6 +429,8 @@ class RoutingState:
     """Names of the backends that the running configuration has."""
     queued: Mapping[str, int] = field(default_factory=dict)
     """By backend: requests that wait for any of its servers; those that wait for a certain one are the server's."""
+    held: Mapping[str, Held] = field(default_factory=dict)
+    """By backend, those of which any was ever held."""
     _by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

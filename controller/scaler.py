@@ -58,7 +58,7 @@ class Scaler:
             if paused is not None:
                 self._settle(name, Decided(spec.clamp(paused.replicas)))
             before = self._begin(name, spec, present=counts[1])
-            situation = situation_of(spec, history, counts[0], before.target, now)
+            situation = situation_of(spec, history, counts[0], before.target, now, before.measured_from)
             answer, problem = self._answer(name, situation)
             if paused is None:
                 self._decide(name, before, situation, answer)

@@ -11,6 +11,7 @@ from typing import Any
 
 from controller.apply import Refusal
 from controller.errors import ImageNotFound
+from controller.loads import held_at_edge
 from controller.model import (
     AutoscaleStatus,
     CreateContainer,
@@ -354,7 +355,8 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     rollout = material.rollout
     if rollout is not None and rollout.state.rollout is not None:
         return "; ".join([rollout.message, *obstacles])
-    said = "; ".join(obstacles) or _going_on(replicas) or (rollout.message if rollout else "")
+    going_on = ", ".join([*_going_on(replicas), *_held_words(material)])
+    said = "; ".join(obstacles) or going_on or (rollout.message if rollout else "")
     return said or _rest_words(material, material.spec)
 
 
@@ -410,7 +412,16 @@ def _refusal_words(refusal: Refusal, now: float) -> str:
     return f"could not {describe(refusal.action)}{times}, {retry}: {refusal.error}"
 
 
-def _going_on(replicas: Iterable[ReplicaStatus]) -> str:
+def _held_words(material: _Material) -> Iterable[str]:
+    held = held_at_edge(material.name, material.observed)
+    if held:
+        requests = "1 held request" if held == 1 else f"{held} held requests"
+        yield (
+            f"woken by {requests}" if material.autoscale and material.autoscale.min == 0 else f"{requests} wait for it"
+        )
+
+
+def _going_on(replicas: Iterable[ReplicaStatus]) -> Iterable[str]:
     words = {
         "PENDING": "being created",
         "STARTING": "starting",
@@ -419,7 +430,7 @@ def _going_on(replicas: Iterable[ReplicaStatus]) -> str:
         "FAILED": "failed",
     }
     counts = {state: sum(replica.state == state for replica in replicas) for state in words}
-    return ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
+    return [f"{count} {words[state]}" for state, count in counts.items() if count]
 
 
 def _blocked(material: _Material) -> str:

@@ -205,6 +205,16 @@ EDGE = Section(
             " max_ongoing_requests.",
         ),
         Panel(
+            "Held for a first replica",
+            (
+                Query(f"sum by (service) (pierhead_edge_held_requests{{{S}}})", "{{service}} held"),
+                Query(rate("pierhead_edge_ended_holds_total", "service, ending"), "{{service}} {{ending}}/s"),
+            ),
+            "Requests that wait at HAProxy because no replica takes traffic (they wake a service that was scaled to"
+            " zero), and how the waiting of others ended: served; expired, none came in time; left, the client went"
+            " away; refused, too many waited.",
+        ),
+        Panel(
             "Servers up",
             (Query(f"sum by (service) (haproxy_backend_active_servers{{{S}}})", "{{service}}"),),
             "Replicas that HAProxy gives new requests to: registered, healthy, not draining.",

@@ -64,10 +64,9 @@ class HAProxyRouter:
         are done with it.
         """
         try:
-            answers = await self._runtime.ask_all(state.QUESTIONS)
+            seen = await self._running()
         except RoutingUnreachable:
             return None
-        seen = state.routing_state(*answers)
         leaving = await self._sessions_of_leaving_workers()
         if not leaving:
             return seen
@@ -217,7 +216,14 @@ class HAProxyRouter:
             await asyncio.to_thread(_write, self._states_file, _NO_STATES)
 
     async def _running(self) -> RoutingState:
-        return state.routing_state(*await self._runtime.ask_all(state.QUESTIONS))
+        try:
+            answers = await self._runtime.ask_all((*state.QUESTIONS, state.HELD_QUESTION))
+        except CommandRefused as error:
+            if error.command != state.HELD_QUESTION:
+                raise
+            # What runs was written before there was a waiting room. Its hash differs, so it is replaced next.
+            answers = [*await self._runtime.ask_all(state.QUESTIONS), state.NOTHING_HELD]
+        return state.routing_state(*answers)
 
     async def _hash_now(self) -> str | None:
         try:

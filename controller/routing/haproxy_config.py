@@ -49,6 +49,11 @@ QUEUE_TIMEOUT_CAP_S = 30.0
 SERVER_TIMEOUT_SLACK_S = 5.0
 """A replica ends a call at its own deadline; HAProxy only steps in when that did not happen."""
 HARD_STOP_FLOOR_S = 120
+HEAL_HOLD_S = 5.0
+"""How long a request waits for a service that should have a server and has none: its only replica crashed and is being
+replaced. With a service that scales to zero it is the whole of `request_timeout_s`: a model takes its time to load."""
+HELD_MOST = 1000
+"""Requests that one service may have held where it does not bound its queue; all services together: hold.lua."""
 
 # What gRPC callers get for HTTP statuses that HAProxy gives itself: status and message, {} = the service.
 _GRPC_ERRORS = MappingProxyType(
@@ -91,6 +96,13 @@ class _Service:
     timeout_server_ms: int
     timeout_queue_ms: int
     timeout_check_ms: int
+    hold_ms: int
+    """0 = a request that finds no server is refused at once."""
+    hold_most: int
+    timeout_held_ms: int
+    """From its arrival in the waiting room to the first byte of its answer."""
+    longest_call_s: int
+    """What a worker that was replaced must live for. The slack covers the short hold, the long one comes on top."""
     server_options: str
 
 
@@ -144,7 +156,7 @@ def with_servers(config: str, servers: Iterable[ServerLine]) -> str:
     lines: list[str] = []
     backend = ""
     for line in config.splitlines():
-        if line.startswith(_SERVER_LINE):
+        if line.startswith(_SERVER_LINE) and backend.startswith(BACKEND_PREFIX):
             continue
         lines.append(line)
         if line.startswith("backend "):
@@ -192,7 +204,8 @@ def _render(services: Collection[ServiceSpec]) -> str:
     grpc = [s for s in routed if s.grpc_services]
     routes = {s.route: s.name for s in http if s.route}
     grpc_names = sorted(name for s in grpc for name in s.grpc_services)
-    longest_call_s = max((s.timeout_server_ms // 1000 for s in routed), default=0)
+    longest_call_s = max((s.longest_call_s for s in routed), default=0)
+    longest_held_ms = max((s.timeout_held_ms for s in routed), default=0)
     return _template(TEMPLATE).render(
         services=routed,
         http_services=http,
@@ -202,6 +215,7 @@ def _render(services: Collection[ServiceSpec]) -> str:
         grpc_text="No such gRPC service here. "
         + (f"Known are {', '.join(grpc_names)}." if grpc_names else "There are none yet."),
         grpc_errors=_GRPC_ERRORS,
+        held_again_ms=longest_held_ms,
         hard_stop_s=max(HARD_STOP_FLOOR_S, longest_call_s),
     )
 
@@ -220,6 +234,9 @@ def _template(path: Path) -> jinja2.Template:
 
 def _service(spec: ServiceSpec) -> _Service:
     route = spec.route
+    hold_ms = _hold_ms(spec)
+    timeout_server_ms = _ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S)
+    timeout_queue_ms = _ms(min(spec.request_timeout_s, QUEUE_TIMEOUT_CAP_S))
     if route is not None:
         _matching(_ROUTE, route, f"route of service {spec.name!r}")
     return _Service(
@@ -238,11 +255,33 @@ def _service(spec: ServiceSpec) -> _Service:
         max_queued_requests=int(_number(spec.max_queued_requests, -1, 1_000_000, "max_queued_requests", spec)),
         refusal_status=int(_number(spec.backpressure.status_code, 429, 503, "backpressure.status_code", spec)),
         retry_after_s=int(_number(math.ceil(spec.backpressure.retry_after_s), 0, 86_400, "retry_after_s", spec)),
-        timeout_server_ms=_ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S),
-        timeout_queue_ms=_ms(min(spec.request_timeout_s, QUEUE_TIMEOUT_CAP_S)),
+        timeout_server_ms=timeout_server_ms,
+        timeout_queue_ms=timeout_queue_ms,
         timeout_check_ms=_ms(spec.probe.timeout_s),
+        hold_ms=hold_ms,
+        hold_most=_hold_most(spec),
+        timeout_held_ms=hold_ms + timeout_queue_ms + timeout_server_ms,
+        longest_call_s=(timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
         server_options=" ".join(server_options(spec)),
     )
+
+
+def _hold_ms(spec: ServiceSpec) -> int:
+    """How long a request waits for a first server. Not at all where none shall be."""
+    if spec.autoscale is None and spec.replicas == 0:
+        return 0
+    return _ms(spec.request_timeout_s if _wakes(spec) else min(spec.request_timeout_s, HEAL_HOLD_S))
+
+
+def _wakes(spec: ServiceSpec) -> bool:
+    return spec.autoscale is not None and spec.autoscale.min == 0
+
+
+def _hold_most(spec: ServiceSpec) -> int:
+    """How many may wait: those that the first replica will have room for, and those that may queue for it then."""
+    if spec.max_queued_requests < 0:
+        return HELD_MOST
+    return min(HELD_MOST, spec.max_ongoing_requests + spec.max_queued_requests)
 
 
 def _ms(seconds: float) -> int:

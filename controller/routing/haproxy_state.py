@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from controller.errors import RoutingError
-from controller.model import RoutingState, Server, ServerState
+from controller.model import Held, RoutingState, Server, ServerState
 from controller.routing.haproxy_config import BACKEND_PREFIX
 
 QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1")
 """Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4)."""
+HELD_QUESTION = "show held"
+"""The last one, of haproxy/hold.lua."""
+NOTHING_HELD = "# backend held served expired left refused"
 
 # srv_admin_state of "show servers state": forced by the runtime API, inherited, by resolution. 0x04 only says that the
 # configuration file once said `disabled`.
@@ -22,8 +25,11 @@ _STOPPED = 0
 _BACKEND_ROW = "BACKEND"
 
 
-def routing_state(info: str, routing: str, servers_state: str, stat: str) -> RoutingState:
-    """One snapshot out of the answers to QUESTIONS. Raises RoutingError when one of them is not what it should be."""
+def routing_state(info: str, routing: str, servers_state: str, stat: str, held: str) -> RoutingState:
+    """One snapshot out of the answers to QUESTIONS and HELD_QUESTION.
+
+    Raises RoutingError when one of them is not what it should be.
+    """
     try:
         facts, found = info_facts(info), traffic(stat)
         backends = {
@@ -39,6 +45,7 @@ def routing_state(info: str, routing: str, servers_state: str, stat: str) -> Rou
             servers=tuple(server for server, _ in servers(servers_state, found)),
             backends=frozenset(backends),
             queued=backends,
+            held=holds(held),
         )
     except (KeyError, ValueError) as error:
         raise RoutingError(
@@ -78,6 +85,18 @@ def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
 def _traffic(row: Mapping[str, str]) -> Traffic:
     responses = [int(row.get(f"hrsp_{kind}xx") or 0) for kind in (1, 2, 3, 4, 5)]
     return Traffic(int(row["scur"] or 0), int(row["qcur"] or 0), sum(responses), responses[-1])
+
+
+def holds(held: str) -> Mapping[str, Held]:
+    """`show held` by backend."""
+    header, *lines = held.splitlines()
+    columns = header.removeprefix("# ").split()
+    found = {}
+    for line in lines:
+        row = dict(zip(columns, line.split(), strict=True))
+        endings = {ending: int(row[ending]) for ending in ("served", "expired", "left", "refused")}
+        found[row["backend"]] = Held(now=int(row["held"]), **endings)
+    return found
 
 
 def servers(servers_state: str, found: Mapping[tuple[str, str], Traffic]) -> list[tuple[Server, int]]:

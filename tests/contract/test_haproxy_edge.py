@@ -90,7 +90,7 @@ class Edge:
     """HAProxy in a container, with the router that the controller would use."""
 
     def __init__(self, run_dir: Path, container: HAProxyContainer) -> None:
-        self.container, self.router = container, HAProxyRouter(run_dir)
+        self.run_dir, self.container, self.router = run_dir, container, HAProxyRouter(run_dir)
         self.url = f"http://{container.ip}:8000"
         # A connection for each request: one that is kept open gets its next answer from the worker of before.
         self.http = ClientSession(self.url, connector=TCPConnector(force_close=True))

@@ -245,6 +245,22 @@ async def test_routes_are_written_and_reloaded_once(world: World, router: HAProx
     assert (await observe(router)).pid == after.pid
 
 
+async def test_a_configuration_of_before_there_was_a_waiting_room_is_replaced(
+    world: World, router: HAProxyRouter
+) -> None:
+    file = world.run_dir / "haproxy.cfg"
+    old = [line for line in file.read_text().splitlines() if "lua" not in line]
+    old_hash = router.routing_hash(())
+    file.write_text("\n".join(old).replace(old_hash, "0" * len(old_hash)) + "\n")
+    await world.restart()
+    assert (await observe(router)).routing_hash == "0" * len(old_hash)
+    echo = service("echo", 8080)
+    await route(router, echo)
+    state = await observe(router)
+    assert (state.routing_hash, state.held) == (router.routing_hash([echo]), {})
+    assert "lua-load" in file.read_text()
+
+
 async def test_a_server_added_is_ready_and_up_at_once(world: World, router: HAProxyRouter) -> None:
     echo = await routed(router, world)
     await add(router, echo, "echo-1", world.addresses[0])

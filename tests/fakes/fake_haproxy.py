@@ -49,6 +49,7 @@ class _Worker:
     pid: int
     routing_hash: str
     backends: dict[str, dict[str, FakeServer]] = field(default_factory=dict)
+    has_waiting_room: bool = False
 
 
 class FakeHAProxy:
@@ -163,9 +164,13 @@ class FakeHAProxy:
                 raise _Refused(
                     f"[ALERT]    (1) : config : parsing [haproxy.cfg:{number}] : unknown keyword '{words[0]}'."
                 )
-            if words[0] == "backend":
+            if words[0] == "lua-load":
+                worker.has_waiting_room = True
+            elif words[0] == "backend":
                 backend = words[1]
                 worker.backends[backend] = {}
+            elif words[0] == "server" and not backend.startswith("svc_"):
+                pass  # the waiting room's way back into HAProxy itself
             elif words[0] == "server":
                 admin = _MAINT if "disabled" in words else 0
                 server = FakeServer(words[2], int(words[words.index("id") + 1]), admin=admin, checked=True)
@@ -209,6 +214,8 @@ class FakeHAProxy:
                 return _show_servers_state(worker)
             case ["show", "stat", "-1", "6", "-1"]:
                 return _show_stat(worker)
+            case ["show", "held"] if worker.has_waiting_room:
+                return _show_held()
             case ["add", "server", path, address, *options]:
                 return _add_server(worker, path, address, options)
             case ["enable", "health", path]:
@@ -312,6 +319,10 @@ def _show_servers_state(worker: _Worker) -> str:
 def _read_states(path: Path) -> dict[tuple[str, str], tuple[int, bool]]:
     rows = [line.split() for line in path.read_text().splitlines()[2:]] if path.exists() else []
     return {(row[1], row[3]): (int(row[6]), row[5] != "0") for row in rows if row}
+
+
+def _show_held() -> str:
+    return "# backend held served expired left refused\n"
 
 
 def _show_stat(worker: _Worker) -> str:

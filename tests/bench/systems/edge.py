@@ -55,7 +55,9 @@ def configuration(route: Route, port: int, directory: Path) -> str:
     # gRPC callers go to the child directly here, and nobody looks at the statistics.
     text = _change(r"bind :9000 proto h2$", f"bind unix@{directory}/grpc.sock proto h2", text)
     text = _change(r"bind :8404$", f"bind unix@{directory}/stats.sock", text)
+    text = _change(r"127\.0\.0\.1:8405", f"unix@{directory}/held.sock", text)
     text = _change(r"/run/haproxy/", f"{directory}/", text)
+    text = _change(r"/usr/local/etc/haproxy/hold\.lua", f"{ROOT}/haproxy/hold.lua", text)
     text = _change(r"/usr/local/etc/haproxy/errors/", f"{ROOT}/haproxy/errors/", text)
     text = _change(r"^    (user|group) haproxy\n", "", text)
     return _change(r" user root group root mode 600", " mode 600", text)

@@ -17,6 +17,7 @@ from controller.measurements import Query, no_prometheus
 from controller.model import (
     AddServer,
     DeleteServer,
+    Held,
     RoutingState,
     Server,
     ServerState,
@@ -54,12 +55,17 @@ class FakeRouter:
     hash: str = ""
     done: list[RoutingAction] = field(default_factory=list)
     failing: dict[type[RoutingAction], RoutingError] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    """By backend. With the first server that takes traffic nothing is held any more."""
 
     async def observe(self) -> RoutingState | None:
         await asyncio.sleep(0)
         if not self.up:
             return None
-        return RoutingState(self.pid, float(self.pid), "3.0.11", self.hash, tuple(self.servers.values()), self.backends)
+        servers = tuple(self.servers.values())
+        taking = {server.backend for server in servers if server.state is ServerState.READY and server.up}
+        held = {backend: Held() if backend in taking else held for backend, held in self.held.items()}
+        return RoutingState(self.pid, float(self.pid), "3.0.11", self.hash, servers, self.backends, held=held)
 
     async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
         await asyncio.sleep(0)

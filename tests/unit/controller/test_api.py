@@ -223,6 +223,8 @@ async def test_targets_health_and_metrics(control: Control) -> None:
         metrics = await (await client.get("/metrics")).text()
         assert 'pierhead_service_ready_replicas{service="web"} 2.0' in metrics
         assert "pierhead_controller_spec_error 0.0" in metrics
+        assert 'pierhead_edge_held_requests{service="web"} 0.0' in metrics
+        assert 'pierhead_edge_ended_holds_total{ending="expired",service="web"} 0.0' in metrics
         assert 'pierhead_controller_actions_total{action="create_container",outcome="ok"}' in metrics
         control.source.edit(service("api", replicas=1))
         await until(lambda: [row.name for row in control.loop.view.services] == ["api"])

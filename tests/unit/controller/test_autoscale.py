@@ -69,16 +69,18 @@ class Service:
         self.changes: list[tuple[float, int]] = []
         self.words: list[str] = []
 
-    def run(self, seconds: float, load: float, *, waiting: float = 0.0, starts_in_s: float = 0.0) -> None:
+    def run(
+        self, seconds: float, load: float, *, waiting: float = 0.0, held: float = 0.0, starts_in_s: float = 0.0
+    ) -> None:
         """Let time pass, a tick a second; new replicas run `starts_in_s` after they were decided."""
         for _ in range(int(seconds)):
             self.now += 1.0
-            self.history.add(self.now, Load(load, waiting), 60.0)
+            self.history.add(self.now, Load(load, waiting + held, held), 60.0)
             at = self.changes[-1][0] if self.changes else 0.0
             if self.now >= at + starts_in_s:
                 self.running = self.decided.target
-            seen = situation_of(self.spec, self.history, self.running, self.decided.target, self.now)
             before = self.decided
+            seen = situation_of(self.spec, self.history, self.running, before.target, self.now, before.measured_from)
             self.decided, why = decide(before, seen)
             assert bool(why) == (self.decided.target != before.target)
             if why:
@@ -139,6 +141,71 @@ def test_any_load_wakes_a_service_without_replicas_at_once() -> None:
     service.run(1, 0, waiting=1)
     assert service.target == 1
     assert service.words[-1] == "1.0 requests (0.0 in work, 1.0 waiting), no replica running"
+
+
+WAKING = replace(SPEC, min=0, max=50, target_ongoing_requests=2)
+
+
+def test_a_hundred_held_requests_wake_one_replica() -> None:
+    service = Service(WAKING, 0)
+    service.run(30, 0)
+    service.run(20, 0, held=100, starts_in_s=20)
+    assert service.target == 1
+    assert service.words == [
+        "woken by 100 held requests: 100.0 requests (0.0 in work, 100.0 waiting), no replica running"
+    ]
+    service.run(1, 0, held=100)  # it is ready, HAProxy does not send to it yet
+    service.run(1, 2, waiting=98)  # they come all at once
+    service.run(120, 1)
+    assert service.target == 1, "what waited for the first replica is no reason for a second one"
+
+
+def test_more_follow_when_the_first_is_measured_to_be_too_few() -> None:
+    service = Service(WAKING, 0)
+    service.run(5, 0, held=100, starts_in_s=5)
+    assert (service.target, service.running) == (1, 0)
+    service.run(4, 2, waiting=98, starts_in_s=5)
+    assert service.target == 1, "its load is not known before it has been at work for panic_window_s"
+    service.run(3, 2, waiting=98)
+    assert service.target == 50
+    assert (
+        service.words[-1]
+        == "a burst: 100.0 requests (2.0 in work, 98.0 waiting) over 3 s, 2 per replica wanted, 1 running"
+    )
+
+
+def test_one_held_request_is_told_as_one() -> None:
+    service = Service(WAKING, 0)
+    service.run(1, 0, held=1)
+    assert service.words == ["woken by 1 held request: 1.0 requests (0.0 in work, 1.0 waiting), no replica running"]
+
+
+def test_a_clock_that_was_set_back_after_a_wake_delays_and_does_not_block() -> None:
+    service = Service(WAKING, 0)
+    service.run(2, 0, held=5)
+    service.now -= 500
+    service.run(3, 40)
+    assert service.target == 1
+    service.run(10, 40)
+    assert service.target == 20
+
+
+@given(
+    held=st.integers(1, 5000),
+    start_s=st.integers(1, 90),
+    rush=st.floats(0, 5000),
+    target_ongoing=st.floats(0.1, 100),
+    window_s=st.floats(1, 10),
+)
+def test_the_first_step_from_zero_is_one_whatever_waits(
+    held: int, start_s: int, rush: float, target_ongoing: float, window_s: float
+) -> None:
+    spec = replace(WAKING, target_ongoing_requests=target_ongoing, panic_window_s=window_s)
+    service = Service(spec, 0)
+    service.run(start_s, 0, held=held, starts_in_s=start_s)
+    service.run(1, 0, waiting=rush)
+    service.run(60, 0)
+    assert [target for _, target in service.changes] == [1]
 
 
 def test_a_burst_does_not_wait_for_the_delay() -> None:
@@ -256,7 +323,7 @@ def test_a_target_is_within_its_bounds_and_every_change_has_words(
     for tick, load in enumerate(loads):
         now += 7.3
         history.add(now, Load(running=load), 60)
-        seen = situation_of(spec, history, running[tick % len(running)], decided.target, now)
+        seen = situation_of(spec, history, running[tick % len(running)], decided.target, now, decided.measured_from)
         before = decided
         decided, why = decide(before, seen)
         assert spec.min <= decided.target <= spec.max

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError
-from controller.model import Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
+from controller.model import AutoscaleSpec, Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
 from controller.routing import haproxy_config as config
 from controller.routing.haproxy_config import ServerLine
 
@@ -90,8 +90,11 @@ def test_the_longest_prefix_is_asked_first() -> None:
     services = [replace(WEB, name=name, route=route) for name, route in (("r", "/"), ("a", "/a"), ("ab", "/a/b"))]
     rules = [line for line in section(config.render(services), "frontend http") if line.startswith("use_backend")]
     assert rules == [
+        "use_backend hold_ab if { nbsrv(svc_ab) eq 0 } { path /a/b } || { nbsrv(svc_ab) eq 0 } { path_beg /a/b/ }",
         "use_backend svc_ab if { path /a/b } || { path_beg /a/b/ }",
+        "use_backend hold_a if { nbsrv(svc_a) eq 0 } { path /a } || { nbsrv(svc_a) eq 0 } { path_beg /a/ }",
         "use_backend svc_a if { path /a } || { path_beg /a/ }",
+        "use_backend hold_r if { nbsrv(svc_r) eq 0 } { path_beg / }",
         "use_backend svc_r if { path_beg / }",
     ]
 
@@ -126,6 +129,37 @@ def test_a_long_call_outlives_a_reload() -> None:
     assert "hard-stop-after 905s" in section(config.render([replace(WEB, request_timeout_s=900.0)]), "global")
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, "5000)] 1000"),  # its only replica may have crashed
+        ({"request_timeout_s": 2.0}, "2000)] 1000"),
+        ({"autoscale": AutoscaleSpec(min=1, max=4)}, "5000)] 1000"),
+        ({"autoscale": AutoscaleSpec(min=0, max=4)}, "60000)] 1000"),  # it is being woken
+        ({"autoscale": AutoscaleSpec(min=0, max=4), "replicas": 0}, "60000)] 1000"),
+        ({"max_queued_requests": 20}, "5000)] 120"),  # the first replica takes 100
+        ({"max_queued_requests": 2000}, "5000)] 1000"),
+    ],
+)
+def test_how_long_and_how_many_requests_wait_for_a_first_server(change: dict[str, Any], says: str) -> None:
+    room = section(config.render([replace(WEB, **change)]), "backend hold_web")
+    (header,) = [line for line in room if "x-pierhead-hold" in line]
+    assert header.removesuffix('"').endswith(f"add({says}")
+
+
+def test_a_service_that_shall_have_no_replica_holds_nobody() -> None:
+    text = config.render([replace(WEB, replicas=0)])
+    assert "hold_web" not in text
+
+
+def test_what_was_held_may_still_take_its_whole_time() -> None:
+    slow = replace(WEB, autoscale=AutoscaleSpec(min=0, max=1), request_timeout_s=300.0)
+    text = config.render([slow])
+    assert "timeout server 635000ms" in section(text, "backend hold_web"), "300 held, 30 in the queue, 300 + 5 in work"
+    assert "timeout server 635000ms" in section(text, "backend held_again")
+    assert "hard-stop-after 605s" in section(text, "global")
+
+
 def test_servers_are_put_into_their_backends_and_replaced() -> None:
     text = config.render([WEB, RANKER])
     one = config.with_servers(
@@ -144,6 +178,7 @@ def test_servers_are_put_into_their_backends_and_replaced() -> None:
     ]
     assert section(one, "backend svc_ranker")[-1] == f"server ranker-1 [fd00::1]:50051 id 1 {ranker}"
     assert "gone-1" not in one
+    assert section(one, "backend hold_web")[-1] == "server self 127.0.0.1:8405 id 1 send-proxy-v2 proto h2"
     assert config.with_servers(one, []) == text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.errors import RoutingError
-from controller.model import RoutingState, Server, ServerState
+from controller.model import Held, RoutingState, Server, ServerState
 from controller.routing import haproxy_state as state
 
 INFO = "Name: HAProxy\nVersion: 3.0.11-1+deb13u5\nPid: 11\nUptime: 0d 0h00m01s\nStart_time_sec: 1795251360\n"
@@ -26,10 +26,13 @@ svc_echo,BACKEND,4,0,3,9,UP,1,10,2,3,4,
 svc_new,BACKEND,0,0,0,0,DOWN,0,0,0,0,0,
 unknown_route,BACKEND,0,0,0,0,UP,0,0,0,0,0,
 """
+HELD = """# backend held served expired left refused
+svc_new 12 100 1 2 3
+"""
 
 
 def test_a_snapshot() -> None:
-    assert state.routing_state(INFO, ROUTING, SERVERS, STAT) == RoutingState(
+    assert state.routing_state(INFO, ROUTING, SERVERS, STAT, HELD) == RoutingState(
         pid=11,
         started_at=1795251360.0,
         version="3.0.11-1+deb13u5",
@@ -50,6 +53,7 @@ def test_a_snapshot() -> None:
         ),
         backends=frozenset({"svc_echo", "svc_new"}),
         queued={"svc_echo": 4, "svc_new": 0},
+        held={"svc_new": Held(now=12, served=100, expired=1, left=2, refused=3)},
     )
 
 
@@ -83,9 +87,9 @@ def test_a_variable_that_is_not_set() -> None:
     assert state.variable("proc.pierhead_routing: undefined") == ""
 
 
-@pytest.mark.parametrize("broken", range(3))
+@pytest.mark.parametrize("broken", range(4))
 def test_what_is_not_haproxy_is_refused(broken: int) -> None:
-    answers = [INFO, ROUTING, SERVERS, STAT]
+    answers = [INFO, ROUTING, SERVERS, STAT, HELD]
     answers[0 if broken == 0 else broken + 1] = "nonsense\n# nonsense\nnonsense\n"
     with pytest.raises(RoutingError, match=r"is this really HAProxy 3\.0 or newer"):
         state.routing_state(*answers)

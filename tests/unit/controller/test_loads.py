@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controller.autoscale import Load
 from controller.loads import loads
-from controller.model import ContainerState
+from controller.model import ContainerState, Held
 from tests.unit.controller.worlds import observed, replica, retirement, routing, server, service
 
 WEB = service("web")
@@ -37,3 +37,11 @@ def test_draining_replicas_need_no_room_but_their_calls_wait_like_any() -> None:
 def test_what_is_not_up_or_not_there_has_none() -> None:
     gone = replica(WEB, 1, ongoing=3, waiting={"model": 2}, state=ContainerState.EXITED)
     assert loads(["web", "model"], observed(gone, specs=(WEB,), routing=None)) == {"web": Load(), "model": Load()}
+
+
+def test_what_haproxy_holds_for_a_first_replica_waits() -> None:
+    held = routing(queued={"svc_web": 0}, held={"svc_web": Held(now=12, served=100), "svc_model": Held(left=3)})
+    assert loads(["web", "model"], observed(specs=(WEB, MODEL), routing=held)) == {
+        "web": Load(waiting=12, held=12),
+        "model": Load(),
+    }

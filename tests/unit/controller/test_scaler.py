@@ -11,7 +11,7 @@ import pytest
 from controller.autoscale import Answer, Situation
 from controller.errors import PolicyError
 from controller.events import EventLog
-from controller.model import AutoscaleSpec, FunctionPolicy, Observed, ProbeSpec, PrometheusPolicy, ServiceSpec
+from controller.model import AutoscaleSpec, FunctionPolicy, Held, Observed, ProbeSpec, PrometheusPolicy, ServiceSpec
 from controller.scaler import Scaler
 from controller.store import Store, StoredEvent
 from tests.unit.controller import worlds
@@ -67,6 +67,21 @@ async def test_calls_that_wait_in_callers_wake_a_service_without_replicas(tmp_pa
         await control.settled("model", 1, within_s=30)
         control.waiting.clear()
         await control.settled("model", 0, within_s=30)
+
+
+async def test_requests_held_at_the_edge_wake_one_replica(tmp_path: Path) -> None:
+    asleep = replace(QUICK, min=0, panic_threshold=2, target_ongoing_requests=2, downscale_delay_s=1000)
+    control = Control.of(tmp_path, replace(service("web", asleep), route="/web"), service("other", None))
+    async with control.running():
+        await control.settled("other", 1, within_s=30)
+        assert control.row("web") == (0, 0, 0)
+        control.router.held["svc_web"] = Held(now=100)
+        await control.settled("web", 1, within_s=30)
+        (told,) = [stored.event.message for stored in control.loop.events.select() if stored.event.kind == "autoscale"]
+        assert told == (
+            "web: 0 -> 1 replicas: woken by 100 held requests: "
+            "100.0 requests (0.0 in work, 100.0 waiting), no replica running"
+        )
 
 
 async def test_a_new_controller_goes_on_from_what_was_decided(control: Control) -> None:

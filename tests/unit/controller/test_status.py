@@ -9,6 +9,7 @@ import pytest
 from controller.apply import Refusal
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model import (
+    AutoscaleStatus,
     ContainerState,
     CreateContainer,
     Desired,
@@ -17,6 +18,7 @@ from controller.model import (
     GpuReading,
     GpuSlot,
     Health,
+    Held,
     Observed,
     PendingReplica,
     Plan,
@@ -179,6 +181,22 @@ def test_a_crash_loop_is_named() -> None:
 def test_where_the_number_is_from() -> None:
     row = row_of(observed(replica(WEB, 1)), desired(WEB, web=1), web=1)
     assert (row.message, row.override) == ("set by scale; the compose files say 2", 1)
+
+
+@pytest.mark.parametrize(
+    ("held", "scaled", "words"),
+    [
+        (37, AutoscaleStatus(0, 3, 1, 37.0, 1), "1 starting, woken by 37 held requests"),
+        (1, AutoscaleStatus(0, 3, 1, 1.0, 1), "1 starting, woken by 1 held request"),
+        (2, AutoscaleStatus(1, 3, 1, 1.0, 1), "1 starting, 2 held requests wait for it"),
+        (2, None, "1 starting, 2 held requests wait for it"),
+    ],
+)
+def test_what_haproxy_holds_for_a_service_is_said(held: int, scaled: AutoscaleStatus | None, words: str) -> None:
+    starting = replica(WEB, 1, health=Health.UNKNOWN)
+    world = observed(starting, routing=replace(routing(), held={"svc_web": Held(now=held)}))
+    (row,) = service_rows(desired(WEB, web=1), world, Plan(), (), {}, NOW, {"web": scaled} if scaled else {})
+    assert row.message == words
 
 
 def test_a_removed_service_is_shown_until_it_is_gone() -> None:

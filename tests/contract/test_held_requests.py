@@ -1,0 +1,435 @@
+"""Requests that find no server at the real HAProxy: held until one takes traffic, bounded, counted, and let go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import ClientSession, ServerDisconnectedError, TCPConnector, WSMsgType
+
+from controller.model import AutoscaleSpec, Held, ServerState, ServiceSpec, SetServerState, backend_name
+from controller.routing import haproxy_config
+from controller.routing.haproxy_config import TEMPLATE
+from tests.contract.test_haproxy_edge import (  # noqa: F401  `edge` is a fixture
+    Edge,
+    GrpcReplica,
+    edge,
+    error_of,
+    refusal,
+    service,
+    until,
+    with_probe_port,
+)
+
+pytestmark = pytest.mark.engine
+
+TO_ZERO = AutoscaleSpec(min=0, max=4)
+
+
+def sleeping(name: str = "echo", **changes: Any) -> ServiceSpec:
+    return service(name, autoscale=TO_ZERO, **changes)
+
+
+async def held(edge: Edge, name: str = "echo") -> Held:  # noqa: F811
+    state = await edge.router.observe()
+    assert state is not None
+    return state.held.get(backend_name(name), Held())
+
+
+async def until_held(edge: Edge, count: int) -> None:  # noqa: F811
+    async def so_many() -> bool:
+        return (await held(edge)).now == count
+
+    await until(so_many, f"{count} requests are held")
+
+
+async def pid(edge: Edge) -> int:  # noqa: F811
+    state = await edge.router.observe()
+    assert state is not None
+    return state.pid
+
+
+@contextlib.asynccontextmanager
+async def client(edge: Edge) -> AsyncIterator[ClientSession]:  # noqa: F811
+    """As many connections as there are requests; each closed after its answer, as a reload's old worker wants it."""
+    async with ClientSession(edge.url, connector=TCPConnector(limit=0, force_close=True)) as session:
+        yield session
+
+
+async def outcome(session: ClientSession, path: str = "/echo", **arguments: Any) -> tuple[int, float, str]:
+    """Status, time of the answer, body. A POST: this client would repeat a GET by itself."""
+    async with session.post(path, **arguments) as answer:
+        return answer.status, time.monotonic(), await answer.text()
+
+
+async def test_a_hundred_at_once_wait_for_the_first_server_and_all_succeed(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(max_ongoing_requests=1000))
+    replica = await edge.replica("echo-1")
+    before = await pid(edge)
+    async with client(edge) as session:
+        requests = [asyncio.ensure_future(outcome(session, data=b"x" * 3000)) for _ in range(100)]
+        await until_held(edge, 100)
+        started = time.monotonic()
+        await edge.add("echo", "echo-1", replica.address)
+        answers = await asyncio.gather(*requests)
+    assert {status for status, _, _ in answers} == {200}
+    took_s = max(at for _, at, _ in answers) - started
+    print(f"the last of 100 was answered {took_s * 1000:.0f} ms after its server was being added")
+    assert took_s < 0.5, "the commands that add the server included"
+    assert replica.requests == 100
+    assert await held(edge) == Held(served=100)
+    assert await pid(edge) == before
+
+
+async def test_what_was_held_reaches_the_replica_as_it_was_sent(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(strip_prefix=True))
+    async with client(edge) as session:
+        headers = {"x-request-id": "mine", "x-custom": "1", "x-pierhead-hold": "other 1 1"}
+        request = asyncio.ensure_future(session.get("/echo/a/b?c=d", headers=headers))
+        await until_held(edge, 1)
+        await edge.serve("echo", "echo-1")
+        async with await request as answer:
+            assert answer.headers["x-request-id"] == "mine"
+            seen = await answer.json()
+    assert seen["path"] == "/a/b"
+    got = seen["headers"]
+    assert (got["x-request-id"], got["x-custom"]) == ("mine", "1")
+    assert (got["x-forwarded-for"], got["x-forwarded-proto"]) == (edge.container.gateway, "http")
+    assert got["x-forwarded-host"] == got["host"] == f"{edge.container.ip}:8000"
+    assert "x-pierhead-hold" not in got
+
+
+async def test_nothing_is_held_where_a_server_takes_traffic(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    await edge.serve("echo", "echo-1")
+    async with client(edge) as session:
+        for _ in range(20):
+            assert (await outcome(session))[0] == 200
+    assert await held(edge) == Held(), "the waiting room was never entered"
+
+
+async def test_a_client_that_leaves_frees_its_place(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    async with client(edge) as session:
+        requests = [asyncio.ensure_future(outcome(session)) for _ in range(10)]
+        await until_held(edge, 10)
+        for request in requests[:7]:
+            request.cancel()
+        await until_held(edge, 3)
+        assert (await held(edge)).left == 7
+        replica = await edge.serve("echo", "echo-1")
+        assert [status for status, _, _ in await asyncio.gather(*requests[7:])] == [200] * 3
+    assert replica.requests == 3, "who left is no work for anybody"
+
+
+async def test_large_bodies_and_heads_are_held_like_small_ones(edge: Edge) -> None:  # noqa: F811
+    """The buffer of such a request is full: that must not be taken for a client that went away."""
+    await edge.route(sleeping())
+    async with client(edge) as session:
+        requests = [asyncio.ensure_future(outcome(session, data=b"x" * 900_000)) for _ in range(3)]
+        headers = {f"x-long-{number}": "x" * 3000 for number in range(4)}
+        requests.append(asyncio.ensure_future(outcome(session, headers=headers)))
+        await until_held(edge, 4)
+        replica = await edge.serve("echo", "echo-1")
+        assert [status for status, _, _ in await asyncio.gather(*requests)] == [200] * 4
+    assert replica.requests == 4
+    assert await held(edge) == Held(served=4)
+
+
+async def test_a_hold_ends_in_time(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(request_timeout_s=0.5))
+    started = time.monotonic()
+    status, error, headers = await error_of(edge, "/echo")
+    assert (status, error["code"], headers["retry-after"]) == (503, "no_replica", "1")
+    assert 0.5 <= time.monotonic() - started < 1.5
+    assert await held(edge) == Held(expired=1)
+
+
+async def test_a_service_that_does_not_scale_to_zero_is_waited_for_too(
+    edge: Edge,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its only replica crashed, and the next one is there within seconds."""
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 1.0)
+    await edge.route(service("echo"))
+    replica = await edge.serve("echo", "echo-1")
+    await edge.remove("echo", "echo-1")
+    async with client(edge) as session:
+        request = asyncio.ensure_future(outcome(session))
+        await until_held(edge, 1)
+        await edge.add("echo", "echo-2", replica.address)
+        assert (await request)[0] == 200
+        await edge.remove("echo", "echo-2")
+        assert (await outcome(session))[0] == 503
+    assert await held(edge) == Held(served=1, expired=1)
+
+
+async def test_no_more_are_held_than_may_wait(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(max_ongoing_requests=2, max_queued_requests=3))
+    async with client(edge) as session:
+        requests = [asyncio.ensure_future(outcome(session)) for _ in range(5)]
+        await until_held(edge, 5)
+        status, error, headers = await error_of(edge, "/echo")
+        assert (status, error["code"], headers["retry-after"]) == (503, "queue_full", "1")
+        assert error["message"] == (
+            "No replica of echo is ready, and as many requests as may wait for one do already. "
+            "Nothing was done; try again later."
+        )
+        assert await held(edge) == Held(now=5, refused=1)
+        await edge.serve("echo", "echo-1")
+        answers = await asyncio.gather(*requests)
+    assert [status for status, _, _ in answers] == [200] * 5, "whom the waiting room took, the queue takes"
+
+
+async def test_all_services_together_hold_no_more_than_there_is_room(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(), sleeping("other"))
+    file = edge.run_dir / "haproxy.cfg"
+    script, number = re.subn(r"(?m)^local MOST = 4000\b", "local MOST = 3", (TEMPLATE.parent / "hold.lua").read_text())
+    assert number == 1
+    (edge.run_dir / "hold.lua").write_text(script)
+    file.write_text(file.read_text().replace("/usr/local/etc/haproxy/hold.lua", "/run/haproxy/hold.lua"))
+    await asyncio.to_thread(edge.container.kill_and_wait)
+    async with client(edge) as session:
+        requests = [asyncio.ensure_future(outcome(session)) for _ in range(2)]
+        await until_held(edge, 2)
+        requests.append(asyncio.ensure_future(outcome(session, "/other")))
+
+        async def one_of_the_other() -> bool:
+            return (await held(edge, "other")).now == 1
+
+        await until(one_of_the_other, "one request of the other service is held")
+        assert (await outcome(session, "/other"))[0] == 503
+        assert await held(edge, "other") == Held(now=1, refused=1)
+        requests.pop(0).cancel()
+        await until_held(edge, 1)
+        requests.append(asyncio.ensure_future(outcome(session, "/other")))
+        await edge.serve("echo", "echo-1")
+        await edge.serve("other", "other-1")
+        assert [status for status, _, _ in await asyncio.gather(*requests)] == [200] * 3
+
+
+async def test_who_drains_takes_nothing_new_and_finishes_what_it_has(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    leaving = await edge.serve("echo", "echo-1")
+    async with client(edge) as session:
+        at_work = asyncio.ensure_future(outcome(session, "/echo/hold"))
+        await asyncio.wait_for(leaving.begun.wait(), 5)
+        await edge.drain("echo", "echo-1")
+        request = asyncio.ensure_future(outcome(session))
+        await until_held(edge, 1)
+        assert await edge.sessions("echo-1") == 1
+        await edge.serve("echo", "echo-2")
+        assert '"echo-2"' in (await request)[2]
+        leaving.let_go.set()
+        assert '"echo-1"' in (await at_work)[2]
+
+
+async def test_websockets_are_held_too(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    async with client(edge) as session:
+        connecting = asyncio.ensure_future(session.ws_connect("/echo/socket"))
+        await until_held(edge, 1)
+        await edge.serve("echo", "echo-1")
+        async with await connecting as socket:
+            await socket.send_str("hi")
+            message = await socket.receive(timeout=5)
+            assert (message.type, message.data) == (WSMsgType.TEXT, "hi")
+
+
+async def test_a_held_request_has_one_line_in_the_log(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    async with client(edge) as session:
+        gone = asyncio.ensure_future(outcome(session, "/echo/gone"))
+        request = asyncio.ensure_future(outcome(session, "/echo/held"))
+        await until_held(edge, 2)
+        gone.cancel()
+        await until_held(edge, 1)
+        await edge.serve("echo", "echo-1")
+        assert (await request)[0] == 200
+    lines: dict[object, dict[str, Any]] = {}
+
+    async def logged() -> bool:
+        found = await asyncio.to_thread(edge.container.log_lines)
+        assert len(found) <= 2, found
+        lines.update((line["path"], line) for line in found)
+        return len(found) == 2
+
+    await until(logged, "two lines are in the log")
+    waited, left = lines["/echo/held"], lines["/echo/gone"]
+    assert (waited["service"], waited["replica"], waited["status"]) == ("echo", "echo-1", 200)
+    assert (waited["frontend"], waited["client"]) == ("held", edge.container.gateway)
+    assert waited["total_ms"] >= waited["request_ms"] > 0
+    assert (left["service"], left["status"]) == ("echo", 499)
+
+
+# ------------------------------------------------------------------------------------------------------------- reloads
+
+
+async def test_what_is_held_outlives_reloads(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    async with client(edge) as session:
+        requests = [asyncio.ensure_future(outcome(session, data=b"x" * 3000)) for _ in range(20)]
+        await until_held(edge, 20)
+        for number in range(2):
+            await edge.route(sleeping(), service(f"other-{number}"))
+            await until_held(edge, 20)
+        requests[0].cancel()
+        await until_held(edge, 19)
+        replica = await edge.serve("echo", "echo-1")
+        answers = await asyncio.gather(*requests[1:])
+    assert [status for status, _, _ in answers] == [200] * 19
+    assert replica.requests == 19
+    assert (await held(edge)).served == 19
+
+
+async def test_a_hold_does_not_begin_anew_with_a_reload(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(request_timeout_s=1.5))
+    async with client(edge) as session:
+        started = time.monotonic()
+        request = asyncio.ensure_future(outcome(session))
+        await until_held(edge, 1)
+        await edge.route(sleeping(request_timeout_s=1.5), service("other"))
+        status, at, body = await request
+    assert (status, "no_replica" in body) == (503, True)
+    assert 1.5 <= at - started < 2.5
+
+
+async def test_what_was_held_for_a_route_that_a_reload_took_away_is_told_so(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(), sleeping("other"))
+    async with client(edge) as session:
+        request = asyncio.ensure_future(outcome(session))
+        await until_held(edge, 1)
+        await edge.route(sleeping("other"))
+        status, _, body = await request
+    assert (status, "route_not_found" in body) == (404, True)
+
+
+async def test_a_connection_from_before_a_reload_reaches_servers_added_after_it(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(request_timeout_s=2.0))
+    async with ClientSession(edge.url) as kept_alive:
+        assert (await outcome(kept_alive))[0] == 503
+        await edge.route(sleeping(request_timeout_s=2.0), service("other"))
+        await edge.serve("echo", "echo-1")
+        with contextlib.suppress(ServerDisconnectedError):  # the worker of before may have closed it meanwhile
+            assert (await outcome(kept_alive))[0] == 200
+
+
+async def test_haproxy_killed_while_requests_are_held_starts_again_with_none(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    async with client(edge) as session:
+        requests = [asyncio.ensure_future(outcome(session)) for _ in range(3)]
+        await until_held(edge, 3)
+        await asyncio.to_thread(edge.container.kill_and_wait)
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert all(isinstance(result, OSError | ServerDisconnectedError) for result in results)
+    await until_held(edge, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- gRPC
+
+
+@contextlib.asynccontextmanager
+async def sleeping_grpc(edge: Edge, **changes: Any) -> AsyncIterator[tuple[ServiceSpec, GrpcReplica, str, Any]]:  # noqa: F811
+    """Its spec, a replica that no server stands for yet, the probe's port, and a client's channel to HAProxy."""
+    replica = GrpcReplica(edge.container.gateway)
+    await replica.server.start()
+    probe = await edge.replica("probe")
+    spec = sleeping(protocol="grpc", route=None, grpc_services=("test.Echo",), **changes)
+    spec = with_probe_port(spec, probe.port)
+    await edge.route(spec)
+    try:
+        async with grpc.aio.insecure_channel(f"{edge.container.ip}:9000") as channel:
+            yield spec, replica, probe.address, channel
+    finally:
+        replica.let_go.set()
+        await replica.server.stop(0)
+
+
+async def add_grpc(edge: Edge, replica: GrpcReplica, probe: str) -> None:  # noqa: F811
+    await edge.add("echo", "echo-1", replica.address, int(probe.rpartition(":")[2]))
+
+
+async def test_a_hundred_grpc_calls_wait_for_the_first_server(edge: Edge) -> None:  # noqa: F811
+    async with sleeping_grpc(edge) as (spec, replica, probe, channel):
+        unary = channel.unary_unary("/test.Echo/Unary")
+        calls = [asyncio.ensure_future(_answer(unary(b"x" * 3000, timeout=20))) for _ in range(100)]
+        stream = channel.unary_stream("/test.Echo/Count")(b"", timeout=20)
+        counting = asyncio.ensure_future(_all(stream))
+        await until_held(edge, 101)
+        await edge.route(spec, service("other"))  # a reload does not matter to them
+        await until_held(edge, 101)
+        started = time.monotonic()
+        await add_grpc(edge, replica, probe)
+        assert await asyncio.gather(*calls) == [b"x" * 3000] * 100
+        print(
+            f"100 calls were answered {(time.monotonic() - started) * 1000:.0f} ms after their server was being added"
+        )
+        assert await counting == [b"0", b"1", b"2", b"3", b"4"]
+        assert (await held(edge)).served == 101
+
+
+async def test_a_call_larger_than_any_buffer_is_held_and_arrives_whole(edge: Edge) -> None:  # noqa: F811
+    async with sleeping_grpc(edge) as (_, replica, probe, channel):
+        call = asyncio.ensure_future(_answer(channel.unary_unary("/test.Echo/Unary")(b"x" * 3_000_000, timeout=20)))
+        await until_held(edge, 1)
+        await add_grpc(edge, replica, probe)
+        assert await call == b"x" * 3_000_000
+
+
+async def _answer(call: Awaitable[bytes]) -> bytes:
+    return await call
+
+
+async def _all(stream: Any) -> list[bytes]:
+    return [message async for message in stream]
+
+
+async def test_a_grpc_call_that_is_cancelled_or_out_of_time_frees_its_place(edge: Edge) -> None:  # noqa: F811
+    async with sleeping_grpc(edge) as (_, replica, probe, channel):
+        unary = channel.unary_unary("/test.Echo/Unary")
+        cancelled, stays = unary(b"x"), unary(b"y", timeout=20)
+        late = asyncio.ensure_future(refusal(unary(b"z", timeout=0.7)))
+        await until_held(edge, 3)
+        cancelled.cancel()
+        assert (await late).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until_held(edge, 1)
+        assert (await held(edge)).left == 2
+        await add_grpc(edge, replica, probe)
+        assert await stays == b"y"
+
+
+async def test_grpc_calls_that_were_held_in_vain_or_too_many_are_told_so(edge: Edge) -> None:  # noqa: F811
+    limits = {"request_timeout_s": 1.0, "max_ongoing_requests": 1, "max_queued_requests": 0}
+    async with sleeping_grpc(edge, **limits) as (_, _, _, channel):
+        first = asyncio.ensure_future(refusal(channel.unary_unary("/test.Echo/Unary")(b"")))
+        await until_held(edge, 1)
+        second = await refusal(channel.unary_unary("/test.Echo/Unary")(b""))
+        assert second.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert second.details() == (
+            "No replica of echo is ready, and as many calls as may wait for one do already. Try again later."
+        )
+        metadata = dict(second.initial_metadata() or ()) | dict(second.trailing_metadata() or ())
+        assert metadata["pierhead-refused"] == "overloaded"
+        assert (await first).code() is grpc.StatusCode.UNAVAILABLE
+        assert (await first).details() == "No replica of echo is ready. Try again."
+        assert await held(edge) == Held(expired=1, refused=1)
+
+
+async def test_a_server_that_is_back_from_maintenance_ends_the_hold(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    await edge.serve("echo", "echo-1")
+    for state in (ServerState.MAINT, ServerState.DRAIN):
+        await edge.router.perform(SetServerState(target="echo-1", backend="svc_echo", state=state), None)
+        async with client(edge) as session:
+            request = asyncio.ensure_future(outcome(session))
+            await until_held(edge, 1)
+            await edge.router.perform(
+                SetServerState(target="echo-1", backend="svc_echo", state=ServerState.READY), None
+            )
+            assert (await request)[0] == 200
