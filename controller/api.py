@@ -4,6 +4,7 @@
     GET  /api/v1/services/<name>/logs        ?tail=
     PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}, from this machine or with the token only
     GET  /api/v1/plan                        ?format=text
+    GET  /api/v1/routes                      what HAProxy sends where
     GET  /api/v1/events                      ?since= ?service= ?limit= ?wait=
     GET  /api/v1/targets                     Prometheus http_sd
     GET  /healthz, /metrics
@@ -27,10 +28,12 @@ from aiohttp import web
 
 from controller.callers import Gatekeeper
 from controller.errors import ControllerError, InvalidRequest
+from controller.explain import explanation
 from controller.loop import Loop
 from controller.metrics import action_name
 from controller.model import Action, Plan, ServiceStatus
 from controller.plan_text import describe
+from controller.routes import routes_json
 from controller.status import View
 from controller.store import StoredEvent
 
@@ -68,6 +71,7 @@ class Api:
                 web.get("/api/v1/services/{name}/logs", self.logs),
                 web.put("/api/v1/services/{name}/scale", self.scale),
                 web.get("/api/v1/plan", self.plan),
+                web.get("/api/v1/routes", self.routes),
                 web.get("/api/v1/events", self.events),
                 web.get("/api/v1/targets", self.targets),
                 web.get("/healthz", self.healthz),
@@ -128,6 +132,10 @@ class Api:
         if form != "json":
             raise InvalidRequest(f"format: expected json or text, found {form!r}")
         return web.json_response(plan_json(view.plan, in_progress, plan_words(view, in_progress)))
+
+    async def routes(self, request: web.Request) -> web.Response:
+        """What HAProxy sends where."""
+        return web.json_response(routes_json(self._loop.view))
 
     async def events(self, request: web.Request) -> web.Response:
         """The newest events, or those after `since`, waiting up to `wait` seconds for the first of them."""
@@ -231,7 +239,7 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
         "route": spec.route if spec else None,
         "grpc_services": list(spec.grpc_services) if spec else [],
     }
-    return document
+    return document | explanation(row.name, view)
 
 
 def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
@@ -299,7 +307,7 @@ def _snake(words: str) -> str:
 
 def _http_words(request: web.Request, error: web.HTTPException) -> str:
     if isinstance(error, web.HTTPNotFound):
-        return f"there is nothing at {request.path}; the API is under /api/v1 (services, plan, events, targets)"
+        return f"there is nothing at {request.path}; the API is under /api/v1 (services, plan, routes, events, targets)"
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {error.method}"
     if isinstance(error, web.HTTPRequestEntityTooLarge):

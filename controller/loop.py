@@ -227,6 +227,7 @@ class Loop:
                 targets=scrape_targets(desired, sight.observed),
                 spec_problems=self.specs.problems,
                 notices=notices(sight.observed, refusals, sight.engine_error, now),
+                refusals=refusals,
                 engine_reachable=not sight.engine_error,
                 haproxy_reachable=sight.observed.routing is not None,
             ),
