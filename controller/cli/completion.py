@@ -22,7 +22,8 @@ def services(incomplete: str) -> list[str]:
 
 def versions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the versions of the service that is named before, newest first."""
-    service = ctx.params.get("service")
+    # While the option's value is missing, its command's arguments are not read yet.
+    service = ctx.params.get("service") or next(iter(ctx.args), "")
     if not service:
         return []
     try:
@@ -53,13 +54,13 @@ def shells() -> list[str]:
 
 def script(shell: str) -> str:
     """Return the script that teaches a shell of SHELLS to ask this command."""
-    from typer.completion import get_completion_script
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is imported there
 
     return get_completion_script(prog_name="pierhead", complete_var="_PIERHEAD_COMPLETE", shell=shell)
 
 
 def serve_the_shell() -> None:
     """Let typer answer a shell's question (`_PIERHEAD_COMPLETE`), which it else does only with options of its own."""
-    from typer.completion import completion_init
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # it is imported there
 
     completion_init()

@@ -38,7 +38,8 @@ def wait(look: Callable[[], Verdict], timeout_s: float, stays: str) -> Verdict:
         return verdict
     if verdict.hopeless:
         kind = BadInput if verdict.exit_code == BAD_INPUT else CommandError
-        raise kind("\n".join(line for line in (verdict.message, verdict.next_step, stays) if line))
+        goes_on = "" if verdict.ended else stays
+        raise kind("\n".join(line for line in (verdict.message, verdict.next_step, goes_on) if line))
     raise TimedOut(f"not there after {timeout_s:g} s: {verdict.message}\n{stays}")
 
 

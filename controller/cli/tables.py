@@ -121,7 +121,7 @@ def complaints(document: Document) -> Iterator[RenderableType]:
 
 def _services(document: Document, traffic: Reading) -> Listing:
     columns = ("SERVICE", "STATE", "VERSION", "READY", "GPUS", "IN FLIGHT", "WAITING", "P99")
-    listing = Listing(columns, "WHAT IS GOING ON")
+    listing = Listing(columns, "WHAT IS GOING ON", optional=("VERSION", "GPUS"))
     for row in document["services"]:
         listing.add(
             row["name"],

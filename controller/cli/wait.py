@@ -42,6 +42,8 @@ class Verdict:
     """Of a hopeless one."""
     next_step: str = ""
     """What to do about a hopeless one."""
+    ended: bool = False
+    """It is over: nothing goes on when nobody waits any more."""
     parts: tuple[Part, ...] = ()
 
 
@@ -111,7 +113,14 @@ class RolloutWait:
         if waiting or not verdicts:
             return Verdict(message or "nothing to roll out", done=not self._services, parts=parts)
         steps = dict.fromkeys(verdict.next_step for verdict in failed if verdict.next_step)
-        return Verdict(message, done=not failed, hopeless=bool(failed), next_step=" ".join(steps), parts=parts)
+        return Verdict(
+            message,
+            done=not failed,
+            hopeless=bool(failed),
+            next_step=" ".join(steps),
+            ended=all(verdict.ended for verdict in failed),
+            parts=parts,
+        )
 
     def _judge_row(self, row: Document) -> Verdict:
         name, rejected = row["name"], row.get("rejected")
@@ -154,6 +163,7 @@ def _rolled_back(row: Document, part: Part) -> Verdict:
         f"{name}: version {rejected['version']} was rolled back: {rejected['reason']}; version {version(row)} serves",
         hopeless=True,
         next_step=(f"See `pierhead why {name}`; correct the service, build it, then `pierhead deploy {name}`."),
+        ended=True,
         parts=(part,),
     )
 
@@ -164,6 +174,7 @@ def _deploy_failed(row: Document, part: Part) -> Verdict:
         f"{name}: the deployment failed: {row['message'] or 'the controller gives no reason'}",
         hopeless=True,
         next_step=f"See `pierhead why {name}`; `pierhead rollback {name}` goes back to the version before.",
+        ended=True,
         parts=(part,),
     )
 

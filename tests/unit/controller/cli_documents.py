@@ -9,7 +9,7 @@ UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"
 
 
 def replica(name: str, state: str = "RUNNING", **changes: Any) -> dict[str, Any]:
-    plain = {
+    plain: dict[str, Any] = {
         "name": name,
         "state": state,
         "version": "1a2b3c4d",
@@ -24,7 +24,7 @@ def replica(name: str, state: str = "RUNNING", **changes: Any) -> dict[str, Any]
 def row(name: str = "web", **changes: Any) -> dict[str, Any]:
     """A service that has what it wants; replicas are made up to match `ready`."""
     ready = changes.get("ready", 2)
-    plain = {
+    plain: dict[str, Any] = {
         "name": name,
         "wanted": 2,
         "ready": 2,
@@ -71,7 +71,7 @@ def settled(name: str = "ranker", version: str = "9f8e7d6c", **changes: Any) -> 
 
 
 def document(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    plain = {
+    plain: dict[str, Any] = {
         "project": "p",
         "at": AT,
         "services": list(rows),
@@ -84,7 +84,7 @@ def document(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def event(message: str, kind: str = "create_container", **changes: Any) -> dict[str, Any]:
-    plain = {
+    plain: dict[str, Any] = {
         "seq": 1,
         "at": AT - 30,
         "kind": kind,
