@@ -70,13 +70,27 @@ run_at_port() {
 run_inside() {
   local controller=$1 name options=()
   shift
-  if [ -t 0 ] && [ -t 1 ]; then options=(--interactive --tty); fi
+  if [ -t 0 ] && [ -t 1 ]; then
+    options=(--interactive --tty)
+  elif goes_on "$@"; then
+    # Without a terminal Ctrl-C ends only Docker's client. What goes on inside then ends with its standard input: a pipe
+    # whose two ends the client holds, so that it is open for as long as the client lives.
+    name=$(mktemp -u "${TMPDIR:-/tmp}/pierhead.XXXXXX")
+    mkfifo -m 600 "$name"
+    exec <>"$name"
+    rm "$name"
+    options=(--interactive --env PIERHEAD_ENDS_WITH_STDIN=1)
+  fi
   for name in "${PASSED_ON[@]}"; do
     [ -z "${!name+set}" ] || options+=(--env "$name=${!name}")
   done
   # Files are named as seen from where the command is typed; the container has the clone at the same place.
   case $caller/ in "$root"/?*) options+=(--workdir "$caller") ;; esac
   exec docker exec ${options[@]+"${options[@]}"} "$controller" pierhead "$@"
+}
+
+goes_on() {
+  case " $* " in *' -f '* | *' --follow '* | ' top '*) ;; *) return 1 ;; esac
 }
 
 run_in_image() {

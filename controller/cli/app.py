@@ -5,7 +5,9 @@ PIERHEAD_API_URL (and PIERHEAD_API_TOKEN for changes), from anywhere.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from typing import Annotated, NoReturn
 
 import typer
@@ -46,6 +48,8 @@ def main() -> NoReturn:
     """Run the command line; never returns."""
     if os.environ.get("_PIERHEAD_COMPLETE"):
         completion.serve_the_shell()
+    if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="pierhead", standalone_mode=False)
     except CommandError as error:
@@ -61,6 +65,13 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end_with_stdin() -> None:
+    """Take the end of standard input for Ctrl-C: whoever called from outside this container is gone."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def one_line(error: typer.TyperException) -> str:

@@ -7,6 +7,7 @@ from types import TracebackType
 
 from rich import progress as bars
 from rich.console import Console
+from rich.table import Column
 from rich.text import Text
 
 from controller.cli.wait import Verdict
@@ -38,6 +39,7 @@ class Progress:
         """Say what is waited for now."""
         if self._bars:
             self._draw(self._bars, verdict)
+            self._bars.refresh()
         else:
             self._write(verdict.message)
 
@@ -50,10 +52,13 @@ class Progress:
             done = min(part.ready, total) if total else 0
             said = part.message.partition("\n")[0]
             drawn.update(self._tasks[part.name], total=total, completed=done, counted=counted, said=said)
-        if not verdict.parts:
-            if "" not in self._tasks:
-                self._tasks[""] = drawn.add_task("", total=None, counted="", said="")
-            drawn.update(self._tasks[""], said=verdict.message)
+        if verdict.parts:
+            if "" in self._tasks:
+                drawn.remove_task(self._tasks.pop(""))
+            return
+        if "" not in self._tasks:
+            self._tasks[""] = drawn.add_task("", total=None, counted="", said="")
+        drawn.update(self._tasks[""], said=verdict.message)
 
     def _write(self, message: str) -> None:
         essence = COUNTDOWN.sub("", message)
@@ -68,6 +73,6 @@ def _make_bars(console: Console) -> bars.Progress:
         bars.BarColumn(bar_width=20),
         bars.TextColumn("{task.fields[counted]}", markup=False),
         bars.TimeElapsedColumn(),
-        bars.TextColumn("{task.fields[said]}", markup=False),
+        bars.TextColumn("{task.fields[said]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
     return bars.Progress(*columns, console=console, transient=True)

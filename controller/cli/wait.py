@@ -60,7 +60,8 @@ class ScaleWait:
         if row["wanted"] != self._wanted:
             if self._agreed:
                 raise TargetMovedError(f"{name}: somebody else set the target to {row['wanted']} meanwhile")
-            return Verdict(f"{name}: the controller has not taken up the new target yet")
+            untaken = Part(name, row["ready"], None, "the controller has not taken up the new target yet")
+            return Verdict(f"{name}: {untaken.message}", parts=(untaken,))
         self._agreed = True
         return _verdict(row)
 

@@ -18,7 +18,21 @@ MACHINE = ROOT / "compose" / "machine"
 SCRIPTS = sorted(MACHINE.glob("*.sh"))
 
 # What the scripts may use of the machine. Not among them, unless a test adds a stand-in: docker, dockerd, sudo, apt.
-COREUTILS = ("basename", "cat", "cut", "dirname", "env", "head", "id", "mktemp", "mkdir", "printf", "rm", "sleep")
+COREUTILS = (
+    "basename",
+    "cat",
+    "cut",
+    "dirname",
+    "env",
+    "head",
+    "id",
+    "mktemp",
+    "mkdir",
+    "mkfifo",
+    "printf",
+    "rm",
+    "sleep",
+)
 TOOLS = (*COREUTILS, "tail", "tee", "timeout", "tr", "uname", "whoami", "awk", "bash", "flock", "grep", "sed")
 
 HEALTHY_ENGINE = """
@@ -251,6 +265,15 @@ class TestControl:
         result = machine.run("control.sh", "scale", "ranker", "abc")
         assert machine.calls()[-1] == "docker exec 4f1d pierhead scale ranker abc"
         assert (result.returncode, result.stderr) == (2, "no such service\n")
+
+    def test_what_goes_on_inside_ends_with_the_caller(self, machine: Machine) -> None:
+        machine.has("docker", "case $1 in ps) echo 4f1d ;; exec) [ -p /dev/stdin ] ;; esac")
+        for arguments in (["events", "-f"], ["logs", "ranker", "--follow"], ["top", "-n", "1"]):
+            result = machine.run("control.sh", *arguments)
+            assert result.returncode == 0, "its input is a pipe"
+            told = "--interactive --env PIERHEAD_ENDS_WITH_STDIN=1"
+            assert machine.calls()[-1] == f"docker exec {told} 4f1d pierhead {' '.join(arguments)}"
+        assert not [path for path in machine.directory.iterdir() if path.name.startswith("pierhead.")]
 
     def test_help_of_a_command_is_the_programs_own(self, machine: Machine) -> None:
         machine.has("docker", "case $1 in ps) echo 4f1d ;; esac")

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,14 @@ class Command:
         command = [sys.executable, "-m", "controller.cli", *arguments]
         env = {**self.environment(), **changes}
         return await asyncio.create_subprocess_exec(
-            *command, stdout=PIPE, stderr=PIPE, env=env, cwd="/", preexec_fn=hear_interrupts
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, cwd="/", preexec_fn=hear_interrupts
+        )
+
+    async def begin_with(self, *arguments: str, env: Mapping[str, str], stream: int) -> Process:
+        """The same with all three standard streams on one file, a terminal for example."""
+        command = [sys.executable, "-m", "controller.cli", *arguments]
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=stream, stdout=stream, stderr=stream, env=dict(env), cwd="/", preexec_fn=hear_interrupts
         )
 
     async def __call__(self, *arguments: str, **changes: str) -> Done:
@@ -163,6 +170,21 @@ async def test_followed_events_go_on_with_what_is_asked_for(control: Control) ->
             line = await process.stdout.readline()
         assert b"api: 1 -> 2 replicas" in line
         process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            _, err = await process.communicate()
+        assert (process.returncode, err) == (130, b"")
+
+
+async def test_it_ends_with_whoever_called_it_from_outside_a_container(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        process = await pierhead.begin("events", "-f", PIERHEAD_ENDS_WITH_STDIN="1")
+        assert process.stdout is not None
+        assert process.stdin is not None
+        async with asyncio.timeout(20):
+            await process.stdout.readline()
+        assert process.returncode is None
+        process.stdin.close()
         async with asyncio.timeout(20):
             _, err = await process.communicate()
         assert (process.returncode, err) == (130, b"")
