@@ -1,7 +1,7 @@
 """The REST API. It answers from what the loop published last and changes nothing itself but a scale target.
 
     GET  /api/v1/services[/<name>]           status rows
-    GET  /api/v1/services/<name>/logs        ?tail=
+    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time
     PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}, from this machine or with the token only
     GET  /api/v1/plan                        ?format=text
     GET  /api/v1/routes                      what HAProxy sends where
@@ -119,7 +119,8 @@ class Api:
     async def logs(self, request: web.Request) -> web.Response:
         """Last log lines of a service's replicas."""
         name = request.match_info["name"]
-        texts = await self._loop.logs(name, _integer(request, "tail", 100, 1, MOST_LINES))
+        after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
+        texts = await self._loop.logs(name, _integer(request, "tail", 100, 1, MOST_LINES), after)
         replicas = [{"name": replica, "lines": text.splitlines()} for replica, text in texts.items()]
         return web.json_response({"service": name, "replicas": replicas})
 

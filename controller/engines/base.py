@@ -62,8 +62,8 @@ class ClusterEngine(Protocol):
         """Make one API call; `spec` is needed by CreateContainer only. Raises EngineError and its kinds."""
         ...
 
-    async def logs(self, container_id: str, tail: int) -> str:
-        """Last `tail` lines of a container's output; empty when it is gone."""
+    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
+        """Last `tail` lines of a container's output, those from a unix time on; empty when it is gone."""
         ...
 
     async def exists(self, project: str, compose_service: str) -> bool:

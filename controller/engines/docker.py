@@ -93,9 +93,9 @@ class DockerEngine:
             case RemoveContainer():
                 await self._call(f"removal of replica {action.target}", partial(self._remove, action))
 
-    async def logs(self, container_id: str, tail: int) -> str:
+    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
         """See `ClusterEngine.logs`; at most the last 64 KiB."""
-        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail))
+        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after))
 
     async def exists(self, project: str, compose_service: str) -> bool:
         """See `ClusterEngine.exists`."""
@@ -216,9 +216,10 @@ class DockerEngine:
             if "already in progress" not in explanation(error):
                 raise
 
-    def _logs(self, container_id: str, tail: int) -> str:
+    def _logs(self, container_id: str, tail: int, after: float | None) -> str:
         try:
-            output = self._client.logs(container_id, tail=tail)
+            since = None if after is None else max(after, 1.0)  # the library refuses 0
+            output = self._client.logs(container_id, tail=tail, since=since)
         except docker.errors.NotFound:
             return ""
         return output[-_LONGEST_LOG:].decode(errors="replace")

@@ -109,7 +109,7 @@ def test_status_says_state_version_and_load(stack: Stack) -> None:
     lines = stack.pierhead("status").stdout.splitlines()
     assert lines[0].split()[:4] == ["SERVICE", "STATE", "VERSION", "READY"]
     ranker = next(line.split() for line in lines if line.startswith("ranker "))
-    version = next(iter(stack.replicas("ranker").values())).name.rsplit("-", 2)[1]
+    version = next(iter(stack.replicas("ranker"))).rsplit("-", 2)[1]
     assert ranker[:4] == ["ranker", "HEALTHY", version, "2/2"]
     assert all(len(line) == len(line.rstrip()) for line in lines)
     assert "\x1b" not in "".join(lines), "no colours off a terminal"

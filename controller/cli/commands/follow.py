@@ -72,11 +72,13 @@ def events(
         shown = feeds.chosen(page["events"], kinds, None)
 
 
-def logs(service: Service, follow: Follow = False, n: Lines = 100, output: Output = "text") -> None:
+def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since = "", output: Output = "text") -> None:
     """Show the last log lines of a service's replicas."""
     as_json, api, path = out.is_json(output), Client.from_environment(), service_path(service, "logs")
-    tail = {"tail": str(max(n, FOLLOWED_LINES) if follow else n)}
-    document = api.get(path, tail)
+    query = {"tail": str(max(n, FOLLOWED_LINES) if follow else n)}
+    if since:
+        query["after"] = str(int(feeds.since_time(since, time.time())))
+    document = api.get(path, query)
     shown: dict[str, list[str]] = {replica["name"]: replica["lines"] for replica in document["replicas"]}
     if not shown and not follow:
         sys.stderr.write(f"{service} has no replica now; `pierhead why {service}` says why\n")
@@ -84,7 +86,7 @@ def logs(service: Service, follow: Follow = False, n: Lines = 100, output: Outpu
         _print_lines(name, lines[-n:], as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
-        document = patiently(partial(api.get, path, tail))
+        document = patiently(partial(api.get, path, query))
         for replica in document["replicas"]:
             fresh = feeds.new_lines(shown.get(replica["name"], []), replica["lines"])
             _print_lines(replica["name"], fresh, as_json=as_json)
