@@ -21,7 +21,7 @@ main() {
   local controller
   refuse_missing_names "$@"
   if [ -n "${PIERHEAD_API_URL:-}" ]; then
-    has_program || refuse "PIERHEAD_API_URL is set, and this clone has no .venv with the program. Make one: make lint"
+    has_program || refuse "PIERHEAD_API_URL is set, and this clone has no .venv with the program. Make one: compose/machine/venv.sh"
     run_here "$@"
   fi
   if needs_no_stack "$@" && has_program; then run_here "$@"; fi
@@ -98,7 +98,7 @@ run_in_image() {
   image=pierhead/controller:$(setting PIERHEAD_TAG latest)
   docker image inspect "$image" >/dev/null 2>&1 ||
     refuse "${1:-help}: needs the program, and this machine has neither the image $image nor a .venv in the clone." \
-      "Build the image (make build), or make the .venv (make lint)."
+      "Build the image (make build), or make the .venv (compose/machine/venv.sh)."
   exec docker run --rm --network none --volume "$root:$root:ro" --workdir "$root" --env "PWD=$root" \
     --env "COMPOSE_FILE=$(setting COMPOSE_FILE compose/compose.yaml)" --env "COMPOSE_PROJECT_NAME=$project" \
     "$image" pierhead "$@"

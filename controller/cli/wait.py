@@ -139,10 +139,11 @@ class RolloutWait:
             return _rolled_back(row, part)
         if state(row) == "DEPLOY_FAILED":
             return _deploy_failed(row, part)
+        words = f"{name}: {row['ready']} of {row['wanted']} ready"
+        if row["converged"] and state(row) == "UPDATING":
+            return Verdict(f"{words}; UPDATING", parts=(part,))
         if row["converged"]:
-            return Verdict(
-                f"{name}: {row['ready']} of {row['wanted']} ready, version {version(row)}", True, parts=(part,)
-            )
+            return Verdict(f"{words}, version {version(row)}", done=True, parts=(part,))
         return _verdict(row)
 
 

@@ -298,7 +298,7 @@ class TestControl:
         control = str(clone / "compose" / "machine" / "control.sh")
         result = machine.run(control, "status", PIERHEAD_API_URL="http://gpu-box:8100")
         assert result.returncode == 2
-        assert "this clone has no .venv with the program. Make one: make lint" in result.stderr
+        assert "this clone has no .venv with the program. Make one: compose/machine/venv.sh" in result.stderr
         python = clone / ".venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.write_text('#!/usr/bin/env bash\necho "$PIERHEAD_API_URL" "$PIERHEAD_PROJECT_DIR" "$@"\n')

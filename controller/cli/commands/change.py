@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -102,14 +103,14 @@ def promote(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = Fa
     _redirect("promote", service, {}, timeout, no_wait, output)
 
 
+@dataclass(frozen=True)
 class _Wishes:
     """How the caller wants to wait, and for which services."""
 
-    def __init__(self, timeout_s: float, no_wait: bool, as_json: bool, services: Sequence[str]) -> None:
-        self.timeout_s = timeout_s
-        self.no_wait = no_wait
-        self.as_json = as_json
-        self.services = services
+    timeout_s: float
+    no_wait: bool
+    as_json: bool
+    services: Sequence[str]
 
 
 def _redirect(verb: str, service: str, body: Mapping[str, str], timeout_s: float, no_wait: bool, output: str) -> None:
@@ -126,8 +127,8 @@ def _see_through(api: Client, rollout: RolloutWait, told: Mapping[str, Any], wis
     if wishes.no_wait:
         _end(None, told, as_json=wishes.as_json)
         return
-    look: Callable[[], Verdict] = lambda: rollout.judge(_services(api))  # noqa: E731 - it is a value here
-    verdict = wait(look, wishes.timeout_s, "The rollout goes on without you; `pierhead status` shows how.")
+    stays = "The rollout goes on without you; `pierhead status` shows how."
+    verdict = wait(lambda: rollout.judge(_services(api)), wishes.timeout_s, stays)
     if not wishes.as_json:
         _end(verdict, told, as_json=False)
         return

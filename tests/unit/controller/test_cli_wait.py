@@ -65,6 +65,12 @@ def test_a_rollout_that_ends_in_the_new_version_is_done() -> None:
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 9f8e7d6c")
 
 
+def test_an_update_between_two_phases_is_no_end() -> None:
+    between = settled(state="UPDATING")
+    last = views(RolloutWait(["ranker"], BEFORE), rolling(), between, between)[-1]
+    assert (last.done, last.message) == (False, "ranker: 2 of 2 ready; UPDATING")
+
+
 def test_views_from_before_the_request_are_no_end() -> None:
     old = BEFORE["services"][0]
     first, second, third = views(RolloutWait(["ranker"], BEFORE), old, old, old)
