@@ -72,9 +72,10 @@ def rollout_words(row: Document) -> str:
     rollout = row.get("rollout")
     if not rollout:
         return ""
+    way = f"{rollout.get('from') or 'nothing'} -> {rollout.get('to')}"
+    words = str(rollout.get("message") or "").removeprefix(f"{way}: ")
     numbers = f"{rollout['ready']} of {rollout['wanted']} ready"
-    said = f"; {rollout['message']}" if rollout.get("message") else ""
-    return f"{rollout.get('from') or 'nothing'} -> {rollout.get('to')} {rollout['phase']}: {numbers}{said}"
+    return f"{way} {rollout['phase']}: {numbers}" + (f"; {words}" if words else "")
 
 
 def seconds(value: float | None) -> str:

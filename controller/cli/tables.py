@@ -139,11 +139,13 @@ def _services(document: Document, traffic: Reading) -> Listing:
 
 def going_on(row: Document) -> str:
     """Return what there is to say of a service now: its rollout, its message, what was rejected."""
-    words = [rows.rollout_words(row), row["message"]]
-    rejected = row.get("rejected")
-    if rejected and not row.get("rollout"):
+    rollout, rejected, message = row.get("rollout"), row.get("rejected"), row["message"]
+    if rollout and message == rollout.get("message"):
+        message = ""
+    words = [rows.rollout_words(row), message]
+    if rejected and not rollout and rejected["version"] not in message:
         words.append(f"version {rejected['version']} was rejected: {rejected['reason']}")
-    return "; ".join(dict.fromkeys(word for word in words if word))
+    return "; ".join(word for word in words if word)
 
 
 def replicas(services: Sequence[Document], width: int) -> Listing:

@@ -93,7 +93,7 @@ class RolloutWait:
 
     def __init__(self, services: Collection[str], before: Document, *, reverting: bool = False) -> None:
         self._services = sorted(services)
-        self._rejected = {row["name"]: row.get("rejected") for row in before["services"]}
+        self._before = {row["name"]: row for row in before["services"]}
         self._reverting = reverting
         self._views: set[float] = set()
         self._rolling: set[str] = set()
@@ -135,16 +135,25 @@ class RolloutWait:
         part = Part(name, row["ready"], row["wanted"], row["message"])
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
             return Verdict(f"{name}: the controller has not taken it up yet", parts=(part,))
-        if rejected and rejected != self._rejected.get(name) and not self._reverting:
+        if rejected and rejected != self._before.get(name, {}).get("rejected") and not self._reverting:
             return _rolled_back(row, part)
-        if state(row) == "DEPLOY_FAILED":
-            return _deploy_failed(row, part)
         words = f"{name}: {row['ready']} of {row['wanted']} ready"
+        if row["converged"] and self._came_back(row):
+            return _came_back(row, part)
+        if state(row) == "DEPLOY_FAILED" and not (self._reverting and row["converged"]):
+            return _deploy_failed(row, part)
         if row["converged"] and state(row) == "UPDATING":
             return Verdict(f"{words}; UPDATING", parts=(part,))
         if row["converged"]:
             return Verdict(f"{words}, version {version(row)}", done=True, parts=(part,))
         return _verdict(row)
+
+    def _came_back(self, row: Document) -> bool:
+        """Whether what was to be reverted is there again: the version that it was to go back to did not work."""
+        before = self._before.get(row["name"])
+        if before is None or before.get("rollout") or not self._reverting or row["name"] not in self._rolling:
+            return False
+        return version(row) == version(before)
 
 
 def _unusable_files(document: Document) -> Verdict | None:
@@ -165,6 +174,17 @@ def _rolled_back(row: Document, part: Part) -> Verdict:
         f"{name}: version {rejected['version']} was rolled back: {rejected['reason']}; version {version(row)} serves",
         hopeless=True,
         next_step=(f"See `pierhead why {name}`; correct the service, build it, then `pierhead deploy {name}`."),
+        ended=True,
+        parts=(part,),
+    )
+
+
+def _came_back(row: Document, part: Part) -> Verdict:
+    name = row["name"]
+    return Verdict(
+        f"{name}: it is at version {version(row)} again: {row['message'] or 'the other one did not prove itself'}",
+        hopeless=True,
+        next_step=f"See `pierhead why {name}`; `pierhead revisions {name}` lists the versions to go back to.",
         ended=True,
         parts=(part,),
     )

@@ -109,7 +109,8 @@ def _facts(case: Case) -> list[str]:
 def _failure(case: Case) -> list[str]:
     """The newest failed replica with the end of its log, unless all is well again."""
     event = feeds.last_failure(case.events)
-    if event is None or (case.row["converged"] and not case.row.get("failure")):
+    is_over = rows.state(case.row) == "HEALTHY" and not case.row.get("failure")
+    if event is None or is_over:
         return []
     first, *log = event["message"].splitlines() or [""]
     ago = rows.age(event["last_at"], case.row["at"])

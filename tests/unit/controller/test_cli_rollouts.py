@@ -25,6 +25,7 @@ class RolloutApi:
     """Shows one row after the other, once somebody has asked for a change; the last one for ever."""
 
     rows: list[dict[str, Any]]
+    before: dict[str, Any] = field(default_factory=lambda: OLD)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     looks: int = 0
 
@@ -32,7 +33,7 @@ class RolloutApi:
         if self.asked:
             self.looks += 1
         number = min(max(self.looks - 1, 0), len(self.rows) - 1)
-        row = self.rows[number] if self.asked else OLD
+        row = self.rows[number] if self.asked else self.before
         return web.json_response(document(row, at=AT + self.looks))
 
     async def deploy(self, request: web.Request) -> web.Response:
@@ -156,12 +157,12 @@ async def test_nobody_has_to_wait() -> None:
 
 async def test_back_on_and_away() -> None:
     back = settled(version="1a2b3c4d", rejected=REJECTED)
-    for arguments, path, body in (
-        (("rollback", "ranker"), "rollback", {}),
-        (("rollback", "ranker", "--to", "1a2b3c4d"), "rollback", {"to": "1a2b3c4d"}),
-        (("abort", "ranker"), "abort", {}),
+    for arguments, before, path, body in (
+        (("rollback", "ranker"), settled(), "rollback", {}),
+        (("rollback", "ranker", "--to", "1a2b3c4d"), settled(), "rollback", {"to": "1a2b3c4d"}),
+        (("abort", "ranker"), rolling(), "abort", {}),
     ):
-        api = RolloutApi([rolling(phase="ROLLING_BACK"), back])
+        api = RolloutApi([rolling(phase="ROLLING_BACK"), back], before)
         async with api.served() as pierhead:
             done = await pierhead(*arguments)
             assert (done.code, done.out) == (

@@ -125,6 +125,14 @@ def test_a_rollout_is_what_goes_on() -> None:
     text = shown(tables.status(document(rolling(message="waits for proof")), NOTHING, 400), 400)
     assert "UPDATING  9f8e7d6c" in text
     assert "1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready; waits for proof" in text
+    message = "1a2b3c4d -> 9f8e7d6c: 1 watched for 9 s more"
+    assert tables.going_on(rolling(message=message) | {"message": message}) == (
+        "1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready; 1 watched for 9 s more"
+    )
+    told = settled(
+        message="version 9f8e7d6c was rolled back (it crashed)", rejected={"version": "9f8e7d6c", "reason": "x"}
+    )
+    assert tables.going_on(told) == "version 9f8e7d6c was rolled back (it crashed)"
     rejected = settled(version="1a2b3c4d", rejected={"version": "9f8e7d6c", "reason": "it crashed", "at": AT})
     assert "version 9f8e7d6c was rejected: it crashed" in shown(tables.status(document(rejected), NOTHING, 400), 400)
 

@@ -102,6 +102,21 @@ def test_a_rollback_does_not_fail_because_of_what_it_leaves_behind() -> None:
     assert views(wait, settled(), rolling(phase="ROLLING_BACK"), left)[-1].done
 
 
+def test_a_rollback_is_done_whatever_is_still_rejected() -> None:
+    before = document(settled(version="1a2b3c4d", state="DEPLOY_FAILED", rejected=REJECTED))
+    old = settled(version="00000000", state="DEPLOY_FAILED", rejected=REJECTED)
+    last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), old)[-1]
+    assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 00000000")
+
+
+def test_a_rollback_to_what_does_not_work_either_fails() -> None:
+    before = document(settled(version="1a2b3c4d"))
+    again = settled(version="1a2b3c4d", state="DEPLOY_FAILED", message="00000000 was rolled back (it crashed)")
+    last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), again)[-1]
+    assert (last.hopeless, last.ended) == (True, True)
+    assert last.message == "ranker: it is at version 1a2b3c4d again: 00000000 was rolled back (it crashed)"
+
+
 def test_a_first_deployment_that_fails_has_nothing_to_go_back_to() -> None:
     failed = settled(state="DEPLOY_FAILED", converged=False, ready=0, message="CRASH_LOOP: failed 3 times")
     last = views(RolloutWait(["ranker"], document()), rolling(), rolling(), failed)[-1]
