@@ -166,25 +166,22 @@ def replicas(services: Sequence[Document], width: int) -> Listing:
 
 
 def gpus(document: Document, width: int) -> Iterator[RenderableType]:
-    """Yield every GPU with who holds it; memory and slots where the controller tells them."""
+    """Yield every GPU with who holds it, or slots of it; its memory where the controller tells it."""
     found = document["gpus"]
     if not found:
         yield Text(
             "the Docker Engine knows no GPU (`make up GPU=1` needs the NVIDIA Container Toolkit; see the README)"
         )
         return
-    extras = {
-        "MEMORY": [_memory(gpu) for gpu in found],
-        "SLOTS": [_slots(gpu) for gpu in found],
-        "STATE": [str(gpu.get("state") or "") for gpu in found],
-    }
-    told = {title: cells for title, cells in extras.items() if any(cells)}
-    listing = Listing(("GPU", "KIND", *told, "HELD BY"), "WHAT IS GOING ON")
-    for number, gpu in enumerate(found):
-        cells = [cells[number] or "-" for cells in told.values()]
-        said = str(gpu.get("message") or "")
-        listing.add(_gpu(gpu["uuid"], width), gpu["name"] or "-", *cells, _holders(gpu), sentence=said)
+    sizes = {"MEMORY": "memory_bytes", "IN USE": "used_bytes", "FREE": "free_bytes"}
+    told = {title: key for title, key in sizes.items() if any(gpu.get(key) is not None for gpu in found)}
+    listing = Listing(("GPU", "KIND", *told, "HELD BY"))
+    for gpu in found:
+        cells = [_size(gpu.get(key)) for key in told.values()]
+        listing.add(_gpu(gpu["uuid"], width), gpu["name"] or "-", *cells, _holders(gpu))
     yield from listing.render(width)
+    if document.get("gpu_memory_problem"):
+        yield Text(str(document["gpu_memory_problem"]))
 
 
 def routes(document: Document, width: int) -> Iterator[RenderableType]:
@@ -262,30 +259,10 @@ def _gpu(uuid: str, width: int) -> str:
 
 
 def _holders(gpu: Document) -> str:
-    holders = gpu.get("holders")
-    if holders:
-        return ", ".join(_holder(holder) for holder in holders)
-    return str(gpu.get("holder") or "free")
+    slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu.get("slots") or ())
+    nobody = "free" if gpu.get("free_bytes") == gpu.get("memory_bytes") else "other processes"
+    return slots or str(gpu.get("holder") or nobody)
 
 
-def _holder(holder: Any) -> str:
-    if not isinstance(holder, Mapping):
-        return str(holder)
-    name = str(holder.get("replica") or holder.get("name") or "?")
-    slots = holder.get("slots")
-    return f"{name} ({slots} slots)" if slots else name
-
-
-def _memory(gpu: Document) -> str:
-    total, used = gpu.get("memory_bytes"), gpu.get("memory_used_bytes")
-    if not total:
-        return ""
-    whole = f"{total / 2**30:.0f} GiB"
-    return whole if used is None else f"{used / 2**30:.1f} of {whole}"
-
-
-def _slots(gpu: Document) -> str:
-    slots, used = gpu.get("slots"), gpu.get("slots_used")
-    if slots is None:
-        return ""
-    return str(slots) if used is None else f"{used}/{slots}"
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"

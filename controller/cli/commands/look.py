@@ -59,7 +59,8 @@ def gpus(output: Output = "text") -> None:
     as_json = out.is_json(output)
     document = Client.from_environment().get("/api/v1/services")
     if as_json:
-        out.print_json({"at": document["at"], "gpus": document["gpus"]})
+        problem = {key: document[key] for key in ("gpu_memory_problem",) if key in document}
+        out.print_json({"at": document["at"], "gpus": document["gpus"], **problem})
         return
     _show(lambda width: tables.gpus(document, width))
 

@@ -258,23 +258,30 @@ def test_top_without_prometheus_says_so_and_shows_the_rest() -> None:
 
 
 def test_gpus_with_memory_and_slots_where_they_are_told() -> None:
-    told = [
-        {
-            "uuid": UUID,
-            "name": "H100",
-            "memory_bytes": 80 * 2**30,
-            "memory_used_bytes": 41 * 2**29,
-            "slots": 4,
-            "slots_used": 3,
-            "holders": [{"replica": "p-ranker-1", "slots": 2}, {"replica": "p-echo-1", "slots": 1}],
-        },
-        {"uuid": "MIG-1", "name": "", "holder": ""},
-    ]
-    assert shown(tables.gpus(document(gpus=told), 200), 200) == picture(f"""
-        GPU                                       KIND  MEMORY          SLOTS  HELD BY
-        {UUID}  H100  20.5 of 80 GiB  3/4    p-ranker-1 (2 slots), p-echo-1 (1 slots)
-        MIG-1                                     -     -               -      free
+    shared = {
+        "uuid": UUID,
+        "name": "H100",
+        "holder": "",
+        "memory_bytes": 80 * 2**30,
+        "used_bytes": 41 * 2**29,
+        "free_bytes": 40 * 2**30,
+        "slots": [{"replica": "p-ranker-1", "amount": "24 GiB"}, {"replica": "p-echo-1", "amount": "16 GiB"}],
+    }
+    foreign = {**shared, "uuid": "MIG-1", "name": "", "slots": [], "used_bytes": None}
+    told = document(gpus=[shared, foreign], gpu_memory_problem="nvidia-smi does not answer")
+    assert shown(tables.gpus(told, 200), 200) == picture(f"""
+        GPU                                       KIND  MEMORY    IN USE    FREE      HELD BY
+        {UUID}  H100  80.0 GiB  20.5 GiB  40.0 GiB  p-ranker-1 (24 GiB), p-echo-1 (16 GiB)
+        MIG-1                                     -     80.0 GiB  -         40.0 GiB  other processes
+        nvidia-smi does not answer
         """)
+    assert shown(tables.gpus(document(gpus=[*GPUS, {"uuid": "GPU-2", "name": "", "holder": ""}]), 200), 200) == (
+        picture(f"""
+        GPU                                       KIND  HELD BY
+        {UUID}  H100  p-ranker-1a2b3c4d-1
+        GPU-2                                     -     free
+        """)
+    )
     assert "knows no GPU" in shown(tables.gpus(document(), 80), 80)
 
 
