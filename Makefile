@@ -1,7 +1,7 @@
 # Each target is one line that calls a script or the controller's CLI.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-.PHONY: help up down scale status plan events logs build machine test bench simulate lint fmt
+.PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test bench simulate lint fmt
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,8 +15,20 @@ down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its vol
 scale: ## set a service's number of replicas: SERVICE=ranker N=4; N=auto takes it back
 	@compose/machine/control.sh scale "$(SERVICE)" "$(N)"
 
-status: ## show services, replicas and GPUs
+deploy: ## roll out what the files and images say now, and wait: [SERVICE=ranker]
+	@compose/machine/control.sh deploy $(SERVICE)
+
+rollback: ## go back to an earlier version of a service: SERVICE=ranker [TO=<version>]
+	@compose/machine/control.sh rollback "$(SERVICE)" $(if $(TO),--to "$(TO)")
+
+status: ## show services, replicas and GPUs, and what is wrong
 	@compose/machine/control.sh status
+
+why: ## say why a service is as it is: SERVICE=ranker
+	@compose/machine/control.sh why "$(SERVICE)"
+
+top: ## show the traffic of every service, until Ctrl-C
+	@compose/machine/control.sh top
 
 plan: ## show what the controller would do now, without doing it
 	@compose/machine/control.sh plan
@@ -26,6 +38,9 @@ events: ## show what happened, newest last, with causes
 
 logs: ## show a service's last log lines: SERVICE=ranker; without SERVICE, the stack's own
 	@compose/machine/logs.sh "$(SERVICE)"
+
+validate: ## check the compose files without changing anything
+	@compose/machine/control.sh validate
 
 build: ## build the images: [APPS="echo recsys"] [GPU=1]
 	@compose/machine/build.sh "$(APPS)" "$(GPU)"

@@ -1,7 +1,7 @@
 """The REST API. It answers from what the loop published last; what it changes it only asks of the loop.
 
     GET  /api/v1/services[/<name>]           status rows
-    GET  /api/v1/services/<name>/logs        ?tail=
+    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time
     GET  /api/v1/services/<name>/revisions   versions that can be gone back to, the newest first
     PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
@@ -9,6 +9,7 @@
     POST /api/v1/services/<name>/promote     {}
     POST /api/v1/deploy                      {"services": [name, ...]} or {} for all
     GET  /api/v1/plan                        ?format=text
+    GET  /api/v1/routes                      what HAProxy sends where
     GET  /api/v1/events                      ?since= ?service= ?limit= ?wait=
     GET  /api/v1/targets                     Prometheus http_sd
     GET  /healthz, /metrics
@@ -33,10 +34,12 @@ from aiohttp import web
 
 from controller.callers import Gatekeeper
 from controller.errors import ControllerError, InvalidRequest
+from controller.explain import explanation
 from controller.loop import Loop
 from controller.metrics import action_name
 from controller.model import Action, Plan, ServiceStatus
 from controller.plan_text import describe
+from controller.routes import routes_json
 from controller.status import View
 from controller.store import StoredEvent
 
@@ -79,6 +82,7 @@ class Api:
                 web.post("/api/v1/services/{name}/promote", self.promote),
                 web.post("/api/v1/deploy", self.deploy),
                 web.get("/api/v1/plan", self.plan),
+                web.get("/api/v1/routes", self.routes),
                 web.get("/api/v1/events", self.events),
                 web.get("/api/v1/targets", self.targets),
                 web.get("/healthz", self.healthz),
@@ -170,7 +174,8 @@ class Api:
     async def logs(self, request: web.Request) -> web.Response:
         """Last log lines of a service's replicas."""
         name = request.match_info["name"]
-        texts = await self._loop.logs(name, _integer(request, "tail", 100, 1, MOST_LINES))
+        after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
+        texts = await self._loop.logs(name, _integer(request, "tail", 100, 1, MOST_LINES), after)
         replicas = [{"name": replica, "lines": text.splitlines()} for replica, text in texts.items()]
         return web.json_response({"service": name, "replicas": replicas})
 
@@ -183,6 +188,10 @@ class Api:
         if form != "json":
             raise InvalidRequest(f"format: expected json or text, found {form!r}")
         return web.json_response(plan_json(view.plan, in_progress, plan_words(view, in_progress)))
+
+    async def routes(self, request: web.Request) -> web.Response:
+        """What HAProxy sends where."""
+        return web.json_response(routes_json(self._loop.view))
 
     async def events(self, request: web.Request) -> web.Response:
         """The newest events, or those after `since`, waiting up to `wait` seconds for the first of them."""
@@ -321,7 +330,7 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
         "grpc_services": list(spec.grpc_services) if spec else [],
         **rollout_json(row),
     }
-    return document
+    return document | explanation(row.name, view)
 
 
 def rollout_json(row: ServiceStatus) -> dict[str, Any]:
@@ -415,7 +424,7 @@ def _snake(words: str) -> str:
 
 def _http_words(request: web.Request, error: web.HTTPException) -> str:
     if isinstance(error, web.HTTPNotFound):
-        return f"there is nothing at {request.path}; the API is under /api/v1 (services, plan, events, targets)"
+        return f"there is nothing at {request.path}; the API is under /api/v1 (services, plan, routes, events, targets)"
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {error.method}"
     if isinstance(error, web.HTTPRequestEntityTooLarge):

@@ -170,7 +170,9 @@ _EXPLANATIONS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], Setting]
     (re.compile(r"^validating (?P<file>.+?): json: unsupported value: (?P<found>\S+)"), _not_finite),
     (re.compile(r"^validating (?P<file>.+?): (?P<where>\S+) (?P<what>.+)", re.DOTALL), _schema),
     (
-        re.compile(r'^service "(?P<service>[^"]+)" (?:refers to|depends on) undefined (?P<kind>\w+) (?P<name>\S+)'),
+        re.compile(
+            r'^service "(?P<service>[^"]+)" (?:refers to|depends on) undefined (?P<kind>(?:build )?\w+) (?P<name>\S+)'
+        ),
         _undefined,
     ),
     (re.compile(r'^service "(?P<service>[^"]+)" has neither an image nor a build context'), _no_image),

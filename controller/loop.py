@@ -269,6 +269,7 @@ class Loop:
                 targets=scrape_targets(desired, sight.observed),
                 spec_problems=self.specs.problems,
                 notices=notices(sight.observed, refusals, sight.engine_error, now),
+                refusals=refusals,
                 engine_reachable=not sight.engine_error,
                 haproxy_reachable=sight.observed.routing is not None,
             ),
@@ -347,13 +348,16 @@ class Loop:
         self._wakeup.ring()
         return said
 
-    async def logs(self, service: str, tail: int) -> Mapping[str, str]:
-        """Return the last `tail` lines of every replica, by name. Raises UnknownService, EngineError."""
+    async def logs(self, service: str, tail: int, after: float | None = None) -> Mapping[str, str]:
+        """Return the last `tail` lines of every replica, those from a unix time on, by name.
+
+        Raises UnknownService, EngineError.
+        """
         containers = self.view.observed.containers if self.view.observed else ()
         mine = sorted((c for c in containers if c.service == service), key=lambda c: (c.number, c.name))
         if not mine:
             self.known(service)
-        texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail) for container in mine))
+        texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail, after) for container in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 
     def known_spec(self) -> Spec:

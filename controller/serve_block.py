@@ -94,9 +94,14 @@ def _check_replicas(count: int) -> int:
     return count
 
 
-Route = Annotated[str, AfterValidator(_check_route)]
-ProbePath = Annotated[str, AfterValidator(_check_probe_path)]
-GrpcName = Annotated[str, AfterValidator(_check_grpc_name)]
+def _pattern(pattern: re.Pattern[str]) -> Any:
+    """For editors (controller/serve_schema.py): what the check above lets through, as far as a pattern can say it."""
+    return Field(json_schema_extra={"pattern": f"^{pattern.pattern}$", "maxLength": _LONGEST})
+
+
+Route = Annotated[str, AfterValidator(_check_route), _pattern(_PATH)]
+ProbePath = Annotated[str, AfterValidator(_check_probe_path), _pattern(_PROBE_PATH)]
+GrpcName = Annotated[str, AfterValidator(_check_grpc_name), _pattern(_GRPC_NAME)]
 GpuMemory = Annotated[str, BeforeValidator(_check_memory)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 

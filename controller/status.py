@@ -101,6 +101,8 @@ class View:
     spec_problems: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     """What is wrong beyond a single service, one sentence each."""
+    refusals: tuple[Refusal, ...] = ()
+    """Actions that failed and are not to be tried again yet."""
     engine_reachable: bool | None = None
     """None = not asked yet."""
     haproxy_reachable: bool | None = None

@@ -1,22 +1,107 @@
 #!/usr/bin/env bash
-# Hands a command to the controller's own program, inside its container: control.sh COMMAND [ARGUMENT...].
+# Hands a command to Pierhead's own program: control.sh COMMAND [ARGUMENT...]. Where it runs:
+#   1. here, with the clone's .venv, where PIERHEAD_API_URL names another machine's controller
+#   2. in the controller's container: it has the program, and nothing else is needed
+#   3. here, where Docker does not let this user in and the API's port answers on 127.0.0.1
+# What needs no running stack (validate, schema, ...) runs here, in the container, or in one of the controller's image.
 set -euo pipefail
 
+caller=$PWD
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=compose/machine/messages.sh
 . "$here/messages.sh"
 # shellcheck source=compose/machine/stack.sh
 . "$here/stack.sh"
 
+readonly UNREACHABLE=3
+# What a shell asks for completions with, and what decides how things are shown.
+readonly PASSED_ON=(_PIERHEAD_COMPLETE COMP_WORDS COMP_CWORD _TYPER_COMPLETE_ARGS _TYPER_COMPLETE_FISH_ACTION NO_COLOR)
+
 main() {
-  local controller terminal=()
-  if [ "${1:-}" = scale ] && { [ -z "${2:-}" ] || [ -z "${3:-}" ]; }; then
-    refuse "scale: name a service and a number of replicas, or auto. Example: make scale SERVICE=ranker N=4"
+  local controller
+  refuse_missing_names "$@"
+  if [ -n "${PIERHEAD_API_URL:-}" ]; then
+    has_program || refuse "PIERHEAD_API_URL is set, and this clone has no .venv with the program. Make one: compose/machine/venv.sh"
+    run_here "$@"
   fi
+  if needs_no_stack "$@" && has_program; then run_here "$@"; fi
   controller=$(container_of controller || true)
-  [ -n "$controller" ] || refuse "the controller of the stack \"$project\" is not running. Start it with: make up"
-  if [ -t 0 ] && [ -t 1 ]; then terminal=(--interactive --tty); fi
-  exec docker exec ${terminal[@]+"${terminal[@]}"} "$controller" pierhead "$@"
+  if [ -n "$controller" ]; then run_inside "$controller" "$@"; fi
+  if needs_no_stack "$@"; then run_in_image "$@"; fi
+  if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
+  if has_program && ! docker ps --quiet >/dev/null 2>&1 && answers "$(api_port)"; then run_at_port "$@"; fi
+  warn "pierhead: the controller of the stack \"$project\" is not running. Start it with: make up"
+  exit "$UNREACHABLE"
+}
+
+# make hands over empty values for what was not given.
+refuse_missing_names() {
+  case "${1:-} ${2-given} ${3-given}" in
+    'scale  '* | 'scale '*' ')
+      refuse "scale: name a service and a number of replicas, or auto. Example: make scale SERVICE=ranker N=4"
+      ;;
+    'why  '* | 'rollback  '*) refuse "$1: name a service. Example: make $1 SERVICE=ranker" ;;
+  esac
+}
+
+needs_no_stack() {
+  case ${1:---help} in validate | schema | simulate | completion | --help) ;; *) return 1 ;; esac
+}
+
+has_program() { [ -x "$root/.venv/bin/python" ] && compgen -G "$root/.venv/lib/python*/site-packages/typer" >/dev/null; }
+
+# -P: the directory that the command is typed in must not be taken for modules.
+run_here() {
+  cd "$caller"
+  PYTHONPATH=$root PIERHEAD_PROJECT_DIR=${PIERHEAD_PROJECT_DIR:-$root} exec "$root/.venv/bin/python" -P -m controller.cli "$@"
+}
+
+api_port() { setting PIERHEAD_API_PORT 8100; }
+
+answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+run_at_port() {
+  export PIERHEAD_API_URL PIERHEAD_PROMETHEUS_URL
+  PIERHEAD_API_URL=http://127.0.0.1:$(api_port)
+  PIERHEAD_PROMETHEUS_URL=${PIERHEAD_PROMETHEUS_URL:-http://127.0.0.1:$(setting PIERHEAD_PROMETHEUS_PORT 9090)}
+  run_here "$@"
+}
+
+run_inside() {
+  local controller=$1 name options=()
+  shift
+  if [ -t 0 ] && [ -t 1 ]; then
+    options=(--interactive --tty)
+  elif goes_on "$@"; then
+    # Without a terminal Ctrl-C ends only Docker's client. What goes on inside then ends with its standard input: a pipe
+    # whose two ends the client holds, so that it is open for as long as the client lives.
+    name=$(mktemp -u "${TMPDIR:-/tmp}/pierhead.XXXXXX")
+    mkfifo -m 600 "$name"
+    exec <>"$name"
+    rm "$name"
+    options=(--interactive --env PIERHEAD_ENDS_WITH_STDIN=1)
+  fi
+  for name in "${PASSED_ON[@]}"; do
+    [ -z "${!name+set}" ] || options+=(--env "$name=${!name}")
+  done
+  # Files are named as seen from where the command is typed; the container has the clone at the same place.
+  case $caller/ in "$root"/?*) options+=(--workdir "$caller") ;; esac
+  exec docker exec ${options[@]+"${options[@]}"} "$controller" pierhead "$@"
+}
+
+goes_on() {
+  case " $* " in *' -f '* | *' --follow '* | ' top '*) ;; *) return 1 ;; esac
+}
+
+run_in_image() {
+  local image
+  image=pierhead/controller:$(setting PIERHEAD_TAG latest)
+  docker image inspect "$image" >/dev/null 2>&1 ||
+    refuse "${1:-help}: needs the program, and this machine has neither the image $image nor a .venv in the clone." \
+      "Build the image (make build), or make the .venv (compose/machine/venv.sh)."
+  exec docker run --rm --network none --volume "$root:$root:ro" --workdir "$root" --env "PWD=$root" \
+    --env "COMPOSE_FILE=$(setting COMPOSE_FILE compose/compose.yaml)" --env "COMPOSE_PROJECT_NAME=$project" \
+    "$image" pierhead "$@"
 }
 
 main "$@"

@@ -13,7 +13,7 @@ check() {
   .venv/bin/ruff format --check || status=1
   .venv/bin/mypy || status=1
   if command -v shellcheck >/dev/null 2>&1; then
-    shellcheck --external-sources --source-path=. .ci/run compose/machine/*.sh || status=1
+    shellcheck --external-sources --source-path=. pierhead .ci/run compose/machine/*.sh || status=1
   fi
   return "$status"
 }

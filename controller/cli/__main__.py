@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from controller.cli.commands import main
+from controller.cli.app import main
 
 main()

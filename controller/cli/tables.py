@@ -1,26 +1,113 @@
-"""The API's documents as people read them."""
+"""The API's documents as tables. Pure: documents in, renderables out.
+
+A page is made for a width in columns. A table has narrow columns and at most one sentence a row; where there is room
+for them, sentences are the last column, else they stand below the table, each after the name of the row that it
+explains.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from datetime import datetime
-from types import TracebackType
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.status import Status
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from controller.cli import rows
+from controller.cli.prometheus import Reading
+
 Document = Mapping[str, Any]
 
-STYLES = {"RUNNING": "green", "STARTING": "yellow", "PENDING": "yellow", "FAILED": "red"}
-COUNTDOWN = re.compile(r"\bin \d+ s\b")
+STYLES = {
+    "RUNNING": "green",
+    "HEALTHY": "green",
+    "ready": "green",
+    "STARTING": "yellow",
+    "PENDING": "yellow",
+    "UPDATING": "yellow",
+    "UPSCALING": "yellow",
+    "DOWNSCALING": "yellow",
+    "DRAINING": "yellow",
+    "drain": "yellow",
+    "maint": "yellow",
+    "STOPPING": "yellow",
+    "FAILED": "red",
+    "UNHEALTHY": "red",
+    "DEPLOY_FAILED": "red",
+    "DOWN": "red",
+}
+SHORT_GPU = 12
+"""Characters of a GPU's UUID ("GPU-3f2c1b0a") that a narrow page gets."""
+WHOLE_GPU_FROM = 150
+LEAST_FOR_SENTENCES = 36
+_GAP = 2
 
 
-def status(document: Document) -> Iterator[RenderableType]:
+@dataclass
+class Listing:
+    """Rows of cells, each with at most one sentence. `last` names the column of sentences; `optional` those columns
+    that a page without room for them goes without."""
+
+    columns: Sequence[str]
+    last: str = ""
+    optional: Collection[str] = ()
+    rows: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+
+    def add(self, *cells: str, sentence: str = "") -> None:
+        """Add a row; its first cell is its name."""
+        self.rows.append((cells, sentence))
+
+    def render(self, width: int) -> Iterator[RenderableType]:
+        """Yield the table, and below it the sentences that it has no room for."""
+        shown = self._fitting(width)
+        sentences = [sentence for _, sentence in self.rows if sentence]
+        room = width - self._taken(shown) - _GAP
+        inside = bool(sentences) and room >= min(LEAST_FOR_SENTENCES, max(map(len, sentences)))
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+        for number in shown:
+            table.add_column(self.columns[number], no_wrap=True)
+        if inside:
+            table.add_column(self.last, overflow="fold")
+        for cells, sentence in self.rows:
+            styled = [Text(cells[number], style=STYLES.get(cells[number], "")) for number in shown]
+            table.add_row(*styled, *([Text(sentence)] if inside else []))
+        yield table
+        if sentences and not inside:
+            yield Text("")
+            yield from map(Text, dict.fromkeys(f"{cells[0]}: {said}" for cells, said in self.rows if said))
+
+    def _fitting(self, width: int) -> list[int]:
+        """Numbers of the columns that are shown."""
+        shown = list(range(len(self.columns)))
+        for number in [number for number in shown if self.columns[number] in self.optional]:
+            if self._taken(shown) > width:
+                shown.remove(number)
+        return shown
+
+    def _taken(self, shown: Collection[int]) -> int:
+        titles = {number: len(self.columns[number]) for number in shown}
+        widest = {n: max([titles[n], *(len(cells[n]) for cells, _ in self.rows)]) for n in shown}
+        return sum(widest.values()) + _GAP * max(len(widest) - 1, 0)
+
+
+def status(document: Document, traffic: Reading, width: int) -> Iterator[RenderableType]:
     """Yield what `pierhead status` shows."""
+    yield from complaints(document)
+    if not document["settled"] or not document["services"]:
+        return
+    yield from _services(document, traffic).render(width)
+    if any(row["replicas"] for row in document["services"]):
+        yield Text("")
+        yield from replicas(document["services"], width).render(width)
+    if document["gpus"]:
+        yield Text("")
+        yield from gpus(document, width)
+
+
+def complaints(document: Document) -> Iterator[RenderableType]:
+    """Yield what is wrong beyond a single service, or why there is nothing to show."""
     for problem in document["spec_problems"]:
         yield Text(f"compose files: {problem}", style="red")
     for notice in document["notices"]:
@@ -28,106 +115,154 @@ def status(document: Document) -> Iterator[RenderableType]:
     if not document["settled"]:
         if not document["spec_problems"]:
             yield Text("the controller was just started and reads the compose files")
-        return
-    if not document["services"]:
-        yield Text("no service has an x-serve block")
-        return
-    yield _services(document)
-    if any(row["replicas"] for row in document["services"]):
-        yield Text("")
-        yield _replicas(document)
-    if document["gpus"]:
-        yield Text("")
-        yield _gpus(document)
-        if document["gpu_memory_problem"]:
-            yield Text(document["gpu_memory_problem"], style="dim")
+    elif not document["services"]:
+        yield Text("no service has an x-serve block; compose/reference.yaml explains its keys")
 
 
-def event_line(event: Document) -> str:
-    """Return one event; further lines of its message are indented."""
-    at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    mark = {"ok": "ok     ", "failed": "FAILED ", "warning": "warning"}.get(event["outcome"], "       ")
-    first, *rest = event["message"].splitlines() or [""]
-    again = f" ({event['times']} times)" if event["times"] > 1 else ""
-    return "\n".join([f"{at} {mark} {first}{again}", *(f"{' ' * 28}{line}" for line in rest)])
-
-
-class Progress:
-    """What is waited for: one line that changes on a terminal, else a line for each change."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status = Status("", console=console) if console.is_terminal else None
-        self._last = ""
-
-    def __enter__(self) -> Progress:
-        if self._status:
-            self._status.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._status:
-            self._status.stop()
-
-    def show(self, message: str) -> None:
-        """Say what is waited for now."""
-        if self._status:
-            self._status.update(Text(message))
-            return
-        essence = COUNTDOWN.sub("", message)
-        if essence != self._last:
-            self._last = essence
-            self._console.print(Text(message), soft_wrap=True)
-
-
-def _services(document: Document) -> Table:
-    table = _table("SERVICE", "READY", "ROUTE", "WHAT IS GOING ON")
+def _services(document: Document, traffic: Reading) -> Listing:
+    columns = ("SERVICE", "STATE", "VERSION", "READY", "GPUS", "IN FLIGHT", "WAITING", "P99")
+    listing = Listing(columns, "WHAT IS GOING ON", optional=("VERSION", "GPUS"))
     for row in document["services"]:
-        style = "green" if row["converged"] else "red" if row["blocked"] else "yellow"
-        ready = Text(f"{row['ready']}/{row['wanted']}", style=style)
-        table.add_row(Text(row["name"]), ready, Text(_route(row)), Text(row["message"]))
-    return table
+        listing.add(
+            row["name"],
+            rows.state(row),
+            rows.version(row),
+            f"{row['ready']}/{row['wanted']}",
+            rows.gpus(row),
+            rows.in_flight(row),
+            rows.waiting(row),
+            rows.seconds(traffic.of(row["name"]).p99_s),
+            sentence=going_on(row),
+        )
+    return listing
 
 
-def _route(row: Document) -> str:
-    routes = [row["route"]] if row["route"] else []
-    return ", ".join([*routes, *row["grpc_services"]]) or "-"
+def going_on(row: Document) -> str:
+    """Return what there is to say of a service now: its rollout, its message, what was rejected."""
+    rollout, rejected, message = row.get("rollout"), row.get("rejected"), row["message"]
+    if rollout and message == rollout.get("message"):
+        message = ""
+    words = [rows.rollout_words(row), message]
+    if rejected and not rollout and rejected["version"] not in message:
+        words.append(f"version {rejected['version']} was rejected: {rejected['reason']}")
+    return "; ".join(word for word in words if word)
 
 
-def _replicas(document: Document) -> Table:
-    table = _table("REPLICA", "STATE", "ADDRESS", "GPU", "IN FLIGHT", "WHY")
-    for row in document["services"]:
+def replicas(services: Sequence[Document], width: int) -> Listing:
+    """Return the replicas of these services, one a row."""
+    columns = ("REPLICA", "STATE", "ADDRESS", "GPU", "IN FLIGHT")
+    listing = Listing(columns, "WHY", optional=("ADDRESS",))
+    for row in services:
         for replica in row["replicas"]:
-            table.add_row(
-                Text(replica["name"] or f"{row['name']} (none yet)"),
-                Text(replica["state"], style=STYLES.get(replica["state"], "")),
-                Text(replica["address"] or "-"),
-                Text(", ".join(replica["gpus"]) or "-"),
-                Text("-" if replica["ongoing"] is None else str(replica["ongoing"])),
-                Text(replica["message"]),
+            listing.add(
+                replica["name"] or f"{row['name']} (none yet)",
+                replica["state"],
+                replica["address"] or "-",
+                ", ".join(_gpu(uuid, width) for uuid in replica["gpus"]) or "-",
+                "-" if replica["ongoing"] is None else str(replica["ongoing"]),
+                sentence=replica["message"],
             )
-    return table
+    return listing
 
 
-def _gpus(document: Document) -> Table:
-    table = _table("GPU", "KIND", "MEMORY", "IN USE", "FREE", "HELD BY")
-    for gpu in document["gpus"]:
-        sizes = [Text(_size(gpu[key])) for key in ("memory_bytes", "used_bytes", "free_bytes")]
-        slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu["slots"])
-        nobody = "free" if gpu["free_bytes"] == gpu["memory_bytes"] else "other processes"
-        table.add_row(Text(gpu["uuid"]), Text(gpu["name"] or "-"), *sizes, Text(slots or gpu["holder"] or nobody))
-    return table
+def gpus(document: Document, width: int) -> Iterator[RenderableType]:
+    """Yield every GPU with who holds it, or slots of it; its memory where the controller tells it."""
+    found = document["gpus"]
+    if not found:
+        yield Text(
+            "the Docker Engine knows no GPU (`make up GPU=1` needs the NVIDIA Container Toolkit; see the README)"
+        )
+        return
+    sizes = {"MEMORY": "memory_bytes", "IN USE": "used_bytes", "FREE": "free_bytes"}
+    told = {title: key for title, key in sizes.items() if any(gpu.get(key) is not None for gpu in found)}
+    listing = Listing(("GPU", "KIND", *told, "HELD BY"))
+    for gpu in found:
+        cells = [_size(gpu.get(key)) for key in told.values()]
+        listing.add(_gpu(gpu["uuid"], width), gpu["name"] or "-", *cells, _holders(gpu))
+    yield from listing.render(width)
+    if document.get("gpu_memory_problem"):
+        yield Text(str(document["gpu_memory_problem"]))
+
+
+def routes(document: Document, width: int) -> Iterator[RenderableType]:
+    """Yield what HAProxy sends where: the routes in the order in which it asks them, and the servers behind them."""
+    if document["haproxy"] is None:
+        yield Text("HAProxy does not answer the controller: what it does is not known", style="red")
+    if not document["routes"]:
+        yield Text("no service has a route or grpc_services: nothing is reachable from outside")
+        return
+    routed = Listing(("ROUTE", "SERVICE", "SERVERS", "SESSIONS", "QUEUED"), "WHAT IS GOING ON")
+    servers = Listing(("SERVER", "STATE", "ADDRESS", "WEIGHT", "SESSIONS", "QUEUED"), "WHY", optional=("ADDRESS",))
+    shown: set[str] = set()
+    for route in document["routes"]:
+        taking = [server for server in route["servers"] if server["up"] and server["state"] == "ready"]
+        routed.add(
+            str(route["match"]) if route["protocol"] == "http" else f"gRPC {route['match']}",
+            route["service"],
+            f"{len(taking)}/{len(route['servers'])}",
+            str(sum(server["sessions"] for server in route["servers"])),
+            str(route["queued"] + sum(server["queued"] for server in route["servers"])),
+            sentence=_route_words(route, bool(taking), document["haproxy"] is not None),
+        )
+        for server in route["servers"]:
+            if server["name"] not in shown:
+                shown.add(server["name"])
+                _add_server(servers, server)
+    yield from routed.render(width)
+    if shown:
+        yield Text("")
+        yield from servers.render(width)
+
+
+def _add_server(listing: Listing, server: Document) -> None:
+    listing.add(
+        server["name"],
+        server["state"] if server["up"] else "DOWN",
+        server["address"],
+        str(server.get("weight", "-")),
+        str(server["sessions"]),
+        str(server["queued"]),
+        sentence="" if server["up"] else "HAProxy's own check of it fails",
+    )
+
+
+def _route_words(route: Document, serves: bool, known: bool) -> str:
+    if not known:
+        return ""
+    if not route["in_haproxy"]:
+        return "HAProxy does not have it yet"
+    if not serves:
+        return f"no server takes requests: they are answered 503; see `pierhead why {route['service']}`"
+    return "the route is taken off the path" if route["strip_prefix"] else ""
+
+
+def revisions(document: Document, now: float, width: int) -> Iterator[RenderableType]:
+    """Yield the versions of a service that the controller remembers, as it sends them."""
+    if not document["revisions"]:
+        yield Text(f"no version of {document['service']} is known yet")
+        return
+    listing = Listing(("VERSION", "AGE", "IMAGE", "IMAGE ID", "NOW"), optional=("IMAGE",))
+    for revision in document["revisions"]:
+        marks = [word for word in ("current", "stable") if revision.get(word)]
+        listing.add(
+            revision["version"],
+            rows.age(revision["first_at"], now),
+            revision.get("image") or "-",
+            str(revision.get("image_id") or "-").removeprefix("sha256:")[:12],
+            ", ".join(marks) or "-",
+        )
+    yield from listing.render(width)
+
+
+def _gpu(uuid: str, width: int) -> str:
+    return uuid if width >= WHOLE_GPU_FROM or not uuid.startswith("GPU-") else uuid[:SHORT_GPU]
+
+
+def _holders(gpu: Document) -> str:
+    slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu.get("slots") or ())
+    nobody = "free" if gpu.get("free_bytes") == gpu.get("memory_bytes") else "other processes"
+    return slots or str(gpu.get("holder") or nobody)
 
 
 def _size(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else f"{size_bytes / 1024**3:.1f} GiB"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns[:-1]:
-        table.add_column(column, no_wrap=True)
-    table.add_column(columns[-1], overflow="fold")
-    return table
+    return "-" if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from controller.cli.errors import BAD_INPUT, FAILED
+from controller.cli.rows import rollout_words, state, version
+
 Document = Mapping[str, Any]
+
+VIEWS_AFTER_A_REQUEST = 3
+"""The controller answers from what it published last. The first view seen after a request may be from before it, and
+the next one may have been begun before it; the third knows of it."""
 
 
 class TargetMovedError(Exception):
     """Somebody else set another target meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How far one service is; `wanted` None = not countable now."""
+
+    name: str
+    ready: int
+    wanted: int | None
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +38,13 @@ class Verdict:
     done: bool = False
     hopeless: bool = False
     """Waiting will not help."""
-    exit_code: int = 1
+    exit_code: int = FAILED
+    """Of a hopeless one."""
+    next_step: str = ""
+    """What to do about a hopeless one."""
+    ended: bool = False
+    """It is over: nothing goes on when nobody waits any more."""
+    parts: tuple[Part, ...] = ()
 
 
 class ScaleWait:
@@ -37,40 +60,163 @@ class ScaleWait:
         if row["wanted"] != self._wanted:
             if self._agreed:
                 raise TargetMovedError(f"{name}: somebody else set the target to {row['wanted']} meanwhile")
-            return Verdict(f"{name}: the controller has not taken up the new target yet")
+            untaken = Part(name, row["ready"], None, "the controller has not taken up the new target yet")
+            return Verdict(f"{name}: {untaken.message}", parts=(untaken,))
         self._agreed = True
         return _verdict(row)
 
 
 def judge_all(document: Document) -> Verdict:
     """Judge /api/v1/services: done when every service has what it wants."""
-    errors = document["spec_problems"]
-    if errors:
-        return Verdict("the compose files cannot be used:\n" + "\n".join(errors), hopeless=True, exit_code=2)
+    unusable = _unusable_files(document)
+    if unusable:
+        return unusable
     if not document["settled"]:
         return Verdict("the controller reads the compose files")
-    open_rows = [row for row in document["services"] if not row["converged"]]
-    if not open_rows:
+    verdicts = [_verdict(row) for row in document["services"]]
+    waiting = [verdict for verdict in verdicts if not verdict.done]
+    parts = tuple(part for verdict in verdicts for part in verdict.parts)
+    if not waiting:
         replicas = sum(row["ready"] for row in document["services"])
-        return Verdict(f"{len(document['services'])} services, {replicas} replicas, all ready", done=True)
+        return Verdict(f"{len(document['services'])} services, {replicas} replicas, all ready", done=True, parts=parts)
     # Those that are only starting may still get there: the hopeless are told when nobody else is waited for.
-    verdicts = [_verdict(row) for row in open_rows]
-    lines = [*(verdict.message for verdict in verdicts), *document["notices"]]
-    return Verdict("; ".join(lines), hopeless=all(verdict.hopeless for verdict in verdicts))
+    lines = [*(verdict.message for verdict in waiting), *document["notices"]]
+    return Verdict("; ".join(lines), hopeless=all(verdict.hopeless for verdict in waiting), parts=parts)
+
+
+class RolloutWait:
+    """Waits until the rollouts of some services have ended, one way or the other.
+
+    `before` is /api/v1/services as it was before the request: what it says was rejected is no outcome of this one.
+    `reverting`: the wanted end is the version of before (rollback, abort), so a rejected version is none either.
+    """
+
+    def __init__(self, services: Collection[str], before: Document, *, reverting: bool = False) -> None:
+        self._services = sorted(services)
+        self._before = {row["name"]: row for row in before["services"]}
+        self._reverting = reverting
+        self._views: set[float] = set()
+        self._rolling: set[str] = set()
+
+    def judge(self, document: Document) -> Verdict:
+        """Judge /api/v1/services after the request."""
+        self._views.add(document["at"])
+        unusable = _unusable_files(document)
+        if unusable and not self._reverting:
+            return unusable
+        rows = {row["name"]: row for row in document["services"]}
+        verdicts = [self._judge_row(rows[name]) for name in self._services if name in rows]
+        parts = tuple(part for verdict in verdicts for part in verdict.parts)
+        waiting = [verdict for verdict in verdicts if not verdict.done and not verdict.hopeless]
+        failed = [verdict for verdict in verdicts if verdict.hopeless]
+        chosen = waiting or failed or verdicts
+        message = "\n".join(verdict.message for verdict in chosen) if not waiting else _joined(waiting)
+        if waiting or not verdicts:
+            return Verdict(message or "nothing to roll out", done=not self._services, parts=parts)
+        steps = dict.fromkeys(verdict.next_step for verdict in failed if verdict.next_step)
+        return Verdict(
+            message,
+            done=not failed,
+            hopeless=bool(failed),
+            next_step=" ".join(steps),
+            ended=all(verdict.ended for verdict in failed),
+            parts=parts,
+        )
+
+    def _judge_row(self, row: Document) -> Verdict:
+        name, rejected = row["name"], row.get("rejected")
+        if row.get("rollout"):
+            self._rolling.add(name)
+            words = rollout_words(row)
+            part = Part(name, row["rollout"]["ready"], row["rollout"]["wanted"], row["rollout"]["phase"])
+            if row["blocked"]:
+                return _blocked(row, part)
+            return Verdict(f"{name}: {words}", parts=(part,))
+        part = Part(name, row["ready"], row["wanted"], row["message"])
+        if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
+            return Verdict(f"{name}: the controller has not taken it up yet", parts=(part,))
+        if rejected and rejected != self._before.get(name, {}).get("rejected") and not self._reverting:
+            return _rolled_back(row, part)
+        words = f"{name}: {row['ready']} of {row['wanted']} ready"
+        if row["converged"] and self._came_back(row):
+            return _came_back(row, part)
+        if state(row) == "DEPLOY_FAILED" and not (self._reverting and row["converged"]):
+            return _deploy_failed(row, part)
+        if row["converged"] and state(row) == "UPDATING":
+            return Verdict(f"{words}; UPDATING", parts=(part,))
+        if row["converged"]:
+            return Verdict(f"{words}, version {version(row)}", done=True, parts=(part,))
+        return _verdict(row)
+
+    def _came_back(self, row: Document) -> bool:
+        """Whether what was to be reverted is there again: the version that it was to go back to did not work."""
+        before = self._before.get(row["name"])
+        if before is None or before.get("rollout") or not self._reverting or row["name"] not in self._rolling:
+            return False
+        return version(row) == version(before)
+
+
+def _unusable_files(document: Document) -> Verdict | None:
+    if not document["spec_problems"]:
+        return None
+    text = "\n".join(document["spec_problems"])
+    return Verdict(
+        f"the compose files cannot be used:\n{text}",
+        hopeless=True,
+        exit_code=BAD_INPUT,
+        next_step="Correct them (`pierhead validate` checks them without changing anything).",
+    )
+
+
+def _rolled_back(row: Document, part: Part) -> Verdict:
+    name, rejected = row["name"], row["rejected"]
+    return Verdict(
+        f"{name}: version {rejected['version']} was rolled back: {rejected['reason']}; version {version(row)} serves",
+        hopeless=True,
+        next_step=(f"See `pierhead why {name}`; correct the service, build it, then `pierhead deploy {name}`."),
+        ended=True,
+        parts=(part,),
+    )
+
+
+def _came_back(row: Document, part: Part) -> Verdict:
+    name = row["name"]
+    return Verdict(
+        f"{name}: it is at version {version(row)} again: {row['message'] or 'the other one did not prove itself'}",
+        hopeless=True,
+        next_step=f"See `pierhead why {name}`; `pierhead revisions {name}` lists the versions to go back to.",
+        ended=True,
+        parts=(part,),
+    )
+
+
+def _deploy_failed(row: Document, part: Part) -> Verdict:
+    name = row["name"]
+    return Verdict(
+        f"{name}: the deployment failed: {row['message'] or 'the controller gives no reason'}",
+        hopeless=True,
+        next_step=f"See `pierhead why {name}`; `pierhead rollback {name}` goes back to the version before.",
+        ended=True,
+        parts=(part,),
+    )
 
 
 def _verdict(row: Document) -> Verdict:
     message = f"{row['name']}: {row['ready']} of {row['wanted']} ready"
+    part = Part(row["name"], row["ready"], row["wanted"], row["message"])
     if row["converged"]:
-        return Verdict(message, done=True)
+        return Verdict(message, done=True, parts=(part,))
     if row["blocked"]:
-        return Verdict(f"{message}; {row['message'] or row['blocked']}", hopeless=True)
-    return Verdict(f"{message}; {row['message']}" if row["message"] else message)
+        return _blocked(row, part)
+    return Verdict(f"{message}; {row['message']}" if row["message"] else message, parts=(part,))
 
 
-def new_lines(shown: list[str], now: list[str]) -> list[str]:
-    """Return the lines of `now` that were not in `shown`; both are the last lines of one growing log."""
-    for overlap in range(min(len(shown), len(now)), 0, -1):
-        if shown[-overlap] == now[0] and shown[-overlap:] == now[:overlap]:
-            return now[overlap:]
-    return now
+def _blocked(row: Document, part: Part) -> Verdict:
+    message = f"{row['name']}: {row['ready']} of {row['wanted']} ready; {row['message'] or row['blocked']}"
+    return Verdict(
+        message, hopeless=True, next_step=f"`pierhead why {row['name']}` says what is in the way.", parts=(part,)
+    )
+
+
+def _joined(verdicts: Iterable[Verdict]) -> str:
+    return "; ".join(verdict.message for verdict in verdicts)

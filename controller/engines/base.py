@@ -69,8 +69,8 @@ class ClusterEngine(Protocol):
         """
         ...
 
-    async def logs(self, container_id: str, tail: int) -> str:
-        """Last `tail` lines of a container's output; empty when it is gone."""
+    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
+        """Last `tail` lines of a container's output, those from a unix time on; empty when it is gone."""
         ...
 
     async def exists(self, project: str, compose_service: str) -> bool:

@@ -105,9 +105,9 @@ class DockerEngine:
                 "containers hold alone (CDI files as `nvidia-ctk cdi generate` writes them bring nvidia-smi along)"
             ) from error
 
-    async def logs(self, container_id: str, tail: int) -> str:
+    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
         """See `ClusterEngine.logs`; at most the last 64 KiB."""
-        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail))
+        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after))
 
     async def exists(self, project: str, compose_service: str) -> bool:
         """See `ClusterEngine.exists`."""
@@ -230,9 +230,10 @@ class DockerEngine:
             if "already in progress" not in explanation(error):
                 raise
 
-    def _logs(self, container_id: str, tail: int) -> str:
+    def _logs(self, container_id: str, tail: int, after: float | None) -> str:
         try:
-            output = self._client.logs(container_id, tail=tail)
+            since = None if after is None else max(after, 1.0)  # the library refuses 0
+            output = self._client.logs(container_id, tail=tail, since=since)
         except docker.errors.NotFound:
             return ""
         return output[-_LONGEST_LOG:].decode(errors="replace")

@@ -528,6 +528,9 @@ async def test_logs_have_a_tail(world: World) -> None:
 
     assert (await eventually(said)).split() == ["one", "two", "three"]
     assert (await world.engine.logs(one.id, 2)).split() == ["two", "three"]
+    assert one.started_at is not None
+    assert (await world.engine.logs(one.id, 10, one.started_at - 60)).split() == ["one", "two", "three"]
+    assert await world.engine.logs(one.id, 10, one.started_at + 3600) == ""
     await remove(world, name, one.id, force=True)
     assert await world.engine.logs(one.id, 10) == ""
 

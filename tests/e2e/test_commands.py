@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
-from tests.harness.stack import Stack
+from tests.harness.stack import ROOT, Stack
+from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
@@ -20,6 +24,11 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
         (("scale", "rankr", "2"), ["rankr", "ranker"]),
         (("scale", "haproxy", "2"), ["haproxy"]),
         (("logs", "nothing"), ["nothing", "ranker"]),
+        (("why", "rankr"), ["rankr", "ranker"]),
+        (("events", "--service", "rankr"), ["rankr", "ranker"]),
+        (("events", "--since", "soon"), ["--since", "soon"]),
+        (("top", "--interval", "x"), ["--interval", "pierhead top --help"]),
+        (("statsu",), ["statsu", "status"]),
     ],
 )
 def test_bad_arguments_exit_with_two_and_one_message(
@@ -84,3 +93,164 @@ def test_scaling_to_the_same_number_does_nothing(stack: Stack) -> None:
 def test_replicas_are_scrape_targets(stack: Stack) -> None:
     groups = stack.api("/api/v1/targets").json
     assert {group["labels"]["replica"] for group in groups} == set(stack.replicas())
+
+
+# ----------------------------------------------------------------------------------------------- what people look at
+
+
+def data(stack: Stack, *arguments: str) -> Any:
+    """What a command prints as JSON."""
+    done = stack.pierhead(*arguments, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_status_says_state_version_and_load(stack: Stack) -> None:
+    lines = stack.pierhead("status").stdout.splitlines()
+    assert lines[0].split()[:4] == ["SERVICE", "STATE", "VERSION", "READY"]
+    ranker = next(line.split() for line in lines if line.startswith("ranker "))
+    version = next(iter(stack.replicas("ranker"))).rsplit("-", 2)[1]
+    assert ranker[:4] == ["ranker", "HEALTHY", version, "2/2"]
+    assert all(len(line) == len(line.rstrip()) for line in lines)
+    assert "\x1b" not in "".join(lines), "no colours off a terminal"
+
+
+def test_prometheus_gives_rates_and_quantiles(stack: Stack) -> None:
+    def measured() -> bool:
+        for _ in range(20):
+            assert stack.get("/recsys/?user_id=7").status == 200
+        rows = {row["name"]: row for row in data(stack, "top", "--once")["services"]}
+        return bool(rows["ranker"]["rate"] and rows["ranker"]["p99_s"] and rows["recsys"]["p50_s"])
+
+    eventually(measured, "top shows the rate and the quantiles of what is asked for", within_s=60)
+    status = {row["name"]: row for row in data(stack, "status")["services"]}
+    assert status["ranker"]["p99_s"] > 0
+    assert " ms" in next(line for line in stack.pierhead("status").stdout.splitlines() if line.startswith("ranker "))
+
+
+def test_why_of_a_service_that_was_scaled(stack: Stack) -> None:
+    stack.scale("echo", 2)
+    done = stack.pierhead("why", "echo")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("echo is HEALTHY: 2 of 2 replicas ready\n")
+    assert "2 wanted: set by scale; the compose files say 1" in done.stdout
+    assert all(name in done.stdout for name in stack.replicas("echo"))
+    assert "echo: 1 -> 2 replicas" in done.stdout
+
+
+def test_why_of_a_replica_that_was_killed_has_its_end(stack: Stack) -> None:
+    victim = next(iter(stack.replicas("echo-child").values()))
+    stack.kill_process(victim)
+    eventually(lambda: data(stack, "why", "echo-child")["last_failure"], "the failure is told", within_s=60)
+    told = data(stack, "why", "echo-child")["last_failure"]
+    assert told["target"] == victim.name
+    assert "signal 9" in told["message"]
+    stack.wait_settled(**{"echo-child": 1})
+
+
+def test_routes_are_those_that_requests_take(stack: Stack) -> None:
+    routes = {route["match"]: route for route in data(stack, "routes")["routes"]}
+    assert {"/echo", "/recsys", "pierhead.recsys.v1.Ranker"} <= set(routes)
+    servers = routes["pierhead.recsys.v1.Ranker"]["servers"]
+    assert {server["name"] for server in servers} == set(stack.replicas("ranker"))
+    assert all(server["up"] and server["state"] == "ready" for server in servers)
+    assert "gRPC pierhead.recsys.v1.Ranker" in stack.pierhead("routes").stdout
+
+
+def test_gpus_are_listed(stack: Stack) -> None:
+    done = stack.pierhead("gpus")
+    assert done.returncode == 0
+    assert "GPU" in done.stdout
+
+
+def test_events_of_one_kind_since_then(stack: Stack) -> None:
+    stack.scale("echo", 2)
+    done = stack.pierhead("events", "--kind", "scale", "--service", "echo", "--since", "5m", "-o", "json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert events
+    assert {(event["kind"], event["service"]) for event in events} == {("scale", "echo")}
+
+
+def test_files_are_checked_where_they_lie(stack: Stack) -> None:
+    done = stack.pierhead("validate")
+    assert done.returncode == 0, done.stdout
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["echo", "echo-child", "ranker", "recsys"]
+    done = stack.pierhead("validate", "tests/e2e/apps/broken.yaml")
+    assert done.returncode == 2
+    assert 'services.web.x-serve.replicas: expected an integer >= 0, found "two"' in done.stdout
+    assert stack.pierhead("schema").stdout == (ROOT / "compose" / "x-serve.schema.json").read_text()
+
+
+# --------------------------------------------------------------------------------------------------- from the machine
+
+
+def on_the_machine(stack: Stack, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the clone's own `./pierhead`, from another directory."""
+    return subprocess.run(
+        [str(ROOT / "pierhead"), *arguments],
+        cwd=ROOT / "tests",
+        env={**stack.env, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_clones_command_finds_its_stack(stack: Stack) -> None:
+    done = on_the_machine(stack, "scale", "echo", "2")
+    assert (done.returncode, done.stdout) == (0, "echo: 2 of 2 ready\n"), done.stderr
+    assert len(stack.replicas("echo")) == 2
+    done = on_the_machine(stack, "validate", "e2e/apps/broken.yaml")
+    assert done.returncode == 2, done.stderr
+    assert "services.web.x-serve.replicas" in done.stdout
+
+
+def test_what_follows_ends_with_whoever_asked(stack: Stack) -> None:
+    def following() -> list[str]:
+        processes = stack.container("controller").top()["Processes"]
+        return [process[-1] for process in processes if "events -f" in process[-1]]
+
+    process = subprocess.Popen(
+        [str(ROOT / "pierhead"), "events", "-f"],
+        cwd=ROOT,
+        env=stack.env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    assert following()
+    process.kill()
+    process.communicate(timeout=30)
+    eventually(lambda: not following(), "nothing is left behind in the controller's container", within_s=30)
+
+
+def test_a_shell_is_offered_the_services_that_run(stack: Stack) -> None:
+    asked = {"_PIERHEAD_COMPLETE": "complete_bash", "COMP_WORDS": "pierhead why r", "COMP_CWORD": "2"}
+    assert on_the_machine(stack, **asked).stdout.split() == ["ranker", "recsys"]
+
+
+def test_another_machines_controller_is_reached_by_its_address(stack: Stack) -> None:
+    environment = {
+        **stack.env,
+        "PIERHEAD_API_URL": f"http://127.0.0.1:{stack.ports['PIERHEAD_API_PORT']}",
+        "PIERHEAD_PROMETHEUS_URL": f"http://127.0.0.1:{stack.ports['PIERHEAD_PROMETHEUS_PORT']}",
+    }
+    command = [sys.executable, "-m", "controller.cli"]
+    done = subprocess.run(
+        [*command, "top", "--once"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no rates and quantiles" not in done.stdout
+    done = subprocess.run(
+        [*command, "scale", "echo", "2"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "echo: 2 of 2 ready\n"), done.stderr

@@ -165,10 +165,10 @@ class FakeEngine:
             raise EngineError("nvidia-smi cannot be asked for the memory of the GPUs: there is none (fake)")
         return dict(self.gpu_memory)
 
-    async def logs(self, container_id: str, tail: int) -> str:
+    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
         await self._turn()
         one = self.containers.get(container_id)
-        if one is None or one.started_at is None:
+        if one is None or one.started_at is None or (after is not None and one.started_at < after):
             return ""
         return "".join(one.behaviour.output.splitlines(keepends=True)[-tail:])
 

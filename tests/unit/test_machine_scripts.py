@@ -18,7 +18,21 @@ MACHINE = ROOT / "compose" / "machine"
 SCRIPTS = sorted(MACHINE.glob("*.sh"))
 
 # What the scripts may use of the machine. Not among them, unless a test adds a stand-in: docker, dockerd, sudo, apt.
-COREUTILS = ("basename", "cat", "cut", "dirname", "env", "head", "id", "mktemp", "mkdir", "printf", "rm", "sleep")
+COREUTILS = (
+    "basename",
+    "cat",
+    "cut",
+    "dirname",
+    "env",
+    "head",
+    "id",
+    "mktemp",
+    "mkdir",
+    "mkfifo",
+    "printf",
+    "rm",
+    "sleep",
+)
 TOOLS = (*COREUTILS, "tail", "tee", "timeout", "tr", "uname", "whoami", "awk", "bash", "flock", "grep", "sed")
 
 HEALTHY_ENGINE = """
@@ -242,8 +256,8 @@ class TestControl:
 
     def test_without_a_controller_it_says_what_to_do(self, machine: Machine) -> None:
         machine.has("docker", "exit 1")
-        result = machine.run("control.sh", "status")
-        assert result.returncode == 2
+        result = machine.run("control.sh", "status", PIERHEAD_API_PORT="1")
+        assert result.returncode == 3, "as the program itself ends when nobody answers"
         assert result.stderr.endswith('stack "pierhead" is not running. Start it with: make up\n')
 
     def test_a_command_reaches_the_controllers_own_program(self, machine: Machine) -> None:
@@ -251,6 +265,63 @@ class TestControl:
         result = machine.run("control.sh", "scale", "ranker", "abc")
         assert machine.calls()[-1] == "docker exec 4f1d pierhead scale ranker abc"
         assert (result.returncode, result.stderr) == (2, "no such service\n")
+
+    def test_what_goes_on_inside_ends_with_the_caller(self, machine: Machine) -> None:
+        machine.has("docker", "case $1 in ps) echo 4f1d ;; exec) [ -p /dev/stdin ] ;; esac")
+        for arguments in (["events", "-f"], ["logs", "ranker", "--follow"], ["top", "-n", "1"]):
+            result = machine.run("control.sh", *arguments)
+            assert result.returncode == 0, "its input is a pipe"
+            told = "--interactive --env PIERHEAD_ENDS_WITH_STDIN=1"
+            assert machine.calls()[-1] == f"docker exec {told} 4f1d pierhead {' '.join(arguments)}"
+        assert not [path for path in machine.directory.iterdir() if path.name.startswith("pierhead.")]
+
+    def test_help_of_a_command_is_the_programs_own(self, machine: Machine) -> None:
+        machine.has("docker", "case $1 in ps) echo 4f1d ;; esac")
+        result = machine.run("control.sh", "scale", "--help")
+        assert (result.returncode, machine.calls()[-1]) == (0, "docker exec 4f1d pierhead scale --help")
+
+    def test_a_shells_question_reaches_the_program(self, machine: Machine) -> None:
+        machine.has("docker", "case $1 in ps) echo 4f1d ;; esac")
+        question = {"_PIERHEAD_COMPLETE": "complete_bash", "COMP_WORDS": "pierhead why ra", "COMP_CWORD": "2"}
+        result = machine.run("control.sh", **question)
+        options = " ".join(f"--env {name}={value}" for name, value in question.items())
+        assert (result.returncode, machine.calls()[-1]) == (0, f"docker exec {options} 4f1d pierhead")
+
+    def test_a_shells_question_without_a_stack_gets_no_answer_and_no_noise(self, machine: Machine) -> None:
+        machine.has("docker")
+        result = machine.run("control.sh", _PIERHEAD_COMPLETE="complete_bash", COMP_WORDS="pierhead why ra")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+    def test_another_machines_api_needs_the_program_here(self, machine: Machine, tmp_path: Path) -> None:
+        clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
+        machine.has("docker", "case $1 in ps) echo 4f1d ;; esac")
+        control = str(clone / "compose" / "machine" / "control.sh")
+        result = machine.run(control, "status", PIERHEAD_API_URL="http://gpu-box:8100")
+        assert result.returncode == 2
+        assert "this clone has no .venv with the program. Make one: compose/machine/venv.sh" in result.stderr
+        python = clone / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text('#!/usr/bin/env bash\necho "$PIERHEAD_API_URL" "$PIERHEAD_PROJECT_DIR" "$@"\n')
+        python.chmod(0o755)
+        (clone / ".venv" / "lib" / "python3.11" / "site-packages" / "typer").mkdir(parents=True)
+        result = machine.run(control, "status", PIERHEAD_API_URL="http://gpu-box:8100")
+        assert result.stdout == f"http://gpu-box:8100 {clone} -P -m controller.cli status\n"
+        assert machine.calls() == []
+
+    def test_what_needs_no_stack_runs_in_the_image_where_there_is_no_program(
+        self, machine: Machine, tmp_path: Path
+    ) -> None:
+        clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
+        machine.has("docker", "case $1 in image) exit 0 ;; esac")
+        control = str(clone / "compose" / "machine" / "control.sh")
+        result = machine.run(control, "validate", COMPOSE_FILE="compose.yaml")
+        assert result.returncode == 0, result.stderr
+        assert machine.calls()[-1].startswith(f"docker run --rm --network none --volume {clone}:{clone}:ro ")
+        assert machine.calls()[-1].endswith("pierhead/controller:latest pierhead validate")
+        machine.has("docker", "case $1 in image) exit 1 ;; esac")
+        result = machine.run(control, "validate", COMPOSE_FILE="compose.yaml")
+        assert result.returncode == 2
+        assert "Build the image (make build)" in result.stderr
 
 
 def test_a_simulation_without_a_trace_is_refused_with_an_example(machine: Machine) -> None:

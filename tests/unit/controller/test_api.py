@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 
 from controller.api import MOST_REPLICAS, Api, replicas_in
 from controller.callers import Gatekeeper
-from controller.errors import InvalidRequest, SpecError
+from controller.errors import InvalidRequest, RoutingError, SpecError
+from controller.explain import explanation
+from controller.model import AddServer
+from controller.routes import routes_json
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -168,6 +171,65 @@ async def test_the_plan_as_text_and_data(control: Control) -> None:
         document = await (await client.get("/api/v1/plan")).json()
         assert document["steps"] == []
         assert [pending["service"] for pending in document["pending"]] == ["web", "web"]
+
+
+async def test_a_row_says_why(control: Control) -> None:
+    control.router.failing[AddServer] = RoutingError("HAProxy refused `add server`: no room")
+    async with serving(control) as client:
+        await until(lambda: any(refusal.action.service == "web" for refusal in control.loop.view.refusals), 10)
+        row = await (await client.get("/api/v1/services/web")).json()
+        assert row["spec_replicas"] == 2
+        (refusal, *_) = row["refusals"]
+        assert refusal["does"].startswith("add server svc_web/")
+        assert refusal["error"] == "HAProxy refused `add server`: no room"
+        assert refusal["failures"] >= 1
+        assert 0 <= refusal["retry_in_s"] <= 30
+        assert row["failure"] is None
+
+
+async def test_a_row_tells_the_load_and_what_failed(control: Control) -> None:
+    control.work["web"] = 5
+    control.waiting["api"] = {"web": 2}
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+
+        def told(service: str, field: str) -> Any:
+            return explanation(service, control.loop.view)[field]
+
+        await until(lambda: (told("web", "in_flight"), told("web", "waiting")) == (5, 2), 10)
+        row = await (await client.get("/api/v1/services/web")).json()
+        assert (row["in_flight"], row["waiting"], row["failure"]) == (5, 2, None)
+        control.engine.crash(next(c.name for c in control.engine.containers.values() if c.service == "api"))
+        await until(lambda: told("api", "failure"), 10)
+        row = await (await client.get("/api/v1/services/api")).json()
+        assert row["failure"]["count"] == 1
+        assert "exited by itself with code 1" in row["failure"]["detail"]
+
+
+async def test_routes_are_what_haproxy_has(control: Control) -> None:
+    control.source.edit(
+        service("web", grpc_services=("p.v1.Web",)), service("api", replicas=1, route="/web/api", strip_prefix=True)
+    )
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        await until(lambda: len(control.router.ready("web")) == 2, 10)
+        await until(lambda: routes_json(control.loop.view)["routes"][-1]["servers"], 10)
+        document = await (await client.get("/api/v1/routes")).json()
+        assert document["haproxy"]["version"] == "3.0.11"
+        listed = [(route["protocol"], route["match"], route["service"]) for route in document["routes"]]
+        assert listed == [("http", "/web/api", "api"), ("http", "/web", "web"), ("grpc", "p.v1.Web", "web")]
+        assert [route["strip_prefix"] for route in document["routes"]] == [True, False, False]
+        by_match = {route["match"]: route for route in document["routes"]}
+        assert [server["name"] for server in by_match["/web"]["servers"]] == control.router.ready("web")
+        assert by_match["/web"]["servers"] == by_match["p.v1.Web"]["servers"]
+        assert all(route["in_haproxy"] for route in document["routes"])
+        control.router.up = False
+        await until(lambda: not control.loop.view.haproxy_reachable, 10)
+        document = await (await client.get("/api/v1/routes")).json()
+        assert document["haproxy"] is None
+        assert [route["in_haproxy"] for route in document["routes"]] == [False] * 3
 
 
 async def test_events_are_followed(control: Control) -> None:

@@ -1,4 +1,4 @@
-"""The `pierhead` command, as a process against a real API; and the pure parts of it."""
+"""The `pierhead` command, as a process against a real API."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import unused_port
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.api import Api
 from controller.callers import Gatekeeper
-from controller.cli.tables import event_line
-from controller.cli.wait import ScaleWait, TargetMovedError, judge_all, new_lines
+from controller.cli.completion import SHELLS, script
+from controller.cli.errors import EXIT_CODES
 from controller.errors import SpecError
 from controller.model import Gpu, GpuRequest, GpuSlot
 from tests.fakes.fake_engine import Behaviour
@@ -46,18 +44,35 @@ class Command:
 
     url: str
 
-    async def begin(self, *arguments: str) -> Process:
-        env = {**os.environ, "PIERHEAD_API_URL": self.url, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PIERHEAD_API_URL": self.url, "PYTHONPATH": str(ROOT)}
+
+    async def begin(self, *arguments: str, **changes: str) -> Process:
         command = [sys.executable, "-m", "controller.cli", *arguments]
+        env = {**self.environment(), **changes}
         return await asyncio.create_subprocess_exec(
-            *command, stdout=PIPE, stderr=PIPE, env=env, cwd="/", preexec_fn=hear_interrupts
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, cwd="/", preexec_fn=hear_interrupts
         )
 
-    async def __call__(self, *arguments: str) -> Done:
-        process = await self.begin(*arguments)
+    async def begin_with(self, *arguments: str, env: Mapping[str, str], stream: int) -> Process:
+        """The same with all three standard streams on one file, a terminal for example."""
+        command = [sys.executable, "-m", "controller.cli", *arguments]
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=stream, stdout=stream, stderr=stream, env=dict(env), cwd="/", preexec_fn=hear_interrupts
+        )
+
+    async def __call__(self, *arguments: str, **changes: str) -> Done:
+        process = await self.begin(*arguments, **changes)
         async with asyncio.timeout(30):
             out, err = await process.communicate()
         return Done(process.returncode or 0, out.decode(), err.decode())
+
+    async def offers(self, line: str) -> list[str]:
+        """What bash is offered at the end of a line."""
+        number = str(len(line.split(" ")) - 1)
+        done = await self(_PIERHEAD_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=number)
+        assert (done.code, done.err) == (0, "")
+        return done.out.split()
 
 
 def hear_interrupts() -> None:
@@ -106,6 +121,119 @@ async def test_a_day_with_the_command(control: Control) -> None:
         assert json.loads((await pierhead("status", "-o", "json")).out)["project"] == "p"
 
 
+async def test_pages_and_documents(control: Control) -> None:
+    control.engine.behaviours["api"] = Behaviour(output="one\ntwo\n")
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        control.loop.scale("web", 4)
+        await control.settled("web", 4)
+        await control.settled("api", 1)
+        done = await pierhead("why", "web")
+        assert done.out.startswith("web is HEALTHY: 4 of 4 replicas ready\n")
+        assert "4 wanted: set by scale; the compose files say 2" in done.out
+        assert json.loads((await pierhead("why", "web", "-o", "json")).out)["service"]["ready"] == 4
+        done = await pierhead("routes")
+        assert "/web" in done.out
+        assert all(name in done.out for name in control.router.ready("web"))
+        assert "knows no GPU" in (await pierhead("gpus")).out
+        done = await pierhead("top", "--once")
+        assert done.code == 0
+        assert "5 of 5 replicas ready" in done.out
+        pictures = (await pierhead("top", "-n", "2", "--interval", "0.2", "-o", "json")).out.splitlines()
+        assert [len(json.loads(picture)["services"]) for picture in pictures] == [2, 2]
+        done = await pierhead("scale", "web", "3", "-o", "json")
+        assert json.loads(done.out) == {"service": "web", "replicas": 3, "done": True, "message": "web: 3 of 3 ready"}
+        lines = [json.loads(line) for line in (await pierhead("logs", "api", "-o", "json")).out.splitlines()]
+        assert [line["line"] for line in lines] == ["one", "two"]
+        assert (await pierhead("logs", "api", "--since", "1h")).out.count("\n") == 2
+        assert (await pierhead("logs", "api", "--since", "2999-01-01")).out == ""
+
+
+async def test_events_are_chosen_by_kind_and_time(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        done = await pierhead("events", "--kind", "replica_ready", "-o", "json")
+        events = [json.loads(line) for line in done.out.splitlines()]
+        assert {event["kind"] for event in events} == {"replica_ready"}
+        done = await pierhead("events", "--kind", "replica_redy")
+        assert (done.code, done.out) == (0, "")
+        assert "no event of kind replica_redy is kept; there are" in done.err
+        assert "replica_ready" in done.err
+        assert (await pierhead("events", "--since", "1h")).out
+        assert (await pierhead("events", "--since", "2999-01-01")).out == ""
+
+
+async def test_followed_events_go_on_with_what_is_asked_for(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        process = await pierhead.begin("events", "-f", "-n", "1", "--kind", "scale", "--service", "api")
+        control.loop.scale("web", 3)
+        control.loop.scale("api", 2)
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            line = await process.stdout.readline()
+        assert b"api: 1 -> 2 replicas" in line
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            _, err = await process.communicate()
+        assert (process.returncode, err) == (130, b"")
+
+
+async def test_it_ends_with_whoever_called_it_from_outside_a_container(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        process = await pierhead.begin("events", "-f", PIERHEAD_ENDS_WITH_STDIN="1")
+        assert process.stdout is not None
+        assert process.stdin is not None
+        async with asyncio.timeout(20):
+            await process.stdout.readline()
+        process.stdin.close()
+        async with asyncio.timeout(20):
+            _, err = await process.communicate()
+        assert (process.returncode, err) == (130, b"")
+
+
+async def test_top_ends_with_zero_when_interrupted(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        process = await pierhead.begin("top", "--interval", "0.2")
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            while b"web" not in await process.stdout.readline():
+                pass
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            _, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+
+
+async def test_what_a_shell_is_offered(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        assert await pierhead.offers("pierhead wh") == ["why"]
+        assert await pierhead.offers("pierhead why ") == ["api", "web"]
+        assert await pierhead.offers("pierhead deploy api w") == ["web"]
+        assert await pierhead.offers("pierhead events --kind replica_r") == ["replica_ready"]
+        assert await pierhead.offers("pierhead rollback web --to ") == [], "this controller keeps no revisions"
+    assert await pierhead.offers("pierhead why ") == [], "nobody answers"
+    done = await pierhead("completion", "bash")
+    assert (done.code, done.out) == (0, f"{script('bash')}\n")
+    for shell in SHELLS:
+        assert "_PIERHEAD_COMPLETE" in script(shell)
+
+
+async def test_a_reader_who_has_read_enough_is_no_error(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        shell = f"{sys.executable} -m controller.cli events -n 1000 2>errors | head -n 1; cat errors >&2"
+        process = await asyncio.create_subprocess_shell(
+            shell, stdout=PIPE, stderr=PIPE, env=pierhead.environment(), cwd=control.directory
+        )
+        async with asyncio.timeout(30):
+            out, err = await process.communicate()
+        assert (len(out.splitlines()), err) == (1, b"")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -114,6 +242,15 @@ async def test_a_day_with_the_command(control: Control) -> None:
         (("scale", "wep", "2"), "did you mean 'web'? Services: api, web"),
         (("logs", "../plan"), "there is no service '../plan'"),
         (("status", "-o", "yaml"), "--output: expected text or json, found 'yaml'"),
+        (("why", "wep"), "did you mean 'web'? Services: api, web"),
+        (("events", "--service", "wep"), "did you mean 'web'? Services: api, web"),
+        (("events", "--since", "soon"), "--since: expected a time ago such as 10m or 2h30m"),
+        (("events", "-n", "0"), "Invalid value for '-n'"),
+        (("top", "--interval", "x"), "Invalid value for '--interval'"),
+        (("statsu",), "Did you mean 'status'?"),
+        (("scale", "web"), "Missing argument 'N'. (`pierhead scale --help` explains it)"),
+        (("status", "--wide"), "No such option: --wide"),
+        (("completion", "tcsh"), "SHELL: expected bash, zsh, fish, found 'tcsh'"),
     ],
 )
 async def test_bad_input_is_one_message_and_exit_code_two(
@@ -159,7 +296,7 @@ async def test_the_wait_has_an_end(control: Control) -> None:
     control.engine.behaviours["web"] = Behaviour(ready_after_s=3600)
     async with served(control) as pierhead:
         done = await pierhead("scale", "web", "3", "--timeout", "0.5")
-        assert done.code == 1
+        assert done.code == 4
         assert "not there after 0.5 s: web: 0 of 3 ready; 3 starting" in done.err
 
 
@@ -192,62 +329,16 @@ async def test_files_that_cannot_be_used_are_bad_input(control: Control) -> None
 
 async def test_no_controller_is_one_line() -> None:
     done = await Command(f"http://127.0.0.1:{unused_port()}")("status")
-    assert done.code == 1
+    assert done.code == 3
     assert "start the stack with `make up`" in done.err
     assert len(done.err.splitlines()) == 1
 
 
-# ---------------------------------------------------------------------------------------------------------- pure parts
-
-
-def row(**changes: Any) -> dict[str, Any]:
-    plain = {"name": "web", "wanted": 2, "ready": 2, "message": "", "converged": True, "blocked": ""}
-    return {**plain, **changes}
-
-
-def test_a_scale_waits_until_the_world_agrees() -> None:
-    wait = ScaleWait(2)
-    assert "not taken up" in wait.judge(row(wanted=4)).message
-    verdict = wait.judge(row(ready=2, converged=False, message="2 draining"))
-    assert (verdict.done, verdict.message) == (False, "web: 2 of 2 ready; 2 draining")
-    assert wait.judge(row()).done
-    assert wait.judge(row(converged=False, blocked="no GPU")).hopeless
-    with pytest.raises(TargetMovedError, match="to 5 meanwhile"):
-        wait.judge(row(wanted=5))
-
-
-def all_of(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"services": rows, "spec_problems": [], "notices": [], "settled": True, **changes}
-
-
-def test_everything_is_waited_for_before_the_hopeless_are_told() -> None:
-    blocked = row(name="ranker", converged=False, blocked="no GPU")
-    starting = row(name="api", converged=False, message="1 starting")
-    assert not judge_all(all_of(blocked, starting)).hopeless
-    assert judge_all(all_of(blocked, row())).hopeless
-    assert judge_all(all_of(row(), row(name="api"))).message == "2 services, 4 replicas, all ready"
-    assert not judge_all(all_of(settled=False)).done
-    assert judge_all(all_of(spec_problems=["x"])).exit_code == 2
-
-
-@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(0, 30), st.integers(1, 10))
-def test_followed_logs_lose_no_line(log: list[str], seen: int, tail: int) -> None:
-    before, now = log[:seen][-tail:], log[-tail:]
-    fresh = new_lines(before, now)
-    assert now[len(now) - len(fresh) :] == fresh
-    assert len(fresh) <= max(len(log) - seen, 0) or not before
-
-
-def test_followed_logs_of_distinct_lines_are_exact() -> None:
-    log = [str(number) for number in range(20)]
-    assert new_lines(log[:10][-8:], log[:12][-8:]) == ["10", "11"]
-    assert new_lines([], log) == log
-    assert new_lines(log, log) == []
-    assert new_lines(log[:5], log[10:]) == log[10:], "more was logged than is shown at once"
-
-
-def test_an_event_on_its_lines() -> None:
-    event = {"at": 0.0, "outcome": "failed", "message": "web-1: exited\nlast line", "times": 3}
-    first, second = event_line(event).splitlines()
-    assert first.endswith(" FAILED  web-1: exited (3 times)")
-    assert second.strip() == "last line"
+def test_exit_codes_are_told_where_people_look() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "controller.cli", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for code, words in EXIT_CODES.items():
+        assert f"{code:3}  {words}" in done.stdout
+        assert f"| {code} | {words} |" in readme

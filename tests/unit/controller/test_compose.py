@@ -80,6 +80,10 @@ VARIABLES = (
             'services.a: refers to service "nope", which the files do not define; correct the name or define it',
         ),
         (
+            'service "a" refers to undefined build secret ca: invalid compose project',
+            'services.a: refers to build secret "ca", which the files do not define; correct the name or define it',
+        ),
+        (
             'service "b" has neither an image nor a build context specified: invalid compose project',
             "services.b: has neither image nor build; write one of them",
         ),

@@ -1,0 +1,81 @@
+"""The command line: `pierhead COMMAND`. It talks to the REST API, inside the controller's container or, with
+PIERHEAD_API_URL (and PIERHEAD_API_TOKEN for changes), from anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import Annotated, NoReturn
+
+import typer
+
+from controller.cli import completion
+from controller.cli import output as out
+from controller.cli.commands import change, follow, look, offline
+from controller.cli.errors import EXIT_CODES, INTERRUPTED, BadInput, CommandError
+
+EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
+
+app = typer.Typer(
+    name="pierhead",
+    help="Shows what Pierhead's controller does and why, and asks it for changes.",
+    epilog=EPILOG,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for module in (look, follow, change, offline):
+    module.register(app)
+
+
+@app.command("completion")
+def print_completion(
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish", autocompletion=completion.shells)],
+) -> None:
+    """Print the completion script of a shell.
+
+    For this session: source <(pierhead completion bash). For good, put that line into ~/.bashrc.
+    """
+    if shell not in completion.SHELLS:
+        raise BadInput(f"SHELL: expected {', '.join(completion.SHELLS)}, found {shell!r}")
+    out.say(completion.script(shell))
+
+
+def main() -> NoReturn:
+    """Run the command line; never returns."""
+    if os.environ.get("_PIERHEAD_COMPLETE"):
+        completion.serve_the_shell()
+    if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    try:
+        code = app(args=sys.argv[1:] or ["--help"], prog_name="pierhead", standalone_mode=False)
+    except CommandError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
+    except typer.TyperException as error:
+        sys.stderr.write(f"{one_line(error)}\n")
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has read enough (`| head`). The interpreter must not try to flush it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end_with_stdin() -> None:
+    """Take the end of standard input for Ctrl-C: whoever called from outside this container is gone."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def one_line(error: typer.TyperException) -> str:
+    """Return a usage error in one line that names the help."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "pierhead"
+    return f"{' '.join(error.format_message().split())} (`{path} --help` explains it)"

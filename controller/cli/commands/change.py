@@ -1,0 +1,153 @@
+"""Commands that ask for a change and wait until the world agrees: scale, deploy, rollback, abort, promote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from controller.cli import completion, rows
+from controller.cli import output as out
+from controller.cli.client import Client, service_path
+from controller.cli.commands.options import NoWait, Output, Service, Timeout
+from controller.cli.errors import BadInput
+from controller.cli.patience import wait
+from controller.cli.wait import RolloutWait, ScaleWait, Verdict, judge_all
+
+MOST_REPLICAS = 1000
+ROLLOUT_S = 1800.0
+"""A replica may take as long as this to start; `startup_timeout_s` has the same default."""
+
+Number = Annotated[str, typer.Argument(metavar="N", help="how many replicas, or auto")]
+Some = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SERVICE]...", help="none named: all of them", autocompletion=completion.services),
+]
+Version = Annotated[
+    str,
+    typer.Option("--to", metavar="VERSION", help="one of `pierhead revisions`", autocompletion=completion.versions),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    # "-1" must reach the check of N, which has one message for every wrong number, rather than be an unknown option.
+    app.command(context_settings={"ignore_unknown_options": True})(scale)
+    app.command("wait-ready")(wait_ready)
+    for command in (deploy, rollback, abort, promote):
+        app.command()(command)
+
+
+def scale(
+    service: Service, n: Number, timeout: Timeout = 300.0, no_wait: NoWait = False, output: Output = "text"
+) -> None:
+    """Set a service's number of replicas; "auto" takes it back.
+
+    Waits until the world agrees. With an autoscaler, a number pauses it and "auto" sets it going again.
+    """
+    as_json = out.is_json(output)
+    if n != "auto" and not (n.isascii() and n.isdigit() and len(n) < 10 and int(n) <= MOST_REPLICAS):
+        raise BadInput(f"N: expected an integer from 0 to {MOST_REPLICAS}, or auto, found {n!r}")
+    api, path = Client.from_environment(), service_path(service)
+    told = api.put(f"{path}/scale", {"replicas": "auto" if n == "auto" else int(n)})
+    if "message" in told and not as_json:
+        out.say(f"{service}: {told['message']}")
+    if n == "auto" or no_wait:
+        _end(None, told, as_json=as_json)
+        return
+    scaled = ScaleWait(int(n))
+    stays = f"The target stays {n}; `pierhead status` shows how it goes on."
+    _end(wait(lambda: scaled.judge(api.get(path)), timeout, stays), told, as_json=as_json)
+
+
+def wait_ready(timeout: Timeout = 300.0, output: Output = "text") -> None:
+    """Wait until every service has its replicas."""
+    as_json, api = out.is_json(output), Client.from_environment()
+    verdict = wait(lambda: judge_all(api.get("/api/v1/services")), timeout, "`pierhead status` shows how it goes on.")
+    _end(verdict, {}, as_json=as_json)
+
+
+def deploy(
+    services: Some = None, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text"
+) -> None:
+    """Roll out what files and images say now, and wait.
+
+    Also a version that was rolled back before. Ends with 1 when a rollout ended in the old version.
+    """
+    as_json, api = out.is_json(output), Client.from_environment()
+    before = _services(api)
+    told = api.post("/api/v1/deploy", {"services": services} if services else {})
+    if not as_json:
+        for name, sentence in told["services"].items():
+            out.say(f"{name}: {sentence}")
+    names = sorted(told["services"])
+    _see_through(api, RolloutWait(names, before), told, _Wishes(timeout, no_wait, as_json, names))
+
+
+def rollback(
+    service: Service, to: Version = "", timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text"
+) -> None:
+    """Go back to the version before, or to another one."""
+    _redirect("rollback", service, {"to": to} if to else {}, timeout, no_wait, output)
+
+
+def abort(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text") -> None:
+    """End a rollout: back to where it came from."""
+    _redirect("abort", service, {}, timeout, no_wait, output)
+
+
+def promote(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text") -> None:
+    """Let a rollout go on without further proof."""
+    _redirect("promote", service, {}, timeout, no_wait, output)
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """How the caller wants to wait, and for which services."""
+
+    timeout_s: float
+    no_wait: bool
+    as_json: bool
+    services: Sequence[str]
+
+
+def _redirect(verb: str, service: str, body: Mapping[str, str], timeout_s: float, no_wait: bool, output: str) -> None:
+    as_json, api = out.is_json(output), Client.from_environment()
+    before = _services(api)
+    told = api.post(service_path(service, verb), body)
+    if told.get("message") and not as_json:
+        out.say(f"{service}: {told['message']}")
+    rollout = RolloutWait([service], before, reverting=verb != "promote")
+    _see_through(api, rollout, told, _Wishes(timeout_s, no_wait, as_json, [service]))
+
+
+def _see_through(api: Client, rollout: RolloutWait, told: Mapping[str, Any], wishes: _Wishes) -> None:
+    if wishes.no_wait:
+        _end(None, told, as_json=wishes.as_json)
+        return
+    stays = "The rollout goes on without you; `pierhead status` shows how."
+    verdict = wait(lambda: rollout.judge(_services(api)), wishes.timeout_s, stays)
+    if not wishes.as_json:
+        _end(verdict, told, as_json=False)
+        return
+    ended = {row["name"]: row for row in _services(api)["services"] if row["name"] in wishes.services}
+    summary = {
+        name: {"state": rows.state(row), "version": rows.version(row), "ready": row["ready"], "wanted": row["wanted"]}
+        for name, row in ended.items()
+    }
+    _end(verdict, {**told, "services": summary}, as_json=True)
+
+
+def _services(api: Client) -> Any:
+    return api.get("/api/v1/services")
+
+
+def _end(verdict: Verdict | None, told: Mapping[str, Any], *, as_json: bool) -> None:
+    """Say how it ended; without a verdict nobody waited."""
+    if as_json:
+        waited = {"done": verdict.done, "message": verdict.message} if verdict else {}
+        out.print_json({**told, **waited})
+    elif verdict:
+        out.say(verdict.message)

@@ -1,0 +1,150 @@
+"""Commands that can go on: events, logs, top."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from controller.cli import completion, feeds, prometheus
+from controller.cli import output as out
+from controller.cli import top as pictures
+from controller.cli.client import Client, service_path
+from controller.cli.commands.options import Follow, OfService, Output, Service
+from controller.cli.patience import patiently
+
+FOLLOW_S = 1.0
+FOLLOWED_LINES = 1000
+EVENTS_KEPT = 1000
+"""By the controller, and the most that it sends at once."""
+WAIT_S = 25
+TRAFFIC_WINDOW = "30s"
+"""Six scrapes: short enough to follow a change, long enough for a rate."""
+
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option("--kind", metavar="KIND", help="of this kind only; repeatable", autocompletion=completion.kinds),
+]
+Since = Annotated[str, typer.Option("--since", metavar="TIME", help="from then on: 10m, 2h30m, 2026-01-31T18:00")]
+Newest = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=EVENTS_KEPT, help="how many of the newest")]
+Lines = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=10_000, help="how many lines of each replica")]
+Pictures = Annotated[int | None, typer.Option("-n", metavar="COUNT", min=1, help="so many pictures, then end")]
+Once = Annotated[bool, typer.Option("--once", help="one picture, as -n 1")]
+Interval = Annotated[
+    float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=3600.0, help="between two pictures")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (events, logs, top):
+        app.command()(command)
+
+
+def events(
+    follow: Follow = False,
+    n: Newest = 50,
+    service: OfService = "",
+    kind: Kinds = None,
+    since: Since = "",
+    output: Output = "text",
+) -> None:
+    """Show what happened, newest last, with causes."""
+    as_json, api = out.is_json(output), Client.from_environment()
+    kinds, after = kind or [], feeds.since_time(since, time.time()) if since else None
+    only = {"service": service} if service else {}
+    # What is left out here is left out of everything that is kept, not of the newest few.
+    limit = EVENTS_KEPT if kinds or since else n
+    page = api.get("/api/v1/events", {"limit": str(limit), **only})
+    found = feeds.chosen(page["events"], kinds, after)
+    _explain_nothing(api, page["events"], found, service, kinds)
+    shown = found if since else found[-n:]
+    while True:
+        _print_events(shown, as_json=as_json)
+        if not follow:
+            return
+        query = {"since": str(page["next"]), "wait": str(WAIT_S), **only}
+        page = patiently(partial(api.get, "/api/v1/events", query))
+        shown = feeds.chosen(page["events"], kinds, None)
+
+
+def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since = "", output: Output = "text") -> None:
+    """Show the last log lines of a service's replicas."""
+    as_json, api, path = out.is_json(output), Client.from_environment(), service_path(service, "logs")
+    query = {"tail": str(max(n, FOLLOWED_LINES) if follow else n)}
+    if since:
+        query["after"] = str(int(feeds.since_time(since, time.time())))
+    document = api.get(path, query)
+    shown: dict[str, list[str]] = {replica["name"]: replica["lines"] for replica in document["replicas"]}
+    if not shown and not follow:
+        sys.stderr.write(f"{service} has no replica now; `pierhead why {service}` says why\n")
+    for name, lines in shown.items():
+        _print_lines(name, lines[-n:], as_json=as_json)
+    while follow:
+        time.sleep(FOLLOW_S)
+        document = patiently(partial(api.get, path, query))
+        for replica in document["replicas"]:
+            fresh = feeds.new_lines(shown.get(replica["name"], []), replica["lines"])
+            _print_lines(replica["name"], fresh, as_json=as_json)
+            shown[replica["name"]] = replica["lines"]
+
+
+def top(n: Pictures = None, once: Once = False, interval: Interval = 2.0, output: Output = "text") -> None:
+    """Show the traffic of every service, until Ctrl-C."""
+    as_json, api, url = out.is_json(output), Client.from_environment(), prometheus.address()
+    count = 1 if once else n
+
+    def look() -> tuple[Any, prometheus.Reading]:
+        return api.get("/api/v1/services"), prometheus.read(url, TRAFFIC_WINDOW)
+
+    if as_json:
+        pictures.json_lines(lambda: _traffic_json(*look()), count, interval)
+        return
+
+    def draw(width: int) -> pictures.Page:
+        document, traffic = look()
+        return list(pictures.page(document, traffic, width))
+
+    pictures.follow(draw, count, interval)
+
+
+def _explain_nothing(api: Client, kept: list[Any], found: list[Any], service: str, kinds: list[str]) -> None:
+    """Where a name leads to nothing, say whether it is one. Raises BadInput for a service that does not exist."""
+    if found:
+        return
+    if service and not kept:
+        api.get(service_path(service))
+    there = sorted({event["kind"] for event in kept})
+    unknown = [kind for kind in kinds if kind not in there]
+    if unknown and there:
+        sys.stderr.write(f"no event of kind {', '.join(unknown)} is kept; there are {', '.join(there)}\n")
+
+
+def _traffic_json(document: Mapping[str, Any], traffic: prometheus.Reading) -> dict[str, Any]:
+    services = []
+    for row in document["services"]:
+        known = traffic.of(row["name"])
+        measured = {"rate": known.rate, "p50_s": known.p50_s, "p99_s": known.p99_s}
+        services.append({**row, **measured})
+    return {"at": document["at"], "services": services, "prometheus_problem": traffic.problem}
+
+
+def _print_events(listed: list[Any], *, as_json: bool) -> None:
+    for event in listed:
+        if as_json:
+            out.print_json_line(event)
+        else:
+            out.say(feeds.event_line(event))
+
+
+def _print_lines(replica: str, lines: list[str], *, as_json: bool) -> None:
+    for line in lines:
+        if as_json:
+            out.print_json_line({"replica": replica, "line": line})
+        else:
+            sys.stdout.write(f"{replica} | {line}\n")
+    sys.stdout.flush()

@@ -1,0 +1,100 @@
+"""Commands that show how things are: status, why, gpus, routes, plan, revisions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import typer
+from rich.console import RenderableType
+
+from controller.cli import output as out
+from controller.cli import prometheus, tables
+from controller.cli.client import Client, service_path
+from controller.cli.commands.options import Output, Service
+from controller.cli.why import Case
+from controller.cli.why import page as why_page
+
+EVENTS_READ = 1000
+"""All that the controller keeps."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (status, why, gpus, routes, plan, revisions):
+        app.command()(command)
+
+
+def status(output: Output = "text") -> None:
+    """Show services, replicas, GPUs, and what is wrong."""
+    as_json = out.is_json(output)
+    document = Client.from_environment().get("/api/v1/services")
+    traffic = prometheus.read(prometheus.address())
+    if as_json:
+        rows = [{**row, "p99_s": traffic.of(row["name"]).p99_s} for row in document["services"]]
+        out.print_json({**document, "services": rows})
+        return
+    _show(lambda width: tables.status(document, traffic, width))
+
+
+def why(service: Service, output: Output = "text") -> None:
+    """Say why a service is as it is.
+
+    What is in the way, who wants how many replicas, its last failure with the log, what happened.
+    """
+    as_json, api = out.is_json(output), Client.from_environment()
+    row = api.get(service_path(service))
+    plan = api.get("/api/v1/plan")
+    events = api.get("/api/v1/events", {"service": service, "limit": str(EVENTS_READ)})["events"]
+    case = Case(row, plan, events, prometheus.read(prometheus.address()).of(service))
+    if as_json:
+        out.print_json(case.as_json())
+        return
+    _show(lambda width: why_page(case, width))
+
+
+def gpus(output: Output = "text") -> None:
+    """Show the GPUs and who holds them."""
+    as_json = out.is_json(output)
+    document = Client.from_environment().get("/api/v1/services")
+    if as_json:
+        problem = {key: document[key] for key in ("gpu_memory_problem",) if key in document}
+        out.print_json({"at": document["at"], "gpus": document["gpus"], **problem})
+        return
+    _show(lambda width: tables.gpus(document, width))
+
+
+def routes(output: Output = "text") -> None:
+    """Show what HAProxy sends where."""
+    as_json = out.is_json(output)
+    document = Client.from_environment().get("/api/v1/routes")
+    if as_json:
+        out.print_json(document)
+        return
+    _show(lambda width: tables.routes(document, width))
+
+
+def plan(output: Output = "text") -> None:
+    """Show what the controller would do now, and why."""
+    as_json = out.is_json(output)
+    document = Client.from_environment().get("/api/v1/plan")
+    if as_json:
+        out.print_json(document)
+    else:
+        out.say(document["text"])
+
+
+def revisions(service: Service, output: Output = "text") -> None:
+    """Show the versions that `rollback --to` can go to."""
+    as_json = out.is_json(output)
+    document: Any = Client.from_environment().get(service_path(service, "revisions"))
+    if as_json:
+        out.print_json(document)
+        return
+    _show(lambda width: tables.revisions(document, time.time(), width))
+
+
+def _show(page: Callable[[int], Iterable[RenderableType]]) -> None:
+    console = out.console()
+    out.show(page(out.width(console)), console)

@@ -1,0 +1,154 @@
+"""Commands that need no running stack: they read files with the controller's own reader. What they import is imported
+when they run, so that no other command waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from controller.cli import output as out
+from controller.cli.commands.options import Output
+from controller.cli.errors import BAD_INPUT, BadInput, CommandError
+
+Files = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE]...", help="compose files; none named: those of COMPOSE_FILE or .env"),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (validate, schema):
+        app.command()(command)
+    # The simulator has a command line of its own, which works without typer, too: its options are passed on.
+    app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(simulate)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with the files: where, and what was expected."""
+
+    path: str
+    message: str
+
+    @classmethod
+    def of(cls, line: str) -> Finding:
+        """Take "path: message" apart."""
+        path, colon, message = line.partition(": ")
+        return cls(path, message) if colon else cls("", line)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What reading the files gave."""
+
+    services: Mapping[str, str] = field(default_factory=dict)
+    """Name -> what it is, in a few words."""
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as data."""
+        return {
+            "valid": not self.problems,
+            "services": sorted(self.services),
+            "problems": [asdict(Finding.of(problem)) for problem in self.problems],
+            "warnings": list(self.warnings),
+        }
+
+    def as_text(self) -> str:
+        """Return it as people read it."""
+        lines = [*self.problems, *(f"warning: {warning}" for warning in self.warnings)]
+        if not self.problems and not self.services:
+            lines.append("no service has an x-serve block; compose/reference.yaml explains its keys")
+        elif not self.problems:
+            lines += [f"{name}: {words}" for name, words in self.services.items()]
+        return "\n".join(lines)
+
+
+def validate(
+    files: Files = None,
+    schema: Annotated[bool, typer.Option("--schema", help="print the JSON Schema for editors, check nothing")] = False,
+    output: Output = "text",
+) -> None:
+    """Check compose files, x-serve blocks included.
+
+    Reads them as the controller does; needs no running stack and changes nothing.
+    """
+    as_json = out.is_json(output)
+    if schema:
+        _print_schema()
+        return
+    verdict = _read(_environment(files or []))
+    if as_json:
+        out.print_json(verdict.as_json())
+    else:
+        out.say(verdict.as_text())
+    if verdict.problems:
+        raise typer.Exit(BAD_INPUT)
+
+
+def schema() -> None:
+    """Print the JSON Schema of x-serve, for editors."""
+    _print_schema()
+
+
+def simulate(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="TRACE [SERVICE] [OPTION]...")] = None,
+) -> None:
+    """Try autoscaling on a trace of requests, in simulated time; `pierhead simulate --help` has the options."""
+    from controller.simulate.__main__ import main
+
+    raise typer.Exit(main(arguments or ["--help"]))
+
+
+def _print_schema() -> None:
+    from controller.serve_schema import schema_text
+
+    out.say(schema_text().rstrip("\n"))
+
+
+def _environment(files: list[str]) -> dict[str, str]:
+    """The environment in which Compose reads these files. Raises BadInput for one that does not exist."""
+    missing = [name for name in files if not Path(name).is_file()]
+    if missing:
+        raise BadInput(f"FILE: there is no file {', '.join(map(repr, missing))} in {Path.cwd()}")
+    if not files:
+        return dict(os.environ)
+    named = os.pathsep.join(str(Path(name).absolute()) for name in files)
+    return {**os.environ, "COMPOSE_FILE": named, "COMPOSE_PATH_SEPARATOR": os.pathsep}
+
+
+def _read(environment: Mapping[str, str]) -> Verdict:
+    import asyncio
+
+    from controller.compose import ComposeProject
+    from controller.errors import ControllerError, SpecError
+
+    try:
+        spec = asyncio.run(ComposeProject.from_environment(environment).load())
+    except SpecError as error:
+        return Verdict(problems=error.problems)
+    except ControllerError as error:
+        raise CommandError(str(error)) from None
+    return Verdict({name: _words(service) for name, service in spec.services.items()}, warnings=spec.warnings)
+
+
+def _words(service: Any) -> str:
+    bounds = service.autoscale
+    count = f"{bounds.min} to {bounds.max} replicas" if bounds else _count(service.replicas)
+    gpus = f", {service.gpu.count} GPU each" if service.gpu else ""
+    reached = [service.route] if service.route else []
+    reached += [f"gRPC {name}" for name in service.grpc_services]
+    outside = ", ".join(reached) or "not reachable from outside"
+    return f"{count}{gpus}, {service.protocol} on port {service.port}, {outside}"
+
+
+def _count(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"

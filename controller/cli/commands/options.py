@@ -1,0 +1,24 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from controller.cli import completion
+
+Output = Annotated[
+    str, typer.Option("--output", "-o", metavar="FORM", help="text or json", autocompletion=completion.forms)
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="wait so long at most")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="go on with what comes next")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="ask for it and do not wait")]
+Service = Annotated[
+    str,
+    typer.Argument(metavar="SERVICE", help="a service with an x-serve block", autocompletion=completion.services),
+]
+OfService = Annotated[
+    str,
+    typer.Option("--service", metavar="SERVICE", help="of one service only", autocompletion=completion.services),
+]

@@ -1,0 +1,64 @@
+"""Events and log lines: which of them are meant, which are new, how one looks. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from controller.cli.errors import BadInput
+
+Document = Mapping[str, Any]
+
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+_UNITS_S = (86_400, 3_600, 60, 1)
+_MARKS = {"ok": "ok     ", "failed": "FAILED ", "warning": "warning"}
+
+
+def since_time(text: str, now: float) -> float:
+    """Return the unix time that `--since` means: "10m", "2h30m", "90" (seconds ago), or a local date and time.
+
+    Raises BadInput.
+    """
+    match = _DURATION.fullmatch(text) if len(text) < 20 else None
+    if match and any(match.groups()):
+        return now - sum(int(digits) * unit for digits, unit in zip(match.groups(), _UNITS_S, strict=True) if digits)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise BadInput(
+            f"--since: expected a time ago such as 10m or 2h30m, or a time such as 2026-01-31T18:00, found {text!r}"
+        ) from None
+
+
+def chosen(events: Iterable[Document], kinds: Collection[str], after: float | None) -> list[Document]:
+    """Return the events of these kinds (none named: all) that happened, or were repeated, after a time."""
+    return [
+        event
+        for event in events
+        if (not kinds or event["kind"] in kinds) and (after is None or event["last_at"] >= after)
+    ]
+
+
+def event_line(event: Document) -> str:
+    """Return one event; further lines of its message are indented."""
+    at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    mark = _MARKS.get(event["outcome"], "       ")
+    first, *rest = event["message"].splitlines() or [""]
+    again = f" ({event['times']} times)" if event["times"] > 1 else ""
+    return "\n".join([f"{at} {mark} {first}{again}", *(f"{' ' * 28}{line}" for line in rest)])
+
+
+def last_failure(events: Iterable[Document]) -> Document | None:
+    """Return the newest event of a replica that failed: its further lines are the end of that replica's log."""
+    failures = [event for event in events if event["kind"] == "replica_failed"]
+    return failures[-1] if failures else None
+
+
+def new_lines(shown: list[str], now: list[str]) -> list[str]:
+    """Return the lines of `now` that were not in `shown`; both are the last lines of one growing log."""
+    for overlap in range(min(len(shown), len(now)), 0, -1):
+        if shown[-overlap] == now[0] and shown[-overlap:] == now[:overlap]:
+            return now[overlap:]
+    return now

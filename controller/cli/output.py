@@ -1,0 +1,72 @@
+"""Where what a command has to say goes: text for people, JSON for programs, both on standard output.
+
+Colours only on a terminal and without NO_COLOR (rich sees to that); off a terminal every row of a table is one line,
+however long, so that `grep` finds whole sentences.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
+
+from controller.cli.errors import BadInput
+
+ENDLESS = 100_000
+"""The width of what is no terminal."""
+
+
+def is_json(output: str) -> bool:
+    """Whether `-o` asks for JSON. Raises BadInput for a form that does not exist."""
+    if output not in ("text", "json"):
+        raise BadInput(f"--output: expected text or json, found {output!r}")
+    return output == "json"
+
+
+def console() -> Console:
+    """Return the console of standard output."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def width(on: Console) -> int:
+    """Return how many columns a page has."""
+    return on.width if on.is_terminal else ENDLESS
+
+
+def show(page: Iterable[RenderableType], on: Console | None = None) -> None:
+    """Write a page to standard output."""
+    on = on or console()
+    if on.is_terminal:
+        for renderable in page:
+            on.print(renderable)
+    else:
+        sys.stdout.write(plain(page))
+    sys.stdout.flush()
+
+
+def plain(page: Iterable[RenderableType], width: int = ENDLESS) -> str:
+    """Return a page as text without colours and without spaces at the ends of lines."""
+    text = io.StringIO()
+    on = Console(file=text, width=width, highlight=False, color_system=None, force_terminal=False)
+    for renderable in page:
+        on.print(renderable)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def say(text: str) -> None:
+    """Write lines to standard output, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def print_json(document: object) -> None:
+    """Write one document."""
+    say(json.dumps(document, indent=2))
+
+
+def print_json_line(document: object) -> None:
+    """Write one document on a line of its own: for what goes on."""
+    say(json.dumps(document))

@@ -1,0 +1,68 @@
+"""Waiting on the API: look, show, look again, until a verdict is final, the time is over, or somebody interrupts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from rich.console import Console
+
+from controller.cli.errors import BAD_INPUT, BadInput, CommandError, TimedOut, Unreachable
+from controller.cli.progress import Progress
+from controller.cli.wait import TargetMovedError, Verdict
+
+T = TypeVar("T")
+
+POLL_S = 0.3
+GIVE_UP_SILENT_S = 20.0
+"""A controller that is being restarted answers again well within this."""
+HOPELESS_LOOKS = 2
+"""The first may be from just before something became free."""
+
+
+def wait(look: Callable[[], Verdict], timeout_s: float, stays: str) -> Verdict:
+    """Look until the verdict is final, showing what is waited for, and return it when it is the wanted one.
+
+    `stays` says what goes on when nobody waits any more. Raises CommandError and its kinds for any other end.
+    """
+    progress = Progress(Console(stderr=True, highlight=False))
+    try:
+        with progress:
+            verdict = _look_until_final(look, timeout_s, progress)
+    except KeyboardInterrupt:
+        raise CommandError(f"Not waiting any more. {stays}") from None
+    except TargetMovedError as error:
+        raise CommandError(str(error)) from None
+    if verdict.done:
+        return verdict
+    if verdict.hopeless:
+        kind = BadInput if verdict.exit_code == BAD_INPUT else CommandError
+        goes_on = "" if verdict.ended else stays
+        raise kind("\n".join(line for line in (verdict.message, verdict.next_step, goes_on) if line))
+    raise TimedOut(f"not there after {timeout_s:g} s: {verdict.message}\n{stays}")
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Ask again for a while where nobody answers: the controller may just be being restarted."""
+    deadline = time.monotonic() + GIVE_UP_SILENT_S
+    while True:
+        try:
+            return ask()
+        except Unreachable:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(POLL_S)
+
+
+def _look_until_final(look: Callable[[], Verdict], timeout_s: float, progress: Progress) -> Verdict:
+    deadline = time.monotonic() + timeout_s
+    hopeless_looks = 0
+    while True:
+        verdict = patiently(look)
+        progress.show(verdict)
+        hopeless_looks = hopeless_looks + 1 if verdict.hopeless else 0
+        late = time.monotonic() >= deadline
+        if verdict.done or hopeless_looks >= HOPELESS_LOOKS or late:
+            return verdict
+        time.sleep(POLL_S)

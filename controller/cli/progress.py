@@ -1,0 +1,78 @@
+"""How a wait looks: a bar for each service on a terminal, elsewhere a line whenever something changes."""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Column
+from rich.text import Text
+
+from controller.cli.wait import Verdict
+
+COUNTDOWN = re.compile(r"\bin \d+ s\b")
+
+
+class Progress:
+    """Shows verdicts as they come; on a terminal nothing of it stays."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars = _make_bars(console) if console.is_terminal else None
+        self._tasks: dict[str, bars.TaskID] = {}
+        self._last = ""
+
+    def __enter__(self) -> Progress:
+        if self._bars:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars:
+            self._bars.stop()
+
+    def show(self, verdict: Verdict) -> None:
+        """Say what is waited for now."""
+        if self._bars:
+            self._draw(self._bars, verdict)
+            self._bars.refresh()
+        else:
+            self._write(verdict.message)
+
+    def _draw(self, drawn: bars.Progress, verdict: Verdict) -> None:
+        for part in verdict.parts:
+            if part.name not in self._tasks:
+                self._tasks[part.name] = drawn.add_task(part.name, total=None, counted="", said="")
+            total = part.wanted or None
+            counted = "" if part.wanted is None else f"{part.ready}/{part.wanted}"
+            done = min(part.ready, total) if total else 0
+            said = part.message.partition("\n")[0]
+            drawn.update(self._tasks[part.name], total=total, completed=done, counted=counted, said=said)
+        if verdict.parts:
+            if "" in self._tasks:
+                drawn.remove_task(self._tasks.pop(""))
+            return
+        if "" not in self._tasks:
+            self._tasks[""] = drawn.add_task("", total=None, counted="", said="")
+        drawn.update(self._tasks[""], said=verdict.message)
+
+    def _write(self, message: str) -> None:
+        essence = COUNTDOWN.sub("", message)
+        if essence != self._last:
+            self._last = essence
+            self._console.print(Text(message), soft_wrap=True)
+
+
+def _make_bars(console: Console) -> bars.Progress:
+    columns = (
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(bar_width=20),
+        bars.TextColumn("{task.fields[counted]}", markup=False),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("{task.fields[said]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )
+    return bars.Progress(*columns, console=console, transient=True)

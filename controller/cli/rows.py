@@ -1,0 +1,105 @@
+"""What a service's row of the API says, in the words of the tables. Pure.
+
+Fields that an older controller does not send are derived from those it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+def state(row: Document) -> str:
+    """Return the service's state: HEALTHY, UPDATING, UNHEALTHY, DEPLOY_FAILED, UPSCALING or DOWNSCALING."""
+    if row.get("state"):
+        return str(row["state"])
+    if row["converged"]:
+        return "HEALTHY"
+    if row["blocked"] or row.get("failure"):
+        return "UNHEALTHY"
+    if row["ready"] < row["wanted"]:
+        return "UPSCALING"
+    return "DOWNSCALING" if len(row["replicas"]) > row["wanted"] else "UPDATING"
+
+
+def version(row: Document) -> str:
+    """Return the wanted version; where it is not told, those of the replicas; "-" where there is none."""
+    if row.get("version"):
+        return str(row["version"])
+    return ", ".join(sorted({replica["version"] for replica in row["replicas"] if replica["version"]})) or "-"
+
+
+def gpus(row: Document) -> str:
+    """Return how many GPUs its replicas hold; "-" for none."""
+    held = {gpu for replica in row["replicas"] for gpu in replica["gpus"]}
+    return str(len(held)) if held else "-"
+
+
+def in_flight(row: Document) -> str:
+    """Return the requests that its replicas work on; "-" where nobody knows."""
+    if row.get("in_flight") is not None:
+        return str(row["in_flight"])
+    told = [replica["ongoing"] for replica in row["replicas"] if replica["ongoing"] is not None]
+    return str(sum(told)) if told else "-"
+
+
+def waiting(row: Document) -> str:
+    """Return the requests that wait for one of its replicas; "-" where nobody knows."""
+    return "-" if row.get("waiting") is None else str(row["waiting"])
+
+
+def who_decides(row: Document) -> str:
+    """Return in one sentence where the number of replicas comes from."""
+    autoscale, name = row.get("autoscale"), row["name"]
+    if autoscale:
+        bounds = f"{autoscale['min']} to {autoscale['max']}"
+        load = f"the load is {autoscale['load']:.1f} requests, which are for {autoscale['wanted']} replicas"
+        if autoscale["paused"]:
+            return f"set by scale; the autoscaler ({bounds}) pauses until `pierhead scale {name} auto`; {load}"
+        lasting = "" if autoscale["wanted"] == autoscale["target"] else " if they last"
+        return f"the autoscaler decides, {bounds}; {load}{lasting}"
+    if row.get("override") is not None:
+        written = row.get("spec_replicas")
+        files = "" if written is None else f"; the compose files say {written}"
+        return f"set by scale{files} (`pierhead scale {name} auto` goes back to them)"
+    return "the compose files say so"
+
+
+def rollout_words(row: Document) -> str:
+    """Return the rollout that goes on, in one sentence; "" when there is none."""
+    rollout = row.get("rollout")
+    if not rollout:
+        return ""
+    way = f"{rollout.get('from') or 'nothing'} -> {rollout.get('to')}"
+    words = str(rollout.get("message") or "").removeprefix(f"{way}: ")
+    numbers = f"{rollout['ready']} of {rollout['wanted']} ready"
+    return f"{way} {rollout['phase']}: {numbers}" + (f"; {words}" if words else "")
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration as a table shows it: "0.84 ms", "12 ms", "1.2 s"; "-" where it is not known."""
+    if value is None:
+        return "-"
+    if value < 0.001:
+        return f"{value * 1000:.2f} ms"
+    if value < 0.01:
+        return f"{value * 1000:.1f} ms"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def rate(value: float | None) -> str:
+    """Return requests per second as a table shows them; "-" where they are not known."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def age(since: float, now: float) -> str:
+    """Return how long ago something was: "8 s", "3 min", "2 h", "4 d"."""
+    passed = max(now - since, 0.0)
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if passed < limit:
+            return f"{passed // unit:.0f} {name}"
+    return f"{passed // 86_400:.0f} d"

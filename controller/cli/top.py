@@ -1,0 +1,114 @@
+"""`pierhead top`: the traffic of every service, now. The page is pure; `live` draws it again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from controller.cli import output, rows, tables
+from controller.cli.errors import Unreachable
+from controller.cli.prometheus import Reading
+
+Document = Mapping[str, Any]
+Page = list[RenderableType]
+Draw = Callable[[int], Page]
+"""Looks at the world and returns the page for a width."""
+
+
+def page(document: Document, traffic: Reading, width: int) -> Iterator[RenderableType]:
+    """Yield one picture."""
+    services = document["services"]
+    at = datetime.fromtimestamp(document["at"]).astimezone().strftime("%H:%M:%S")
+    ready, wanted = sum(row["ready"] for row in services), sum(row["wanted"] for row in services)
+    held = sum(bool(gpu["holder"] or gpu.get("slots")) for gpu in document["gpus"])
+    gpus = f", {held} of {len(document['gpus'])} GPUs held" if document["gpus"] else ""
+    yield Text(f"{document['project']} at {at}: {ready} of {wanted} replicas ready{gpus}")
+    yield from tables.complaints(document)
+    if services:
+        yield Text("")
+        yield from _services(document, traffic).render(width)
+    if traffic.problem:
+        yield Text("")
+        yield Text(f"no rates and quantiles: {traffic.problem}", style="yellow")
+
+
+def _services(document: Document, traffic: Reading) -> tables.Listing:
+    columns = ("SERVICE", "STATE", "READY", "IN FLIGHT", "WAITING", "REQ/S", "P50", "P99")
+    listing = tables.Listing(columns, "WHAT IS GOING ON")
+    for row in document["services"]:
+        known = traffic.of(row["name"])
+        listing.add(
+            row["name"],
+            rows.state(row),
+            f"{row['ready']}/{row['wanted']}",
+            rows.in_flight(row),
+            rows.waiting(row),
+            rows.rate(known.rate),
+            rows.seconds(known.p50_s),
+            rows.seconds(known.p99_s),
+            sentence=tables.going_on(row),
+        )
+    return listing
+
+
+def follow(draw: Draw, count: int | None, interval_s: float) -> None:
+    """Show `count` pictures, or until Ctrl-C; on a terminal each in the place of the one before.
+
+    Raises Unreachable when the first look finds nobody; later ones say so and look again.
+    """
+    console = output.console()
+    try:
+        if console.is_terminal and count != 1:
+            _live(draw, console, count, interval_s)
+        else:
+            _printed(draw, console, count, interval_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _live(draw: Draw, console: Console, count: int | None, interval_s: float) -> None:
+    first = draw(output.width(console))
+    with Live(Group(*first), console=console, screen=count is None, auto_refresh=False) as live:
+        for shown in _looks(draw, console, count, interval_s, first):
+            live.update(Group(*shown), refresh=True)
+
+
+def _printed(draw: Draw, console: Console, count: int | None, interval_s: float) -> None:
+    first = draw(output.width(console))
+    for number, shown in enumerate(_looks(draw, console, count, interval_s, first)):
+        if number:
+            output.say("")
+        output.show(shown, console)
+
+
+def _looks(draw: Draw, console: Console, count: int | None, interval_s: float, first: Page) -> Iterator[Page]:
+    shown, number = first, 1
+    yield shown
+    while count is None or number < count:
+        time.sleep(interval_s)
+        try:
+            shown = draw(output.width(console))
+        except Unreachable as error:
+            shown = [*first, Text(""), Text(str(error), style="red")]
+        number += 1
+        yield shown
+
+
+def json_lines(look: Callable[[], object], count: int | None, interval_s: float) -> None:
+    """Write `count` documents, one a line, or until Ctrl-C."""
+    number = 0
+    try:
+        while count is None or number < count:
+            if number:
+                time.sleep(interval_s)
+            output.print_json_line(look())
+            number += 1
+    except KeyboardInterrupt:
+        sys.stdout.flush()

@@ -1,0 +1,159 @@
+"""`pierhead why SERVICE`: one page that says why a service is as it is. Pure: documents in, renderables out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from controller.cli import feeds, rows, tables
+from controller.cli.prometheus import Traffic
+
+Document = Mapping[str, Any]
+
+EVENTS_SHOWN = 8
+INDENT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything the page is made of: the service's row, the plan, the service's events (oldest first), its traffic."""
+
+    row: Document
+    plan: Document
+    events: Sequence[Document]
+    traffic: Traffic
+
+    @property
+    def steps(self) -> list[Document]:
+        """What is being done, and what comes next, for this service."""
+        name = self.row["name"]
+        doing = [{**step, "now": True} for step in self.plan["in_progress"] if step["service"] == name]
+        return doing + [{**step, "now": False} for step in self.plan["steps"] if step["service"] == name]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the page's content as data."""
+        return {
+            "service": self.row,
+            "who_decides": rows.who_decides(self.row),
+            "obstacles": list(obstacles(self)),
+            "steps": self.steps,
+            "traffic": {"rate": self.traffic.rate, "p50_s": self.traffic.p50_s, "p99_s": self.traffic.p99_s},
+            "last_failure": feeds.last_failure(self.events),
+            "events": list(self.events[-EVENTS_SHOWN:]),
+        }
+
+
+def page(case: Case, width: int) -> Iterator[RenderableType]:
+    """Yield the page."""
+    row, obstacles_found = case.row, list(obstacles(case))
+    state = rows.state(row)
+    words = "" if obstacles_found or row["converged"] else tables.going_on(row)
+    ready = f"{row['ready']} of {row['wanted']} replicas ready" + (f"; {words}" if words else "")
+    yield Text.assemble((row["name"], "bold"), " is ", (state, tables.STYLES.get(state, "")), f": {ready}")
+    yield from _indented(_facts(case))
+    yield from _section("How many", [f"{row['wanted']} wanted: {rows.who_decides(row)}"])
+    yield from _section("What is in the way", obstacles_found)
+    yield from _section("Last failure", _failure(case))
+    yield from _section("Rollout", _rollout(row))
+    yield from _section("Being done, and next", [_step(step) for step in case.steps])
+    if row["replicas"]:
+        yield from _heading("Replicas")
+        for renderable in tables.replicas([row], width).render(width - INDENT):
+            is_gap = isinstance(renderable, Text) and not renderable.plain  # padded, it would vanish
+            yield renderable if is_gap else Padding(renderable, (0, 0, 0, INDENT), expand=False)
+    lines = [line for event in case.events[-EVENTS_SHOWN:] for line in _event(event)]
+    yield from _section(f"Last events (`pierhead events --service {row['name']}` has all)", lines)
+
+
+def obstacles(case: Case) -> Iterator[str]:
+    """Yield what keeps the service from what it should be, one sentence each."""
+    row = case.row
+    pending: dict[str, int] = {}
+    for replica in row["replicas"]:
+        if replica["state"] == "PENDING" and not replica["name"]:
+            pending[replica["message"]] = pending.get(replica["message"], 0) + 1
+    yield from (f"{count} pending: {reason}" for reason, count in pending.items())
+    for refusal in row.get("refusals", ()):
+        wait = f"next try in {refusal['retry_in_s']:.0f} s" if refusal["retry_in_s"] >= 1 else "trying again"
+        times = f" {refusal['failures']} times" if refusal["failures"] > 1 else ""
+        yield f"could not {refusal['does']}{times}, {wait}: {refusal['error']}"
+    failure = row.get("failure")
+    if failure and not row["converged"]:
+        again = f"{failure['count']} times in a row" if failure["count"] > 1 else "once"
+        yield f"a replica failed {again}, last {rows.age(failure['last_at'], row['at'])} ago: {failure['detail']}"
+    for replica in row["replicas"]:
+        if replica["name"] and replica["state"] in ("STARTING", "FAILED"):
+            yield f"{replica['name']}: {replica['message']}"
+    if not row["converged"] and not pending and row["blocked"]:
+        yield row["blocked"]
+
+
+def _facts(case: Case) -> list[str]:
+    row, traffic = case.row, case.traffic
+    reached = [row["route"]] if row["route"] else []
+    reached += [f"gRPC {name}" for name in row["grpc_services"]]
+    measured = f"p50 {rows.seconds(traffic.p50_s)}, p99 {rows.seconds(traffic.p99_s)}"
+    load = f"in flight {rows.in_flight(row)}, waiting {rows.waiting(row)}"
+    return [
+        f"version {rows.version(row)}, image {row['image'] or '(the compose files have it no more)'}",
+        f"from outside: {', '.join(reached) or 'not reachable (no route, no grpc_services)'}",
+        f"{load}; in the last minute {rows.rate(traffic.rate)} requests/s, {measured}",
+    ]
+
+
+def _failure(case: Case) -> list[str]:
+    """The newest failed replica with the end of its log, unless all is well again."""
+    event = feeds.last_failure(case.events)
+    is_over = rows.state(case.row) == "HEALTHY" and not case.row.get("failure")
+    if event is None or is_over:
+        return []
+    first, *log = event["message"].splitlines() or [""]
+    ago = rows.age(event["last_at"], case.row["at"])
+    return [f"{ago} ago: {first}", *(f"  | {line}" for line in log)]
+
+
+def _rollout(row: Document) -> list[str]:
+    lines = []
+    if row.get("rollout"):
+        since = row["rollout"].get("since")
+        lasting = f", for {rows.age(since, row['at'])}" if since else ""
+        lines.append(f"{rows.rollout_words(row)}{lasting}")
+        lines.append(
+            f"`pierhead abort {row['name']}` ends it; `pierhead promote {row['name']}` does not wait any longer"
+        )
+    rejected = row.get("rejected")
+    if rejected:
+        ago = f" {rows.age(rejected['at'], row['at'])} ago" if rejected.get("at") else ""
+        lines.append(f"version {rejected['version']} was rejected{ago}: {rejected['reason']}")
+        lines.append(f"`pierhead deploy {row['name']}` tries it again")
+    return lines
+
+
+def _step(step: Document) -> str:
+    return f"{'now: ' if step['now'] else ''}{step['does']}: {step['cause']}"
+
+
+def _event(event: Document) -> list[str]:
+    first, *rest = feeds.event_line(event).splitlines()
+    return [first, *([f"{' ' * 28}({len(rest)} more lines)"] if rest else [])]
+
+
+def _section(title: str, lines: Sequence[str]) -> Iterator[RenderableType]:
+    if lines:
+        yield from _heading(title)
+        yield from _indented(lines)
+
+
+def _heading(title: str) -> Iterator[RenderableType]:
+    yield Text("")
+    yield Text(title, style="bold")
+
+
+def _indented(lines: Sequence[str]) -> Iterator[RenderableType]:
+    for line in lines:
+        yield Padding(Text(line), (0, 0, 0, INDENT), expand=False)

@@ -1,0 +1,98 @@
+"""Documents of the API as the command gets them, for tests that need no controller behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+AT = 1_800_000_000.0
+UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"
+
+
+def replica(name: str, state: str = "RUNNING", **changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "name": name,
+        "state": state,
+        "version": "1a2b3c4d",
+        "address": "172.18.0.7:8080" if name else "",
+        "gpus": [],
+        "ongoing": 0 if name else None,
+        "message": "",
+    }
+    return {**plain, **changes}
+
+
+def row(name: str = "web", **changes: Any) -> dict[str, Any]:
+    """A service that has what it wants; replicas are made up to match `ready`."""
+    ready = changes.get("ready", 2)
+    plain: dict[str, Any] = {
+        "name": name,
+        "wanted": 2,
+        "ready": 2,
+        "message": "",
+        "converged": True,
+        "blocked": "",
+        "override": None,
+        "autoscale": None,
+        "replicas": [replica(f"p-{name}-1a2b3c4d-{number}") for number in range(1, ready + 1)],
+        "at": AT,
+        "image": f"pierhead/{name}:latest",
+        "protocol": "http",
+        "port": 8080,
+        "route": f"/{name}",
+        "grpc_services": [],
+        "in_flight": 0,
+        "waiting": 0,
+        "spec_replicas": 2,
+        "failure": None,
+        "refusals": [],
+    }
+    return {**plain, **changes}
+
+
+def rolling(name: str = "ranker", **changes: Any) -> dict[str, Any]:
+    """A service in the middle of a rollout."""
+    rollout = {
+        "from": "1a2b3c4d",
+        "to": "9f8e7d6c",
+        "phase": "ROLLING",
+        "since": AT - 60,
+        "ready": 1,
+        "wanted": 2,
+        "message": "",
+    }
+    rollout.update({key: changes.pop(key) for key in ("phase", "message") if key in changes})
+    fields = {"state": "UPDATING", "version": "9f8e7d6c", "rollout": rollout, "rejected": None, "converged": False}
+    return row(name, **{**fields, **changes})
+
+
+def settled(name: str = "ranker", version: str = "9f8e7d6c", **changes: Any) -> dict[str, Any]:
+    """The same service when nothing goes on."""
+    return row(name, **{"state": "HEALTHY", "version": version, "rollout": None, "rejected": None, **changes})
+
+
+def document(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "project": "p",
+        "at": AT,
+        "services": list(rows),
+        "gpus": [],
+        "spec_problems": [],
+        "notices": [],
+        "settled": True,
+    }
+    return {**plain, **changes}
+
+
+def event(message: str, kind: str = "create_container", **changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "seq": 1,
+        "at": AT - 30,
+        "kind": kind,
+        "service": "web",
+        "target": "p-web-1a2b3c4d-1",
+        "message": message,
+        "outcome": "ok",
+        "last_at": AT - 30,
+        "times": 1,
+    }
+    return {**plain, **changes}

@@ -1,0 +1,62 @@
+"""The API's client over real HTTP: answers of all kinds become documents or one sentence with an exit code."""
+
+from __future__ import annotations
+
+import json
+import socket
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from controller.cli.client import Client, service_path
+from controller.cli.errors import BadInput, CommandError, Unreachable
+from tests.unit.controller.test_cli_prometheus import sends, serving
+
+
+def refusal(message: str) -> bytes:
+    return json.dumps({"error": {"code": "x", "message": message}}).encode()
+
+
+def test_what_is_asked_for_and_with_what() -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        seen.append((handler.path, handler.headers.get("Authorization")))
+        sends(handler, 200, b'{"a": 1}')
+
+    with serving(answer) as url:
+        client = Client(f"{url}/", "secret")
+        assert client.get(service_path("a/b c", "logs"), {"tail": "1"}) == {"a": 1}
+    assert seen == [("/api/v1/services/a%2Fb%20c/logs?tail=1", "Bearer secret")]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (404, refusal("there is no service"), BadInput, "there is no service"),
+        (403, refusal("not from there"), BadInput, "not from there"),
+        (502, refusal("the engine said no"), CommandError, "the engine said no"),
+        (500, b"<html>", CommandError, "the API answered 500, without a reason"),
+        (500, b"[]", CommandError, "the API answered 500, without a reason"),
+        (200, b"<html>", CommandError, "is not Pierhead's API: its answer is not JSON"),
+    ],
+)
+def test_refusals(status: int, body: bytes, kind: type[CommandError], words: str) -> None:
+    with serving(lambda handler: sends(handler, status, body)) as url, pytest.raises(CommandError) as caught:
+        Client(url).get("/")
+    assert type(caught.value) is kind
+    assert words in str(caught.value)
+
+
+def test_silence_is_told_from_refusal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(Unreachable, match="start the stack with `make up`"):
+            Client(url, timeout_s=0.1).get("/")
+    with pytest.raises(Unreachable, match="does not answer at"):
+        Client(url).get("/")
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(BadInput, match="PIERHEAD_API_URL: expected http://host:port, found 'gpu-box:8100'"):
+        Client("gpu-box:8100").get("/")

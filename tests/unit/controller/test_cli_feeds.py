@@ -1,0 +1,70 @@
+"""Events and log lines as the command shows them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.cli.errors import BadInput
+from controller.cli.feeds import chosen, event_line, last_failure, new_lines, since_time
+from tests.unit.controller.cli_documents import AT, event
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30), st.integers(0, 30), st.integers(1, 10))
+def test_followed_logs_lose_no_line(log: list[str], seen: int, tail: int) -> None:
+    before, now = log[:seen][-tail:], log[-tail:]
+    fresh = new_lines(before, now)
+    assert now[len(now) - len(fresh) :] == fresh
+    assert len(fresh) <= max(len(log) - seen, 0) or not before
+
+
+def test_followed_logs_of_distinct_lines_are_exact() -> None:
+    log = [str(number) for number in range(20)]
+    assert new_lines(log[:10][-8:], log[:12][-8:]) == ["10", "11"]
+    assert new_lines([], log) == log
+    assert new_lines(log, log) == []
+    assert new_lines(log[:5], log[10:]) == log[10:], "more was logged than is shown at once"
+
+
+def test_an_event_on_its_lines() -> None:
+    first, second = event_line(
+        {"at": 0.0, "outcome": "failed", "message": "web-1: exited\nlast line", "times": 3}
+    ).splitlines()
+    assert first.endswith(" FAILED  web-1: exited (3 times)")
+    assert second.strip() == "last line"
+
+
+@pytest.mark.parametrize(
+    ("text", "ago_s"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("2h30m", 9000), ("1d", 86_400), ("1d2h3m4s", 93_784), ("0", 0)],
+)
+def test_a_time_ago(text: str, ago_s: int) -> None:
+    assert since_time(text, AT) == AT - ago_s
+
+
+def test_a_time_of_day_is_local() -> None:
+    assert since_time("2026-01-31T18:00", AT) == datetime(2026, 1, 31, 18).timestamp()  # noqa: DTZ001 - local is meant
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10 m", "-5m", "m", "1m1h", "²m", "2026-13-01", "9" * 40])
+def test_what_is_no_time_is_told(text: str) -> None:
+    with pytest.raises(BadInput, match=r"^--since: expected a time ago such as 10m"):
+        since_time(text, AT)
+
+
+def test_events_are_chosen_by_kind_and_by_when_they_last_happened() -> None:
+    old = event("a", "scale", last_at=AT - 900)
+    repeated = event("b", "spec_error", at=AT - 900, last_at=AT - 5)
+    assert chosen([old, repeated], [], None) == [old, repeated]
+    assert chosen([old, repeated], [], AT - 60) == [repeated]
+    assert chosen([old, repeated], ["scale"], None) == [old]
+    assert chosen([old, repeated], ["scale"], AT - 60) == []
+
+
+def test_the_last_failure_is_that_of_a_replica() -> None:
+    failed = event("p-web-1: exited\nTraceback", "replica_failed", outcome="failed")
+    assert last_failure([failed, event("create", "create_container", outcome="failed")]) == failed
+    assert last_failure([]) is None

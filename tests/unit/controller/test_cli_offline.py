@@ -1,0 +1,210 @@
+"""validate and schema, as a process, with a stand-in for `docker compose config`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.compose_yaml import load_written
+from controller.serve_block import ServeBlock
+from controller.serve_schema import REFERENCE, compose_schema, descriptions, schema_text
+
+ROOT = Path(__file__).resolve().parents[3]
+GOOD = """
+name: shop
+services:
+  web: {image: a, scale: 0, x-serve: {route: /web, replicas: 2}}
+  ranker:
+    image: b
+    scale: 0
+    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 1, capabilities: [gpu]}]}}}
+    x-serve: {autoscale: {min: 1, max: 4}, grpc_services: [p.v1.Ranker]}
+  database: {image: c}
+"""
+BAD = "{name: shop, services: {web: {image: a, scale: 0, x-serve: {replicas: two, rout: /web}}}}"
+
+
+@dataclass
+class Project:
+    """A project whose files Compose resolves to what the test says."""
+
+    directory: Path
+
+    def resolves_to(self, config: str, stderr: str = "", code: int = 0) -> None:
+        """Let `docker compose config` print this, and keep the files it was asked about."""
+        (self.directory / "resolved").write_text(config)
+        (self.directory / "complaint").write_text(stderr)
+        docker = self.directory / "bin" / "docker"
+        docker.parent.mkdir(exist_ok=True)
+        prints = f'echo "$COMPOSE_FILE" >asked\ncat complaint >&2\ncat resolved\nexit {code}\n'
+        docker.write_text(f"#!/bin/sh\ncd {self.directory}\n{prints}")
+        docker.chmod(0o755)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        env = {
+            **os.environ,
+            "PATH": f"{self.directory / 'bin'}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "PIERHEAD_PROJECT_DIR": str(self.directory),
+            "PIERHEAD_API_URL": "http://127.0.0.1:1",
+        }
+        command = [sys.executable, "-P", "-m", "controller.cli", *arguments]
+        return subprocess.run(
+            command, cwd=self.directory, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_good_files_are_told_as_they_were_understood(project: Project) -> None:
+    project.resolves_to(GOOD)
+    done = project.run("validate")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "ranker: 1 to 4 replicas, 1 GPU each, grpc on port 50051, gRPC p.v1.Ranker",
+        "web: 2 replicas, http on port 8080, /web",
+    ]
+
+
+def test_every_problem_is_told_and_ends_with_two(project: Project) -> None:
+    project.resolves_to(BAD)
+    done = project.run("validate")
+    assert done.returncode == 2
+    first, second = done.stdout.splitlines()
+    assert first == 'services.web.x-serve.replicas: expected an integer >= 0, found "two"'
+    assert second.startswith('services.web.x-serve.rout: unknown key; did you mean "route"?')
+
+
+def test_as_data(project: Project) -> None:
+    project.resolves_to(BAD)
+    done = project.run("validate", "-o", "json")
+    assert done.returncode == 2
+    document = json.loads(done.stdout)
+    assert not document["valid"]
+    assert document["problems"][0] == {
+        "path": "services.web.x-serve.replicas",
+        "message": 'expected an integer >= 0, found "two"',
+    }
+    project.resolves_to(GOOD, stderr='time="now" level=warning msg="The \\"TAG\\" variable is not set. Blank."\n')
+    document = json.loads(project.run("validate", "-o", "json").stdout)
+    assert (document["valid"], document["services"]) == (True, ["ranker", "web"])
+    assert 'variable "TAG" is not set' in document["warnings"][0]
+
+
+def test_what_compose_itself_refuses(project: Project) -> None:
+    project.resolves_to("", stderr='service "a" refers to undefined network nope: invalid compose project', code=1)
+    done = project.run("validate")
+    assert done.returncode == 2
+    assert done.stdout.startswith('services.a: refers to network "nope"')
+
+
+def test_named_files_are_those_that_are_read(project: Project) -> None:
+    project.resolves_to(GOOD)
+    for name in ("compose.yaml", "app.yaml"):
+        (project.directory / name).write_text("services: {}")
+    assert project.run("validate", "compose.yaml", "app.yaml").returncode == 0
+    asked = (project.directory / "asked").read_text().strip().split(os.pathsep)
+    assert asked == [str(project.directory / "compose.yaml"), str(project.directory / "app.yaml")]
+    done = project.run("validate", "compose.yaml", "nosuch.yaml")
+    assert done.returncode == 2
+    assert done.stderr == f"FILE: there is no file 'nosuch.yaml' in {project.directory}\n"
+
+
+def test_a_machine_without_compose_is_told(project: Project) -> None:
+    (project.directory / "bin").mkdir()
+    done = project.run("validate")
+    if done.returncode == 1:  # else this machine has Docker's command line in /usr/bin
+        assert "the controller needs Docker's command line" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_files_without_services_are_no_error(project: Project) -> None:
+    project.resolves_to("{name: shop, services: {database: {image: c}}}")
+    done = project.run("validate")
+    assert done.returncode == 0
+    assert "no service has an x-serve block" in done.stdout
+
+
+# -------------------------------------------------------------------------------------------------------------- schema
+
+
+def test_the_schema_is_printed_by_both_names(project: Project) -> None:
+    for arguments in (["schema"], ["validate", "--schema"]):
+        assert project.run(*arguments).stdout == schema_text()
+
+
+def test_the_committed_schema_is_the_models() -> None:
+    committed = (ROOT / "compose" / "x-serve.schema.json").read_text(encoding="utf-8")
+    assert committed == schema_text(), (
+        "make it anew: .venv/bin/python -m controller.cli schema >compose/x-serve.schema.json"
+    )
+
+
+def test_every_key_is_described() -> None:
+    definitions = compose_schema(REFERENCE.read_text(encoding="utf-8"))["$defs"]
+    missing = [
+        f"{name}.{key}"
+        for name, definition in definitions.items()
+        for key, schema in definition["properties"].items()
+        if not schema.get("description")
+    ]
+    assert missing == []
+    assert set(definitions["ServeBlock"]["properties"]) == set(ServeBlock.model_fields)
+    assert definitions["ServeBlock"]["additionalProperties"] is False
+
+
+def test_words_are_those_above_the_key() -> None:
+    words = descriptions(
+        "services:\n  a:\n    # not ours\n    scale: 0\n    x-serve:\n"
+        "      # The\n      # first.\n      replicas: 1\n\n"
+        "      # Lost, as a blank line follows.\n\n      port: null\n      # How.\n      readiness:\n        # Where.\n"
+        "        path: null\n"
+    )
+    assert words == {"replicas": "The first.", "readiness": "How.", "readiness.path": "Where."}
+
+
+def test_the_reference_itself_fits_the_schema() -> None:
+    """Every value of the reference is of a type that the schema allows: no validator needed for what it has."""
+    document = compose_schema(REFERENCE.read_text(encoding="utf-8"))
+    for service in load_written(REFERENCE.read_text(encoding="utf-8"))["services"].values():
+        assert misfits(service["x-serve"], {"$ref": "#/$defs/ServeBlock"}, document["$defs"]) == []
+    assert misfits({"replicas": "two"}, {"$ref": "#/$defs/ServeBlock"}, document["$defs"]) == ["replicas"]
+
+
+def misfits(value: Any, schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -> list[str]:
+    """Paths of values whose type the schema does not allow."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rsplit("/", 1)[-1]]
+    if "anyOf" in schema:
+        found = [misfits(value, option, definitions, path) for option in schema["anyOf"]]
+        return min(found, key=len)
+    types: dict[str, tuple[type, ...]] = {
+        "integer": (int,),
+        "number": (int, float),
+        "string": (str,),
+        "boolean": (bool,),
+        "array": (list,),
+        "object": (dict,),
+        "null": (type(None),),
+    }
+    if "enum" in schema:
+        return [] if value in schema["enum"] else [path]
+    if not isinstance(value, types[schema["type"]]):
+        return [path]
+    if not isinstance(value, dict):
+        return []
+    return [
+        misfit
+        for key, inner in value.items()
+        for misfit in misfits(inner, schema["properties"][key], definitions, f"{path}.{key}".lstrip("."))
+    ]

@@ -1,0 +1,146 @@
+"""What the command asks Prometheus, and what it does with answers of all kinds, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from controller.cli import prometheus
+from controller.cli.prometheus import Reading, Traffic, address, expression, parse, read
+
+ANSWER = {
+    "status": "success",
+    "data": {
+        "resultType": "vector",
+        "result": [
+            {"metric": {"service": "web", "what": "rate"}, "value": [1.0, "812.4"]},
+            {"metric": {"service": "web", "what": "p99_s"}, "value": [1.0, "0.0093"]},
+            {"metric": {"service": "idle", "what": "rate"}, "value": [1.0, "0"]},
+            {"metric": {"service": "idle", "what": "p99_s"}, "value": [1.0, "NaN"]},
+        ],
+    },
+}
+
+
+@contextmanager
+def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def sends(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def test_one_query_gives_everything() -> None:
+    asked: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        asked.append(handler.path)
+        sends(handler, 200, json.dumps(ANSWER).encode())
+
+    with serving(answer) as url:
+        reading = read(url, "1m")
+    assert reading.of("web") == Traffic(812.4, None, 0.0093)
+    assert reading.of("idle") == Traffic(0.0, None, None), "no traffic has no quantiles"
+    assert reading.of("nobody") == Traffic()
+    assert reading.problem == ""
+    (path,) = asked
+    assert urlsplit(path).path == "/api/v1/query"
+    assert parse_qs(urlsplit(path).query)["query"] == [expression("1m")]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (200, b"<html>", "is not Prometheus"),
+        (200, b"[]", "is not Prometheus"),
+        (200, b'{"data": {"result": [{"metric": {}}]}}', "is not Prometheus"),
+        (
+            200,
+            b'{"data": {"result": [{"metric": {"service": "a", "what": "x"}, "value": [1, "1"]}]}}',
+            "not Prometheus",
+        ),
+        (503, b"starting", "answered 503"),
+    ],
+)
+def test_answers_that_are_none(status: int, body: bytes, words: str) -> None:
+    with serving(lambda handler: sends(handler, status, body)) as url:
+        reading = read(url)
+    assert words in reading.problem
+    assert reading.services == {}
+
+
+def test_a_prometheus_that_hangs_is_not_waited_for() -> None:
+    release = threading.Event()
+
+    def hang(handler: BaseHTTPRequestHandler) -> None:
+        release.wait(20)
+        handler.close_connection = True
+
+    with serving(hang) as url:
+        reading = read(url, timeout_s=0.1)
+        release.set()
+    assert "does not answer" in reading.problem or "did not answer" in reading.problem
+
+
+def test_a_name_that_takes_for_ever_to_look_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def look_up(*arguments: Any) -> Reading:
+        release.wait(20)
+        return Reading()
+
+    monkeypatch.setattr(prometheus, "_ask", look_up)
+    assert (
+        "did not answer at http://prometheus:9090 within 0.01 s" in read("http://prometheus:9090", "1m", 0.01).problem
+    )
+    release.set()
+
+
+def test_nobody_there() -> None:
+    with serving(lambda handler: None) as url:
+        pass
+    assert f"does not answer at {url} (" in read(url).problem
+    assert "does not say where Prometheus is" in read("").problem
+    assert "expected http://host:port, found 'prometheus'" in read("prometheus").problem
+
+
+def test_where_prometheus_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PIERHEAD_PROMETHEUS_URL", "PIERHEAD_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert address() == "http://prometheus:9090"
+    monkeypatch.setenv("PIERHEAD_API_URL", "http://gpu-box:8100")
+    assert address() == "", "the stack's own name means nothing elsewhere"
+    monkeypatch.setenv("PIERHEAD_PROMETHEUS_URL", "http://gpu-box:9090/")
+    assert address() == "http://gpu-box:9090"
+
+
+def test_parsing_is_strict() -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        parse({"status": "error"})

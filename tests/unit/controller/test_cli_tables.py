@@ -1,0 +1,371 @@
+"""What the command shows, for documents of the API, at the widths of real terminals. `|` marks where lines begin."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import RenderableType
+
+from controller.cli import tables, top
+from controller.cli.output import plain
+from controller.cli.prometheus import Reading, Traffic
+from controller.cli.rows import age, rate, seconds, state, version, who_decides
+from controller.cli.why import Case, obstacles
+from controller.cli.why import page as why_page
+from tests.unit.controller.cli_documents import AT, UUID, document, event, replica, rolling, row, settled
+
+SHORTAGE = "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
+NOTHING = Reading()
+TRAFFIC = Reading({"web": Traffic(812.4, 0.0012, 0.0093), "ranker": Traffic(1204.0, 0.0102, 1.31)})
+
+
+def ranker() -> dict[str, Any]:
+    """Two wanted, one there: no GPU for the other."""
+    return row(
+        "ranker",
+        wanted=2,
+        ready=1,
+        converged=False,
+        blocked=SHORTAGE,
+        message=f"1 pending: {SHORTAGE}",
+        route=None,
+        grpc_services=["pierhead.recsys.v1.Ranker"],
+        override=2,
+        spec_replicas=1,
+        in_flight=16,
+        waiting=14,
+        replicas=[
+            replica("p-ranker-1a2b3c4d-1", gpus=[UUID], ongoing=16),
+            replica("", "PENDING", version="", message=SHORTAGE),
+        ],
+    )
+
+
+GPUS = [{"uuid": UUID, "name": "H100", "holder": "p-ranker-1a2b3c4d-1"}]
+
+
+def shown(page: Iterable[RenderableType], width: int) -> str:
+    return plain(page, width)
+
+
+def picture(text: str) -> str:
+    return textwrap.dedent(text).lstrip("\n")
+
+
+def test_status_on_a_narrow_terminal() -> None:
+    page = tables.status(document(row(ready=1, wanted=1), ranker(), gpus=GPUS), TRAFFIC, 80)
+    assert shown(page, 80) == picture("""
+        SERVICE  STATE      VERSION   READY  GPUS  IN FLIGHT  WAITING  P99
+        web      HEALTHY    1a2b3c4d  1/1    -     0          0        9.3 ms
+        ranker   UNHEALTHY  1a2b3c4d  1/2    1     16         14       1.3 s
+
+        ranker: 1 pending: it asks for 1 GPU and 0 of 1 are free: 1 held by ranker
+
+        REPLICA              STATE    ADDRESS          GPU           IN FLIGHT
+        p-web-1a2b3c4d-1     RUNNING  172.18.0.7:8080  -             0
+        p-ranker-1a2b3c4d-1  RUNNING  172.18.0.7:8080  GPU-3f2c1b0a  16
+        ranker (none yet)    PENDING  -                -             -
+
+        ranker (none yet): it asks for 1 GPU and 0 of 1 are free: 1 held by ranker
+
+        GPU           KIND  HELD BY
+        GPU-3f2c1b0a  H100  p-ranker-1a2b3c4d-1
+        """)
+
+
+def test_status_on_a_wide_terminal() -> None:
+    page = tables.status(document(ranker(), gpus=GPUS), TRAFFIC, 160)
+    assert shown(page, 160) == picture(f"""
+        SERVICE  STATE      VERSION   READY  GPUS  IN FLIGHT  WAITING  P99    WHAT IS GOING ON
+        ranker   UNHEALTHY  1a2b3c4d  1/2    1     16         14       1.3 s  1 pending: {SHORTAGE}
+
+        REPLICA              STATE    ADDRESS          GPU                                       IN FLIGHT  WHY
+        p-ranker-1a2b3c4d-1  RUNNING  172.18.0.7:8080  {UUID}  16
+        ranker (none yet)    PENDING  -                -                                         -          {SHORTAGE}
+
+        GPU                                       KIND  HELD BY
+        {UUID}  H100  p-ranker-1a2b3c4d-1
+        """)
+
+
+def test_a_column_without_room_is_left_out_before_anything_is_cut() -> None:
+    long = row(replicas=[replica("pierhead-a-service-with-a-long-name-1a2b3c4d-1", gpus=[UUID])])
+    text = shown(tables.replicas([long], 80).render(80), 80)
+    assert "ADDRESS" not in text
+    assert "…" not in text
+
+
+@given(st.lists(st.text("ab ", min_size=1, max_size=90), min_size=1, max_size=4), st.integers(60, 220), st.booleans())
+def test_no_sentence_is_ever_cut(sentences: list[str], width: int, endless: bool) -> None:
+    rows = [row(f"web{number}", message=f"<{said}>") for number, said in enumerate(sentences)]
+    width = 100_000 if endless else width
+    text = shown(tables._services(document(*rows), NOTHING).render(width), width)
+    squeezed = "".join(text.split())
+    for said in sentences:
+        assert "".join(f"<{said}>".split()) in squeezed
+    assert "…" not in squeezed
+    if endless:
+        assert len(text.splitlines()) == 1 + len(rows), "off a terminal a row is a line"
+
+
+def test_what_is_wrong_with_everything_comes_first() -> None:
+    broken = document(row(), spec_problems=["services.web.x-serve.rout: unknown key"], notices=["HAProxy is away"])
+    lines = shown(tables.status(broken, NOTHING, 80), 80).splitlines()
+    assert lines[:2] == ["compose files: services.web.x-serve.rout: unknown key", "HAProxy is away"]
+    assert shown(tables.status(document(settled=False), NOTHING, 80), 80).startswith("the controller was just started")
+    assert "no service has an x-serve block" in shown(tables.status(document(), NOTHING, 80), 80)
+
+
+def test_a_rollout_is_what_goes_on() -> None:
+    text = shown(tables.status(document(rolling(message="waits for proof")), NOTHING, 400), 400)
+    assert "UPDATING  9f8e7d6c" in text
+    assert "1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready; waits for proof" in text
+    message = "1a2b3c4d -> 9f8e7d6c: 1 watched for 9 s more"
+    assert tables.going_on(rolling(message=message) | {"message": message}) == (
+        "1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready; 1 watched for 9 s more"
+    )
+    told = settled(
+        message="version 9f8e7d6c was rolled back (it crashed)", rejected={"version": "9f8e7d6c", "reason": "x"}
+    )
+    assert tables.going_on(told) == "version 9f8e7d6c was rolled back (it crashed)"
+    rejected = settled(version="1a2b3c4d", rejected={"version": "9f8e7d6c", "reason": "it crashed", "at": AT})
+    assert "version 9f8e7d6c was rejected: it crashed" in shown(tables.status(document(rejected), NOTHING, 400), 400)
+
+
+# ----------------------------------------------------------------------------------------------------------------- why
+
+
+def case(service: dict[str, Any], *events: dict[str, Any], steps: tuple[dict[str, Any], ...] = ()) -> Case:
+    return Case(service, {"in_progress": [], "steps": list(steps)}, events, TRAFFIC.of(service["name"]))
+
+
+def test_why_of_a_service_that_is_short_of_a_gpu() -> None:
+    step = {"service": "ranker", "does": "create p-ranker-1a2b3c4d-2", "cause": "1 of 2 replicas exist"}
+    other = {"service": "web", "does": "create p-web-1a2b3c4d-2", "cause": "1 of 2 replicas exist"}
+    text = shown(why_page(case(ranker(), event("create p-ranker-1a2b3c4d-1: 0 of 2"), steps=(step, other)), 110), 110)
+    stamp = text.splitlines()[-1].split(" ok ")[0].strip()
+    assert text == picture(f"""
+        ranker is UNHEALTHY: 1 of 2 replicas ready
+          version 1a2b3c4d, image pierhead/ranker:latest
+          from outside: gRPC pierhead.recsys.v1.Ranker
+          in flight 16, waiting 14; in the last minute 1,204 requests/s, p50 10 ms, p99 1.3 s
+
+        How many
+          2 wanted: set by scale; the compose files say 1 (`pierhead scale ranker auto` goes back to them)
+
+        What is in the way
+          1 pending: {SHORTAGE}
+
+        Being done, and next
+          create p-ranker-1a2b3c4d-2: 1 of 2 replicas exist
+
+        Replicas
+          REPLICA              STATE    ADDRESS          GPU           IN FLIGHT  WHY
+          p-ranker-1a2b3c4d-1  RUNNING  172.18.0.7:8080  GPU-3f2c1b0a  16
+          ranker (none yet)    PENDING  -                -             -          it asks for 1 GPU and 0 of 1 are
+                                                                                  free: 1 held by ranker
+
+        Last events (`pierhead events --service ranker` has all)
+          {stamp} ok      create p-ranker-1a2b3c4d-1: 0 of 2
+        """)
+
+
+def test_why_of_a_crash_loop_has_the_log() -> None:
+    failing = row(
+        ready=0,
+        converged=False,
+        message="CRASH_LOOP: failed 4 times in a row",
+        failure={"count": 4, "last_at": AT - 12, "detail": "exited by itself with code 1; last line: boom"},
+        refusals=[{"does": "start p-web-2", "failures": 3, "retry_in_s": 12.0, "error": "no space left"}],
+        replicas=[replica("p-web-1", "STARTING", message="not ready yet: 503 from :9100/readyz")],
+    )
+    failed = event("p-web-0: exited by itself with code 1; its last log lines:\nTraceback\nboom", "replica_failed")
+    found = case(failing, failed)
+    assert list(obstacles(found)) == [
+        "could not start p-web-2 3 times, next try in 12 s: no space left",
+        "a replica failed 4 times in a row, last 12 s ago: exited by itself with code 1; last line: boom",
+        "p-web-1: not ready yet: 503 from :9100/readyz",
+    ]
+    text = shown(why_page(found, 200), 200)
+    assert (
+        "Last failure\n  30 s ago: p-web-0: exited by itself with code 1; its last log lines:\n    | Traceback\n"
+        in text
+    )
+    assert "(2 more lines)" in text
+
+
+def test_why_of_a_healthy_service_is_short() -> None:
+    text = shown(why_page(case(row()), 120), 120)
+    assert text.startswith("web is HEALTHY: 2 of 2 replicas ready\n")
+    assert "2 wanted: the compose files say so" in text
+    assert "What is in the way" not in text
+    assert "Last failure" not in text
+
+
+def test_why_of_a_rollout_says_how_to_end_it() -> None:
+    text = shown(why_page(case(rolling()), 120), 120)
+    assert "1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready, for 60 s" in text
+    assert "`pierhead abort ranker` ends it" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "the compose files say so"),
+        ({"override": 4}, "set by scale; the compose files say 2 (`pierhead scale web auto` goes back to them)"),
+        (
+            {"autoscale": {"min": 1, "max": 8, "target": 2, "load": 44.25, "wanted": 3, "paused": False}},
+            "the autoscaler decides, 1 to 8; the load is 44.2 requests, which are for 3 replicas if they last",
+        ),
+        (
+            {"override": 4, "autoscale": {"min": 1, "max": 8, "target": 4, "load": 1, "wanted": 1, "paused": True}},
+            (
+                "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web auto`; "
+                "the load is 1.0 requests, which are for 1 replicas"
+            ),
+        ),
+    ],
+)
+def test_who_decides_how_many(changes: dict[str, Any], words: str) -> None:
+    assert who_decides(row(**changes)) == words
+
+
+# ------------------------------------------------------------------------------------------------- top, gpus, routes
+
+
+def test_top_shows_traffic() -> None:
+    text = shown(top.page(document(row(), ranker(), gpus=GPUS), TRAFFIC, 80), 80)
+    assert text.splitlines()[0].endswith(": 3 of 4 replicas ready, 1 of 1 GPUs held")
+    assert (
+        picture("""
+        SERVICE  STATE      READY  IN FLIGHT  WAITING  REQ/S  P50     P99
+        web      HEALTHY    2/2    0          0        812    1.2 ms  9.3 ms
+        ranker   UNHEALTHY  1/2    16         14       1,204  10 ms   1.3 s
+        """)
+        in text
+    )
+
+
+def test_top_without_prometheus_says_so_and_shows_the_rest() -> None:
+    text = shown(top.page(document(row()), Reading(problem="Prometheus does not answer"), 80), 80)
+    assert "web      HEALTHY  2/2    0          0        -      -    -" in text
+    assert "no rates and quantiles: Prometheus does not answer" in text
+
+
+def test_gpus_with_memory_and_slots_where_they_are_told() -> None:
+    shared = {
+        "uuid": UUID,
+        "name": "H100",
+        "holder": "",
+        "memory_bytes": 80 * 2**30,
+        "used_bytes": 41 * 2**29,
+        "free_bytes": 40 * 2**30,
+        "slots": [{"replica": "p-ranker-1", "amount": "24 GiB"}, {"replica": "p-echo-1", "amount": "16 GiB"}],
+    }
+    foreign = {**shared, "uuid": "MIG-1", "name": "", "slots": [], "used_bytes": None}
+    told = document(gpus=[shared, foreign], gpu_memory_problem="nvidia-smi does not answer")
+    assert shown(tables.gpus(told, 200), 200) == picture(f"""
+        GPU                                       KIND  MEMORY    IN USE    FREE      HELD BY
+        {UUID}  H100  80.0 GiB  20.5 GiB  40.0 GiB  p-ranker-1 (24 GiB), p-echo-1 (16 GiB)
+        MIG-1                                     -     80.0 GiB  -         40.0 GiB  other processes
+        nvidia-smi does not answer
+        """)
+    assert shown(tables.gpus(document(gpus=[*GPUS, {"uuid": "GPU-2", "name": "", "holder": ""}]), 200), 200) == (
+        picture(f"""
+        GPU                                       KIND  HELD BY
+        {UUID}  H100  p-ranker-1a2b3c4d-1
+        GPU-2                                     -     free
+        """)
+    )
+    assert "knows no GPU" in shown(tables.gpus(document(), 80), 80)
+
+
+def server(name: str, **changes: Any) -> dict[str, Any]:
+    plain = {"name": name, "address": "172.18.0.7:8080", "state": "ready", "up": True, "sessions": 3, "queued": 0}
+    return {**plain, **changes}
+
+
+def route(match: str, service: str, *servers: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    plain = {
+        "protocol": "http" if match.startswith("/") else "grpc",
+        "match": match,
+        "service": service,
+        "strip_prefix": False,
+        "in_haproxy": True,
+        "queued": 0,
+        "servers": list(servers),
+    }
+    return {**plain, **changes}
+
+
+def test_routes_and_the_servers_behind_them() -> None:
+    web = (server("p-web-1", weight=1), server("p-web-2", up=False, sessions=0, weight=1))
+    listed = [
+        route("/web", "web", *web, queued=4),
+        route("p.v1.Web", "web", *web, queued=4),
+        route("p.v1.Ranker", "ranker"),
+        route("p.v1.New", "new", in_haproxy=False),
+    ]
+    assert shown(tables.routes({"haproxy": {"pid": 1}, "routes": listed}, 200), 200) == picture("""
+        ROUTE             SERVICE  SERVERS  SESSIONS  QUEUED  WHAT IS GOING ON
+        /web              web      1/2      3         4
+        gRPC p.v1.Web     web      1/2      3         4
+        gRPC p.v1.Ranker  ranker   0/0      0         0       no server takes requests: they are answered 503; see `pierhead why ranker`
+        gRPC p.v1.New     new      0/0      0         0       HAProxy does not have it yet
+
+        SERVER   STATE  ADDRESS          WEIGHT  SESSIONS  QUEUED  WHY
+        p-web-1  ready  172.18.0.7:8080  1       3         0
+        p-web-2  DOWN   172.18.0.7:8080  1       0         0       HAProxy's own check of it fails
+        """)  # noqa: E501 - a terminal of 200 columns
+
+
+def test_routes_of_a_haproxy_that_is_away() -> None:
+    text = shown(tables.routes({"haproxy": None, "routes": [route("/web", "web", in_haproxy=False)]}, 80), 80)
+    assert text.startswith("HAProxy does not answer the controller")
+    assert "does not have it yet" not in text
+
+
+def test_revisions() -> None:
+    listed = [
+        {
+            "version": "9f8e7d6c",
+            "image": "pierhead/web:latest",
+            "image_id": "sha256:0123456789abcdef",
+            "first_at": AT - 300,
+            "current": True,
+            "stable": False,
+        },
+        {"version": "1a2b3c4d", "first_at": AT - 7200, "current": False, "stable": True},
+    ]
+    assert shown(tables.revisions({"service": "web", "revisions": listed}, AT, 80), 80) == picture("""
+        VERSION   AGE    IMAGE                IMAGE ID      NOW
+        9f8e7d6c  5 min  pierhead/web:latest  0123456789ab  current
+        1a2b3c4d  2 h    -                    -             stable
+        """)
+    assert "no version of web is known" in shown(tables.revisions({"service": "web", "revisions": []}, AT, 80), 80)
+
+
+# --------------------------------------------------------------------------------------------------------------- cells
+
+
+def test_states_of_an_older_controllers_rows() -> None:
+    assert state(row()) == "HEALTHY"
+    assert state(row(converged=False, blocked="no GPU")) == "UNHEALTHY"
+    assert state(row(converged=False, ready=1)) == "UPSCALING"
+    assert state(row(converged=False, wanted=1)) == "DOWNSCALING"
+    assert state(row(converged=False)) == "UPDATING"
+    assert state(row(state="DEPLOY_FAILED")) == "DEPLOY_FAILED"
+    assert version(row(replicas=[])) == "-"
+    assert version(row(replicas=[replica("a", version="2"), replica("b", version="1")])) == "1, 2"
+
+
+def test_figures() -> None:
+    durations = [0.00042, 0.00251, 0.0123, 0.9994, 1.31, None]
+    assert [seconds(value) for value in durations] == ["0.42 ms", "2.5 ms", "12 ms", "999 ms", "1.3 s", "-"]
+    assert [rate(value) for value in (0.0, 12.34, 12345.6, None)] == ["0.0", "12.3", "12,346", "-"]
+    assert [age(AT - ago, AT) for ago in (-5, 8, 300, 10_000, 400_000)] == ["0 s", "8 s", "5 min", "2 h", "4 d"]

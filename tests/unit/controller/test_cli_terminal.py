@@ -1,0 +1,117 @@
+"""What is for terminals only: bars, colours, pictures that replace each other; and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import termios
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from controller.cli.progress import Progress
+from controller.cli.wait import Part, Verdict
+from tests.unit.controller.control import Control
+from tests.unit.controller.test_cli import Command, served
+from tests.unit.controller.worlds import service
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return Control.of(tmp_path, service("web"), service("api", replicas=1))
+
+
+class Terminal:
+    """A command on a terminal of 80 columns, and what it has written there."""
+
+    def __init__(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
+        self._reader = reader
+        self._process = process
+
+    async def ended(self) -> tuple[int, str]:
+        """Exit code and everything that was written."""
+        written = b""
+        async with asyncio.timeout(30):
+            with contextlib.suppress(OSError):  # how Linux says that the terminal's last writer has gone
+                while chunk := await self._reader.read(4096):
+                    written += chunk
+            return await self._process.wait(), written.decode().replace("\r\n", "\n")
+
+
+@contextlib.asynccontextmanager
+async def on_a_terminal(pierhead: Command, *arguments: str, **environment: str) -> AsyncIterator[Terminal]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {**pierhead.environment(), "TERM": "xterm", **environment}
+    for name in ("COLUMNS", "LINES", *(["NO_COLOR"] if "NO_COLOR" not in environment else [])):
+        env.pop(name, None)
+    process = await pierhead.begin_with(*arguments, env=env, stream=theirs)
+    os.close(theirs)
+    reader = asyncio.StreamReader()
+    with os.fdopen(ours, "rb", buffering=0) as file:
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), file
+        )
+        try:
+            yield Terminal(reader, process)
+        finally:
+            transport.close()
+
+
+async def test_colours_are_for_terminals_and_not_with_no_color(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        async with on_a_terminal(pierhead, "status") as terminal:
+            code, written = await terminal.ended()
+        assert code == 0
+        assert "\x1b[32mHEALTHY" in written
+        async with on_a_terminal(pierhead, "status", NO_COLOR="1") as terminal:
+            code, written = await terminal.ended()
+        assert "\x1b[3" not in written
+        assert max(len(re.sub(r"\x1b\[\d*m", "", line)) for line in written.splitlines()) <= 80
+        assert "\x1b" not in (await pierhead("status")).out
+
+
+async def test_pictures_replace_each_other(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        async with on_a_terminal(pierhead, "top", "-n", "2", "--interval", "0.2") as terminal:
+            code, written = await terminal.ended()
+        assert code == 0
+        assert written.count("replicas ready") >= 2
+        assert "\x1b[1A" in written, "the cursor goes up to draw again"
+
+
+def test_bars_for_each_service_and_nothing_stays() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    with Progress(console) as progress:
+        progress.show(Verdict("the controller reads the compose files"))
+        progress.show(Verdict("", parts=(Part("web", 1, 3, "2 starting"), Part("api", 0, None))))
+        progress.show(Verdict("", parts=(Part("web", 0, 0), Part("api", 2, 2))))
+        progress.show(Verdict("", parts=(Part("web", 1, 3, "a long story " * 20), Part("api", 2, 2))))
+    written = screen.getvalue()
+    assert "1/3" in written
+    assert "2/2" in written
+    assert 0 < written.count("a long story") < 20, "a bar has one line"
+    assert written.rstrip().endswith("\x1b[2K"), "what was drawn is wiped"
+
+
+def test_elsewhere_a_line_for_each_change() -> None:
+    log = io.StringIO()
+    with Progress(Console(file=log, force_terminal=False, width=20)) as progress:
+        for message in (
+            "web: 1 of 3 ready; next try in 3 s",
+            "web: 1 of 3 ready; next try in 2 s",
+            "web: 3 of 3 ready",
+        ):
+            progress.show(Verdict(message))
+    assert log.getvalue() == "web: 1 of 3 ready; next try in 3 s\nweb: 3 of 3 ready\n"

@@ -1,0 +1,160 @@
+"""When the command's waits are over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.cli.wait import RolloutWait, ScaleWait, TargetMovedError, Verdict, judge_all
+from tests.unit.controller.cli_documents import AT, document, rolling, settled
+from tests.unit.controller.cli_documents import row as full_row
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    plain = {"name": "web", "wanted": 2, "ready": 2, "message": "", "converged": True, "blocked": ""}
+    return {**plain, **changes}
+
+
+def test_a_scale_waits_until_the_world_agrees() -> None:
+    wait = ScaleWait(2)
+    assert "not taken up" in wait.judge(row(wanted=4)).message
+    verdict = wait.judge(row(ready=2, converged=False, message="2 draining"))
+    assert (verdict.done, verdict.message) == (False, "web: 2 of 2 ready; 2 draining")
+    assert wait.judge(row()).done
+    assert wait.judge(row(converged=False, blocked="no GPU")).hopeless
+    with pytest.raises(TargetMovedError, match="to 5 meanwhile"):
+        wait.judge(row(wanted=5))
+
+
+def all_of(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"services": rows, "spec_problems": [], "notices": [], "settled": True, **changes}
+
+
+def test_everything_is_waited_for_before_the_hopeless_are_told() -> None:
+    blocked = row(name="ranker", converged=False, blocked="no GPU")
+    starting = row(name="api", converged=False, message="1 starting")
+    assert not judge_all(all_of(blocked, starting)).hopeless
+    assert judge_all(all_of(blocked, row())).hopeless
+    assert judge_all(all_of(row(), row(name="api"))).message == "2 services, 4 replicas, all ready"
+    assert not judge_all(all_of(settled=False)).done
+    assert judge_all(all_of(spec_problems=["x"])).exit_code == 2
+
+
+def test_progress_counts_each_service() -> None:
+    verdict = judge_all(all_of(row(ready=1, converged=False), row(name="api")))
+    assert [(part.name, part.ready, part.wanted) for part in verdict.parts] == [("web", 1, 2), ("api", 2, 2)]
+
+
+# ------------------------------------------------------------------------------------------------------------ rollouts
+
+REJECTED = {"version": "9f8e7d6c", "reason": "its replicas failed 3 times", "at": AT - 500}
+BEFORE = document(settled(version="1a2b3c4d"))
+
+
+def views(wait: RolloutWait, *rows: dict[str, Any]) -> list[Verdict]:
+    """What is said of views of one service, each a second later."""
+    return [wait.judge(document(row, at=AT + number)) for number, row in enumerate(rows)]
+
+
+def test_a_rollout_that_ends_in_the_new_version_is_done() -> None:
+    new = settled()
+    *before, last = views(RolloutWait(["ranker"], BEFORE), BEFORE["services"][0], rolling(), rolling(), new)
+    assert not any(verdict.done or verdict.hopeless for verdict in before)
+    assert before[1].message == "ranker: 1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready"
+    assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 9f8e7d6c")
+
+
+def test_an_update_between_two_phases_is_no_end() -> None:
+    between = settled(state="UPDATING")
+    last = views(RolloutWait(["ranker"], BEFORE), rolling(), between, between)[-1]
+    assert (last.done, last.message) == (False, "ranker: 2 of 2 ready; UPDATING")
+
+
+def test_views_from_before_the_request_are_no_end() -> None:
+    old = BEFORE["services"][0]
+    first, second, third = views(RolloutWait(["ranker"], BEFORE), old, old, old)
+    assert not first.done
+    assert not second.done
+    assert third.done, "there was nothing to do"
+    wait = RolloutWait(["ranker"], BEFORE)
+    assert not any(wait.judge(BEFORE).done for _ in range(10)), "one view looked at often is one view"
+
+
+def test_a_version_that_is_rolled_back_fails_with_reason_and_next_step() -> None:
+    back = settled(version="1a2b3c4d", rejected=REJECTED)
+    last = views(RolloutWait(["ranker"], BEFORE), rolling(), rolling(phase="ROLLING_BACK"), back)[-1]
+    assert last.hopeless
+    assert last.message == (
+        "ranker: version 9f8e7d6c was rolled back: its replicas failed 3 times; version 1a2b3c4d serves"
+    )
+    assert "`pierhead why ranker`" in last.next_step
+
+
+def test_what_was_rejected_before_is_no_outcome() -> None:
+    rejected = settled(version="1a2b3c4d", rejected=REJECTED)
+    assert views(RolloutWait(["ranker"], document(rejected)), rejected, rejected, rejected)[-1].done
+
+
+def test_a_rollback_does_not_fail_because_of_what_it_leaves_behind() -> None:
+    left = settled(version="1a2b3c4d", rejected={**REJECTED, "reason": "rolled back by hand"})
+    wait = RolloutWait(["ranker"], document(settled()), reverting=True)
+    assert views(wait, settled(), rolling(phase="ROLLING_BACK"), left)[-1].done
+
+
+def test_a_rollback_is_done_whatever_is_still_rejected() -> None:
+    before = document(settled(version="1a2b3c4d", state="DEPLOY_FAILED", rejected=REJECTED))
+    old = settled(version="00000000", state="DEPLOY_FAILED", rejected=REJECTED)
+    last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), old)[-1]
+    assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 00000000")
+
+
+def test_a_rollback_to_what_does_not_work_either_fails() -> None:
+    before = document(settled(version="1a2b3c4d"))
+    again = settled(version="1a2b3c4d", state="DEPLOY_FAILED", message="00000000 was rolled back (it crashed)")
+    last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), again)[-1]
+    assert (last.hopeless, last.ended) == (True, True)
+    assert last.message == "ranker: it is at version 1a2b3c4d again: 00000000 was rolled back (it crashed)"
+
+
+def test_a_first_deployment_that_fails_has_nothing_to_go_back_to() -> None:
+    failed = settled(state="DEPLOY_FAILED", converged=False, ready=0, message="CRASH_LOOP: failed 3 times")
+    last = views(RolloutWait(["ranker"], document()), rolling(), rolling(), failed)[-1]
+    assert last.hopeless
+    assert "the deployment failed: CRASH_LOOP: failed 3 times" in last.message
+
+
+def test_a_rollout_without_a_gpu_to_start_on_is_hopeless() -> None:
+    stuck = rolling(blocked="it asks for 1 GPU and 0 of 2 are free", message="waits for a GPU")
+    assert views(RolloutWait(["ranker"], BEFORE), stuck)[-1].hopeless
+
+
+def test_several_services_are_waited_for_until_the_last() -> None:
+    before = document(settled("a", "1"), settled("b", "1"))
+    wait = RolloutWait(["a", "b"], before)
+    failed = settled("a", "1", rejected={**REJECTED, "version": "2"})
+    assert not wait.judge(document(rolling("a"), rolling("b"))).hopeless
+    verdict = wait.judge(document(failed, rolling("b"), at=AT + 1))
+    assert not verdict.hopeless, "the other one may still get there"
+    verdict = wait.judge(document(failed, settled("b", "2"), at=AT + 2))
+    assert verdict.hopeless
+    assert "a: version 2 was rolled back" in verdict.message
+
+
+def test_nothing_to_roll_out_is_done_at_once() -> None:
+    assert RolloutWait([], document()).judge(document()).done
+
+
+def test_files_that_cannot_be_used_end_a_deployment_but_no_rollback() -> None:
+    broken = document(settled(), spec_problems=["services.ranker.x-serve.rout: unknown key"])
+    verdict = RolloutWait(["ranker"], BEFORE).judge(broken)
+    assert (verdict.hopeless, verdict.exit_code) == (True, 2)
+    assert not RolloutWait(["ranker"], BEFORE, reverting=True).judge(broken).hopeless
+
+
+def test_rows_of_a_controller_without_rollouts_will_do() -> None:
+    plain = document(full_row())
+    wait = RolloutWait(["web"], plain)
+    assert not wait.judge(plain).done
+    verdicts = [wait.judge(document(full_row(), at=AT + number)) for number in (1, 2)]
+    assert verdicts[-1].done
