@@ -187,7 +187,7 @@ class RolloutBlock(_Block):
 class CanaryBlock(_Block):
     """What share of the requests a new version gets while it bakes."""
 
-    weight: Annotated[int, Field(ge=1, le=99)]
+    weight: Annotated[int, Field(ge=1, le=99, description="Per cent of the requests, 1 to 99.")]
 
 
 class GpuBlock(_Block):

@@ -214,7 +214,8 @@ async def test_what_a_shell_is_offered(control: Control) -> None:
         assert await pierhead.offers("pierhead why ") == ["api", "web"]
         assert await pierhead.offers("pierhead deploy api w") == ["web"]
         assert await pierhead.offers("pierhead events --kind replica_r") == ["replica_ready"]
-        assert await pierhead.offers("pierhead rollback web --to ") == [], "this controller keeps no revisions"
+        (revision,) = control.loop.deployer.revisions("web")
+        assert await pierhead.offers("pierhead rollback web --to ") == [revision.version]
     assert await pierhead.offers("pierhead why ") == [], "nobody answers"
     done = await pierhead("completion", "bash")
     assert (done.code, done.out) == (0, f"{script('bash')}\n")

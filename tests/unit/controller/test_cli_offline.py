@@ -197,6 +197,8 @@ def misfits(value: Any, schema: dict[str, Any], definitions: dict[str, Any], pat
         "object": (dict,),
         "null": (type(None),),
     }
+    if "type" not in schema and "enum" not in schema:
+        return []  # anything: it is read by itself
     if "enum" in schema:
         return [] if value in schema["enum"] else [path]
     if not isinstance(value, types[schema["type"]]):
