@@ -15,13 +15,14 @@ from aiohttp import web
 from controller import log
 from controller.api import Api
 from controller.callers import Gatekeeper
+from controller.clock import SteadyClock, anchored, clocks_now
 from controller.compose import ComposeProject
 from controller.container import create_body
 from controller.discovery import DiscoveryServer
 from controller.down import is_going_down, remove_replicas
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
-from controller.errors import ControllerError, EngineUnreachable, SettingsError
+from controller.errors import ControllerError, EngineUnreachable, SettingsError, StoreError
 from controller.loop import Loop, World
 from controller.probe import HttpProbe
 from controller.routing.base import Router
@@ -83,7 +84,7 @@ async def _serve(
     try:
         async with asyncio.TaskGroup() as tasks:
             world = World(settings.project, engine, router, project, store, probe, settings.is_manual)
-            loop = Loop(world, tasks.create_task)
+            loop = Loop(world, tasks.create_task, clock=_clock(store))
             async with _api(settings, loop), _discovery(settings, loop):
                 loop.start()
                 logger.info("controls project %s in %s", settings.project, settings.project_dir)
@@ -94,6 +95,18 @@ async def _serve(
         lost = EngineUnreachable(str(group.exceptions[0]))
     if lost is not None:
         raise lost
+
+
+def _clock(store: Store) -> SteadyClock:
+    """The clock of the controllers before this one, on this boot of the machine."""
+    kept = store.anchor
+    anchor = anchored(kept, clocks_now(), store.latest_at)
+    if anchor != kept:
+        try:
+            store.keep_anchor(anchor)
+        except StoreError as error:
+            logger.error("the next controller will not know this one's clock: %s", error)  # noqa: TRY400
+    return SteadyClock(anchor)
 
 
 async def _end_with(stop: asyncio.Event) -> None:

@@ -240,7 +240,9 @@ class Control:
             async with asyncio.TaskGroup() as tasks:
                 engine, router = Mortal(self.engine, self), Mortal(self.router, self)
                 world = World(PROJECT, engine, router, self.source, self.store, self.ask, self.is_manual)
-                self.loop = Loop(world, tasks.create_task, clock=self.clock, engine_lost_s=self.engine_lost_s)
+                self.loop = Loop(
+                    world, tasks.create_task, clock=self.clock, wall=self.wall, engine_lost_s=self.engine_lost_s
+                )
                 self.loop.start()
                 yield self.loop
                 raise Ended  # noqa: TRY301
@@ -248,6 +250,14 @@ class Control:
             pass
         finally:
             self.store.close()
+
+    def wall(self) -> float:
+        """The machine's wall clock, which `set_clock` sets."""
+        return time.time() + self.engine.clock_set_by_s
+
+    def set_clock(self, by_s: float) -> None:
+        """Somebody sets the machine's clock forward, or back."""
+        self.engine.clock_set_by_s += by_s
 
     def row(self, service: str) -> tuple[int, int, int]:
         """(wanted, ready, replicas shown) of a service, as the status says."""
