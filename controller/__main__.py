@@ -23,6 +23,7 @@ from controller.down import is_going_down, remove_replicas
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
 from controller.errors import ControllerError, EngineUnreachable, SettingsError, StoreError
+from controller.lease import only_controller, own_container_id, state_lock
 from controller.loop import Loop, World
 from controller.probe import HttpProbe
 from controller.routing.base import Router
@@ -44,9 +45,20 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    engine = await _engine(settings, stop)
-    if engine is None:
-        return
+    async with state_lock(settings.state_dir, settings.project):
+        engine = await _engine(settings, stop)
+        if engine is not None:
+            await _control(settings, engine, stop)
+    logger.info("stopped")
+
+
+async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event) -> None:
+    """Be the project's controller until told to stop. Raises AnotherController before anything is touched."""
+    try:
+        await only_controller(engine, settings.project, own_container_id())
+    except BaseException:
+        await engine.close()
+        raise
     router, probe, store = HAProxyRouter(settings.haproxy_run), HttpProbe(), Store(settings.state_dir)
     try:
         await _serve(settings, engine, router, probe, store, stop)
@@ -57,7 +69,6 @@ async def run(settings: Settings) -> None:
         await probe.close()
         await router.close()
         await engine.close()
-    logger.info("stopped")
 
 
 async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | None:

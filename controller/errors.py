@@ -57,6 +57,12 @@ class StoreError(ControllerError):
     """The state file cannot be read or written; what was to be kept is not kept."""
 
 
+class AnotherController(ControllerError):
+    """Another controller has this project; this one ends. Its exit code is documented: 3."""
+
+    exit_code = 3
+
+
 class Forbidden(ControllerError):
     """A change was asked for by somebody who may not ask for it."""
 
