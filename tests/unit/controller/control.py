@@ -181,6 +181,10 @@ class Control:
     """By service: what each of its replicas has waiting, by the service that it waits for."""
     answers: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By version: requests that each of its replicas has answered, and errors among them."""
+    stuck: set[str] = field(default_factory=set)
+    """Names of replicas that say they are ready and have two requests that never move."""
+    starts: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By service: progress and words of its replicas that start."""
     is_manual: bool = False
     actions_to_live: int | None = None
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
@@ -202,6 +206,8 @@ class Control:
         name = container.name if container else ""
         state = "silent" if name in self.silent else self.engine.readiness(name)
         match state:
+            case "ready" if name in self.stuck:
+                return Reading(ok=True, detail="200 from :9100/readyz", ongoing=2, queued=0, progress=5)
             case "ready":
                 service = name.removeprefix(f"{PROJECT}-").rsplit("-", 2)[0]
                 waiting = self.waiting.get(service, {})
@@ -217,6 +223,10 @@ class Control:
                 )
             case "draining":
                 return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)
+            case "starting" if container and container.service in self.starts:
+                progress, told = self.starts[container.service]
+                detail = f"503 from :9100/readyz: {told}"
+                return Reading(ok=False, detail=detail, ongoing=0, queued=0, progress=progress, told=told)
             case "starting":
                 return Reading(ok=False, detail="503 from :9100/readyz: loading", ongoing=0, queued=0)
             case _:
