@@ -15,13 +15,15 @@ from aiohttp import web
 from controller import log
 from controller.api import Api
 from controller.callers import Gatekeeper
+from controller.clock import SteadyClock, anchored, clocks_now
 from controller.compose import ComposeProject
 from controller.container import create_body
 from controller.discovery import DiscoveryServer
 from controller.down import is_going_down, remove_replicas
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
-from controller.errors import ControllerError, EngineUnreachable, SettingsError
+from controller.errors import ControllerError, EngineUnreachable, SettingsError, StoreError
+from controller.lease import only_controller, own_container_id, state_lock
 from controller.loop import Loop, World
 from controller.measurements import Prometheus
 from controller.probe import HttpProbe
@@ -43,9 +45,20 @@ async def run(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    engine = await _engine(settings, stop)
-    if engine is None:
-        return
+    async with state_lock(settings.state_dir, settings.project):
+        engine = await _engine(settings, stop)
+        if engine is not None:
+            await _control(settings, engine, stop)
+    logger.info("stopped")
+
+
+async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event) -> None:
+    """Be the project's controller until told to stop. Raises AnotherController before anything is touched."""
+    try:
+        await only_controller(engine, settings.project, own_container_id())
+    except BaseException:
+        await engine.close()
+        raise
     router, probe, store = HAProxyRouter(settings.haproxy_run), HttpProbe(), Store(settings.state_dir)
     prometheus = Prometheus()
     project = ComposeProject.from_environment(os.environ)
@@ -70,7 +83,6 @@ async def run(settings: Settings) -> None:
         await probe.close()
         await router.close()
         await engine.close()
-    logger.info("stopped")
 
 
 async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | None:
@@ -93,7 +105,7 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
     lost: EngineUnreachable | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            loop = Loop(world, tasks.create_task)
+            loop = Loop(world, tasks.create_task, clock=_clock(world.store))
             async with _api(settings, loop), _discovery(settings, loop):
                 loop.start()
                 logger.info("controls project %s in %s", settings.project, settings.project_dir)
@@ -104,6 +116,18 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
         lost = EngineUnreachable(str(group.exceptions[0]))
     if lost is not None:
         raise lost
+
+
+def _clock(store: Store) -> SteadyClock:
+    """The clock of the controllers before this one, on this boot of the machine."""
+    kept = store.anchor
+    anchor = anchored(kept, clocks_now(), store.latest_at)
+    if anchor != kept:
+        try:
+            store.keep_anchor(anchor)
+        except StoreError as error:
+            logger.error("the next controller will not know this one's clock: %s", error)  # noqa: TRY400
+    return SteadyClock(anchor)
 
 
 async def _end_with(stop: asyncio.Event) -> None:

@@ -26,7 +26,6 @@ import dataclasses
 import json
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -61,10 +60,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Api:
     """Routes and handlers. `loop` is the only thing behind them."""
 
-    def __init__(self, loop: Loop, gatekeeper: Gatekeeper, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, loop: Loop, gatekeeper: Gatekeeper, clock: Callable[[], float] | None = None) -> None:
         self._loop = loop
         self._gatekeeper = gatekeeper
-        self._clock = clock
+        self._clock = clock or (lambda: loop.now)
         self._closing = asyncio.Event()
 
     def application(self) -> web.Application:

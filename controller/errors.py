@@ -62,6 +62,12 @@ class PolicyError(ControllerError):
     """An autoscaling policy of the user's gives no number: what it did instead, and where."""
 
 
+class AnotherController(ControllerError):
+    """Another controller has this project; this one ends. Its exit code is documented: 3."""
+
+    exit_code = 3
+
+
 class Forbidden(ControllerError):
     """A change was asked for by somebody who may not ask for it."""
 

@@ -110,7 +110,10 @@ def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
 
 
 class Loop:
-    """Owns what the controller believes and does. `spawn` owns the tasks it starts."""
+    """Owns what the controller believes and does. `spawn` owns the tasks it starts.
+
+    `clock` never jumps (controller/clock.py); `wall` may, and is what people and the engine go by.
+    """
 
     def __init__(
         self,
@@ -118,6 +121,7 @@ class Loop:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         *,
         clock: Callable[[], float] = time.time,
+        wall: Callable[[], float] = time.time,
         planner: Planner = make_plan,
         engine_lost_s: float = ENGINE_LOST_S,
     ) -> None:
@@ -127,7 +131,7 @@ class Loop:
         self._planner = planner
         self._engine_lost_s = engine_lost_s
         self._wakeup = Wakeup()
-        self.events = EventLog(world.store, clock)
+        self.events = EventLog(world.store, wall)
         self.metrics = ControllerMetrics(lambda: self.view)
         self.board = Board()
         self.view = View(at=clock(), project=world.project)
@@ -135,7 +139,7 @@ class Loop:
         self.last_tick_at: float | None = None
         self.specs = SpecWatch(world.source, self.events, self._spec_changed)
         self._prober = Prober(world.ask, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
-        self._observer = Observer(world.engine, world.router, self._prober, world.store, clock)
+        self._observer = Observer(world.engine, world.router, self._prober, world.store, clock, wall)
         performer = Performer(
             world.engine,
             world.router,
@@ -159,6 +163,11 @@ class Loop:
                 f"the state file was damaged and is kept at {world.store.set_aside}; scale targets are the files' again"
             )
             self.events.record("store_replaced", lost, outcome="warning")
+
+    @property
+    def now(self) -> float:
+        """The time by the clock that everything here goes by."""
+        return self._clock()
 
     @property
     def in_progress(self) -> tuple[Action, ...]:

@@ -44,6 +44,8 @@ class ProbeSpec:
     timeout_s: float = 2.0
     failures: int = 3
     """Consecutive failures after which a replica that was ready counts as FAILED."""
+    progress_timeout_s: float | None = None
+    """How long a ready replica may have requests in flight of which none moves; None = for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +338,12 @@ class ReplicaContainer:
     """Requests that it has answered since its start, refusals left out; None where it does not say."""
     errors: int | None = None
     """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
+    told: str = ""
+    """What it says itself of why it is not ready: "loading weights, 37 %"."""
+    progressed_at: float | None = None
+    """When its work, or its start, was last seen to move; None where it does not say."""
+    stalled_since: float | None = None
+    """Since when it has had requests in flight at every look, and none of them moved; None when it works."""
 
 
 @dataclass(frozen=True, slots=True)

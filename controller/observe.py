@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from controller.clock import ContainerTimes
 from controller.engines.base import ClusterEngine, EngineState
 from controller.errors import ControllerError, EngineError, StoreError
 from controller.model import (
@@ -59,12 +60,15 @@ class Observer:
         prober: Prober,
         store: Store,
         clock: Callable[[], float] = time.time,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """`wall` is the clock that the engine's times are of."""
         self._engine = engine
         self._router = router
         self._prober = prober
         self._store = store
         self._clock = clock
+        self._times = ContainerTimes(clock, wall)
         self._state: EngineState | None = None
         self._read_at = 0.0
         self._read_for: Spec | None = None
@@ -87,8 +91,9 @@ class Observer:
         state = self._state
         if state is None:
             return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
+        judged = (second_opinion(self._prober.judged(one), routing) for one in state.containers)
         observed = Observed(
-            containers=tuple(second_opinion(self._prober.judged(one), routing) for one in state.containers),
+            containers=self._times.brought_over(judged),
             strays=state.strays,
             images=state.images,
             gpus=state.gpus,

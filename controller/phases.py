@@ -43,15 +43,31 @@ def phase_of(
     if retirement:
         return (Phase.DRAINING if retirement.stopping_since is None else Phase.STOPPING), ""
     if container.health is Health.READY:
-        return Phase.RUNNING, ""
+        stalled = _stalled_words(container, spec, now)
+        return (Phase.FAILED, stalled) if stalled else (Phase.RUNNING, "")
     if container.health is Health.FAILED:
         return Phase.FAILED, f"its readiness probe failed: {container.health_detail}"
     limit_s = spec.startup_timeout_s if spec else DEFAULT_STARTUP_TIMEOUT_S
     started_at = container.started_at if container.started_at is not None else container.created_at
-    if now - started_at > limit_s:
+    moved_at = started_at if container.progressed_at is None else max(started_at, container.progressed_at)
+    if now - moved_at > limit_s:
         detail = container.health_detail or "it never answered"
-        return Phase.FAILED, f"not ready {limit_s:g} s after its start (startup_timeout_s): {detail}"
+        waited = f"{limit_s:g} s after its start"
+        if moved_at - started_at >= 1.0:
+            waited = f"{now - started_at:.0f} s after its start and {limit_s:g} s after its last progress"
+        return Phase.FAILED, f"not ready {waited} (startup_timeout_s): {detail}"
     return Phase.STARTING, ""
+
+
+def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
+    """Why a replica that says it is ready has failed all the same; "" when it has not."""
+    limit_s = spec.probe.progress_timeout_s if spec else None
+    if limit_s is None or container.stalled_since is None or now - container.stalled_since < limit_s:
+        return ""
+    return (
+        f"it hangs: {container.ongoing} requests in flight, and none was answered or sent a message for {limit_s:g} s "
+        "(readiness.progress_timeout_s)"
+    )
 
 
 def _exit_words(container: ReplicaContainer) -> str:

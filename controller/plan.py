@@ -322,6 +322,8 @@ def _drained(
         return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
     if container.health is not Health.READY:
         return "it serves nobody: it is not ready"
+    if retirement.failed and container.stalled_since is not None:
+        return "it makes no progress"
     routed = outlook.spec is not None and outlook.spec.is_routed
     if routed and not draft.routing_usable:
         return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known

@@ -45,6 +45,10 @@ class Reading:
     waiting: Mapping[str, int] = field(default_factory=dict)
     answered: int | None = None
     errors: int | None = None
+    progress: int | None = None
+    """Another number whenever its work, or its start, has moved."""
+    told: str = ""
+    """Why it is not ready, in the replica's own words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,9 @@ class Verdict:
     waiting: Mapping[str, int] = field(default_factory=dict)
     answered: int | None = None
     errors: int | None = None
+    told: str = ""
+    progressed_at: float | None = None
+    stalled_since: float | None = None
     read_at: float | None = None
     ready_since: float | None = None
 
@@ -75,6 +82,7 @@ class Judge:
         self._since = since
         self._was_ready = was_ready
         self._bad_in_a_row = 0
+        self._progress: int | None = None
         self.verdict = Verdict(Health.READY, "was ready when last asked", ready_since=since) if was_ready else Verdict()
 
     def record(self, reading: Reading, now: float) -> bool:
@@ -84,6 +92,7 @@ class Judge:
         detail = reading.detail
         if health is Health.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
+        progressed_at = self._progressed_at(reading, now)
         ready_since = before.ready_since if before.health is Health.READY else now
         self.verdict = Verdict(
             health=health,
@@ -94,6 +103,9 @@ class Judge:
             waiting=reading.waiting,
             answered=reading.answered,
             errors=reading.errors,
+            told=reading.told,
+            progressed_at=progressed_at,
+            stalled_since=self._stalled_since(reading, progressed_at, now),
             read_at=now,
             ready_since=ready_since if health is Health.READY else None,
         )
@@ -107,6 +119,20 @@ class Judge:
             return self._spec.period_s
         pause_s = EAGER_S if now - self._since < EAGER_FOR_S else PATIENT_S
         return min(pause_s, self._spec.period_s)
+
+    def _progressed_at(self, reading: Reading, now: float) -> float | None:
+        """When it last moved. Who asks for the first time cannot know, and does not hold it against the replica."""
+        if reading.progress is None or reading.progress == self._progress:
+            return self.verdict.progressed_at
+        self._progress = reading.progress
+        return now
+
+    def _stalled_since(self, reading: Reading, progressed_at: float | None, now: float) -> float | None:
+        """Since when it has work that does not move. Calls in a line for another service are not its to move."""
+        if not (reading.ok and reading.ongoing) or reading.queued or reading.progress is None or progressed_at == now:
+            return None
+        before = self.verdict.stalled_since
+        return now if before is None else before
 
     def _health_after(self, reading: Reading) -> Health:
         if reading.ok:
@@ -219,6 +245,9 @@ class Prober:
             waiting=verdict.waiting,
             answered=verdict.answered,
             errors=verdict.errors,
+            told=verdict.told,
+            progressed_at=verdict.progressed_at,
+            stalled_since=verdict.stalled_since,
         )
 
     def ready_since(self, container_id: str) -> float | None:
@@ -339,6 +368,8 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _counts(report.get("waiting")),
         _count(report.get("answered")),
         _count(report.get("errors")),
+        _count(report.get("progress")),
+        told if isinstance(told, str) and not ok else "",
     )
 
 

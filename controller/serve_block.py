@@ -118,6 +118,7 @@ class ReadinessBlock(_Block):
     period_s: Annotated[float, Field(ge=0.1, le=3600)] = 1.0
     timeout_s: Annotated[float, Field(ge=0.05, le=3600)] = 2.0
     failures: Annotated[int, Field(ge=1, le=1000)] = 3
+    progress_timeout_s: Annotated[float, Field(ge=1, le=86_400)] | None = None
 
 
 class MetricsBlock(_Block):

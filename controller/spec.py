@@ -305,12 +305,19 @@ def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed:
         problems.add(at(here, "port"), "has no effect without readiness.path; write both or none")
     elif readiness.path is not None and readiness.port is None and not managed and protocol == "grpc":
         problems.add(at(here, "port"), "expected a port, found null: readiness is asked over HTTP, and port takes gRPC")
+    if readiness.progress_timeout_s is not None and not managed:
+        problems.add(
+            at(here, "progress_timeout_s"),
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): only a replica that "
+            "tells what it has in flight can be seen to stand still",
+        )
     return ProbeSpec(
         port=readiness.port or (ADMIN_PORT if managed else port),
         path=readiness.path or "/readyz",
         period_s=readiness.period_s,
         timeout_s=readiness.timeout_s,
         failures=readiness.failures,
+        progress_timeout_s=readiness.progress_timeout_s,
     )
 
 

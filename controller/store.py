@@ -20,11 +20,12 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from controller.clock import Anchor
 from controller.errors import StoreError
 from controller.model import Event, FailureKey, FailureRecord, Retirement, Revision
 
 FILE_NAME = "state.db"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 EVENTS_KEPT = 1000
 
 SCHEMA = """
@@ -38,6 +39,9 @@ CREATE TABLE rollouts (service TEXT PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE revisions (service TEXT NOT NULL, version TEXT NOT NULL, first_at REAL NOT NULL, image TEXT NOT NULL,
                         image_id TEXT NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (service, version));
 CREATE TABLE seen_ready (container_id TEXT PRIMARY KEY, started_at REAL NOT NULL);
+CREATE TABLE clock (id INTEGER PRIMARY KEY CHECK (id = 1), boot TEXT NOT NULL, wall REAL NOT NULL,
+                    monotonic REAL NOT NULL);
+CREATE TABLE gpu_faults (uuid TEXT PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL);
 CREATE TABLE events (seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, last_at REAL NOT NULL,
                      times INTEGER NOT NULL, kind TEXT NOT NULL, service TEXT NOT NULL, target TEXT NOT NULL,
                      message TEXT NOT NULL, outcome TEXT NOT NULL);
@@ -53,6 +57,11 @@ MIGRATIONS = {
     CREATE TABLE rollouts (service TEXT PRIMARY KEY, state TEXT NOT NULL);
     CREATE TABLE revisions (service TEXT NOT NULL, version TEXT NOT NULL, first_at REAL NOT NULL, image TEXT NOT NULL,
                             image_id TEXT NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (service, version));
+    """,
+    3: """
+    CREATE TABLE clock (id INTEGER PRIMARY KEY CHECK (id = 1), boot TEXT NOT NULL, wall REAL NOT NULL,
+                        monotonic REAL NOT NULL);
+    CREATE TABLE gpu_faults (uuid TEXT PRIMARY KEY, reason TEXT NOT NULL, at REAL NOT NULL, kind TEXT NOT NULL);
     """,
 }
 """Schema version -> what makes the next one of it."""
@@ -270,6 +279,25 @@ class Store:
         if not self.seen_ready(container_id, started_at):
             self._write("INSERT OR REPLACE INTO seen_ready VALUES (?, ?)", (container_id, started_at))
             self._seen_ready[container_id] = started_at
+
+    # ---------------------------------------------------------------------------------------------------------- clock
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """The moment that times in this file count from; None in a new file."""
+        row = self._db.execute("SELECT boot, wall, monotonic FROM clock").fetchone()
+        return Anchor(*row) if row else None
+
+    def keep_anchor(self, anchor: Anchor) -> None:
+        """Let the next controller go on with this one's clock."""
+        self._write("INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?)", astuple(anchor))
+
+    @property
+    def latest_at(self) -> float:
+        """The latest time that a deadline counts from; 0 when there is none."""
+        failed = [record.last_at for record in self._failures.values()]
+        left = [retirement.stopping_since or retirement.draining_since for retirement in self._retirements.values()]
+        return max((*failed, *left), default=0.0)
 
     # --------------------------------------------------------------------------------------------------------- events
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from controller.model import ReplicaStatus
 from controller.status import View
+
+_HOW_FAR = re.compile(r", \d+ %$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,26 @@ def _replicas(before: View, after: View) -> Iterator[Transition]:
             if replica.name and fresh:
                 adopted += 1
             elif replica.name:
-                yield from _replica(service.name, old.get(replica.name), replica, after)
+                yield from _replica(service.name, old.get(replica.name), replica, before, after)
     if adopted:
         message = f"found {adopted} replicas of {sum(bool(s.replicas) for s in after.services)} services, adopted them"
         yield Transition("adopted", message)
 
 
-def _replica(service: str, old: ReplicaStatus | None, new: ReplicaStatus, after: View) -> Iterator[Transition]:
+def _stage(replica: ReplicaStatus, view: View) -> str:
+    """What a replica that starts says it is doing, without how far it has come; "" when it does not say."""
+    containers = view.observed.containers if view.observed else ()
+    told = next((c.told for c in containers if c.name == replica.name), "")
+    return _HOW_FAR.sub("", told)
+
+
+def _replica(
+    service: str, old: ReplicaStatus | None, new: ReplicaStatus, before: View, after: View
+) -> Iterator[Transition]:
     state = old.state if old else None
     if new.state == state:
+        if old is not None and state == "STARTING" and _stage(new, after) not in ("", _stage(old, before)):
+            yield Transition("replica_progress", f"{new.name}: {_stage(new, after)}", service, new.name)
         return
     if new.state == "RUNNING":
         took = _start_time(new.name, after)

@@ -17,7 +17,8 @@ import docker.errors
 from docker import APIClient
 from docker.utils import parse_repository_tag
 
-from controller.engines.base import EngineAction, EngineEvent, EngineState
+from controller.engines.base import EngineAction, EngineEvent, EngineState, RunningController
+from controller.engines.docker_controllers import running_controllers
 from controller.engines.docker_errors import explanation, image_missing, refusal, translated
 from controller.engines.docker_events import EventQueue, EventReader
 from controller.engines.docker_reader import EngineReader
@@ -120,6 +121,11 @@ class DockerEngine:
         }
         look = partial(self._client.containers, all=True, filters=filters)
         return bool(await self._call(f"looking for {compose_service}", look))
+
+    async def controllers(self, project: str) -> tuple[RunningController, ...]:
+        """See `ClusterEngine.controllers`: known by the label of their image, so by no name and no Compose file."""
+        look = partial(running_controllers, self._client, project)
+        return await self._call("looking for other controllers", look)
 
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """See `ClusterEngine.events`."""

@@ -259,8 +259,8 @@ def _details(container: Mapping[str, Any]) -> _Details:
     ended = status in (ContainerState.EXITED, ContainerState.DEAD) or (status is ContainerState.CREATED and code != 0)
     return _Details(
         state=status,
-        created_at=_timestamp(container["Created"]) or 0.0,
-        started_at=_timestamp(state.get("StartedAt") or _NEVER),
+        created_at=timestamp(container["Created"]) or 0.0,
+        started_at=timestamp(state.get("StartedAt") or _NEVER),
         exit_code=code if ended else None,
         oom_killed=bool(state.get("OOMKilled")),
     )
@@ -282,6 +282,6 @@ def _state(state: Mapping[str, Any]) -> ContainerState:
         return ContainerState.RUNNING if state.get("Running") else ContainerState.EXITED
 
 
-def _timestamp(text: str) -> float | None:
+def timestamp(text: str) -> float | None:
     """Seconds since 1970 of the engine's RFC 3339 text; None for its "never"."""
     return None if text.startswith(_NEVER) else datetime.fromisoformat(text).timestamp()

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from dataclasses import dataclass, field
 from typing import Literal
 
-from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState
+from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, RunningController
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model import (
@@ -81,6 +81,9 @@ class FakeContainer:
     hanging: bool = False
     terminated_at: float | None = None
     network_lost: bool = False
+    created_by_s: float = 0.0
+    """By how much the wall clock was off when it was created, and when it was started."""
+    started_by_s: float = 0.0
 
     @property
     def ends_at(self) -> float | None:
@@ -113,7 +116,11 @@ class FakeEngine:
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     """By version, else by service; `Behaviour()` for the others."""
     node: str = "fake-node"
+    clock_set_by_s: float = 0.0
+    """What somebody has set the machine's wall clock forward by (or back); what containers do goes on as it was."""
     reachable: bool = True
+    daemons: dict[str, list[RunningController]] = field(default_factory=dict)
+    """By project: containers that run the controller's daemon."""
     done: list[EngineAction] = field(default_factory=list)
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
@@ -179,6 +186,10 @@ class FakeEngine:
             for one in self.containers.values()
         )
 
+    async def controllers(self, project: str) -> tuple[RunningController, ...]:
+        await self._turn()
+        return tuple(sorted(self.daemons.get(project, ()), key=lambda one: (one.started_at, one.id)))
+
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         await self._turn()
         queue: asyncio.Queue[EngineEvent | EngineError] = asyncio.Queue(_EVENT_LIMIT)
@@ -222,6 +233,7 @@ class FakeEngine:
             service=service,
             behaviour=behaviour or Behaviour(),
             created_at=self.clock(),
+            created_by_s=self.clock_set_by_s,
             gpus=gpus,
             ours=False,
             one_off=one_off,
@@ -347,6 +359,7 @@ class FakeEngine:
             service=spec.name,
             behaviour=self.behaviours.get(action.version) or self.behaviours.get(spec.name, Behaviour()),
             created_at=self.clock(),
+            created_by_s=self.clock_set_by_s,
             version=action.version,
             number=action.number,
             port=spec.port,
@@ -371,7 +384,7 @@ class FakeEngine:
                 f"start of replica {one.name} failed: the Docker Engine says: {one.behaviour.start_error}"
             )
         one.state, one.started_at, one.exit_code, one.oom_killed = ContainerState.RUNNING, self.clock(), None, False
-        one.hanging, one.terminated_at = False, None
+        one.hanging, one.terminated_at, one.started_by_s = False, None, self.clock_set_by_s
         one.ip = None if one.network_lost else self._free_address()
         self._emit("start", one)
         self._advance()
@@ -438,8 +451,8 @@ def _replica(one: FakeContainer) -> ReplicaContainer:
         node=one.node,
         gpus=one.gpus,
         gpu_slot=one.gpu_slot,
-        created_at=one.created_at,
-        started_at=one.started_at,
+        created_at=one.created_at + one.created_by_s,
+        started_at=None if one.started_at is None else one.started_at + one.started_by_s,
         exit_code=one.exit_code,
         oom_killed=one.oom_killed,
     )

@@ -28,6 +28,7 @@ from pierhead.policies import register_policy
 from pierhead.process import serve, serve_async
 from pierhead.request import RequestContext, current_request
 from pierhead.settings import Settings
+from pierhead.starting import progress
 
 if TYPE_CHECKING:
     from pierhead.events import sse, sse_event
@@ -57,6 +58,7 @@ __all__ = [
     "local",
     "multiplexed",
     "override_handle",
+    "progress",
     "register_policy",
     "serve",
     "serve_async",

@@ -52,6 +52,9 @@ class Readiness:
     """Requests answered since the start, without those that were refused; see `tally`."""
     errors: int = 0
     """How many of the answers were errors of this service's own."""
+    progress: int = 0
+    """Another number whenever work has moved: a request was answered in time, a message of a stream was sent, a step of
+    the start was reported."""
 
 
 class Page(NamedTuple):

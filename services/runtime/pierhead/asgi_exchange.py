@@ -216,6 +216,7 @@ class HttpExchange(Exchange):
                 self._complete = complete
                 return
             self._complete = complete
+        self._edge.moved += 1
         await self._send(message)
 
     async def finish(self) -> None:
@@ -278,6 +279,7 @@ class SocketExchange(Exchange):
             self.status = str(message["status"])
         elif kind == "websocket.close":
             self.status, self._open = self.status or "403", False
+        self._edge.moved += 1
         await self._send(message)
 
     async def restart(self) -> None:

@@ -59,6 +59,10 @@ class AsgiListener:
         self._running = asyncio.create_task(server.main_loop(), name="uvicorn")
         return int(bound.getsockname()[1])
 
+    def moved(self) -> int:
+        """See HttpListener: the edge around the application counts."""
+        return 0
+
     def drain(self) -> None:
         """Close the WebSockets; requests end by themselves."""
         if self._edge is not None:

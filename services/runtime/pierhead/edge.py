@@ -43,6 +43,8 @@ class Edge:
         self.settings = settings
         self.admission = admission
         self.metrics = metrics
+        self.moved = 0
+        """Messages of streams that were sent; only whether it changes matters."""
         self._log = logs.request_log()
 
     def refused(self, refusal: PierheadError) -> str:

@@ -164,14 +164,14 @@ def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awa
             await _refuse(edge, method.name, context, refusal)
         try:
             async with _Call(edge, method.name, context):
-                await _stream(method.behaviour(method.decode(raw), context), context)
+                await _stream(method.behaviour(method.decode(raw), context), context, edge)
         finally:
             edge.admission.leave()
 
     return call
 
 
-async def _stream(running: Any, context: Context) -> None:
+async def _stream(running: Any, context: Context, edge: Edge) -> None:
     """Send what a streaming method produces: it is an async generator, or a coroutine that writes by itself."""
     if not inspect.isasyncgen(running):
         await running
@@ -179,5 +179,6 @@ async def _stream(running: Any, context: Context) -> None:
     try:
         async for message in running:
             await context.write(message)
+            edge.moved += 1
     finally:
         await running.aclose()  # a cancelled stream ends its generator now, not at garbage collection

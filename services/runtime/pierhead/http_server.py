@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, Protocol, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from aiohttp import hdrs, web
+from aiohttp.abc import AbstractStreamWriter
 
 from pierhead.answers import Answer, error_answer, plain_answer
 from pierhead.asgi_edge import asgi, is_asgi
@@ -55,6 +56,10 @@ class HttpListener(Protocol):
         """Start the application and listen; returns the port. Raises SettingsError when it cannot be had."""
         ...
 
+    def moved(self) -> int:
+        """Another number whenever a response that is under way has moved and `Edge.moved` does not tell."""
+        ...
+
     def drain(self) -> None:
         """Tell what would not end by itself to end. The admission is draining already."""
         ...
@@ -91,6 +96,10 @@ class AiohttpListener:
         except OSError as error:
             raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
         return int(runner.addresses[0][1])
+
+    def moved(self) -> int:
+        """See HttpListener."""
+        return self._runner.gate.moved() if self._runner is not None else 0
 
     def drain(self) -> None:
         """Close the WebSockets; requests end by themselves."""
@@ -178,6 +187,7 @@ class Gate:
         self._routes = Routes(app, remember=False)
         self._sockets: WeakSet[web.WebSocketResponse] = WeakSet()
         self._closing: set[asyncio.Task[bool]] = set()
+        self._streams: WeakKeyDictionary[web.StreamResponse, AbstractStreamWriter] = WeakKeyDictionary()
 
     def enter_by(self, inside: Handler) -> None:
         """Set the handler of the application, which has been started."""
@@ -227,7 +237,9 @@ class Gate:
             self._sockets.add(response)
             visit.socket = response
             visit.live_on()
-        elif request.method == hdrs.METH_HEAD and not isinstance(response, web.Response):
+            return
+        self._streams[response] = request.writer
+        if request.method == hdrs.METH_HEAD and not isinstance(response, web.Response):
             # A handler that streams goes on to write a body, which the next request on the connection would get.
             response.force_close()
             response.headers[hdrs.CONNECTION] = "close"
@@ -241,6 +253,14 @@ class Gate:
         response.headers[REQUEST_ID_KEY] = request_id
         response.force_close()
         return response
+
+    def moved(self) -> int:
+        """Bytes of the streams under way, counted when somebody asks: writing costs nothing for it.
+
+        Of WebSockets the library's own count of what it has not flushed: it stands still only when they do.
+        """
+        sockets = sum(getattr(getattr(each, "_writer", None), "_output_size", 0) for each in self._sockets)
+        return sockets + sum(writer.output_size for writer in self._streams.values())
 
     def drain(self) -> None:
         """Close every WebSocket: unlike a request it would not end by itself. Clients connect again, elsewhere."""

@@ -29,7 +29,8 @@ from pierhead.health import Check, HealthWatch, Load, checks_of
 from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
-from pierhead.tally import tally
+from pierhead.starting import START
+from pierhead.tally import Tally, tally
 from pierhead.user_loop import UserLoop
 from pierhead.workers.board import Numbers, WorkerState
 from pierhead.workers.seat import Seat
@@ -130,11 +131,25 @@ class ReplicaServer:
         """What /readyz says."""
         waiting = {target: int(count) for (target,), count in list(self.metrics.queued.values.items()) if count}
         answers = tally(dict(self.metrics.requests.values))
-        return Readiness(self.state, self._admission.ongoing, sum(waiting.values()), self._detail, waiting, *answers)
+        return Readiness(
+            self.state,
+            self._admission.ongoing,
+            sum(waiting.values()),
+            self._detail if self.ready.is_set() else START.words or self._detail,
+            waiting,
+            answers.answered,
+            answers.errors,
+            self._progress(answers),
+        )
 
     def _numbers(self) -> Numbers:
         queued = int(sum(list(self.metrics.queued.values.values())))
-        return Numbers(queued, *tally(dict(self.metrics.requests.values)))
+        answers = tally(dict(self.metrics.requests.values))
+        return Numbers(queued, answers.answered, answers.errors, self._progress(answers))
+
+    def _progress(self, answers: Tally) -> int:
+        streams = sum(listener.moved() for listener in self._listeners.values())
+        return answers.in_time + self._edge.moved + streams + START.steps
 
     def _orphaned(self) -> None:
         logger.error("the supervisor of this worker is gone; it drains")
@@ -183,6 +198,7 @@ class ReplicaServer:
 
     async def _live(self) -> None:
         """The replica's life in order."""
+        START.hand_over()
         if self._seat is None:  # else the supervisor has the admin port
             await self._listen_admin()
         if self._user is not None:

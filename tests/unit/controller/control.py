@@ -188,6 +188,10 @@ class Control:
     """By service: what each of its replicas has waiting, by the service that it waits for."""
     answers: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By version: requests that each of its replicas has answered, and errors among them."""
+    stuck: set[str] = field(default_factory=set)
+    """Names of replicas that say they are ready and have two requests that never move."""
+    starts: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By service: progress and words of its replicas that start."""
     is_manual: bool = False
     actions_to_live: int | None = None
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
@@ -210,6 +214,8 @@ class Control:
         name = container.name if container else ""
         state = "silent" if name in self.silent else self.engine.readiness(name)
         match state:
+            case "ready" if name in self.stuck:
+                return Reading(ok=True, detail="200 from :9100/readyz", ongoing=2, queued=0, progress=5)
             case "ready":
                 service = name.removeprefix(f"{PROJECT}-").rsplit("-", 2)[0]
                 waiting = self.waiting.get(service, {})
@@ -225,6 +231,10 @@ class Control:
                 )
             case "draining":
                 return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)
+            case "starting" if container and container.service in self.starts:
+                progress, told = self.starts[container.service]
+                detail = f"503 from :9100/readyz: {told}"
+                return Reading(ok=False, detail=detail, ongoing=0, queued=0, progress=progress, told=told)
             case "starting":
                 return Reading(ok=False, detail="503 from :9100/readyz: loading", ongoing=0, queued=0)
             case _:
@@ -258,7 +268,9 @@ class Control:
                     query=self.query,
                     policy_dir=self.directory,
                 )
-                self.loop = Loop(world, tasks.create_task, clock=self.clock, engine_lost_s=self.engine_lost_s)
+                self.loop = Loop(
+                    world, tasks.create_task, clock=self.clock, wall=self.wall, engine_lost_s=self.engine_lost_s
+                )
                 self.loop.start()
                 yield self.loop
                 raise Ended  # noqa: TRY301
@@ -266,6 +278,14 @@ class Control:
             pass
         finally:
             self.store.close()
+
+    def wall(self) -> float:
+        """The machine's wall clock, which `set_clock` sets."""
+        return time.time() + self.engine.clock_set_by_s
+
+    def set_clock(self, by_s: float) -> None:
+        """Somebody sets the machine's clock forward, or back."""
+        self.engine.clock_set_by_s += by_s
 
     def row(self, service: str) -> tuple[int, int, int]:
         """(wanted, ready, replicas shown) of a service, as the status says."""

@@ -148,7 +148,8 @@ async def test_a_starting_one_says_why() -> None:
 
     async with listening(answer) as target:
         reading = await ask(target)
-        assert reading == Reading(False, f"503 from :{target.spec.port}/readyz: loading weights", ongoing=0)
+        detail = f"503 from :{target.spec.port}/readyz: loading weights"
+        assert reading == Reading(False, detail, ongoing=0, told="loading weights")
 
 
 async def test_a_draining_one_is_seen() -> None:
@@ -344,3 +345,59 @@ async def test_one_that_is_asked_at_its_port_of_requests_is_asked_at_its_own() -
         prober.sync([old, unlabelled], {"web": spec}, ())
         await prober.first_round(1.0)
     assert {target.container_id: target.spec.port for target in world.asked} == {old.id: 8080, "other": 9090}
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+
+def busy(progress: int | None, ongoing: int = 1, queued: int = 0) -> Reading:
+    return Reading(ok=True, detail="200", ongoing=ongoing, progress=progress, queued=queued)
+
+
+def stalled(*readings: Reading) -> list[float | None]:
+    judge = Judge(SPEC, 0.0)
+    found = []
+    for number, reading in enumerate(readings):
+        judge.record(reading, float(number))
+        found.append(judge.verdict.stalled_since)
+    return found
+
+
+def test_it_stands_still_from_the_first_look_at_which_nothing_had_moved() -> None:
+    assert stalled(busy(7), busy(7), busy(7), busy(8), busy(8)) == [None, 1.0, 1.0, None, 4.0]
+
+
+def test_who_has_nothing_to_do_does_not_stand_still() -> None:
+    assert stalled(busy(7), busy(7), busy(7, ongoing=0), busy(7), busy(7)) == [None, 1.0, None, 3.0, 3.0]
+
+
+def test_who_waits_in_a_line_for_another_service_does_not_stand_still() -> None:
+    assert stalled(busy(7), busy(7, queued=1), busy(7, queued=1)) == [None, None, None]
+
+
+def test_of_who_does_not_tell_nothing_is_concluded() -> None:
+    assert stalled(*[busy(None)] * 3, *[replace(busy(1), ongoing=None)] * 3) == [None] * 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1))
+def test_nobody_stands_still_who_has_just_moved_or_has_nothing_to_do(seen: list[tuple[int, int]]) -> None:
+    judge, last, moved_at = Judge(SPEC, 0.0), None, 0.0
+    for number, (progress, ongoing) in enumerate(seen):
+        now = float(number)
+        judge.record(busy(progress, ongoing), now)
+        moved_at = now if progress != last else moved_at
+        last = progress
+        assert judge.verdict.progressed_at == moved_at
+        since = judge.verdict.stalled_since
+        assert since is None if not ongoing or moved_at == now else since is not None and moved_at < since <= now
+
+
+async def test_a_replica_s_own_words_and_progress_are_read() -> None:
+    told = {"state": "starting", "detail": "loading weights, 37 %", "progress": 12, "ongoing": 0, "queued": 0}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(told, status=503)
+
+    async with listening(answer) as target:
+        reading = await ask(target)
+    assert (reading.told, reading.progress) == ("loading weights, 37 %", 12)

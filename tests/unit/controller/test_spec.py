@@ -436,7 +436,10 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
         ({"readiness": {"failures": 0}}, "readiness.failures: expected an integer from 1 to 1000, found 0"),
         (
             {"readiness": {"prt": 1}},
-            'readiness.prt: unknown key; did you mean "port"? known keys: path, port, period_s, timeout_s, failures',
+            (
+                'readiness.prt: unknown key; did you mean "port"? known keys: path, port, period_s, timeout_s, '
+                "failures, progress_timeout_s"
+            ),
         ),
         ({"workers": 0}, "workers: expected an integer from 1 to 256, found 0"),
         ({"workers": "auto"}, 'workers: expected an integer from 1 to 256, found "auto"'),

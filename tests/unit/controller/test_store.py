@@ -131,7 +131,8 @@ def test_damage_in_the_middle_is_found(tmp_path: Path) -> None:
 
 
 FIRST_VERSION = """
-DROP TABLE autoscaled; DROP TABLE rollouts; DROP TABLE revisions; DROP TABLE failures;
+DROP TABLE autoscaled; DROP TABLE rollouts; DROP TABLE revisions; DROP TABLE failures; DROP TABLE clock;
+DROP TABLE gpu_faults;
 CREATE TABLE failures (service TEXT PRIMARY KEY, count INTEGER NOT NULL, last_at REAL NOT NULL, detail TEXT NOT NULL);
 INSERT INTO failures VALUES ('web', 3, 1.0, 'code 1');
 PRAGMA user_version = 1;

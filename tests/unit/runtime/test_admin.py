@@ -62,6 +62,9 @@ async def test_the_three_pages(served: Admin) -> None:
                 "queued": 1,
                 "detail": "",
                 "waiting": {"b": 1},
+                "answered": 0,
+                "errors": 0,
+                "progress": 0,
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")

@@ -21,7 +21,7 @@ from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, EVENTS, POLICY, STREAM, MODELS, LOCAL, *_OUTSIDE = (dedent(text) for text in SHOWN)
+SERVICE, CALLER, START, EVENTS, POLICY, STREAM, MODELS, LOCAL, *_OUTSIDE = (dedent(text) for text in SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
@@ -32,6 +32,13 @@ async def test_the_service_shown_works(cluster: Cluster) -> None:
     assert (await stub.Echo(echo("hi"))).response == "HI"
     with pytest.raises(BadRequest, match="message: expected some text, found none"):
         await stub.Echo(echo(""))
+
+
+def test_the_start_shown_tells_its_progress() -> None:
+    told: list[str] = []
+    with patch("pierhead.progress", side_effect=lambda *what: told.append(" ".join(map(str, what)))):
+        exec(START, {"pierhead": pierhead, "shards": "ab", "load": told.append})  # noqa: S102
+    assert told == ["loading weights 0 2", "a", "loading weights 1 2", "b", "compiling"]
 
 
 def test_the_caller_shown_is_served() -> None:

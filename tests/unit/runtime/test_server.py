@@ -27,7 +27,7 @@ def plain(server: ReplicaServer) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address(server), options=[("grpc.use_local_subchannel_pool", 1)])
 
 
-AT_REST = {"ongoing": 0, "queued": 0, "detail": "", "waiting": {}, "answered": 0, "errors": 0}
+AT_REST = {"ongoing": 0, "queued": 0, "detail": "", "waiting": {}, "answered": 0, "errors": 0, "progress": 0}
 
 
 async def readyz(server: ReplicaServer) -> tuple[int, dict[str, Any]]:

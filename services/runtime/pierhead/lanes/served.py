@@ -364,6 +364,7 @@ class _Replies(ServedCall):
         raw = self.method.encode(message)
         size = len(raw)
         lane = self._lane
+        lane.edge.moved += 1
         self._room.spend(size)
         if size <= lane.large:
             lane.outbox.frames(size).add(call=self.number, kind=_MESSAGE, message=raw, has_message=True)

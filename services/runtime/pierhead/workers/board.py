@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 WORD = 8
-COLUMNS = 6
+COLUMNS = 7
 DETAIL_BYTES = 512
 
 
@@ -34,6 +34,7 @@ class Numbers(NamedTuple):
     queued: int = 0
     answered: int = 0
     errors: int = 0
+    progress: int = 0
 
 
 class Seen(NamedTuple):
@@ -47,6 +48,7 @@ class Seen(NamedTuple):
     detail: str
     answered: int = 0
     errors: int = 0
+    progress: int = 0
 
 
 class Board:
@@ -57,7 +59,7 @@ class Board:
         self.workers = workers
         memory = memoryview(mmap.mmap(descriptor, _size(workers)))
         words = memory[: COLUMNS * workers * WORD].cast("q")
-        self.ongoing, self.queued, self._answered, self._errors, self._state, self._beat = (
+        self.ongoing, self.queued, self._answered, self._errors, self._progress, self._state, self._beat = (
             words[number * workers : (number + 1) * workers] for number in range(COLUMNS)
         )
         self._details = memory[COLUMNS * workers * WORD :]
@@ -90,7 +92,7 @@ class Board:
 
     def count(self, index: int, numbers: Numbers) -> None:
         """A worker says what it counted."""
-        self.queued[index], self._answered[index], self._errors[index] = numbers
+        self.queued[index], self._answered[index], self._errors[index], self._progress[index] = numbers
 
     def clear(self, index: int) -> None:
         """The worker of that seat has ended."""
@@ -109,6 +111,7 @@ class Board:
                 self._detail(index),
                 self._answered[index],
                 self._errors[index],
+                self._progress[index],
             )
             for index in range(self.workers)
         ]

@@ -229,6 +229,7 @@ class Supervisor:
             detail,
             answered=sum(one.answered for one in seen),
             errors=sum(one.errors for one in seen),
+            progress=sum(one.progress for one in seen),
         )
 
     # ---- ports

@@ -1,0 +1,175 @@
+"""A wall clock that is set must not be taken for time that has passed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.clock import Anchor, ContainerTimes, SteadyClock, anchored, steady_time
+from controller.model import AutoscaleSpec
+from controller.store import Store
+from tests.fakes.fake_engine import Behaviour
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.worlds import replica, service
+
+HOUR = 3600.0
+STEPS = pytest.mark.parametrize("step", [HOUR, -HOUR], ids=["forward", "back"])
+
+seconds = st.floats(min_value=0, max_value=1e9, allow_nan=False)
+steps = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
+
+
+def test_a_controller_goes_on_with_the_clock_of_the_one_before_it() -> None:
+    kept = Anchor("boot-1", wall=1000.0, monotonic=50.0)
+    here = Anchor("boot-1", wall=1100.0 + HOUR, monotonic=150.0)
+    assert anchored(kept, here, not_before=0.0) is kept
+    assert SteadyClock(kept, lambda: 150.0)() == 1100.0
+
+
+def test_another_boot_begins_with_its_own_clock_and_never_before_what_was_noted() -> None:
+    kept = Anchor("boot-1", wall=1000.0, monotonic=50.0)
+    here = Anchor("boot-2", wall=2000.0, monotonic=3.0)
+    assert anchored(kept, here, not_before=1500.0) == here
+    assert anchored(kept, here, not_before=5000.0) == replace(here, wall=5000.0)
+    assert anchored(None, here, not_before=0.0) == here
+
+
+def test_a_monotonic_clock_that_began_anew_is_another_boot_whatever_the_system_calls_it() -> None:
+    kept, here = Anchor("same", wall=1000.0, monotonic=50.0), Anchor("same", wall=2000.0, monotonic=3.0)
+    assert anchored(kept, here, not_before=0.0) == here
+    nameless = Anchor("", wall=1000.0, monotonic=1.0)
+    assert anchored(nameless, replace(here, boot=""), not_before=0.0) == replace(here, boot="")
+
+
+def test_the_anchor_is_kept_in_the_state(tmp_path: Path) -> None:
+    anchor = Anchor("boot-1", 1000.25, 50.5)
+    store = Store(tmp_path)
+    assert store.anchor is None
+    store.keep_anchor(replace(anchor, wall=1.0))
+    store.keep_anchor(anchor)
+    store.failure(("web", "v1"), 1234.0, "exited")
+    store.close()
+    store = Store(tmp_path)
+    assert (store.anchor, store.latest_at) == (anchor, 1234.0)
+    store.close()
+
+
+@given(started=seconds, age=seconds, step=steps, was_before=st.booleans())
+def test_an_age_is_never_overestimated(started: float, age: float, step: float, was_before: bool) -> None:
+    """Whether the clock was set before the container started or after: no deadline comes early."""
+    now = started + age
+    told = started if was_before else started + step
+    assert steady_time(told, now, ahead=step) <= now
+    assert now - steady_time(told, now, ahead=step) <= age + 1e-3
+
+
+@given(started=seconds, age=seconds)
+def test_without_a_step_times_are_what_the_engine_says(started: float, age: float) -> None:
+    assert steady_time(started, started + age, ahead=0.0) == started
+
+
+def test_what_was_brought_over_stays_when_the_clock_is_set_later() -> None:
+    world = {"now": 2000.0, "wall": 2000.0}
+    times = ContainerTimes(lambda: world["now"], lambda: world["wall"])
+    one = replica(service(), 1, created_at=1990.0, started_at=1991.0)
+    assert times.brought_over([one]) == (one,)
+    world |= {"now": 2001.0, "wall": 2001.0 + HOUR}
+    new = replica(service(), 2, created_at=2000.0 + HOUR, started_at=2000.5 + HOUR)
+    old, brought = times.brought_over([one, new])
+    assert old == one
+    assert (brought.created_at, brought.started_at) == (2000.0, 2000.5)
+
+
+@STEPS
+async def test_nothing_happens_to_replicas_when_the_clock_is_set(tmp_path: Path, step: float) -> None:
+    control = Control.of(tmp_path, service("web"), service("slow", replicas=1, startup_timeout_s=600.0))
+    control.engine.behaviours["slow"] = Behaviour(ready_after_s=1.0)
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        ready = control.router.ready("web")
+        control.set_clock(step)
+        for _ in range(3):
+            await loop.tick()
+        assert control.router.ready("web") == ready
+        await control.settled("slow", 1)
+        assert control.kinds("failed") == []
+
+
+@STEPS
+async def test_a_replica_that_starts_after_the_clock_was_set_gets_its_whole_time(tmp_path: Path, step: float) -> None:
+    control = Control.of(tmp_path, service("web", replicas=1, startup_timeout_s=600.0))
+    async with control.running() as loop:
+        await control.settled("web", 1)
+        control.set_clock(step)
+        control.engine.behaviours["web"] = Behaviour(ready_after_s=0.5)
+        loop.scale("web", 2)
+        await control.settled("web", 2)
+        assert control.kinds("failed") == []
+    async with control.running():
+        await control.settled("web", 2)
+        assert control.kinds("failed") == []
+
+
+@STEPS
+async def test_a_startup_deadline_is_still_kept_after_the_clock_was_set(tmp_path: Path, step: float) -> None:
+    control = Control.of(tmp_path, service("web", replicas=1, startup_timeout_s=0.5))
+    control.engine.behaviours["web"] = Behaviour(ready_after_s=1000.0)
+    async with control.running():
+        await until(control.engine.names)
+        control.set_clock(step)
+        await until(lambda: "replica_failed" in control.kinds())
+        assert any("startup_timeout_s" in record.detail for record in control.store.failures.values())
+
+
+@STEPS
+async def test_a_backoff_is_as_long_as_it_was(tmp_path: Path, step: float) -> None:
+    control = Control.of(tmp_path, service("web", replicas=1))
+    control.engine.behaviours["web"] = Behaviour(exits_after_s=0.0, exit_code=1)
+    async with control.running():
+        await until(lambda: any(record.count == 2 for record in control.store.failures.values()))
+        control.set_clock(step)
+        created = len(control.engine.done)
+        await until(lambda: any(record.count == 3 for record in control.store.failures.values()), within_s=3.0)
+        assert len(control.engine.done) - created <= 6, "it was tried again and again, without a wait"
+
+
+@STEPS
+async def test_a_drain_ends_at_its_deadline(tmp_path: Path, step: float) -> None:
+    spec = service("web", graceful_shutdown_timeout_s=1.0)
+    control = Control.of(tmp_path, spec)
+    control.work["web"] = 2
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        began = control.clock()
+        loop.scale("web", 1)
+        await until(lambda: len(control.store.retirements) == 1)
+        control.set_clock(step)
+        await control.settled("web", 1)
+        assert 0.9 <= control.clock() - began <= 3.0
+
+
+async def test_the_autoscaler_waits_as_long_as_it_should(tmp_path: Path) -> None:
+    rules = AutoscaleSpec(min=1, max=3, target_ongoing_requests=1.0, look_back_period_s=1.0, upscale_delay_s=600.0)
+    control = Control.of(tmp_path, service("web", replicas=1, autoscale=replace(rules, panic_threshold=100.0)))
+    async with control.running() as loop:
+        await control.settled("web", 1)
+        control.work["web"] = 3
+        control.set_clock(HOUR)
+        for _ in range(5):
+            await loop.tick()
+        assert control.row("web")[0] == 1
+
+
+@STEPS
+async def test_events_tell_the_time_that_people_have(tmp_path: Path, step: float) -> None:
+    control = Control.of(tmp_path, service("web"))
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        control.set_clock(step)
+        loop.scale("web", 1)
+        event = next(stored.event for stored in loop.events.select() if stored.event.kind == "scale")
+        assert abs(event.at - control.wall()) < 60.0

@@ -1,0 +1,96 @@
+"""Replicas that say they are well and do not get on, and replicas that take long and do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from controller.model import Health, ProbeSpec, SignalContainer
+from controller.phases import Phase, phase_of
+from controller.plan import plan
+from tests.fakes.fake_engine import Behaviour
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.worlds import NOW, desired, observed, replica, retirement, service
+
+PROBE = ProbeSpec(port=9100, path="/readyz", progress_timeout_s=30.0)
+
+
+def test_one_that_hangs_longer_than_it_may_has_failed() -> None:
+    spec = service(probe=PROBE)
+    hanging = replica(spec, 1, ongoing=3, stalled_since=NOW - 30.0)
+    phase, why = phase_of(hanging, spec, None, NOW)
+    assert phase is Phase.FAILED
+    assert why == (
+        "it hangs: 3 requests in flight, and none was answered or sent a message for 30 s "
+        "(readiness.progress_timeout_s)"
+    )
+    assert phase_of(replace(hanging, stalled_since=NOW - 29.0), spec, None, NOW)[0] is Phase.RUNNING
+    assert phase_of(replace(hanging, stalled_since=None), spec, None, NOW)[0] is Phase.RUNNING
+
+
+def test_without_a_limit_it_may_hang() -> None:
+    spec = service()
+    assert phase_of(replica(spec, 1, stalled_since=0.0), spec, None, NOW)[0] is Phase.RUNNING
+
+
+def test_what_hangs_is_not_waited_for() -> None:
+    spec = service(probe=PROBE, replicas=1)
+    hanging = replica(spec, 1, ongoing=3, stalled_since=NOW - 31.0)
+    world = observed(hanging, specs=(spec,), retirements=retirement(hanging, failed=True, draining_since=NOW))
+    actions = [step.action for step in plan(desired(spec), world, NOW).steps]
+    signals = [action for action in actions if isinstance(action, SignalContainer)]
+    assert [(signal.signal, signal.cause.endswith("it makes no progress")) for signal in signals] == [("SIGTERM", True)]
+
+
+def test_progress_extends_the_deadline_of_a_start() -> None:
+    spec = service(startup_timeout_s=60.0)
+    slow = replica(
+        spec, 1, health=Health.UNKNOWN, started_at=NOW - 600.0, health_detail="503 from :9100/readyz: loading, 37 %"
+    )
+    assert phase_of(slow, spec, None, NOW)[0] is Phase.FAILED
+    assert phase_of(replace(slow, progressed_at=NOW - 59.0), spec, None, NOW)[0] is Phase.STARTING
+    phase, why = phase_of(replace(slow, progressed_at=NOW - 61.0), spec, None, NOW)
+    assert phase is Phase.FAILED
+    assert why == (
+        "not ready 600 s after its start and 60 s after its last progress (startup_timeout_s): "
+        "503 from :9100/readyz: loading, 37 %"
+    )
+
+
+async def test_a_replica_that_hangs_is_replaced_and_others_are_left_alone(tmp_path: Path) -> None:
+    spec = service("web", probe=replace(PROBE, progress_timeout_s=0.5, period_s=0.1))
+    control = Control.of(tmp_path, spec, service("api", replicas=1))
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        api = control.router.ready("api")
+        victim = control.router.ready("web")[0]
+        container = control.engine.by_name(victim).id
+        control.stuck.add(victim)
+        await until(lambda: container not in control.engine.containers)
+        control.stuck.clear()
+        await control.settled("web", 2)
+        assert control.router.ready("api") == api
+        failed = [stored.event.message for stored in loop.events.select(limit=1000) if stored.event.outcome == "failed"]
+        assert any("it hangs: 2 requests in flight" in message for message in failed)
+
+
+async def test_a_start_that_gets_on_outlives_its_deadline_and_one_that_stops_does_not(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web", replicas=1, startup_timeout_s=0.6))
+    control.engine.behaviours["web"] = Behaviour(ready_after_s=1000.0)
+    async with control.running() as loop:
+        await until(control.engine.names)
+        first = next(iter(control.engine.containers))
+        began = control.clock()
+        while control.clock() - began < 2.0:
+            step = int((control.clock() - began) * 10)
+            control.starts["web"] = (step, f"loading weights, {step} %")
+            await until(lambda: int((control.clock() - began) * 10) > control.starts["web"][0])
+        assert first in control.engine.containers, "it was three times over its deadline, and got on all the time"
+        control.starts["web"] = (100, "compiling")
+        await until(lambda: first not in control.engine.containers)
+        told = [stored.event for stored in loop.events.select(limit=1000)]
+        steps = [event.message for event in told if event.kind == "replica_progress"]
+        assert len(steps) <= 2, "a stage is told once, not each of its steps"
+        assert steps[-1].endswith(": compiling")
+        assert any("after its last progress (startup_timeout_s)" in event.message for event in told)

@@ -1,0 +1,161 @@
+"""`progress` of /readyz: another number whenever work has moved, the same while it stands still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+from aiohttp import ClientSession, web
+from pierhead import asgi, handle
+from pierhead.asgi_exchange import Message, Receive, Scope, Send
+from pierhead.echo.v1.echo_pb2 import GenerateRequest, Token
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.tally import Tally, tally
+from pierhead.workers.board import Board, Numbers
+
+from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, know, until
+
+child = handle(EchoStub, "echo-child")
+
+
+class Told:
+    """A source that gives one item each time it is told to."""
+
+    def __init__(self) -> None:
+        self.next = asyncio.Semaphore(0)
+
+    async def turn(self) -> bytes:
+        await self.next.acquire()
+        return b"item\n"
+
+
+async def moves(progress: Callable[[], int], source: Told) -> None:
+    """Each item that is sent is seen, and nothing is seen where none is."""
+    for _ in range(3):
+        before = progress()
+        await asyncio.sleep(0)
+        assert progress() == before
+        source.next.release()
+        await until(lambda before=before: progress() != before, "the message was seen")  # type: ignore[misc]
+
+
+async def test_answers_are_progress_and_those_that_the_clock_gives_are_none() -> None:
+    counts: dict[tuple[str, ...], float] = {
+        ("m", "OK"): 3.0,
+        ("m", "INTERNAL"): 2.0,
+        ("m", "DEADLINE_EXCEEDED"): 4.0,
+        ("m", "504"): 1.0,
+    }
+    assert tally(counts) == Tally(answered=10, errors=7, in_time=5)
+    assert tally({("m", "RESOURCE_EXHAUSTED"): 9.0, ("m", "CANCELLED"): 9.0, ("m", "503"): 9.0}).in_time == 0
+
+
+async def test_a_call_that_meets_its_deadline_is_no_progress(cluster: Cluster) -> None:
+    server = await cluster.start(EchoService())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = EchoStub(channel)
+        await stub.Echo(echo())
+        before = server.readiness().progress
+        with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
+            await stub.Echo(echo("wait"), timeout=0.05)
+        await until(lambda: server.readiness().ongoing == 0, "the call has ended")
+        assert server.readiness().progress == before
+        await stub.Echo(echo())
+        assert server.readiness().progress == before + 1
+
+
+class Slow(EchoService):
+    """Streams what the test tells it to."""
+
+    def __init__(self, source: Told) -> None:
+        super().__init__()
+        self.source = source
+
+    async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Token]:
+        async for token in super().Generate(request, context):
+            await self.source.turn()
+            yield token
+
+
+@pytest.mark.parametrize("transport", ["lane", "grpc"])
+async def test_messages_of_a_grpc_stream_are_progress(cluster: Cluster, transport: str) -> None:
+    source = Told()
+    server = await cluster.start(Slow(source))
+    know(server, transport=transport)
+    call = child.Generate(generate(num_tokens=100))
+    reading = asyncio.ensure_future(anext(aiter(call)))
+    await until(lambda: server.readiness().ongoing == 1, "the call is in flight")
+    await moves(lambda: server.readiness().progress, source)
+    assert (await reading).index == 0
+    call.cancel()
+
+
+async def test_chunks_of_an_http_stream_are_progress(cluster: Cluster) -> None:
+    source = Told()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(await source.turn())
+
+    app = web.Application()
+    app.router.add_get("/stream", stream)
+    server = await cluster.start(app)
+    url = f"http://127.0.0.1:{server.http_port}/stream"
+    async with ClientSession() as client, client.get(url):
+        await moves(lambda: server.readiness().progress, source)
+    await until(lambda: server.readiness().ongoing == 0, "the request has ended")
+
+
+async def test_messages_of_a_websocket_are_progress(cluster: Cluster) -> None:
+    source = Told()
+
+    async def talk(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        while True:
+            await socket.send_bytes(await source.turn())
+
+    app = web.Application()
+    app.router.add_get("/talk", talk)
+    server = await cluster.start(app)
+    url = f"http://127.0.0.1:{server.http_port}/talk"
+    async with ClientSession() as client, client.ws_connect(url):
+        await moves(lambda: server.readiness().progress, source)
+
+
+async def test_messages_of_an_asgi_application_are_progress(cluster: Cluster) -> None:
+    source = Told()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            message: Message = await receive()
+            while message["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+                message = await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": await source.turn(), "more_body": True})
+
+    server = await cluster.start(asgi(app))
+    url = f"http://127.0.0.1:{server.http_port}/stream"
+    async with ClientSession() as client:
+        asked = asyncio.ensure_future(client.get(url))
+        await until(lambda: server.readiness().ongoing == 1, "the request is in flight")
+        await moves(lambda: server.readiness().progress, source)
+        (await asked).close()
+
+
+def test_workers_tell_theirs() -> None:
+    board = Board.make(2)
+    board.count(1, Numbers(queued=1, answered=2, errors=3, progress=4))
+    assert board.seen()[1].progress == 4
+    board.clear(1)
+    assert board.seen()[1].progress == 0
+    board.close()
