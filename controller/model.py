@@ -534,6 +534,8 @@ class ServiceRollout:
     """Versions that were stable before, the newest first."""
     approved: str | None = None
     """The version that `pierhead deploy` asked for, where new versions wait for it."""
+    is_unproven: bool = False
+    """`stable` was taken while no replica was wanted, so none of it has ever been ready."""
 
 
 @dataclass(frozen=True, slots=True)

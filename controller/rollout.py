@@ -195,6 +195,10 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
 
 def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
     offered = facts.offered
+    if state.is_unproven:
+        proved = _proved(state, facts, rules, now)
+        if proved:
+            return proved
     if offered is None:
         return state, None
     if state.stable is None:
@@ -206,7 +210,7 @@ def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> t
     if rules.is_manual and state.approved != offered:
         return state, None
     if not facts.target and not facts.others(offered):
-        return _done(state, offered), None
+        return _done(state, offered, facts), None
     rollout = Rollout(state.stable, offered, RolloutPhase.WAITING, now, now, "the files or its image changed")
     return replace(state, rollout=rollout, rejected=None), None
 
@@ -243,7 +247,8 @@ def _rolling_back(state: ServiceRollout, rollout: Rollout, facts: Facts) -> tupl
     if facts.others(state.stable) or facts.ready(state.stable) < facts.target:
         return state, None
     message = f"{facts.target} replicas of {state.stable} serve again, {rollout.source} is gone: {rollout.cause}"
-    return replace(state, rollout=None), Note("rolled_back", message, "warning")
+    unproven = state.is_unproven and not facts.ready(state.stable)
+    return replace(state, rollout=None, is_unproven=unproven), Note("rolled_back", message, "warning")
 
 
 def _forward(
@@ -270,7 +275,7 @@ def _forward(
             return enter(RolloutPhase.SETTLING), Note("rollout", message)
         case RolloutPhase.SETTLING if waited_s >= rules.spec.bake_s or not target:
             message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"
-            return _done(state, to), Note("rolled_out", message, "ok")
+            return _done(state, to, facts), Note("rolled_out", message, "ok")
         case _:
             return state, None
 
@@ -280,10 +285,33 @@ def _held_out(facts: Facts, version: str) -> str:
     return f"answered {tally.answered} requests with {tally.errors} errors" if tally.answered else "is ready"
 
 
-def _done(state: ServiceRollout, version: str) -> ServiceRollout:
+def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
     former = [state.stable] if state.stable and state.stable != version else []
     kept = [name for name in state.previous if name not in (version, *former)]
-    return ServiceRollout(stable=version, rejected=state.rejected, previous=tuple([*former, *kept][:PREVIOUS_KEPT]))
+    return ServiceRollout(
+        stable=version,
+        rejected=state.rejected,
+        previous=tuple([*former, *kept][:PREVIOUS_KEPT]),
+        is_unproven=not facts.ready(version),
+    )
+
+
+def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None] | None:
+    """A version that was taken while no replica was wanted gets its first ones now: it works, or the one before it
+    comes back.
+    """
+    version = state.stable or ""
+    if facts.ready(version):
+        return replace(state, is_unproven=False), None
+    failure = facts.failures.get(version)
+    if failure is None or failure.count < MOST_FAILURES or not state.previous or not rules.spec.auto_rollback:
+        return None
+    former, *others = state.previous
+    why = f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
+    rollout = Rollout(version, former, RolloutPhase.ROLLING_BACK, now, now, why)
+    rejected = Rejection(version, why, now)
+    back = ServiceRollout(stable=former, rollout=rollout, rejected=rejected, previous=tuple(others), is_unproven=True)
+    return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
 
 
 def _back(state: ServiceRollout, why: str, now: float) -> ServiceRollout:

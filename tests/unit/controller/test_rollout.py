@@ -93,6 +93,19 @@ def test_without_replicas_the_new_version_is_taken_at_once() -> None:
     assert (state.stable, phases) == ("v2", [""])
 
 
+def test_a_version_that_was_taken_without_replicas_proves_itself_with_the_first() -> None:
+    at_zero, _ = walk(V1, (0, facts(target=0, counts={})))
+    assert at_zero == ServiceRollout(stable="v2", previous=("v1",), is_unproven=True)
+    proved, _ = walk(at_zero, (1, facts(counts=counts(v2=(2, 1)))))
+    assert proved == ServiceRollout(stable="v2", previous=("v1",))
+    failing = facts(counts=counts(v2=(1, 0)), failures={"v2": FailureRecord(3, 5.0, "code 1")})
+    back, phases = walk(at_zero, (5, failing), (6, facts(counts=counts(v1=(2, 2)))))
+    assert phases == ["ROLLING_BACK", ""]
+    assert (back.stable, back.rejected and back.rejected.version, back.is_unproven) == ("v1", "v2", False)
+    alone = ServiceRollout(stable="v2", is_unproven=True)
+    assert walk(alone, (5, failing))[0] == alone, "there is nothing to go back to"
+
+
 def test_a_version_that_does_not_become_ready_is_rolled_back() -> None:
     failing = {"v2": FailureRecord(3, 5.0, "exited by itself with code 1")}
     there = counts(v1=(2, 2), v2=(1, 0))

@@ -1,0 +1,359 @@
+"""The whole controller against chance: engine, HAProxy and replicas in memory, hours in seconds of virtual time.
+
+Replicas die, hang, run out of memory; calls fail; engine and HAProxy go away and come back; people scale, deploy good
+and bad versions, roll back and change their mind; the controller is killed between any two actions and started again.
+Whatever happens: no bad version ever gets traffic, no GPU has two owners, nobody is told to stop who was not drained,
+the last ready replica is not given away. When the trouble ends, the world is what was asked for, and nothing is to do.
+
+PIERHEAD_TEST_EXAMPLES=1000 makes the long run; `-s` prints what was done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError
+from controller.model import (
+    AddServer,
+    CreateContainer,
+    RemoveContainer,
+    RolloutSpec,
+    ServiceSpec,
+    SignalContainer,
+    StartContainer,
+    current_version,
+)
+from tests.fakes.fake_engine import Behaviour
+from tests.harness.virtual_time import VirtualLoop
+from tests.unit.controller.control import Control
+from tests.unit.controller.worlds import gpu_service, gpus, service
+
+T = TypeVar("T")
+
+EXAMPLES = int(os.environ.get("PIERHEAD_TEST_EXAMPLES", "25"))
+STEPS = 40
+GPUS = 3
+SETTLE_S = 1800.0
+"""Virtual seconds within which everything must be as it was asked for, once the trouble is over."""
+BAD = {
+    "crashes": Behaviour(exits_after_s=0.5, exit_code=1, output="no such model\n"),
+    "never ready": Behaviour(ready_after_s=1e9),
+    "cannot start": Behaviour(start_error="exec: not found"),
+    "out of memory": Behaviour(exits_after_s=1.0, oom=True),
+}
+SERVICES = ("web", "ranker")
+STATISTICS: collections.Counter[str] = collections.Counter()
+
+names = st.sampled_from(SERVICES)
+picks = st.integers(0, 20)
+
+
+@dataclass
+class Timed(Control):
+    """A control whose clocks are those of the virtual loop."""
+
+    def wall(self) -> float:
+        return self.clock() + self.engine.clock_set_by_s
+
+
+class ControllerMachine(RuleBasedStateMachine):
+    """Rules are what happens to a stack; the controller runs between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        STATISTICS["examples"] += 1
+        self._directory = tempfile.TemporaryDirectory(prefix="pierhead-machine-")
+        self._loop = VirtualLoop()
+        rollout = RolloutSpec(bake_s=5.0)
+        self.specs: dict[str, ServiceSpec] = {
+            "web": service("web", startup_timeout_s=30.0, rollout=rollout),
+            "ranker": gpu_service("ranker", startup_timeout_s=30.0, rollout=rollout),
+        }
+        self.bad: set[str] = set()
+        """Versions that never work."""
+        self._count = 0
+        self.control = Timed.of(Path(self._directory.name), *self.specs.values())
+        self.control.clock = self.control.engine.clock = self._clock
+        self.control.engine.gpus = gpus(GPUS)
+        self._life: asyncio.Task[None] | None = None
+        self._end = asyncio.Event()
+
+    def _clock(self) -> float:
+        return 1_700_000_000.0 + self._loop.time()
+
+    # -------------------------------------------------------------------------------------------------- the controller
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(work)
+
+    @initialize()
+    def first_start(self) -> None:
+        self.start()
+        self.run(self.until(self.all_settled, "the first start"))
+
+    def start(self) -> None:
+        async def begin() -> None:
+            self._end = asyncio.Event()
+            begun = asyncio.Event()
+
+            async def live() -> None:
+                try:
+                    async with self.control.running():
+                        begun.set()
+                        await self._end.wait()
+                except* EngineUnreachable:  # it ends by itself, for Docker to start it again
+                    STATISTICS["controllers ended without an engine"] += 1
+
+            self._life = asyncio.create_task(live())
+            await begun.wait()
+
+        self.run(begin())
+
+    def kill(self) -> None:
+        """It stops between two steps of the event loop."""
+
+        async def end() -> None:
+            self._end.set()
+            assert self._life is not None
+            await self._life
+
+        self.run(end())
+        self._life = None
+
+    def revive(self) -> None:
+        """Start it again where it has died of an action."""
+        if self._life is None or self._life.done():
+            self.control.actions_to_live = None
+            self.start()
+
+    async def until(self, look: Callable[[], object], what: str, within_s: float = SETTLE_S) -> None:
+        end = self._loop.time() + within_s
+        while not look():
+            if self._loop.time() > end:
+                rows = [(row.name, row.wanted, row.ready, row.message) for row in self.control.loop.view.services]
+                events = [stored.event.message for stored in self.control.loop.events.select(limit=25)]
+                states = [str(self.control.loop.deployer.state(name)) for name in SERVICES]
+                told = "\n".join([*states, str(self.control.loop.view.plan), *events])
+                raise AssertionError(f"not within {within_s:g} s: {what}: {rows}\n{told}")
+            await asyncio.sleep(0.5)
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 5.0, 20.0, 90.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+        STATISTICS["virtual seconds"] += int(seconds)
+        self.revive()
+
+    @rule()
+    def controller_is_killed(self) -> None:
+        STATISTICS["controllers killed"] += 1
+        self.kill()
+        self.start()
+
+    @rule(actions=st.integers(1, 6), seconds=st.sampled_from([0.2, 2.0, 30.0]))
+    def controller_dies_of_an_action(self, actions: int, seconds: float) -> None:
+        STATISTICS["controllers killed within an action"] += 1
+        self.control.actions_to_live = actions
+        self.run(asyncio.sleep(seconds))
+        self.revive()
+
+    # -------------------------------------------------------------------------------------------------- what people do
+
+    @rule(name=names, replicas=st.integers(0, 4))
+    def scale(self, name: str, replicas: int) -> None:
+        STATISTICS["scale calls"] += 1
+        self.control.loop.scale(name, replicas)
+
+    @rule(name=names, what=st.sampled_from(["good", "good", *BAD]))
+    def deploy(self, name: str, what: str) -> None:
+        STATISTICS["versions deployed"] += 1
+        self._count += 1
+        self.specs[name] = replace(self.specs[name], definition_hash=f"m{self._count}")
+        if what != "good":
+            STATISTICS["bad versions deployed"] += 1
+            version = self.version(name)
+            self.bad.add(version)
+            self.control.engine.behaviours[version] = BAD[what]
+        self.control.source.edit(*self.specs.values())
+
+    @rule(name=names, pace=st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1)]))
+    def change_pace(self, name: str, pace: tuple[int, int]) -> None:
+        rollout = RolloutSpec(*pace, bake_s=5.0)
+        self.specs[name] = replace(self.specs[name], rollout=rollout)
+        self.control.source.edit(*self.specs.values())
+
+    @rule(name=names, ask=st.sampled_from(["roll_back", "abort", "promote", "deploy"]))
+    def change_mind(self, name: str, ask: str) -> None:
+        STATISTICS["changes of mind"] += 1
+        loop = self.control.loop
+        try:
+            if ask == "roll_back":
+                loop.roll_back(name, None)
+            elif ask == "deploy":
+                loop.deploy([name])
+            else:
+                getattr(loop, ask)(name)
+        except InvalidRequest:
+            STATISTICS["changes of mind refused"] += 1
+
+    @rule(name=names, requests=st.integers(0, 6))
+    def work(self, name: str, requests: int) -> None:
+        self.control.work[name] = requests
+
+    # ------------------------------------------------------------------------------------------------- what goes wrong
+
+    @rule(pick=picks, what=st.sampled_from(["crash", "kill", "run_out_of_memory", "hang", "lose_network", "delete"]))
+    def replica_trouble(self, pick: int, what: str) -> None:
+        up = [name for name in self.control.engine.names() if self.control.engine.by_name(name).state.is_up]
+        if up:
+            STATISTICS[f"replicas: {what}"] += 1
+            getattr(self.control.engine, what)(up[pick % len(up)])
+            if what in ("hang", "lose_network"):
+                self.control.router.mark_down(up[pick % len(up)])
+
+    @rule(kind=st.sampled_from([CreateContainer, StartContainer, SignalContainer, RemoveContainer]))
+    def engine_call_fails(self, kind: type[Any]) -> None:
+        STATISTICS["engine calls that failed"] += 1
+        self.control.engine.fail_next(kind, EngineError("something is wrong (test)"))
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
+    def engine_goes_away(self, seconds: float) -> None:
+        STATISTICS["engine gone"] += 1
+        self.control.engine.go_away()
+        self.run(asyncio.sleep(seconds))
+        self.control.engine.come_back()
+        self.revive()
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
+    def haproxy_goes_away(self, seconds: float) -> None:
+        STATISTICS["HAProxy gone"] += 1
+        self.control.router.up = False
+        self.run(asyncio.sleep(seconds))
+        self.control.router.up = True
+        self.control.router.restart()
+        self.revive()
+
+    @rule(action=st.sampled_from([AddServer]), seconds=st.sampled_from([1.0, 10.0]))
+    def haproxy_refuses(self, action: type[Any], seconds: float) -> None:
+        STATISTICS["HAProxy refused"] += 1
+        self.control.router.failing[action] = RoutingError("no (test)")
+        self.run(asyncio.sleep(seconds))
+        del self.control.router.failing[action]
+        self.revive()
+
+    @rule(by_s=st.sampled_from([-3600.0, -5.0, 5.0, 3600.0]))
+    def clock_is_set(self, by_s: float) -> None:
+        STATISTICS["clock set"] += 1
+        self.control.set_clock(by_s)
+
+    # ------------------------------------------------------------------------------------------- what must always hold
+
+    @invariant()
+    def no_bad_version_gets_traffic(self) -> None:
+        for _, name in self.control.router.servers:
+            assert name.rsplit("-", 2)[1] not in self.bad, f"{name} gets traffic and never worked"
+
+    @invariant()
+    def no_gpu_has_two_owners(self) -> None:
+        owners = [gpu for one in self.control.engine.containers.values() for gpu in one.gpus]
+        assert len(owners) == len(set(owners)), owners
+
+    @invariant()
+    def not_more_than_wanted_and_a_surge(self) -> None:
+        for name, spec in self.specs.items():
+            marked = self.control.store.retirements
+            staying = [
+                one
+                for one in self.control.engine.containers.values()
+                if one.service == name and one.id not in marked and one.state.is_up
+            ]
+            assert len(staying) <= 4 + max(1, spec.rollout.max_surge) + 1, [one.name for one in staying]
+
+    # --------------------------------------------------------------------------------------------------------- the end
+
+    def teardown(self) -> None:
+        try:
+            if self._life is not None:
+                self.settle()
+                self.kill()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+            self._directory.cleanup()
+
+    def settle(self) -> None:
+        """The trouble is over; everything becomes as it was asked for."""
+        self.control.work.clear()
+        self.control.engine._failures.clear()
+        self.control.actions_to_live = None
+        self.revive()
+        for name in SERVICES:
+            if self.control.loop.deployer.state(name).stable is None and self.version(name) in self.bad:
+                self.deploy(name, "good")  # nothing ever worked: only another version can
+        started = self._loop.time()
+        self.run(self.until(self.all_settled, "everything is as it was asked for"))
+        STATISTICS["longest settling, s"] = max(STATISTICS["longest settling, s"], int(self._loop.time() - started))
+        for name in SERVICES:
+            versions = {one.version for one in self.control.engine.containers.values() if one.service == name}
+            assert len(versions) <= 1
+            assert not versions & self.bad
+        routed = {one.name for one in self.control.engine.containers.values() if one.service == "web"}
+        assert {name for _, name in self.control.router.servers} == routed
+        assert self.control.store.retirements == {}
+
+    def all_settled(self) -> bool:
+        view = self.control.loop.view
+        if not view.services or self._life is None or self._life.done():
+            return False
+        fits = {"ranker": min(GPUS, self.wanted("ranker")), "web": self.wanted("web")}
+        counts = {row.name: (row.ready, sum(bool(one.name) for one in row.replicas)) for row in view.services}
+        at_rest = all(self.control.loop.deployer.state(name).rollout is None for name in SERVICES)
+        return at_rest and not view.plan.steps and counts == {name: (count, count) for name, count in fits.items()}
+
+    def wanted(self, name: str) -> int:
+        override = self.control.store.overrides.get(name)
+        return override.replicas if override else self.specs[name].replicas
+
+    def version(self, name: str) -> str:
+        found = current_version(self.specs[name], self.control.engine.images)
+        assert found is not None
+        return found
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    """Thousands of events a second are not what a log is for."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(before)
+
+
+def test_the_controller_against_chance() -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    STATISTICS.clear()
+    run_state_machine_as_test(
+        ControllerMachine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    print()
+    for what, count in sorted(STATISTICS.items()):
+        print(f"{count:10,d}  {what}")
