@@ -21,10 +21,29 @@ from controller.deployer import Deployer
 from controller.discovery import Board
 from controller.edge import edge_spec
 from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
-from controller.errors import ControllerError, EngineError, EngineUnreachable, SpecError, StoreError, UnknownService
+from controller.errors import (
+    ControllerError,
+    EngineError,
+    EngineUnreachable,
+    InvalidRequest,
+    SpecError,
+    StoreError,
+    UnknownService,
+)
 from controller.events import EventLog
+from controller.gpu_faults import GpuWatch, Mark, Unmark
 from controller.metrics import ControllerMetrics, action_name
-from controller.model import Action, Desired, Observed, Plan, ServiceSpec, Spec, goal_of
+from controller.model import (
+    Action,
+    Desired,
+    GpuFault,
+    Observed,
+    Plan,
+    RemoveContainer,
+    ServiceSpec,
+    Spec,
+    goal_of,
+)
 from controller.observe import Observer, Sight
 from controller.perform import Performer
 from controller.plan import plan as make_plan
@@ -146,6 +165,7 @@ class Loop:
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
         self._scaler = Scaler(world.store, self.events)
         self.deployer = Deployer(world.store, self.events, self.board.callers, is_manual=world.is_manual)
+        self._gpus = GpuWatch()
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
         if world.store.set_aside is not None:
@@ -212,6 +232,8 @@ class Loop:
         # From a world that cannot be seen nothing can be concluded.
         plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
         self._executor.submit(plan)
+        if seen:
+            self._watch_gpus(sight.observed, now)
         self._publish(desired, sight, plan, now)
         self._forgive(desired, sight.observed, now)
         dues = (
@@ -273,6 +295,25 @@ class Loop:
             self.events.record(
                 change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
             )
+
+    def _watch_gpus(self, observed: Observed, now: float) -> None:
+        """Mark GPUs that are gone or on which replicas fail, and take marks back."""
+        for change in self._gpus.look(observed, self._world.store.gpu_faults, now):
+            try:
+                self._change_gpu(change)
+            except StoreError as error:
+                logger.error("a mark on a GPU was not kept: %s", error)  # noqa: TRY400 - the next tick tries again
+
+    def _change_gpu(self, change: Mark | Unmark) -> None:
+        match change:
+            case Mark(fault):
+                self._world.store.mark_gpu(fault)
+                words = f"no replica is placed on GPU {fault.uuid}: {fault.reason}"
+                self.events.record("gpu_marked", words, target=fault.uuid, outcome="warning")
+            case Unmark(uuid, why):
+                self._world.store.unmark_gpu(uuid)
+                self.events.record("gpu_unmarked", f"GPU {uuid} is used again: {why}", target=uuid, outcome="ok")
+        self._wakeup.ring()
 
     def _forgive(self, desired: Desired, observed: Observed, now: float) -> None:
         """Clear failure records of versions that work again, or that nobody wants any more."""
@@ -341,6 +382,24 @@ class Loop:
         self._wakeup.ring()
         return said
 
+    def mark_gpu(self, uuid: str, reason: str) -> None:
+        """Place no replica on a GPU any more; those that are there stay. Raises InvalidRequest, StoreError."""
+        self._known_gpu(uuid)
+        self._change_gpu(Mark(GpuFault(uuid, reason, self._clock(), "marked")))
+
+    def unmark_gpu(self, uuid: str) -> None:
+        """Use a GPU again. Raises InvalidRequest (it has no mark), StoreError."""
+        faults = self._world.store.gpu_faults
+        if uuid not in faults:
+            raise InvalidRequest(f"GPU {uuid} has no mark; with one: {', '.join(sorted(faults)) or 'none'}")
+        self._gpus.forget(uuid)
+        self._change_gpu(Unmark(uuid, "somebody said so"))
+
+    def _known_gpu(self, uuid: str) -> None:
+        known = [gpu.uuid for gpu in self.view.gpus]
+        if uuid not in known:
+            raise InvalidRequest(f"there is no GPU {uuid!r}; this machine has {', '.join(known) or 'none'}")
+
     async def logs(self, service: str, tail: int) -> Mapping[str, str]:
         """Return the last `tail` lines of every replica, by name. Raises UnknownService, EngineError."""
         containers = self.view.observed.containers if self.view.observed else ()
@@ -398,6 +457,8 @@ class Loop:
         self.metrics.action(outcome)
         if isinstance(action, EngineAction):
             self._observer.engine_changed()
+        if isinstance(action, RemoveContainer) and action.failed and outcome.error is None:
+            self._note_failure(action)
         words = f"{describe(action)}: {action.cause}"
         self.events.record(
             action_name(action),
@@ -407,6 +468,12 @@ class Loop:
             outcome="failed" if outcome.error else "ok",
         )
         self._wakeup.ring()
+
+    def _note_failure(self, action: RemoveContainer) -> None:
+        containers = self.view.observed.containers if self.view.observed else ()
+        for container in containers:
+            if container.id == action.container_id:
+                self._gpus.failed(container)
 
     async def _follow_engine(self) -> None:
         """Wake the loop at every event. Raises EngineUnreachable when the engine stays away."""

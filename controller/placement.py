@@ -31,7 +31,8 @@ class GpuLedger:
         for action in observed.in_progress:
             if isinstance(action, CreateContainer):
                 holders.update({gpu.uuid: action.service for gpu in action.gpus})
-        return cls(inventory=observed.gpus, holders=holders)
+        usable = tuple(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults)
+        return cls(inventory=usable, holders=holders)
 
     def free_after(self, uuids: tuple[str, ...], step: int) -> None:
         """Count these GPUs as free for whoever waits for that step."""

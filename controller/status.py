@@ -61,6 +61,8 @@ class GpuUse:
     uuid: str
     name: str
     holder: str
+    fault: str = ""
+    """Why no replica is placed on it; "" when one may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error
         found.append(f"the Docker Engine does not answer, what is shown is old: {engine_error}")
     if observed is not None and observed.routing is None:
         found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
+    for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
+        found.append(f"GPU {uuid} is not used: {reason}; `pierhead unmark {uuid}` when it is well again")
     found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]
     return tuple(found)
 
@@ -134,7 +138,12 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
     """Return every GPU with its holder, in the engine's order."""
     holders = dict(observed.foreign_gpu_holders)
     holders |= {uuid: container.name for container in observed.containers for uuid in container.gpus}
-    return tuple(GpuUse(gpu.uuid, gpu.name, holders.get(gpu.uuid, "")) for gpu in observed.gpus)
+    names = {gpu.uuid: gpu.name for gpu in observed.gpus} | {
+        uuid: "" for uuid in sorted(observed.gpu_faults) if uuid not in {gpu.uuid for gpu in observed.gpus}
+    }
+    return tuple(
+        GpuUse(uuid, name, holders.get(uuid, ""), observed.gpu_faults.get(uuid, "")) for uuid, name in names.items()
+    )
 
 
 def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpoints]:

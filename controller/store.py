@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from controller.clock import Anchor
 from controller.errors import StoreError
-from controller.model import Event, FailureKey, FailureRecord, Retirement
+from controller.model import Event, FailureKey, FailureRecord, GpuFault, Retirement
 
 FILE_NAME = "state.db"
 SCHEMA_VERSION = 4
@@ -126,6 +126,9 @@ class Store:
             for row in self._db.execute("SELECT service, version, first_at, image, image_id, spec FROM revisions")
         }
         self._autoscaled: dict[str, int] = dict(self._db.execute("SELECT service, replicas FROM autoscaled"))
+        self._gpu_faults = {
+            row[0]: GpuFault(*row) for row in self._db.execute("SELECT uuid, reason, at, kind FROM gpu_faults")
+        }
         self._seen_ready: dict[str, float] = dict(self._db.execute("SELECT container_id, started_at FROM seen_ready"))
 
     @property
@@ -291,6 +294,24 @@ class Store:
         if not self.seen_ready(container_id, started_at):
             self._write("INSERT OR REPLACE INTO seen_ready VALUES (?, ?)", (container_id, started_at))
             self._seen_ready[container_id] = started_at
+
+    # ----------------------------------------------------------------------------------------------------------- GPUs
+
+    @property
+    def gpu_faults(self) -> Mapping[str, GpuFault]:
+        """Marks on GPUs, by UUID. A snapshot: later changes do not show in it."""
+        return MappingProxyType(dict(self._gpu_faults))
+
+    def mark_gpu(self, fault: GpuFault) -> None:
+        """Keep a mark; one that was there before is replaced."""
+        self._write("INSERT OR REPLACE INTO gpu_faults (uuid, reason, at, kind) VALUES (?, ?, ?, ?)", astuple(fault))
+        self._gpu_faults[fault.uuid] = fault
+
+    def unmark_gpu(self, uuid: str) -> None:
+        """Drop a mark."""
+        if uuid in self._gpu_faults:
+            self._write("DELETE FROM gpu_faults WHERE uuid = ?", (uuid,))
+            del self._gpu_faults[uuid]
 
     # ---------------------------------------------------------------------------------------------------------- clock
 

@@ -144,6 +144,20 @@ def logs(
             shown[replica["name"]] = replica["lines"]
 
 
+@app.command()
+def mark(uuid: str, reason: str) -> None:
+    """Place no replica on a GPU any more, because of what REASON says; those that are there stay."""
+    _client().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": reason})
+    sys.stdout.write(f"no replica is placed on GPU {uuid} until `pierhead unmark {uuid}`\n")
+
+
+@app.command()
+def unmark(uuid: str) -> None:
+    """Use a GPU again that the controller, or somebody, found faulty."""
+    _client().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": None})
+    sys.stdout.write(f"GPU {uuid} is used again\n")
+
+
 # ------------------------------------------------------------------------------------------------------------- waiting
 
 

@@ -112,7 +112,9 @@ def _replicas(document: Document) -> Table:
 def _gpus(document: Document) -> Table:
     table = _table("GPU", "KIND", "HELD BY")
     for gpu in document["gpus"]:
-        table.add_row(Text(gpu["uuid"]), Text(gpu["name"] or "-"), Text(gpu["holder"] or "free"))
+        holder = gpu["holder"] or ("nobody" if gpu["fault"] else "free")
+        fault = f" (not used: {gpu['fault']})" if gpu["fault"] else ""
+        table.add_row(Text(gpu["uuid"]), Text(gpu["name"] or "-"), Text(f"{holder}{fault}"))
     return table
 
 

@@ -111,6 +111,8 @@ class FakeEngine:
     gpus: tuple[Gpu, ...] = ()
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     """By version, else by service; `Behaviour()` for the others."""
+    bad_gpus: dict[str, Behaviour] = field(default_factory=dict)
+    """GPU UUID -> what containers on it do, whatever they would do elsewhere."""
     node: str = "fake-node"
     clock_set_by_s: float = 0.0
     """What somebody has set the machine's wall clock forward by (or back); what containers do goes on as it was."""
@@ -347,7 +349,7 @@ class FakeEngine:
             name=action.target,
             project=project,
             service=spec.name,
-            behaviour=self.behaviours.get(action.version) or self.behaviours.get(spec.name, Behaviour()),
+            behaviour=self._behaviour(action, spec),
             created_at=self.clock(),
             created_by_s=self.clock_set_by_s,
             version=action.version,
@@ -363,6 +365,10 @@ class FakeEngine:
         new.id = self._next_id()
         self.containers[new.id] = new
         self._emit("create", new)
+
+    def _behaviour(self, action: CreateContainer, spec: ServiceSpec) -> Behaviour:
+        bad = [self.bad_gpus[gpu.uuid] for gpu in action.gpus if gpu.uuid in self.bad_gpus]
+        return bad[0] if bad else self.behaviours.get(action.version) or self.behaviours.get(spec.name, Behaviour())
 
     def _start(self, one: FakeContainer) -> None:
         if one.state.is_up:
