@@ -223,6 +223,7 @@ class Api:
             "engine_reachable": view.engine_reachable,
             "haproxy_reachable": view.haproxy_reachable,
             "spec_problems": list(view.spec_problems),
+            "store_trouble": self._loop.store_trouble,
         }
         return web.json_response(body, status=200 if age_s < STUCK_AFTER_S else 503)
 

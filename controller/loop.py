@@ -20,7 +20,7 @@ from controller.apply import Executor, Outcome
 from controller.deployer import Deployer
 from controller.discovery import Board
 from controller.edge import edge_spec
-from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
+from controller.engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine, EngineAction
 from controller.errors import (
     ControllerError,
     EngineError,
@@ -166,6 +166,8 @@ class Loop:
         self._scaler = Scaler(world.store, self.events)
         self.deployer = Deployer(world.store, self.events, self.board.callers, is_manual=world.is_manual)
         self._gpus = GpuWatch()
+        self.store_trouble = ""
+        """Why the state file cannot be written; "" when it can."""
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
         if world.store.set_aside is not None:
@@ -218,6 +220,7 @@ class Loop:
 
     async def tick(self) -> float:
         """Do one round; return after how many seconds the next is due at the latest."""
+        self._watch_store()
         spec = self.specs.current
         if spec is None:
             self.view = View(at=self._clock(), project=self._world.project, spec_problems=self.specs.problems)
@@ -284,7 +287,7 @@ class Loop:
                 endpoints=endpoints(desired, sight.observed),
                 targets=scrape_targets(desired, sight.observed),
                 spec_problems=self.specs.problems,
-                notices=notices(sight.observed, refusals, sight.engine_error, now),
+                notices=(*self._store_notices(), *notices(sight.observed, refusals, sight.engine_error, now)),
                 engine_reachable=not sight.engine_error,
                 haproxy_reachable=sight.observed.routing is not None,
             ),
@@ -295,6 +298,22 @@ class Loop:
             self.events.record(
                 change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
             )
+
+    def _watch_store(self) -> None:
+        """Try again to write what could not be written, and tell when that begins and ends."""
+        store, before = self._world.store, self.store_trouble
+        if store.trouble:
+            store.settle()
+        self.store_trouble = store.trouble
+        if self.store_trouble and not before:
+            self.events.record("store_failing", self._store_notices()[0], target="store", outcome="warning")
+        elif before and not self.store_trouble:
+            self.events.record("store_works", "the state file is written again", target="store", outcome="ok")
+
+    def _store_notices(self) -> tuple[str, ...]:
+        if not self.store_trouble:
+            return ()
+        return (f"nothing can be kept, a controller that starts now would not know what happens: {self.store_trouble}",)
 
     def _watch_gpus(self, observed: Observed, now: float) -> None:
         """Mark GPUs that are gone or on which replicas fail, and take marks back."""
@@ -483,6 +502,8 @@ class Loop:
                 async for event in self._world.engine.events(self._world.project):
                     heard_at = self._clock()
                     self._observer.stream_open = self._observer.stream_open or event == CONNECTED
+                    if event.kind == OUT_OF_MEMORY:
+                        self._note_out_of_memory(event.container_id)
                     self._observer.engine_changed()
                     self._wakeup.ring()
             except EngineError as error:
@@ -497,6 +518,16 @@ class Loop:
                 self._observer.stream_open = False
             self._wakeup.ring()
             await asyncio.sleep(REOPEN_S)
+
+    def _note_out_of_memory(self, container_id: str) -> None:
+        """The kernel has killed a process in a replica: the first one, which ends it, or another, which may not."""
+        containers = self.view.observed.containers if self.view.observed else ()
+        for one in containers:
+            if one.id == container_id:
+                words = "out of memory: the kernel killed a process in it (raise deploy.resources.limits.memory)"
+                self.events.record(
+                    "out_of_memory", f"{one.name}: {words}", service=one.service, target=one.name, outcome="warning"
+                )
 
     def _note_ready(self, container_id: str, started_at: float) -> None:
         try:

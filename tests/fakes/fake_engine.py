@@ -259,6 +259,10 @@ class FakeEngine:
         """The kernel kills the process."""
         self._end(self.by_name(name), 137, oom=True)
 
+    def lose_child(self, name: str) -> None:
+        """The kernel kills a process of it that is not its first, for want of memory; it lives on."""
+        self._emit("oom", self.by_name(name))
+
     def hang(self, name: str) -> None:
         """SIGSTOP: it runs, answers nothing and ends only by SIGKILL."""
         self.by_name(name).hanging = True
