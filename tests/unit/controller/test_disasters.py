@@ -133,10 +133,13 @@ async def test_a_service_that_crashes_again_and_again_touches_no_other(tmp_path:
         await control.settled("web", 2)
         web = {container.id for container in control.engine.containers.values() if container.service == "web"}
         await until(lambda: any(record.count >= 5 for record in control.store.failures.values()), within_s=20.0)
-        row = next(row for row in loop.view.services if row.name == "bad")
-        assert row.message.startswith("CRASH_LOOP: ")
-        assert "next try in" in row.message
-        assert "no such model" in row.message
-        assert any(replica.state == "CRASH_LOOP" for replica in row.replicas)
+
+        def is_told() -> bool:
+            row = next(row for row in loop.view.services if row.name == "bad")
+            waits = any(replica.state == "CRASH_LOOP" for replica in row.replicas)
+            told = row.message.startswith("CRASH_LOOP: ") and "next try in" in row.message
+            return waits and told and "no such model" in row.message
+
+        await until(is_told)
         assert web <= set(control.engine.containers)
         assert len(control.router.ready("web")) == 2
