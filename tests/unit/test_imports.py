@@ -13,10 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 NOUNS = {"controller.model", "controller.errors"}
 PURE = {
     "controller.scale",
+    "controller.gpu_faults",
     "controller.phases",
     "controller.placement",
     "controller.plan",
     "controller.plan_text",
+    "controller.shares",
 }
 ACTING = {
     "controller.apply",
