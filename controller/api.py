@@ -8,6 +8,7 @@
     POST /api/v1/services/<name>/abort       {}
     POST /api/v1/services/<name>/promote     {}
     POST /api/v1/deploy                      {"services": [name, ...]} or {} for all
+    PUT  /api/v1/gpus/<uuid>                 {"fault": "why it is not to be used"} or {"fault": null}
     GET  /api/v1/plan                        ?format=text
     GET  /api/v1/routes                      what HAProxy sends where
     GET  /api/v1/events                      ?since= ?service= ?limit= ?wait=
@@ -50,6 +51,7 @@ MOST_REPLICAS = 1000
 MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
+LONGEST_FAULT = 500
 BODY_LIMIT = 64 * 1024
 STUCK_AFTER_S = 120.0
 """A loop that has not turned for this long is not healthy; the slowest look at an engine takes less."""
@@ -80,6 +82,7 @@ class Api:
                 web.post("/api/v1/services/{name}/abort", self.abort),
                 web.post("/api/v1/services/{name}/promote", self.promote),
                 web.post("/api/v1/deploy", self.deploy),
+                web.put("/api/v1/gpus/{uuid}", self.gpu),
                 web.get("/api/v1/plan", self.plan),
                 web.get("/api/v1/routes", self.routes),
                 web.get("/api/v1/events", self.events),
@@ -170,6 +173,16 @@ class Api:
         nothing_in(await request.read())
         return web.json_response({"service": name, "message": self._loop.promote(name)}, status=202)
 
+    async def gpu(self, request: web.Request) -> web.Response:
+        """Mark a GPU as not to be used, or take its mark back."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        uuid, fault = request.match_info["uuid"], fault_in(await request.read())
+        if fault is None:
+            self._loop.unmark_gpu(uuid)
+        else:
+            self._loop.mark_gpu(uuid, fault)
+        return web.json_response({"gpu": uuid, "fault": fault}, status=202)
+
     async def logs(self, request: web.Request) -> web.Response:
         """Last log lines of a service's replicas."""
         name = request.match_info["name"]
@@ -220,6 +233,7 @@ class Api:
             "engine_reachable": view.engine_reachable,
             "haproxy_reachable": view.haproxy_reachable,
             "spec_problems": list(view.spec_problems),
+            "store_trouble": self._loop.store_trouble,
         }
         return web.json_response(body, status=200 if age_s < STUCK_AFTER_S else 503)
 
@@ -295,6 +309,15 @@ def version_in(body: bytes) -> str | None:
     if version is not None and not isinstance(version, str):
         raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
     return version
+
+
+def fault_in(body: bytes) -> str | None:
+    """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
+    document = _document(body, "fault", '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}')
+    fault = document.get("fault", "")
+    if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
+        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(fault)}")
+    return fault
 
 
 def nothing_in(body: bytes) -> None:

@@ -21,13 +21,32 @@ from controller.apply import Executor, Outcome
 from controller.deployer import Deployer
 from controller.discovery import Board
 from controller.edge import edge_spec
-from controller.engines.base import CONNECTED, ClusterEngine, EngineAction
-from controller.errors import ControllerError, EngineError, EngineUnreachable, SpecError, StoreError, UnknownService
+from controller.engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine, EngineAction
+from controller.errors import (
+    ControllerError,
+    EngineError,
+    EngineUnreachable,
+    InvalidRequest,
+    SpecError,
+    StoreError,
+    UnknownService,
+)
 from controller.events import EventLog
+from controller.gpu_faults import GpuWatch, Mark, Unmark
 from controller.gpu_memory import GpuMemoryWatch
 from controller.measurements import Measurements, Query, no_prometheus
 from controller.metrics import ControllerMetrics, action_name
-from controller.model import Action, Desired, Observed, Plan, ServiceSpec, Spec, goal_of
+from controller.model import (
+    Action,
+    Desired,
+    GpuFault,
+    Observed,
+    Plan,
+    RemoveContainer,
+    ServiceSpec,
+    Spec,
+    goal_of,
+)
 from controller.observe import Observer, Sight
 from controller.perform import Performer
 from controller.plan import plan as make_plan
@@ -156,6 +175,9 @@ class Loop:
         self._scaler = Scaler(world.store, self.events, policies.ask)
         self.deployer = Deployer(world.store, self.events, self.board.callers, is_manual=world.is_manual)
         self._gpu_memory = GpuMemoryWatch(world.engine, spawn, self._wakeup.ring, clock)
+        self._gpus = GpuWatch()
+        self.store_trouble = ""
+        """Why the state file cannot be written; "" when it can."""
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
         if world.store.set_aside is not None:
@@ -208,6 +230,7 @@ class Loop:
 
     async def tick(self) -> float:
         """Do one round; return after how many seconds the next is due at the latest."""
+        self._watch_store()
         spec = self.specs.current
         if spec is None:
             self.view = View(at=self._clock(), project=self._world.project, spec_problems=self.specs.problems)
@@ -226,6 +249,7 @@ class Loop:
         self._executor.submit(plan)
         if seen:
             self._gpu_memory.refresh(desired, sight.observed, plan)
+            self._watch_gpus(sight.observed, now)
         self._publish(desired, sight, plan, now)
         self._forgive(desired, sight.observed, now)
         dues = (
@@ -277,7 +301,7 @@ class Loop:
                 endpoints=endpoints(desired, sight.observed),
                 targets=scrape_targets(desired, sight.observed),
                 spec_problems=self.specs.problems,
-                notices=notices(sight.observed, refusals, sight.engine_error, now),
+                notices=(*self._store_notices(), *notices(sight.observed, refusals, sight.engine_error, now)),
                 refusals=refusals,
                 engine_reachable=not sight.engine_error,
                 haproxy_reachable=sight.observed.routing is not None,
@@ -289,6 +313,41 @@ class Loop:
             self.events.record(
                 change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
             )
+
+    def _watch_store(self) -> None:
+        """Try again to write what could not be written, and tell when that begins and ends."""
+        store, before = self._world.store, self.store_trouble
+        if store.trouble:
+            store.settle()
+        self.store_trouble = store.trouble
+        if self.store_trouble and not before:
+            self.events.record("store_failing", self._store_notices()[0], target="store", outcome="warning")
+        elif before and not self.store_trouble:
+            self.events.record("store_works", "the state file is written again", target="store", outcome="ok")
+
+    def _store_notices(self) -> tuple[str, ...]:
+        if not self.store_trouble:
+            return ()
+        return (f"nothing can be kept, a controller that starts now would not know what happens: {self.store_trouble}",)
+
+    def _watch_gpus(self, observed: Observed, now: float) -> None:
+        """Mark GPUs that are gone or on which replicas fail, and take marks back."""
+        for change in self._gpus.look(observed, self._world.store.gpu_faults, now):
+            try:
+                self._change_gpu(change)
+            except StoreError as error:
+                logger.error("a mark on a GPU was not kept: %s", error)  # noqa: TRY400 - the next tick tries again
+
+    def _change_gpu(self, change: Mark | Unmark) -> None:
+        match change:
+            case Mark(fault):
+                self._world.store.mark_gpu(fault)
+                words = f"no replica is placed on GPU {fault.uuid}: {fault.reason}"
+                self.events.record("gpu_marked", words, target=fault.uuid, outcome="warning")
+            case Unmark(uuid, why):
+                self._world.store.unmark_gpu(uuid)
+                self.events.record("gpu_unmarked", f"GPU {uuid} is used again: {why}", target=uuid, outcome="ok")
+        self._wakeup.ring()
 
     def _forgive(self, desired: Desired, observed: Observed, now: float) -> None:
         """Clear failure records of versions that work again, or that nobody wants any more."""
@@ -357,6 +416,24 @@ class Loop:
         self._wakeup.ring()
         return said
 
+    def mark_gpu(self, uuid: str, reason: str) -> None:
+        """Place no replica on a GPU any more; those that are there stay. Raises InvalidRequest, StoreError."""
+        self._known_gpu(uuid)
+        self._change_gpu(Mark(GpuFault(uuid, reason, self._clock(), "marked")))
+
+    def unmark_gpu(self, uuid: str) -> None:
+        """Use a GPU again. Raises InvalidRequest (it has no mark), StoreError."""
+        faults = self._world.store.gpu_faults
+        if uuid not in faults:
+            raise InvalidRequest(f"GPU {uuid} has no mark; with one: {', '.join(sorted(faults)) or 'none'}")
+        self._gpus.forget(uuid)
+        self._change_gpu(Unmark(uuid, "somebody said so"))
+
+    def _known_gpu(self, uuid: str) -> None:
+        known = [gpu.uuid for gpu in self.view.gpus]
+        if uuid not in known:
+            raise InvalidRequest(f"there is no GPU {uuid!r}; this machine has {', '.join(known) or 'none'}")
+
     async def logs(self, service: str, tail: int, after: float | None = None) -> Mapping[str, str]:
         """Return the last `tail` lines of every replica, those from a unix time on, by name.
 
@@ -417,6 +494,8 @@ class Loop:
         self.metrics.action(outcome)
         if isinstance(action, EngineAction):
             self._observer.engine_changed()
+        if isinstance(action, RemoveContainer) and action.failed and outcome.error is None:
+            self._note_failure(action)
         words = f"{describe(action)}: {action.cause}"
         self.events.record(
             action_name(action),
@@ -427,6 +506,12 @@ class Loop:
         )
         self._wakeup.ring()
 
+    def _note_failure(self, action: RemoveContainer) -> None:
+        containers = self.view.observed.containers if self.view.observed else ()
+        for container in containers:
+            if container.id == action.container_id:
+                self._gpus.failed(container)
+
     async def _follow_engine(self) -> None:
         """Wake the loop at every event. Raises EngineUnreachable when the engine stays away."""
         heard_at = self._clock()
@@ -435,6 +520,8 @@ class Loop:
                 async for event in self._world.engine.events(self._world.project):
                     heard_at = self._clock()
                     self._observer.stream_open = self._observer.stream_open or event == CONNECTED
+                    if event.kind == OUT_OF_MEMORY:
+                        self._note_out_of_memory(event.container_id)
                     self._observer.engine_changed()
                     self._wakeup.ring()
             except EngineError as error:
@@ -449,6 +536,16 @@ class Loop:
                 self._observer.stream_open = False
             self._wakeup.ring()
             await asyncio.sleep(REOPEN_S)
+
+    def _note_out_of_memory(self, container_id: str) -> None:
+        """The kernel has killed a process in a replica: the first one, which ends it, or another, which may not."""
+        containers = self.view.observed.containers if self.view.observed else ()
+        for one in containers:
+            if one.id == container_id:
+                words = "out of memory: the kernel killed a process in it (raise deploy.resources.limits.memory)"
+                self.events.record(
+                    "out_of_memory", f"{one.name}: {words}", service=one.service, target=one.name, outcome="warning"
+                )
 
     def _note_ready(self, container_id: str, started_at: float) -> None:
         try:

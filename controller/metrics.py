@@ -168,7 +168,8 @@ def _stack(view: View | None) -> Iterator[Metric]:
     view = view or View(at=0.0, project="")
     gpus = view.gpus
     facts = (
-        ("pierhead_gpu_slots", "GPU slots this machine has.", len(gpus)),
+        ("pierhead_gpu_slots", "GPU slots this machine has, those with a fault included.", len(gpus)),
+        ("pierhead_gpu_faults", "GPUs that are not used because of a fault.", sum(bool(gpu.fault) for gpu in gpus)),
         ("pierhead_gpu_slots_used", "GPU slots that a container holds.", sum(bool(gpu.holder) for gpu in gpus)),
         ("pierhead_controller_haproxy_reachable", "1 when HAProxy's socket answers.", view.haproxy_reachable),
         ("pierhead_controller_engine_reachable", "1 when the Docker Engine answers.", view.engine_reachable),

@@ -344,6 +344,8 @@ class ReplicaContainer:
     """When its work, or its start, was last seen to move; None where it does not say."""
     stalled_since: float | None = None
     """Since when it has had requests in flight at every look, and none of them moved; None when it works."""
+    gpu_fault: str = ""
+    """Why it cannot stay on its GPUs; "" when it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,6 +491,16 @@ class Revision:
     spec: str
 
 
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """Why no replica is placed on a GPU; see controller/gpu_faults.py."""
+
+    uuid: str
+    reason: str
+    at: float
+    kind: Literal["gone", "failing", "marked"]
+
+
 class RolloutPhase(enum.StrEnum):
     """See the drawing in controller/rollout.py."""
 
@@ -556,6 +568,8 @@ class Observed:
     retirements: Mapping[str, Retirement] = field(default_factory=dict)
     """By container id."""
     failures: Mapping[FailureKey, FailureRecord] = field(default_factory=dict)
+    gpu_faults: Mapping[str, str] = field(default_factory=dict)
+    """GPU UUID -> why no replica is to be placed on it."""
     in_progress: tuple[Action, ...] = ()
     """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from controller.clock import ContainerTimes
 from controller.engines.base import ClusterEngine, EngineState
 from controller.errors import ControllerError, EngineError, StoreError
+from controller.gpu_faults import struck
 from controller.model import (
     Action,
     Health,
@@ -91,7 +92,11 @@ class Observer:
         state = self._state
         if state is None:
             return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
-        judged = (second_opinion(self._prober.judged(one), routing) for one in state.containers)
+        faults = self._store.gpu_faults
+        judged = (
+            replace(second_opinion(self._prober.judged(one), routing), gpu_fault=struck(one, faults))
+            for one in state.containers
+        )
         observed = Observed(
             containers=self._times.brought_over(judged),
             strays=state.strays,
@@ -101,6 +106,7 @@ class Observer:
             routing=routing,
             retirements=retirements,
             failures=failures,
+            gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},
             in_progress=in_progress,
         )
         return Sight(observed, engine_error)

@@ -42,21 +42,34 @@ def phase_of(
         return (Phase.STOPPED, "") if retirement else (Phase.FAILED, _exit_words(container))
     if retirement:
         return (Phase.DRAINING if retirement.stopping_since is None else Phase.STOPPING), ""
-    if container.health is Health.READY:
-        stalled = _stalled_words(container, spec, now)
-        return (Phase.FAILED, stalled) if stalled else (Phase.RUNNING, "")
-    if container.health is Health.FAILED:
-        return Phase.FAILED, f"its readiness probe failed: {container.health_detail}"
+    why = container.gpu_fault or _failure_words(container, spec, now)
+    if why:
+        return Phase.FAILED, why
+    return (Phase.RUNNING if container.health is Health.READY else Phase.STARTING), ""
+
+
+def _failure_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
+    """Why a replica that is up has failed; "" when it has not."""
+    match container.health:
+        case Health.READY:
+            return _stalled_words(container, spec, now)
+        case Health.FAILED:
+            return f"its readiness probe failed: {container.health_detail}"
+        case Health.UNKNOWN:
+            return _late_words(container, spec, now)
+
+
+def _late_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
+    """Why a replica that starts takes too long; "" while it does not."""
     limit_s = spec.startup_timeout_s if spec else DEFAULT_STARTUP_TIMEOUT_S
     started_at = container.started_at if container.started_at is not None else container.created_at
     moved_at = started_at if container.progressed_at is None else max(started_at, container.progressed_at)
-    if now - moved_at > limit_s:
-        detail = container.health_detail or "it never answered"
-        waited = f"{limit_s:g} s after its start"
-        if moved_at - started_at >= 1.0:
-            waited = f"{now - started_at:.0f} s after its start and {limit_s:g} s after its last progress"
-        return Phase.FAILED, f"not ready {waited} (startup_timeout_s): {detail}"
-    return Phase.STARTING, ""
+    if now - moved_at <= limit_s:
+        return ""
+    waited = f"{limit_s:g} s after its start"
+    if moved_at - started_at >= 1.0:
+        waited = f"{now - started_at:.0f} s after its start and {limit_s:g} s after its last progress"
+    return f"not ready {waited} (startup_timeout_s): {container.health_detail or 'it never answered'}"
 
 
 def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:

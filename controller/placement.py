@@ -131,7 +131,7 @@ class GpuLedger:
         """Read who holds what from a snapshot, creations in progress included. `now` as in `plan`."""
         reading = observed.gpu_reading
         ledger = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S)
-        for order, gpu in enumerate(observed.gpus):
+        for order, gpu in enumerate(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults):
             card = _Card(gpu, order, GPU_PARTS if gpu.memory_bytes is None else gpu.memory_bytes)
             ledger._cards[gpu.uuid] = card
             if gpu.parent:
@@ -153,8 +153,8 @@ class GpuLedger:
 
     def free_bytes(self, uuid: str) -> int | None:
         """Memory of a GPU that a new slot could have; None where the GPU's memory is not known."""
-        card = self._cards[uuid]
-        return card.free if card.size_known else None
+        card = self._cards.get(uuid)  # one that is not used because of a fault has none
+        return card.free if card is not None and card.size_known else None
 
     def free_after(self, container: ReplicaContainer, step: int) -> None:
         """Count what a container holds as free for whoever waits for that step."""

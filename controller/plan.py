@@ -391,6 +391,8 @@ def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, 
 def _retire(draft: _Draft, outlook: _Outlook) -> None:
     for replica in outlook.replicas:
         if replica.phase is Phase.FAILED and replica.container.state.is_up and not replica.busy:
+            if _serves_in_spite(replica) and not _has_gpu_elsewhere(draft, outlook):
+                continue
             _begin_retirement(draft, outlook, replica, replica.detail, failed=True)
     for replica, cause in _superfluous(outlook):
         if replica.busy:
@@ -399,6 +401,19 @@ def _retire(draft: _Draft, outlook: _Outlook) -> None:
             _remove(draft, outlook, replica, cause, failed=False)
         else:
             _begin_retirement(draft, outlook, replica, cause, failed=False)
+
+
+def _serves_in_spite(replica: _Replica) -> bool:
+    """Whether a replica answers although its GPU is said to be gone: the engine's list may be wrong, too."""
+    container = replica.container
+    return bool(container.gpu_fault) and container.health is Health.READY
+
+
+def _has_gpu_elsewhere(draft: _Draft, outlook: _Outlook) -> bool:
+    spec = outlook.spec
+    if spec is None or spec.gpu is None:
+        return True
+    return draft.gpus.room(outlook.name, spec.gpu, 1) == 1
 
 
 def _superfluous(outlook: _Outlook) -> list[tuple[_Replica, str]]:
@@ -506,7 +521,7 @@ def _start(draft: _Draft, outlook: _Outlook) -> None:
     for index in range(missing):
         shortage = _create(draft, outlook, spec, outlook.version, cause)
         if shortage is not None:
-            words = shortage.reason + _shortage_remedy(outlook)
+            words = shortage.reason + _shortage_remedy(outlook) + _faults_words(draft)
             draft.pending += [PendingReplica(outlook.name, words, shortage.blocked)] * (missing - index)
             return
 
@@ -547,6 +562,13 @@ def _shortage_remedy(outlook: _Outlook) -> str:
     if outlook.bounds is None or outlook.target != 1 or not outlook.ready():
         return ""
     return "; the only replica stays until then, unless x-serve.rollout.max_unavailable is 1"
+
+
+def _faults_words(draft: _Draft) -> str:
+    faults = sorted(draft.observed.gpu_faults)
+    if not faults:
+        return ""
+    return f"; not used because of a fault: {', '.join(faults)} (`pierhead status` says why, `pierhead unmark` ends it)"
 
 
 def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, *, wanted: bool) -> str | None:

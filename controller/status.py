@@ -18,6 +18,7 @@ from controller.model import (
     Desired,
     Endpoint,
     FailureRecord,
+    Gpu,
     GpuReading,
     Health,
     Observed,
@@ -81,6 +82,8 @@ class GpuUse:
     """Memory in use by anybody, as last read."""
     free_bytes: int | None = None
     """What a new slot could have."""
+    fault: str = ""
+    """Why no replica is placed on it; "" when one may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,8 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error
         found.append(f"the Docker Engine does not answer, what is shown is old: {engine_error}")
     if observed is not None and observed.routing is None:
         found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
+    for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
+        found.append(f"GPU {uuid} is not used: {reason}; `pierhead unmark {uuid}` when it is well again")
     found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]
     return tuple(found)
 
@@ -168,13 +173,16 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
             else:
                 slots.setdefault(uuid, []).append(GpuSlotUse(container.name, slot_words(container.gpu_slot)))
     uses = []
-    for gpu in observed.gpus:
+    listed = {gpu.uuid for gpu in observed.gpus}
+    vanished = [Gpu(uuid) for uuid in sorted(observed.gpu_faults) if uuid not in listed]
+    for gpu in (*observed.gpus, *vanished):
         shares = tuple(slots.get(gpu.uuid, ()))
         # Who holds a GPU that was divided since holds its parts.
         whole = holders.get(gpu.uuid) or holders.get(gpu.parent, "")
         holder = whole or ", ".join(share.replica for share in shares)
         used_bytes, free_bytes = reading.used_bytes.get(gpu.uuid), ledger.free_bytes(gpu.uuid)
-        uses.append(GpuUse(gpu.uuid, gpu.name, holder, shares, gpu.memory_bytes, used_bytes, free_bytes))
+        fault = observed.gpu_faults.get(gpu.uuid, "")
+        uses.append(GpuUse(gpu.uuid, gpu.name, holder, shares, gpu.memory_bytes, used_bytes, free_bytes, fault))
     return tuple(uses)
 
 

@@ -6,6 +6,9 @@ in WAL mode a commit is one append to a file without waiting for the disk (0.05 
 A crash of the process loses nothing; a power cut may lose the last changes, never the file's integrity. The one change
 that nobody would notice to be lost, a scale target somebody was told is set, does wait for the disk.
 
+While the file cannot be written (a full disk), what has happened is kept in memory and written when it can be. Only
+what somebody asks for, and would be told is kept, is refused.
+
 A file that is no intact database is renamed aside and a fresh one begun: the world itself is the truth, and what is
 lost is named by `set_aside`.
 """
@@ -22,7 +25,7 @@ from types import MappingProxyType
 
 from controller.clock import Anchor
 from controller.errors import StoreError
-from controller.model import Event, FailureKey, FailureRecord, Retirement, Revision
+from controller.model import Event, FailureKey, FailureRecord, GpuFault, Retirement, Revision
 
 FILE_NAME = "state.db"
 SCHEMA_VERSION = 4
@@ -114,6 +117,12 @@ class Store:
             for row in self._db.execute("SELECT service, version, first_at, image, image_id, spec FROM revisions")
         }
         self._autoscaled: dict[str, int] = dict(self._db.execute("SELECT service, replicas FROM autoscaled"))
+        self._gpu_faults = {
+            row[0]: GpuFault(*row) for row in self._db.execute("SELECT uuid, reason, at, kind FROM gpu_faults")
+        }
+        self._last_seq = self._highest_seq()
+        self._owed: dict[tuple[object, ...], tuple[str, tuple[object, ...]]] = {}
+        self._trouble = ""
         self._seen_ready: dict[str, float] = dict(self._db.execute("SELECT container_id, started_at FROM seen_ready"))
 
     @property
@@ -157,13 +166,13 @@ class Store:
     def note_autoscaled(self, service: str, replicas: int) -> None:
         """Remember a target: a controller that starts goes on from it."""
         if self._autoscaled.get(service) != replicas:
-            self._write("INSERT OR REPLACE INTO autoscaled VALUES (?, ?)", (service, replicas))
+            self._keep(("autoscaled", service), "INSERT OR REPLACE INTO autoscaled VALUES (?, ?)", (service, replicas))
             self._autoscaled[service] = replicas
 
     def forget_autoscaled(self, service: str) -> None:
         """The service is not autoscaled any more."""
         if service in self._autoscaled:
-            self._write("DELETE FROM autoscaled WHERE service = ?", (service,))
+            self._keep(("autoscaled", service), "DELETE FROM autoscaled WHERE service = ?", (service,))
             del self._autoscaled[service]
 
     # ---------------------------------------------------------------------------------------------------- retirements
@@ -188,10 +197,10 @@ class Store:
     def forget(self, container_id: str) -> None:
         """Drop everything known of a container that is gone."""
         if container_id in self._retirements:
-            self._write("DELETE FROM retirements WHERE container_id = ?", (container_id,))
+            self._keep(("retirements", container_id), "DELETE FROM retirements WHERE container_id = ?", (container_id,))
             del self._retirements[container_id]
         if container_id in self._seen_ready:
-            self._write("DELETE FROM seen_ready WHERE container_id = ?", (container_id,))
+            self._keep(("seen_ready", container_id), "DELETE FROM seen_ready WHERE container_id = ?", (container_id,))
             del self._seen_ready[container_id]
 
     def containers(self) -> frozenset[str]:
@@ -207,7 +216,11 @@ class Store:
             retirement.cause,
             retirement.failed,
         )
-        self._write("INSERT OR REPLACE INTO retirements VALUES (?, ?, ?, ?, ?, ?)", values)
+        self._keep(
+            ("retirements", retirement.container_id),
+            "INSERT OR REPLACE INTO retirements VALUES (?, ?, ?, ?, ?, ?)",
+            values,
+        )
         self._retirements[retirement.container_id] = retirement
 
     # ------------------------------------------------------------------------------------------------------- failures
@@ -222,13 +235,13 @@ class Store:
         before = self._failures.get(key)
         record = FailureRecord(count=before.count + 1 if before else 1, last_at=now, detail=detail)
         values = (*key, record.count, record.last_at, record.detail)
-        self._write("INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", values)
+        self._keep(("failures", *key), "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", values)
         self._failures[key] = record
 
     def clear_failure(self, key: FailureKey) -> None:
         """Forget the failures of a version: it works again, it gets another chance, or nobody wants it any more."""
         if key in self._failures:
-            self._write("DELETE FROM failures WHERE service = ? AND version = ?", key)
+            self._keep(("failures", *key), "DELETE FROM failures WHERE service = ? AND version = ?", key)
             del self._failures[key]
 
     # ------------------------------------------------------------------------------------------------------- rollouts
@@ -277,8 +290,34 @@ class Store:
     def note_ready(self, container_id: str, started_at: float) -> None:
         """Remember that the container was ready."""
         if not self.seen_ready(container_id, started_at):
-            self._write("INSERT OR REPLACE INTO seen_ready VALUES (?, ?)", (container_id, started_at))
+            self._keep(
+                ("seen_ready", container_id),
+                "INSERT OR REPLACE INTO seen_ready VALUES (?, ?)",
+                (container_id, started_at),
+            )
             self._seen_ready[container_id] = started_at
+
+    # ----------------------------------------------------------------------------------------------------------- GPUs
+
+    @property
+    def gpu_faults(self) -> Mapping[str, GpuFault]:
+        """Marks on GPUs, by UUID. A snapshot: later changes do not show in it."""
+        return MappingProxyType(dict(self._gpu_faults))
+
+    def mark_gpu(self, fault: GpuFault) -> None:
+        """Keep a mark; one that was there before is replaced."""
+        self._keep(
+            ("gpu_faults", fault.uuid),
+            "INSERT OR REPLACE INTO gpu_faults (uuid, reason, at, kind) VALUES (?, ?, ?, ?)",
+            astuple(fault),
+        )
+        self._gpu_faults[fault.uuid] = fault
+
+    def unmark_gpu(self, uuid: str) -> None:
+        """Drop a mark."""
+        if uuid in self._gpu_faults:
+            self._keep(("gpu_faults", uuid), "DELETE FROM gpu_faults WHERE uuid = ?", (uuid,))
+            del self._gpu_faults[uuid]
 
     # ---------------------------------------------------------------------------------------------------------- clock
 
@@ -290,7 +329,7 @@ class Store:
 
     def keep_anchor(self, anchor: Anchor) -> None:
         """Let the next controller go on with this one's clock."""
-        self._write("INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?)", astuple(anchor))
+        self._keep(("clock",), "INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?)", astuple(anchor))
 
     @property
     def latest_at(self) -> float:
@@ -309,24 +348,63 @@ class Store:
 
     def append_event(self, event: Event) -> int:
         """Keep an event, drop the oldest above EVENTS_KEPT; return its sequence number (grows, never reused)."""
-        values = (event.at, event.at, 1, event.kind, event.service, event.target, event.message, event.outcome)
-        columns = "at, last_at, times, kind, service, target, message, outcome"
-        cursor = self._write(f"INSERT INTO events ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
-        seq = cursor.lastrowid or 0
-        self._write("DELETE FROM events WHERE seq <= ?", (seq - EVENTS_KEPT,))
+        self._last_seq += 1
+        seq = self._last_seq
+        values = (seq, event.at, event.at, 1, event.kind, event.service, event.target, event.message, event.outcome)
+        columns = "seq, at, last_at, times, kind, service, target, message, outcome"
+        statement = f"INSERT INTO events ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constant
+        self._keep(("event", seq), statement, values)
+        self._keep(("events",), "DELETE FROM events WHERE seq <= ?", (seq - EVENTS_KEPT,))
+        self._owed.pop(("event", seq - EVENTS_KEPT), None)
+        self._owed.pop(("again", seq - EVENTS_KEPT), None)
         return seq
 
     def repeat_event(self, seq: int, last_at: float, times: int) -> None:
         """Count a repetition of a kept event."""
-        self._write("UPDATE events SET last_at = ?, times = ? WHERE seq = ?", (last_at, times, seq))
+        self._keep(("again", seq), "UPDATE events SET last_at = ?, times = ? WHERE seq = ?", (last_at, times, seq))
 
     # -------------------------------------------------------------------------------------------------------- the file
 
-    def _write(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+    @property
+    def trouble(self) -> str:
+        """Why the file cannot be written at the moment; "" when it can."""
+        return self._trouble
+
+    def settle(self) -> None:
+        """Write what could not be written so far, if it can be now."""
+        for key, (statement, values) in list(self._owed.items()):
+            try:
+                self._db.execute(statement, values)
+            except sqlite3.Error as error:
+                self._trouble = self._refusal(error)
+                return
+            del self._owed[key]
+        self._trouble = ""
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        """Write something that somebody is told is kept. Raises StoreError."""
         try:
-            return self._db.execute(statement, values)
+            self._db.execute(statement, values)
         except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}; look at the disk of the controller's state volume") from error
+            self._trouble = self._refusal(error)
+            self._owed.setdefault(("probe",), (_PROBE, ()))  # by this is seen when there is room again
+            raise StoreError(self._trouble) from error
+
+    def _keep(self, key: tuple[object, ...], statement: str, values: tuple[object, ...]) -> None:
+        """Write something that has happened anyhow: at once, else when there is room. Memory goes on with it.
+
+        What is owed has one statement a key, the last one, so it is bounded as the world is.
+        """
+        self._owed.pop(key, None)
+        self._owed[key] = (statement, values)
+        self.settle()
+
+    def _refusal(self, error: sqlite3.Error) -> str:
+        return f"{self._path}: {error}; look at the disk of the controller's state volume"
+
+    def _highest_seq(self) -> int:
+        row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+        return int(row[0]) if row else 0
 
     def _open(self, clock: Callable[[], float]) -> sqlite3.Connection:
         try:
@@ -374,6 +452,7 @@ def _tables(db: sqlite3.Connection) -> Iterator[str]:
     return (name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
 
 
+_PROBE = "UPDATE sqlite_sequence SET seq = seq WHERE name = 'events'"
 _SELECT_RETIREMENTS = "SELECT container_id, replica, draining_since, stopping_since, cause, failed FROM retirements"
 
 

@@ -70,9 +70,14 @@ class Client:
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is not JSON") from error
 
 
+def segment(name: str) -> str:
+    """Return a name as one segment of a path."""
+    return urllib.parse.quote(name, safe="")
+
+
 def service_path(name: str, *below: str) -> str:
     """Return the path of a service's document, or of one below it."""
-    return "/".join(["/api/v1/services", urllib.parse.quote(name, safe=""), *below])
+    return "/".join(["/api/v1/services", segment(name), *below])
 
 
 def _refusal(status: int, body: bytes) -> CommandError:

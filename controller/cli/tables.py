@@ -261,7 +261,9 @@ def _gpu(uuid: str, width: int) -> str:
 def _holders(gpu: Document) -> str:
     slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu.get("slots") or ())
     nobody = "free" if gpu.get("free_bytes") == gpu.get("memory_bytes") else "other processes"
-    return slots or str(gpu.get("holder") or nobody)
+    fault = gpu.get("fault")
+    holder = slots or str(gpu.get("holder") or ("nobody" if fault else nobody))
+    return f"{holder} (not used: {fault})" if fault else holder
 
 
 def _size(size_bytes: int | None) -> str:

@@ -60,6 +60,10 @@ OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
 """More happened than the queue holds: "something changed" stands for all of it."""
 
 
+OUT_OF_MEMORY = "oom"
+"""The kind of event that tells of a process that the kernel killed for want of memory; its container may live on."""
+
+
 class ClusterEngine(Protocol):
     """The container engine as the loop sees it."""
 

@@ -19,6 +19,10 @@ _HINTS = (
         r"CDI device injection failed|unresolvable CDI devices",
         "no CDI file describes that device any more: run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`",
     ),
+    (
+        r"no space left on device",
+        "the Docker Engine's disk is full: `docker system df` shows what takes it, `docker image prune` frees some",
+    ),
     (r"port is already allocated", "a replica cannot publish host ports: remove `ports` from the service"),
     (r"network \S+ not found", "`docker compose up` creates the project's networks"),
     (r"executable file not found", "correct the service's command or entrypoint"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +28,22 @@ def fake_gpus() -> Iterator[None]:
     """Four devices that CDI hands out: a device node and a variable each, as a real one has."""
     if os.geteuid() != 0:
         pytest.fail(f"this test writes {CDI_FILE}, which takes root")
+    CDI_FILE.parent.mkdir(exist_ok=True)
+    write_gpus(range(GPUS))
+    yield
+    CDI_FILE.unlink()
+
+
+def write_gpus(indices: Iterable[int]) -> None:
+    """Say which GPUs there are, in one step: somebody may be reading."""
     devices = "".join(
         f"- name: GPU-000{index}\n  containerEdits:\n    env: [PINNED_GPU=GPU-000{index}]\n"
         f"    deviceNodes: [{{path: /dev/pinned{index}, hostPath: /dev/null}}]\n"
-        for index in range(GPUS)
+        for index in indices
     )
-    CDI_FILE.parent.mkdir(exist_ok=True)
-    CDI_FILE.write_text(f"cdiVersion: 0.5.0\nkind: {CDI_KIND}\ndevices:\n{devices}")
-    yield
-    CDI_FILE.unlink()
+    new = CDI_FILE.with_suffix(".new")
+    new.write_text(f"cdiVersion: 0.5.0\nkind: {CDI_KIND}\ndevices:\n{devices}")
+    new.rename(CDI_FILE)
 
 
 def started(stack: Stack) -> Iterator[Stack]:
@@ -327,3 +334,75 @@ def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack:
     finally:
         echo_stack.env["COMPOSE_FILE"] = without
         app.unlink()
+
+
+# --------------------------------------------------------------------------------------------------------- what breaks
+
+
+def test_a_gpu_that_is_gone_is_marked_and_its_replica_moves(gpu_stack: Stack) -> None:
+    gpu_stack.scale("pinned", 2)
+    held = {c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values()}
+    lost = min(held)
+    left = [index for index in range(GPUS) if f"GPU-000{index}" != lost]
+    write_gpus(left)
+    eventually(
+        lambda: any(
+            f"GPU {lost} is not used" in notice for notice in gpu_stack.api("/api/v1/services").json["notices"]
+        ),
+        "the status says which GPU is not used",
+        within_s=180,
+    )
+    eventually(
+        lambda: lost not in {c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values()},
+        "no replica is on it",
+        within_s=60,
+    )
+    gpu_stack.wait_settled(pinned=2)
+    assert {"gpu_marked", "replica_failed"} <= {event["kind"] for event in gpu_stack.events()}
+    write_gpus(range(GPUS))
+    eventually(
+        lambda: any(event["kind"] == "gpu_unmarked" for event in gpu_stack.events()), "it is used again", within_s=60
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ([], "controller.lock is held by the controller of project pierhead-test-echo"),
+        (["-e", "PIERHEAD_STATE_DIR=/tmp/another"], "is controlled by container pierhead-test-echo-controller-1"),
+    ],
+    ids=["the same state", "a state of its own"],
+)
+def test_a_second_controller_refuses_and_disturbs_nobody(echo_stack: Stack, own: list[str], words: str) -> None:
+    replicas, seen = echo_stack.replica_ids(), len(echo_stack.events())
+    with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
+        done = echo_stack.compose("run", "--rm", "--no-deps", "-T", *own, "controller", timeout_s=60)
+    load.assert_no_failure()
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert words in done.stdout + done.stderr
+    assert echo_stack.replica_ids() == replicas
+    assert echo_stack.plan_text() == "nothing to do"
+    assert len(echo_stack.events()) == seen
+
+
+def test_a_service_that_crashes_again_and_again_touches_no_other(edited_stack: tuple[Stack, Path]) -> None:
+    stack, app = edited_stack
+    replicas = stack.replica_ids()
+    bad = "  bad:\n    <<: *echo\n    image: pierhead/echo:${PIERHEAD_TAG:-latest}\n"
+    bad += (
+        "    command: [python, -c, 'raise SystemExit(\"no such model\")']\n    x-serve: {protocol: grpc, port: 50051}\n"
+    )
+    with Load([stack.url("/echo?message=x")], connections=8) as load:
+        app.write_text(app.read_text() + bad)
+        eventually(lambda: _crash_loop(stack), "it is named, with what it said last", within_s=90)
+    load.assert_no_failure()
+    assert replicas <= stack.replica_ids()
+    assert stack.is_settled("echo", 1)
+
+
+def _crash_loop(stack: Stack) -> bool:
+    rows = [row for row in stack.api("/api/v1/services").json["services"] if row["name"] == "bad"]
+    return any(
+        "CRASH_LOOP" in row["message"] and "next try in" in row["message"] and "no such model" in row["message"]
+        for row in rows
+    )

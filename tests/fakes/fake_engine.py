@@ -115,6 +115,8 @@ class FakeEngine:
     """Bytes in use by UUID; None = there is no nvidia-smi to ask."""
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     """By version, else by service; `Behaviour()` for the others."""
+    bad_gpus: dict[str, Behaviour] = field(default_factory=dict)
+    """GPU UUID -> what containers on it do, whatever they would do elsewhere."""
     node: str = "fake-node"
     clock_set_by_s: float = 0.0
     """What somebody has set the machine's wall clock forward by (or back); what containers do goes on as it was."""
@@ -267,6 +269,10 @@ class FakeEngine:
         """The kernel kills the process."""
         self._end(self.by_name(name), 137, oom=True)
 
+    def lose_child(self, name: str) -> None:
+        """The kernel kills a process of it that is not its first, for want of memory; it lives on."""
+        self._emit("oom", self.by_name(name))
+
     def hang(self, name: str) -> None:
         """SIGSTOP: it runs, answers nothing and ends only by SIGKILL."""
         self.by_name(name).hanging = True
@@ -357,7 +363,7 @@ class FakeEngine:
             name=action.target,
             project=project,
             service=spec.name,
-            behaviour=self.behaviours.get(action.version) or self.behaviours.get(spec.name, Behaviour()),
+            behaviour=self._behaviour(action, spec),
             created_at=self.clock(),
             created_by_s=self.clock_set_by_s,
             version=action.version,
@@ -374,6 +380,10 @@ class FakeEngine:
         new.id = self._next_id()
         self.containers[new.id] = new
         self._emit("create", new)
+
+    def _behaviour(self, action: CreateContainer, spec: ServiceSpec) -> Behaviour:
+        bad = [self.bad_gpus[gpu.uuid] for gpu in action.gpus if gpu.uuid in self.bad_gpus]
+        return bad[0] if bad else self.behaviours.get(action.version) or self.behaviours.get(spec.name, Behaviour())
 
     def _start(self, one: FakeContainer) -> None:
         if one.state.is_up:

@@ -22,6 +22,7 @@ PURE = {
     "controller.revisions",
     "controller.rollout",
     "controller.scale",
+    "controller.gpu_faults",
     "controller.shares",
     "controller.phases",
     "controller.placement",

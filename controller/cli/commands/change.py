@@ -1,4 +1,4 @@
-"""Commands that ask for a change and wait until the world agrees: scale, deploy, rollback, abort, promote."""
+"""Commands that ask for a change. Scale, deploy, rollback, abort and promote wait until the world agrees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from controller.cli import completion, rows
 from controller.cli import output as out
-from controller.cli.client import Client, service_path
+from controller.cli.client import Client, segment, service_path
 from controller.cli.commands.options import NoWait, Output, Service, Timeout
 from controller.cli.errors import BadInput
 from controller.cli.patience import wait
@@ -25,6 +25,7 @@ Some = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SERVICE]...", help="none named: all of them", autocompletion=completion.services),
 ]
+Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhead gpus` shows it")]
 Version = Annotated[
     str,
     typer.Option("--to", metavar="VERSION", help="one of `pierhead revisions`", autocompletion=completion.versions),
@@ -36,8 +37,20 @@ def register(app: typer.Typer) -> None:
     # "-1" must reach the check of N, which has one message for every wrong number, rather than be an unknown option.
     app.command(context_settings={"ignore_unknown_options": True})(scale)
     app.command("wait-ready")(wait_ready)
-    for command in (deploy, rollback, abort, promote):
+    for command in (deploy, rollback, abort, promote, mark, unmark):
         app.command()(command)
+
+
+def mark(uuid: Uuid, reason: str) -> None:
+    """Place no replica on a GPU any more, because of what REASON says; those that are there stay."""
+    Client.from_environment().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": reason})
+    out.say(f"no replica is placed on GPU {uuid} until `pierhead unmark {uuid}`")
+
+
+def unmark(uuid: Uuid) -> None:
+    """Use a GPU again that the controller, or somebody, found faulty."""
+    Client.from_environment().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": None})
+    out.say(f"GPU {uuid} is used again")
 
 
 def scale(

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.api import MOST_REPLICAS, Api, replicas_in
+from controller.api import MOST_REPLICAS, Api, fault_in, replicas_in
 from controller.callers import Gatekeeper
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.explain import explanation
@@ -313,3 +313,27 @@ async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> N
         async with TestClient(TestServer(late.application())) as client:
             response = await client.get("/healthz")
             assert (response.status, (await response.json())["status"]) == (503, "stuck")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b"{}", 'found ""'), (b'{"fault": ""}', 'found ""'), (b'{"fault": 7}', "found 7"), (b"x", "expected JSON")],
+)
+def test_bad_marks(body: bytes, words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        fault_in(body)
+    assert words in str(caught.value)
+
+
+async def test_marks_on_gpus_are_for_those_who_may_change_things(control: Control) -> None:
+    control.engine.gpus = gpus(1)
+    async with serving(control, Gatekeeper("secret", frozenset)) as client:
+        await control.settled("web", 2)
+        path, fault = "/api/v1/gpus/GPU-0", {"fault": "loud fan"}
+        allowed = {"Authorization": "Bearer secret"}
+        assert (await client.put(path, json=fault, headers={"Authorization": "Bearer no"})).status in (401, 403)
+        assert dict(control.store.gpu_faults) == {}
+        assert (await client.put(path, json=fault, headers=allowed)).status == 202
+        assert control.store.gpu_faults["GPU-0"].reason == "loud fan"
+        assert (await client.put(path, json={"fault": None}, headers=allowed)).status == 202
+        assert dict(control.store.gpu_faults) == {}

@@ -343,3 +343,18 @@ def test_exit_codes_are_told_where_people_look() -> None:
     for code, words in EXIT_CODES.items():
         assert f"{code:3}  {words}" in done.stdout
         assert f"| {code} | {words} |" in readme
+
+
+async def test_a_gpu_is_taken_out_of_use_and_back(control: Control) -> None:
+    control.engine.gpus = gpus(2)
+    async with served(control) as pierhead:
+        await pierhead("wait-ready", "--timeout", "20")
+        assert (await pierhead("mark", "GPU-1", "Xid 79 in the kernel's log")).code == 0
+        await until(lambda: any(gpu.fault for gpu in control.loop.view.gpus))
+        done = await pierhead("status")
+        assert "not used: Xid 79 in the kernel's log" in done.out
+        assert (await pierhead("unmark", "GPU-1")).code == 0
+        done = await pierhead("unmark", "GPU-1")
+        assert (done.code, "GPU GPU-1 has no mark; with one: none" in done.err) == (2, True)
+        done = await pierhead("mark", "GPU-7", "loud fan")
+        assert (done.code, "this machine has GPU-0, GPU-1" in done.err) == (2, True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -176,10 +178,67 @@ def test_a_failed_write_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="readonly"):
         store.set_override("web", Override(4, 2))
     with pytest.raises(StoreError):
-        store.retire(retirement())
+        store.note_rollout("web", "{}")
     assert dict(store.overrides) == {}
-    assert store.retirements == {}
+    assert dict(store.rollouts) == {}
     EventLog(store).record("scale", "an event is not worth an end")
+    store.close()
+
+
+def fill_the_disk(store: Store) -> None:
+    """As far as SQLite can tell: the file may not grow, and has no room left."""
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with contextlib.suppress(sqlite3.OperationalError):
+        while True:
+            store._db.execute("INSERT INTO autoscaled VALUES (?, 1)", (f"filler-{secrets.token_hex(400)}",))
+
+
+def make_room(store: Store) -> None:
+    store._db.execute("PRAGMA max_page_count = 1000000")
+
+
+def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill_the_disk(store)
+    names = [f"c{number}-{secrets.token_hex(300)}" for number in range(40)]
+    for name in names:
+        store.retire(retirement(name))
+        store.append_event(event("x" * 500))
+    store.failure(("web", "v1"), 1.0, "y" * 500)
+    assert "full" in store.trouble
+    with pytest.raises(StoreError, match=r"full; look at the disk of the controller's state volume"):
+        store.set_override(f"web-{'z' * 9000}", Override(4, 2))
+    for name in names[:39]:
+        store.forget(name)
+    assert list(store.retirements) == names[39:]
+    store.settle()
+    assert "full" in store.trouble, "still"
+    make_room(store)
+    store.settle()
+    assert store.trouble == ""
+    kept = store.events()
+    store.close()
+    again = Store(tmp_path)
+    assert list(again.retirements) == names[39:]
+    assert again.failures[("web", "v1")].count == 1
+    assert [stored.seq for stored in again.events()] == [stored.seq for stored in kept] == list(range(1, 41))
+    assert again.append_event(event()) == 41
+    again.close()
+
+
+def test_what_is_owed_is_bounded(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store._db.execute("PRAGMA query_only = ON")
+    for number in range(EVENTS_KEPT + 50):
+        seq = store.append_event(event(str(number)))
+        store.repeat_event(seq, 2.0, 2)
+        store.failure(("web", "v1"), float(number), "exited")
+    assert len(store._owed) <= 2 * EVENTS_KEPT + 3
+    store._db.execute("PRAGMA query_only = OFF")
+    store.settle()
+    assert [stored.event.message for stored in store.events()] == [str(n) for n in range(50, EVENTS_KEPT + 50)]
+    assert all(stored.times == 2 for stored in store.events())
     store.close()
 
 

@@ -1,0 +1,145 @@
+"""What breaks around the controller: its disk, the engine's disk, the engine, images. It does what can be done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.engines.docker_errors import refusal
+from controller.errors import EngineError, StoreError
+from controller.model import CreateContainer
+from tests.fakes.fake_engine import Behaviour
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.worlds import service
+
+
+async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web"), service("bad", replicas=1))
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        await control.settled("bad", 1)
+        control.store._db.execute("PRAGMA query_only = ON")
+        victim = control.router.ready("web")[0]
+        control.engine.crash(victim, code=3)
+        await until(lambda: "store_failing" in control.kinds())
+        await control.settled("web", 2)
+        assert any("look at the disk of the controller's state volume" in notice for notice in loop.view.notices)
+        with pytest.raises(StoreError, match="state volume"):
+            loop.scale("web", 3)
+        assert control.row("web")[0] == 2, "who was told that it is not kept does not get it"
+        control.engine.behaviours["bad"] = Behaviour(exits_after_s=0.0, exit_code=1)
+        control.engine.crash(control.router.ready("bad")[0])
+        await until(lambda: any(record.count >= 3 for record in control.store.failures.values()))
+        assert "tick_failed" not in control.kinds()
+        control.store._db.execute("PRAGMA query_only = OFF")
+        await until(lambda: "store_works" in control.kinds())
+        await until(lambda: not any("state volume" in notice for notice in loop.view.notices))
+        loop.scale("web", 3)
+        await control.settled("web", 3)
+    async with control.running():
+        await control.settled("web", 3)
+        assert any(record.count >= 3 for (name, _), record in control.store.failures.items() if name == "bad")
+        assert {"store_failing", "store_works"} <= set(control.kinds()), "what happened meanwhile is in the list, too"
+
+
+async def test_a_replica_can_be_retired_while_nothing_can_be_kept(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web"))
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        hanging = control.router.ready("web")[0]
+        container = control.engine.by_name(hanging).id
+        control.store._db.execute("PRAGMA query_only = ON")
+        control.engine.hang(hanging)
+        control.router.mark_down(hanging)
+        await until(lambda: container not in control.engine.containers, within_s=20.0)
+        await control.settled("web", 2)
+        control.store._db.execute("PRAGMA query_only = OFF")
+        await until(lambda: not loop.store_trouble)
+        assert control.store.retirements == {}
+
+
+async def test_an_engine_without_disk_is_named_and_tried_again(tmp_path: Path) -> None:
+    said = "failed to create rwlayer: mkdir /var/lib/docker/overlay2/x: no space left on device"
+    control = Control.of(tmp_path, service("web", replicas=1))
+    for _ in range(2):
+        control.engine.fail_next(CreateContainer, EngineError(refusal("create of replica p-web-1", said)))
+    async with control.running() as loop:
+        await until(lambda: "create_container" in control.kinds("failed"))
+        failed = [stored.event.message for stored in loop.events.select() if stored.event.outcome == "failed"]
+        assert "no space left on device" in failed[0]
+        assert "`docker system df`" in failed[0]
+        await control.settled("web", 1, within_s=10.0)
+
+
+async def test_after_the_engine_was_restarted_all_comes_back_by_itself(tmp_path: Path) -> None:
+    """Without live-restore every container has ended, the controller's own included."""
+    control = Control.of(tmp_path, service("web", replicas=6), service("api", replicas=1))
+    async with control.running():
+        await control.settled("web", 6)
+        await control.settled("api", 1)
+    for name in control.engine.names():
+        control.engine.crash(name, code=137)
+    control.router.restart()
+    async with control.running():
+        await control.settled("web", 6, within_s=10.0)
+        await control.settled("api", 1)
+        assert len(control.router.ready("web")) == 6
+
+
+async def test_an_image_that_was_pruned_takes_nothing_down_and_is_told(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web"))
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        ready = control.router.ready("web")
+        control.engine.images.clear()
+        control.loop._observer.engine_changed()
+        await until(lambda: any("is not on this machine" in row.message for row in loop.view.services))
+        assert control.router.ready("web") == ready
+        control.engine.crash(ready[0])
+        await until(lambda: control.row("web")[1] == 1)
+        await until(lambda: any("`make build`" in row.message for row in loop.view.services))
+        control.engine.add_image("image/web")
+        await control.settled("web", 2, within_s=20.0)
+
+
+async def test_out_of_memory_is_called_so(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web", replicas=1))
+    control.engine.behaviours["web"] = Behaviour(exits_after_s=0.0, oom=True)
+    async with control.running() as loop:
+        await until(lambda: any("out of memory" in record.detail for record in control.store.failures.values()))
+        await until(lambda: any("out of memory" in row.message for row in loop.view.services))
+        told = [stored.event.message for stored in loop.events.select() if stored.event.kind == "replica_failed"]
+        assert "raise deploy.resources.limits.memory" in told[0]
+
+
+async def test_a_process_that_the_kernel_kills_within_a_replica_is_told(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web", replicas=1))
+    async with control.running() as loop:
+        await control.settled("web", 1)
+        (name,) = control.router.ready("web")
+        control.engine.lose_child(name)
+        await until(lambda: "out_of_memory" in control.kinds("warning"))
+        event = next(stored.event for stored in loop.events.select() if stored.event.kind == "out_of_memory")
+        assert (event.service, event.target) == ("web", name)
+        assert "raise deploy.resources.limits.memory" in event.message
+        assert control.row("web") == (1, 1, 1), "it lives on"
+
+
+async def test_a_service_that_crashes_again_and_again_touches_no_other(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web"), service("bad", replicas=2))
+    control.engine.behaviours["bad"] = Behaviour(exits_after_s=0.0, exit_code=1, output="loading\nno such model\n")
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        web = {container.id for container in control.engine.containers.values() if container.service == "web"}
+        await until(lambda: any(record.count >= 5 for record in control.store.failures.values()), within_s=20.0)
+
+        def is_told() -> bool:
+            row = next(row for row in loop.view.services if row.name == "bad")
+            waits = any(replica.state == "CRASH_LOOP" for replica in row.replicas)
+            told = row.message.startswith("CRASH_LOOP: ") and "next try in" in row.message
+            return waits and told and "no such model" in row.message
+
+        await until(is_told)
+        assert web <= set(control.engine.containers)
+        assert len(control.router.ready("web")) == 2
