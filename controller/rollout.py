@@ -87,6 +87,16 @@ class Facts:
         """Ready replicas of a version."""
         return self.counts[version].ready if version is not None and version in self.counts else 0
 
+    def has_only(self, version: str | None) -> bool:
+        """Whether nothing of another version is left, and what there is of this one is ready.
+
+        How many there are does not matter: more may be wanted than the machine has room for.
+        """
+        if self.others(version):
+            return False
+        count = self.counts.get(version or "", Count())
+        return not self.target or 0 < count.present == count.ready
+
     def others(self, version: str | None) -> int:
         """Replicas of all other versions."""
         return sum(count.present for name, count in self.counts.items() if name != version)
@@ -244,9 +254,11 @@ def _superseded(
 
 
 def _rolling_back(state: ServiceRollout, rollout: Rollout, facts: Facts) -> tuple[ServiceRollout, Note | None]:
-    if facts.others(state.stable) or facts.ready(state.stable) < facts.target:
+    if not facts.has_only(state.stable):
         return state, None
-    message = f"{facts.target} replicas of {state.stable} serve again, {rollout.source} is gone: {rollout.cause}"
+    message = (
+        f"{facts.ready(state.stable)} replicas of {state.stable} serve again, {rollout.source} is gone: {rollout.cause}"
+    )
     unproven = state.is_unproven and not facts.ready(state.stable)
     return replace(state, rollout=None, is_unproven=unproven), Note("rolled_back", message, "warning")
 
@@ -270,8 +282,8 @@ def _forward(
             return enter(RolloutPhase.BAKING), Note("rollout", message)
         case RolloutPhase.BAKING if waited_s >= rules.spec.bake_s or not target:
             return enter(RolloutPhase.ROLLING), Note("rollout", f"{to} {_held_out(facts, to)}: the rest follows")
-        case RolloutPhase.ROLLING if facts.ready(to) >= target and not facts.others(to):
-            message = f"all {target} replicas are of {to}; watched for {rules.spec.bake_s:g} s more"
+        case RolloutPhase.ROLLING if facts.has_only(to):
+            message = f"all {facts.ready(to)} replicas are of {to}; watched for {rules.spec.bake_s:g} s more"
             return enter(RolloutPhase.SETTLING), Note("rollout", message)
         case RolloutPhase.SETTLING if waited_s >= rules.spec.bake_s or not target:
             message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"

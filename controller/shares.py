@@ -49,7 +49,7 @@ def bounds(target: int, rollout: RolloutSpec, *, on_trial: bool, room: int | Non
         # One that is stuck is planned nevertheless: the attempt says what is in the way.
         ceiling=target + max(surge, int(stuck and not one_by_one)),
         goal=batch if on_trial else target,
-        keep=max(0, target + surge - batch) if on_trial else 0,
+        keep=max(0, reachable + surge - batch) if on_trial else 0,
         one_by_one=one_by_one,
     )
 

@@ -26,6 +26,7 @@ from controller.shares import Bounds, bounds, weights
         (1, (0, 1), True, 1, Bounds(floor=0, ceiling=1, goal=1, keep=0)),
         # More wanted than fit: what fits counts.
         (6, (1, 0), False, 4, Bounds(floor=3, ceiling=6, goal=6, keep=0, one_by_one=True)),
+        (4, (1, 0), True, 3, Bounds(floor=2, ceiling=4, goal=1, keep=2, one_by_one=True)),
         (4, (2, 0), True, 5, Bounds(floor=4, ceiling=5, goal=1, keep=4)),
     ],
 )
