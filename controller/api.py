@@ -151,7 +151,8 @@ class Api:
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
         self._gatekeeper.admit(request.remote, request.headers)
-        return web.json_response({"services": self._loop.deploy(services_in(await request.read()))}, status=202)
+        said = await self._loop.deploy(services_in(await request.read()))
+        return web.json_response({"services": said}, status=202)
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Go back to an earlier version."""
@@ -359,12 +360,13 @@ def rollout_json(row: ServiceStatus) -> dict[str, Any]:
     """Return which version a service is wanted in, and what is going on between its versions."""
     status = row.rollout
     if status is None:
-        return {"version": None, "offered": None, "stable": None, "rollout": None, "rejected": None}
+        return {"version": None, "offered": None, "stable": None, "changes": [], "rollout": None, "rejected": None}
     rollout = status.state.rollout
     return {
         "version": status.version or None,
         "offered": status.offered or None,
         "stable": status.state.stable,
+        "changes": list(status.changes),
         "rollout": rollout
         and {
             "from": rollout.source,
@@ -386,9 +388,18 @@ def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
     if view.desired is None:
         return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
     doing = [f"in progress: {describe(action)}: {action.cause}" for action in in_progress]
-    if doing and not (view.plan.steps or view.plan.pending):
-        return "\n".join(doing)
-    return "\n".join([*doing, str(view.plan)])
+    changes = [line for row in view.services for line in rollout_lines(row)]
+    if (doing or changes) and not (view.plan.steps or view.plan.pending):
+        return "\n".join([*changes, *doing])
+    return "\n".join([*changes, *doing, str(view.plan)])
+
+
+def rollout_lines(row: ServiceStatus) -> list[str]:
+    """Return what is, or would be, rolled out of a service, as a diff."""
+    if row.rollout is None or not row.rollout.changes:
+        return []
+    message = row.rollout.message or f"{row.rollout.state.stable} -> {row.rollout.offered}"
+    return [f"rollout of {row.name}: {message}", *(f"  {change}" for change in row.rollout.changes)]
 
 
 def plan_json(plan: Plan, in_progress: tuple[Action, ...], text: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from controller import rollout as machine
 from controller.answers import Answers
 from controller.apply import Refusal
 from controller.callees import goes_before
+from controller.differences import differences
 from controller.errors import InvalidRequest, StoreError
 from controller.events import EventLog
 from controller.model import (
@@ -31,7 +32,7 @@ from controller.model import (
     current_version,
 )
 from controller.phases import Phase, phase_of
-from controller.revisions import made_as, recorded, state_of, state_text
+from controller.revisions import made_as, recorded, state_of, state_text, written
 from controller.rollout import Count, Facts, Rules
 from controller.store import Store
 
@@ -83,6 +84,7 @@ class Deployer:
         self._states = {service: state_of(text) for service, text in store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
+        self._differences: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self.directions = Directions()
 
     # -------------------------------------------------------------------------------------------------------- a look
@@ -197,7 +199,20 @@ class Deployer:
             state=state,
             ready=facts.ready(state.rollout.to) if state.rollout else facts.ready(version),
             message=rollout_words(name, state, facts, rules, now),
+            changes=self._changes(name, state.stable, facts.offered),
         )
+
+    def _changes(self, name: str, stable: str | None, offered: str | None) -> tuple[str, ...]:
+        if stable is None or offered is None or stable == offered:
+            return ()
+        key = (name, stable, offered)
+        if key not in self._differences:
+            then, now = (self._store.revisions.get((name, version)) for version in (stable, offered))
+            specs = [written(revision) if revision else None for revision in (then, now)]
+            if then is None or now is None or specs[0] is None or specs[1] is None:
+                return ()
+            self._differences[key] = differences(specs[0], specs[1], then.image_id, now.image_id)
+        return self._differences[key]
 
     def _settle(self, name: str, state: ServiceRollout) -> None:
         before = self._states.get(name)
@@ -233,6 +248,8 @@ class Deployer:
             logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
 
     def _forget_others(self, spec: Spec) -> None:
+        offered = set(self._offered.items())
+        self._differences = {key: found for key, found in self._differences.items() if (key[0], key[2]) in offered}
         for name in [name for name in self._states if name not in spec.services]:
             try:
                 self._store.forget_rollout(name)

@@ -68,6 +68,8 @@ T = TypeVar("T")
 
 LOOK_S = 1.0
 """Longest time between two looks at the world."""
+LOOK_LIMIT_S = 60.0
+"""How long somebody waits for a look that begins now; the engine's own limit is shorter."""
 DEBOUNCE_S = 0.02
 """A burst of wakes within this time is one tick."""
 REOPEN_S = 1.0
@@ -156,6 +158,7 @@ class Loop:
         self.view = View(at=clock(), project=world.project)
         self.started_at = clock()
         self.last_tick_at: float | None = None
+        self._waiting_for_look: list[asyncio.Future[None]] = []
         self.specs = SpecWatch(world.source, self.events, self._spec_changed)
         self._prober = Prober(world.ask, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
         self._observer = Observer(world.engine, world.router, self._prober, world.store, clock, wall)
@@ -211,6 +214,7 @@ class Loop:
 
     async def _guarded_tick(self) -> float:
         started = self._clock()
+        waiting, self._waiting_for_look = self._waiting_for_look, []
         try:
             look_s = await self.tick()
         except Exception as error:
@@ -224,6 +228,9 @@ class Loop:
             look_s = LOOK_S
         else:
             self._defect = ""
+        for looked in waiting:
+            if not looked.done():
+                looked.set_result(None)
         self.last_tick_at = self._clock()
         self.metrics.tick(self.last_tick_at - started)
         return look_s
@@ -387,11 +394,16 @@ class Loop:
         self._wakeup.ring()
         return words
 
-    def deploy(self, services: Sequence[str] | None) -> Mapping[str, str]:
+    async def deploy(self, services: Sequence[str] | None) -> Mapping[str, str]:
         """Take what files and images give now, for all services or these; return one sentence each.
 
-        Raises UnknownService, SpecError, StoreError.
+        Both are read again first: whoever edits a file and deploys means what it says now. Raises UnknownService,
+        SpecError, StoreError, ControllerError (no look at the world ends).
         """
+        await self.specs.read_again()
+        if self.specs.problems:
+            raise SpecError(self.specs.problems)
+        await self._next_look()
         names = sorted(self.known_spec().services) if services is None else services
         for name in names:
             self.known(name)
@@ -411,6 +423,21 @@ class Loop:
         """End the watch over a new version's first replicas. Raises as `abort` does."""
         self.known(service)
         return self._asked(self.deployer.promote(service, self._clock()))
+
+    async def _next_look(self) -> None:
+        """Return when the loop has looked at all of the world once more. Raises ControllerError when it does not."""
+        looked = asyncio.get_running_loop().create_future()
+        self._waiting_for_look.append(looked)
+        self._observer.engine_changed()
+        self._wakeup.ring()
+        try:
+            async with asyncio.timeout(LOOK_LIMIT_S):
+                await looked
+        except TimeoutError:
+            raise ControllerError(
+                f"the controller has not looked at the world for {LOOK_LIMIT_S:g} s; `pierhead status` says what it "
+                "waits for"
+            ) from None
 
     def _asked(self, said: T) -> T:
         self._wakeup.ring()

@@ -845,6 +845,8 @@ class RolloutStatus:
     ready: int = 0
     """Ready replicas of the version that is being rolled out, else of `version`."""
     message: str = ""
+    changes: tuple[str, ...] = ()
+    """What makes `offered` another version than the stable one."""
 
 
 @dataclass(frozen=True, slots=True)

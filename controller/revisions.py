@@ -33,10 +33,9 @@ def recorded(spec: ServiceSpec, version: str, image_id: str, now: float) -> Revi
 
 def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
     """The service as its files describe it now, but made as that version; None when the record cannot be read."""
-    try:
-        then = _spec_adapter().validate_json(revision.spec)
-    except ValidationError:
-        return None  # an older controller's record of a field that means something else now
+    then = written(revision)
+    if then is None:
+        return None
     return replace(
         spec,
         protocol=then.protocol,
@@ -49,6 +48,14 @@ def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
         container={**then.container, "Image": revision.image_id},
         definition_hash=then.definition_hash,
     )
+
+
+def written(revision: Revision) -> ServiceSpec | None:
+    """The service as the files described that version; None when the record cannot be read."""
+    try:
+        return _spec_adapter().validate_json(revision.spec)
+    except ValidationError:
+        return None  # an older controller's record of a field that means something else now
 
 
 def state_text(state: ServiceRollout) -> str:

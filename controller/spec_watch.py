@@ -42,6 +42,7 @@ class SpecWatch:
         self._changed = changed
         self.current: Spec | None = None
         self.problems: tuple[str, ...] = ()
+        self._reading = asyncio.Lock()
 
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""
@@ -58,7 +59,15 @@ class SpecWatch:
                 read, waited_s = now, 0.0
                 await self._read()
 
+    async def read_again(self) -> None:
+        """Read the files now, whether they seem to have changed or not."""
+        await self._read()
+
     async def _read(self) -> None:
+        async with self._reading:
+            await self._read_files()
+
+    async def _read_files(self) -> None:
         try:
             spec = await self._source.load()
         except ControllerError as error:

@@ -385,7 +385,8 @@ def _rest_words(material: _Material, spec: ServiceSpec) -> str:
     """Say where the number of replicas is from, unless it is simply what the files say."""
     if material.wanted and spec.image in material.observed.images and material.observed.images[spec.image] is None:
         remedy = "build it (`make build`)" if spec.has_build else "check the name, or pull it"
-        missing = "what runs stays as it is, nothing new can be started"
+        version = material.goal.version
+        missing = f"version {version} goes on" if version else "what runs stays as it is, nothing new can be started"
         return f"image {spec.image} is not on this machine: {missing}; {remedy}"
     if material.autoscale is not None:
         return _autoscale_words(material.name, material.autoscale)

@@ -126,6 +126,8 @@ class FakeEngine:
     done: list[EngineAction] = field(default_factory=list)
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
+    _image_ids: set[str] = field(default_factory=set)
+    """Ids of all images that ever were: a name that stands for another one by now leaves the former one there."""
     _failures: list[tuple[type[EngineAction], EngineError]] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _subscribers: list[tuple[str, asyncio.Queue[EngineEvent | EngineError]]] = field(default_factory=list)
@@ -214,6 +216,7 @@ class FakeEngine:
     def add_image(self, reference: str, content: str = "1") -> str:
         """Have an image; another `content` is another build. Returns its id."""
         self.images[reference] = f"sha256:{hashlib.sha256(f'{reference} {content}'.encode()).hexdigest()}"
+        self._image_ids.add(self.images[reference])
         self._emit_to_all(EngineEvent("image tag", "", reference))
         return self.images[reference]
 
@@ -356,7 +359,8 @@ class FakeEngine:
     def _create(self, action: CreateContainer, project: str, spec: ServiceSpec | None) -> None:
         if spec is None:
             raise EngineError(f"create of replica {action.target}: no definition of service {action.service}")
-        if spec.image not in self.images:
+        image = spec.container.get("Image", spec.image)
+        if image not in self.images and image not in self._image_ids:
             raise image_missing(spec)
         new = FakeContainer(
             id="",

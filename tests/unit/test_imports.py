@@ -17,6 +17,7 @@ PURE = {
     "controller.answers",
     "controller.autoscale",
     "controller.callees",
+    "controller.differences",
     "controller.loads",
     "controller.recovery",
     "controller.revisions",

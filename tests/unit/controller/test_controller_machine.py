@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError
+from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError
 from controller.model import (
     AddServer,
     CreateContainer,
@@ -209,10 +209,10 @@ class ControllerMachine(RuleBasedStateMachine):
             if ask == "roll_back":
                 loop.roll_back(name, None)
             elif ask == "deploy":
-                loop.deploy([name])
+                self.run(loop.deploy([name]))
             else:
                 getattr(loop, ask)(name)
-        except InvalidRequest:
+        except ControllerError:
             STATISTICS["changes of mind refused"] += 1
 
     @rule(name=names, requests=st.integers(0, 6))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.errors import InvalidRequest, UnknownService
+from controller.api import plan_words
+from controller.errors import InvalidRequest, SpecError, UnknownService
 from controller.model import CreateContainer, RolloutSpec, ServiceSpec, current_version
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
@@ -166,12 +167,12 @@ async def test_an_abort_and_a_deploy(control: Control) -> None:
         assert loop.deployer.state("web").rejected
         new = web("d2")
         control.source.edit(new)
-        words = loop.deploy(["web"])["web"]
+        words = (await loop.deploy(["web"]))["web"]
         assert words == f"{version(control, web())} -> {version(control, new)} begins"
         await stable_at(control, new)
-        assert loop.deploy(None)["web"].endswith("nothing changes")
+        assert (await loop.deploy(None))["web"].endswith("nothing changes")
         with pytest.raises(UnknownService):
-            loop.deploy(["wen"])
+            await loop.deploy(["wen"])
 
 
 async def test_back_to_an_earlier_version_and_its_image(control: Control) -> None:
@@ -194,8 +195,20 @@ async def test_back_to_an_earlier_version_and_its_image(control: Control) -> Non
         loop.scale("web", 3)
         await control.settled("web", 3)
         assert versions(control) == {first}
-        loop.deploy(["web"])
+        await loop.deploy(["web"])
         await until(lambda: loop.deployer.state("web").stable == second and not phase(control))
+
+
+async def test_an_image_that_is_missing_keeps_nobody_from_scaling(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        works = version(control, web())
+        control.source.edit(web(image="image/typo"))
+        message = f"image image/typo is not on this machine: version {works} goes on; build it (`make build`)"
+        await until(lambda: loop.view.services[0].message == message)
+        loop.scale("web", 3)
+        await control.settled("web", 3)
+        assert versions(control) == {works}
 
 
 async def test_a_replica_that_dies_on_trial_is_replaced_as_it_was(control: Control) -> None:
@@ -255,7 +268,7 @@ async def test_a_caller_waits_for_a_callee_that_was_rolled_back(tmp_path: Path) 
         await until(lambda: said(control, "rolled_back"), within_s=15)
         await until(lambda: "was rolled back; it goes on with" in loop.deployer.directions.rows["web"].message)
         assert phase(control) == "WAITING"
-        loop.deploy(["web"])
+        await loop.deploy(["web"])
         await stable_at(control, new_caller)
 
 
@@ -263,12 +276,32 @@ async def test_new_versions_wait_where_that_is_asked_for(control: Control) -> No
     control.is_manual = True
     async with control.running() as loop:
         await stable_at(control, web())
-        new = web("d2")
+        new = web("d2", container={"Cmd": ["serve", "--new"]})
         control.source.edit(new)
         await until(lambda: "waits for `pierhead deploy web`" in loop.deployer.directions.rows["web"].message)
+        await until(lambda: "waits for" in plan_words(loop.view, ()))
+        beforehand = plan_words(loop.view, ()).splitlines()
+        assert beforehand[0].startswith(
+            f"rollout of web: {version(control, web())} -> {version(control, new)} waits for"
+        )
+        assert beforehand[1:] == ["  command: nothing -> serve --new"]
         assert versions(control) == {version(control, web())}
-        loop.deploy(["web"])
+        await loop.deploy(["web"])
         await stable_at(control, new)
+
+
+async def test_whoever_edits_and_deploys_means_what_the_files_say_now(control: Control) -> None:
+    control.is_manual = True
+    async with control.running() as loop:
+        await stable_at(control, web())
+        new = web("d2")
+        control.source.edit(new)
+        words = await loop.deploy(["web"])
+        assert words == {"web": f"{version(control, web())} -> {version(control, new)} begins"}
+        await stable_at(control, new)
+        control.source.edit(error=SpecError(["services.web.image: expected a name, found nothing"]))
+        with pytest.raises(SpecError, match="expected a name"):
+            await loop.deploy(None)
 
 
 async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:

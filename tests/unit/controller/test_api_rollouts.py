@@ -1,0 +1,105 @@
+"""The part of the REST API that asks for versions, in front of a whole controller on fakes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.callers import Gatekeeper
+from controller.model import RolloutSpec
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.test_api import error_of, serving
+from tests.unit.controller.worlds import service
+
+WEB = service("web", rollout=RolloutSpec(bake_s=3600.0))
+NEW = replace(WEB, definition_hash="d2", container={"Env": ["MODEL=b"]})
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return Control.of(tmp_path, WEB)
+
+
+def phase(control: Control) -> str:
+    rollout = control.loop.deployer.state("web").rollout
+    return rollout.phase.value if rollout else ""
+
+
+async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+
+        async def row() -> dict[str, Any]:
+            return dict(await (await client.get("/api/v1/services/web")).json())
+
+        first = await row()
+        assert (first["state"], first["rollout"], first["rejected"], first["changes"]) == ("HEALTHY", None, None, [])
+        assert first["version"] == first["offered"] == first["stable"]
+        control.source.edit(NEW)
+        answer = await client.post("/api/v1/deploy", json={"services": ["web"]})
+        assert answer.status == 202
+        assert "already" in (await answer.json())["services"]["web"]
+        await until(lambda: phase(control) == "BAKING")
+        await until(lambda: control.loop.view.services[0].state == "UPDATING")
+        during = await row()
+        assert during["changes"] == ["environment.MODEL: added"]
+        told = during["rollout"]
+        assert (told["from"], told["to"], told["phase"]) == (first["stable"], during["offered"], "BAKING")
+        assert (told["ready"], told["wanted"]) == (1, 2)
+        plan = await (await client.get("/api/v1/plan?format=text")).text()
+        assert plan.startswith(f"rollout of web: {told['from']} -> {told['to']}: ")
+        assert "\n  environment.MODEL: added\n" in plan
+
+        assert (await client.post("/api/v1/services/web/promote", json={})).status == 202
+        await until(lambda: phase(control) == "SETTLING")
+        assert (await client.post("/api/v1/services/web/abort")).status == 202
+        await until(lambda: not phase(control))
+        after = await row()
+        assert (after["state"], after["rejected"]["version"]) == ("DEPLOY_FAILED", told["to"])
+        assert after["rejected"]["reason"] == "somebody asked for it"
+        listed = (await (await client.get("/api/v1/services/web/revisions")).json())["revisions"]
+        assert [(one["version"], one["current"], one["stable"]) for one in listed] == [
+            (told["to"], False, False),
+            (told["from"], True, True),
+        ]
+        assert listed[0]["image"] == "image/web"
+        answer = await client.post("/api/v1/services/web/rollback", json={"to": told["to"]})
+        assert answer.status == 202
+        assert f"{told['from']} -> {told['to']}" in (await answer.json())["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("deploy", b"x", 400, 'body: expected JSON such as {"services": ["ranker"]} or {}, found something else'),
+        ("deploy", b"[]", 400, 'body: expected {"services": ["ranker"]} or {} and nothing else, found []'),
+        ("deploy", b'{"service": "web"}', 400, "and nothing else"),
+        ("deploy", b'{"services": "web"}', 400, 'services: expected a list of names of services, found "web"'),
+        ("deploy", b'{"services": []}', 400, "services: expected a list of names of services, found []"),
+        ("deploy", b'{"services": ["wep"]}', 404, "did you mean 'web'?"),
+        ("services/wep/rollback", b"", 404, "did you mean 'web'?"),
+        ("services/web/rollback", b"", 400, "web: there was no earlier version; known is "),
+        ("services/web/rollback", b'{"to": 7}', 400, "to: expected a version such as 1a2b3c4d, found 7"),
+        ("services/web/rollback", b'{"to": "0"}', 400, "web: nobody remembers how version 0 is made; known are "),
+        ("services/web/abort", b'{"to": "0"}', 400, 'body: expected {} and nothing else, found {"to": "0"}'),
+        ("services/web/abort", b"{}", 400, "web: no rollout is going on that could be ended"),
+        ("services/web/promote", b"{}", 400, "web: no version is being watched (BAKING)"),
+    ],
+)
+async def test_what_cannot_be_done_says_why(control: Control, path: str, body: bytes, status: int, words: str) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        found, _, message = await error_of(await client.post(f"/api/v1/{path}", data=body))
+        assert (found, words in message) == (status, True), message
+        assert control.loop.deployer.state("web").rollout is None
+
+
+@pytest.mark.parametrize("path", ["deploy", "services/web/rollback", "services/web/abort", "services/web/promote"])
+async def test_not_everybody_may_ask(control: Control, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gatekeeper, "_is_this_machine", lambda self, peer: False)
+    async with serving(control, Gatekeeper("secret", frozenset())) as client:
+        await control.settled("web", 2)
+        assert (await error_of(await client.post(f"/api/v1/{path}", json={})))[0] == 403
