@@ -343,6 +343,10 @@ class Deployer:
         goal = self.directions.goals.get(name)
         return goal.version if goal else None
 
+    def proven(self) -> Mapping[str, str]:
+        """The version of each service that is known to work, where there is one."""
+        return {name: state.stable for name, state in self._states.items() if state.stable and not state.is_unproven}
+
     def _ask(self, name: str, state: ServiceRollout) -> None:
         """Take over what somebody asked for; raises StoreError when it cannot be kept."""
         self._store.note_rollout(name, state_text(state))

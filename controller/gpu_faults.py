@@ -14,8 +14,9 @@ what is seen here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from controller.model import FailureKey, GpuFault, Health, Observed, ReplicaContainer
 
@@ -60,8 +61,18 @@ class GpuWatch:
         self._strikes = {key: count for key, count in self._strikes.items() if key[0] != uuid}
         self._missing_since.pop(uuid, None)
 
-    def look(self, observed: Observed, faults: Mapping[str, GpuFault], now: float) -> tuple[Mark | Unmark, ...]:
-        """Conclude from a snapshot. Where no GPU is listed at all it is the list that has failed, not the GPUs."""
+    def look(
+        self,
+        observed: Observed,
+        faults: Mapping[str, GpuFault],
+        now: float,
+        proven: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[Mark | Unmark, ...]:
+        """Conclude from a snapshot. Where no GPU is listed at all it is the list that has failed, not the GPUs.
+
+        `proven`: the version of each service that is known to work, where there is one. Another version, which may be
+        what is wrong, says nothing of the GPU that it fails on.
+        """
         listed = {gpu.uuid for gpu in observed.gpus}
         if not listed:
             return ()
@@ -70,7 +81,9 @@ class GpuWatch:
             # missing then has another name, as far as anybody can tell.
             self._known = set(listed)
         well = self._forgive(observed)
-        gone, failing = self._gone(observed, faults, listed, now), self._failing(faults, listed, well, now)
+        telling = [key for _, key in self._strikes if proven.get(key[0], key[1]) == key[1] or well.get(key)]
+        gone = self._gone(observed, faults, listed, now)
+        failing = self._failing(faults, listed, well, set(telling), now)
         return (*gone, *failing, *self._back(faults, listed))
 
     def _gone(
@@ -86,11 +99,16 @@ class GpuWatch:
         ]
 
     def _failing(
-        self, faults: Mapping[str, GpuFault], listed: set[str], well: Mapping[FailureKey, set[str]], now: float
+        self,
+        faults: Mapping[str, GpuFault],
+        listed: set[str],
+        well: Mapping[FailureKey, set[str]],
+        telling: Collection[FailureKey],
+        now: float,
     ) -> list[Mark | Unmark]:
         changes: list[Mark | Unmark] = []
         for (uuid, key), strikes in sorted(self._strikes.items()):
-            if strikes < STRIKES or uuid not in listed:
+            if strikes < STRIKES or uuid not in listed or key not in telling:
                 continue
             if self._fails_elsewhere(uuid, key):
                 if uuid in faults and faults[uuid].kind == "failing":

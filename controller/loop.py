@@ -339,7 +339,7 @@ class Loop:
 
     def _watch_gpus(self, observed: Observed, now: float) -> None:
         """Mark GPUs that are gone or on which replicas fail, and take marks back."""
-        for change in self._gpus.look(observed, self._world.store.gpu_faults, now):
+        for change in self._gpus.look(observed, self._world.store.gpu_faults, now, self.deployer.proven()):
             try:
                 self._change_gpu(change)
             except StoreError as error:

@@ -306,6 +306,8 @@ class ControllerMachine(RuleBasedStateMachine):
         self.control.engine._failures.clear()
         self.control.actions_to_live = None
         self.revive()
+        for uuid in list(self.control.store.gpu_faults):
+            self.control.loop.unmark_gpu(uuid)
         for name in SERVICES:
             if self.control.loop.deployer.state(name).stable is None and self.version(name) in self.bad:
                 self.deploy(name, "good")  # nothing ever worked: only another version can

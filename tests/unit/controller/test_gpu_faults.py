@@ -89,6 +89,13 @@ class TestFailing:
         assert mark.fault.kind == "failing"
         assert mark.fault.reason == "replicas of ranker failed on it 3 times in a row, and work on GPU-1"
 
+    def test_a_version_on_trial_says_nothing_of_its_gpu(self) -> None:
+        watch, dead = GpuWatch(), on("GPU-0", health=Health.UNKNOWN)
+        after_failures(watch, "GPU-0")
+        assert watch.look(world(dead), NO_FAULTS, NOW, {"ranker": "another"}) == ()
+        (mark,) = watch.look(world(dead), NO_FAULTS, NOW, {"ranker": dead.version})
+        assert isinstance(mark, Mark)
+
     def test_one_that_works_in_between_begins_anew(self) -> None:
         watch = GpuWatch()
         after_failures(watch, "GPU-0", STRIKES - 1)
