@@ -180,6 +180,7 @@ class Deployer:
         keep_spec = (service if keep == offered else self._made_as(service, keep)) if keep else None
         goal = VersionGoal(
             version=version,
+            spec=made,
             is_known=made is not None,
             keep=keep,
             keep_spec=keep_spec,

@@ -245,6 +245,8 @@ class VersionGoal:
 
     version: str | None
     """What new replicas are made as; None: the image is not on this machine, so nobody can tell."""
+    spec: ServiceSpec | None = None
+    """How that one is made; None = as `Desired.services` has it."""
     is_known: bool = True
     """False when nobody remembers how that version is made: what runs of it stays, none can be added."""
     keep: str | None = None
@@ -261,7 +263,9 @@ class Desired:
 
     project: str
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
-    """As the compose files say; of a service that stays at an earlier version, what makes that version."""
+    """As the compose files say, or as an earlier version was made where that one is to stay; its probe is what HAProxy
+    is to use now (controller/edge.py).
+    """
     targets: Mapping[str, int] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
     """By service; one that is not here goes straight to what its spec and image give."""

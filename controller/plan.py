@@ -519,7 +519,7 @@ def _start(draft: _Draft, outlook: _Outlook) -> None:
         return
     cause = _start_cause(outlook, draft.observed.failures.get((outlook.name, outlook.version or "")))
     for index in range(missing):
-        shortage = _create(draft, outlook, spec, outlook.version, cause)
+        shortage = _create(draft, outlook, outlook.goal.spec or spec, outlook.version, cause)
         if shortage is not None:
             words = shortage.reason + _shortage_remedy(outlook) + _faults_words(draft)
             draft.pending += [PendingReplica(outlook.name, words, shortage.blocked)] * (missing - index)

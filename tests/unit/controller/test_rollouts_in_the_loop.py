@@ -144,6 +144,20 @@ async def test_a_version_that_breaks_late_is_rolled_back_from_all_replicas(contr
         await control.settled("web", 2)
 
 
+async def test_a_new_probe_that_nothing_answers_is_asked_of_new_replicas_alone(control: Control) -> None:
+    """HAProxy goes on with the former probe, which those that serve answer; that must not be how new ones are made."""
+    async with control.running():
+        await stable_at(control, web())
+        control.source.edit(web("d2", probe=replace(web().probe, port=9999)))
+        await until(
+            lambda: any(
+                isinstance(a, CreateContainer) and a.version != version(control, web()) for a in control.engine.done
+            )
+        )
+        made = [one for one in control.engine.containers.values() if one.version != version(control, web())]
+        assert [one.probe for one in made] == [(9999, "/readyz")]
+
+
 async def test_an_image_that_the_engine_cannot_start_is_rolled_back(control: Control) -> None:
     async with control.running():
         await stable_at(control, web())
