@@ -45,6 +45,7 @@ refuse_missing_names() {
 }
 
 needs_no_stack() {
+  [ -z "${_PIERHEAD_COMPLETE:-}" ] || return 1 # a shell asks, and names no command of its own
   case ${1:---help} in validate | schema | simulate | completion | --help) ;; *) return 1 ;; esac
 }
 

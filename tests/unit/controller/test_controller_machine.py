@@ -294,8 +294,9 @@ class ControllerMachine(RuleBasedStateMachine):
         try:
             if self._life is not None:
                 self.settle()
-                self.kill()
         finally:
+            if self._life is not None and not self._life.done():
+                self.kill()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
             self._directory.cleanup()
