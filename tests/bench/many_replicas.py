@@ -15,8 +15,9 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from controller.model import ProbeSpec, ServiceSpec
 from tests.fakes.fake_engine import Behaviour
@@ -71,7 +72,9 @@ async def measure(directory: Path, replicas: int, rest_s: float) -> None:
         print(f"at rest: {100 * share:.1f} % of a core; {peak_mb:.0f} MB at most, the fakes' included")
 
 
-def timed(tick: Callable[[], Awaitable[float]], ticks: list[float]) -> Callable[[], Awaitable[float]]:
+def timed(
+    tick: Callable[[], Coroutine[Any, Any, float]], ticks: list[float]
+) -> Callable[[], Coroutine[Any, Any, float]]:
     """Note the CPU time of each tick."""
 
     async def measured() -> float:

@@ -100,6 +100,6 @@ async def test_what_cannot_be_done_says_why(control: Control, path: str, body: b
 @pytest.mark.parametrize("path", ["deploy", "services/web/rollback", "services/web/abort", "services/web/promote"])
 async def test_not_everybody_may_ask(control: Control, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gatekeeper, "_is_this_machine", lambda self, peer: False)
-    async with serving(control, Gatekeeper("secret", frozenset())) as client:
+    async with serving(control, Gatekeeper("secret", frozenset)) as client:
         await control.settled("web", 2)
         assert (await error_of(await client.post(f"/api/v1/{path}", json={})))[0] == 403
