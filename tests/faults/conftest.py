@@ -1,11 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.processes import Fleet
+
+
+@pytest.fixture(autouse=True)
+def no_pauses_of_our_own() -> Iterator[None]:
+    """The load comes from this process: what thousands of tests have left in it is not searched for garbage meanwhile,
+    which would take tenths of a second and count as the replicas' latency.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
