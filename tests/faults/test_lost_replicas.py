@@ -51,7 +51,8 @@ class Loss:
     def _is_noticed(self) -> bool:
         if not self._callers.is_connected(self._replica):
             return True
-        self._looked_at, self._begun = time.monotonic(), self._callers.at(self._replica)
+        # The most that were there at a time: calls may learn of the loss one by one, before their connection does.
+        self._looked_at, self._begun = time.monotonic(), max(self._begun, self._callers.at(self._replica))
         return False
 
     async def noticed(self, within_s: float) -> None:
