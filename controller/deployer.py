@@ -34,6 +34,7 @@ from controller.model import (
 from controller.phases import Phase, phase_of
 from controller.revisions import made_as, recorded, state_of, state_text, written
 from controller.rollout import Count, Facts, Rules
+from controller.rollout_words import rollout_words
 from controller.store import Store
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class Deployer:
             facts, rules = self._facts(name, look), self._rules(service)
             before = self._states.get(name, ServiceRollout())
             state, notes = machine.advance(before, facts, rules, now)
-            self._settle(name, state)
+            if not self._settle(name, state):
+                state, notes = before, ()
             for note in notes:
                 self._events.record(note.kind, f"{name}: {note.message}", service=name, outcome=note.outcome)
             services[name], goals[name] = self._direction(service, state)
@@ -215,10 +217,11 @@ class Deployer:
             self._differences[key] = differences(specs[0], specs[1], then.image_id, now.image_id)
         return self._differences[key]
 
-    def _settle(self, name: str, state: ServiceRollout) -> None:
+    def _settle(self, name: str, state: ServiceRollout) -> bool:
+        """Take over a state. False when it cannot be kept: the next controller would forget it half-way."""
         before = self._states.get(name)
         if before == state:
-            return
+            return True
         try:
             if state.rollout is not None and state.rollout.phase is not RolloutPhase.ROLLING_BACK:
                 former = before.rollout.to if before and before.rollout else None
@@ -226,10 +229,10 @@ class Deployer:
                     self._store.clear_failure((name, state.rollout.to))
             self._store.note_rollout(name, state_text(state))
         except StoreError as error:
-            # Not believed either: what is not kept would be forgotten by the next controller half-way.
             logger.error("a rollout does not go on: %s", error)  # noqa: TRY400 - the next tick tries again
-            return
+            return False
         self._states[name] = state
+        return True
 
     def _record(self, service: ServiceSpec, look: _Look) -> None:
         """Remember how the offered version is made, and forget those that nobody will go back to."""
@@ -273,11 +276,8 @@ class Deployer:
             if offered is None:
                 said[name] = "its image is not on this machine"
             elif before.rollout is not None:
-                said[name] = (
-                    f"{before.rollout.phase.value} {before.rollout.to} already"
-                    if (before.rollout.to == offered)
-                    else f"{offered} follows"
-                )
+                going_on = f"{before.rollout.phase.value} {before.rollout.to} already"
+                said[name] = going_on if before.rollout.to == offered else f"{offered} follows"
             elif before.stable is None or before.stable == offered:
                 said[name] = f"{offered} is what the files and its image give; nothing changes"
             else:
@@ -369,54 +369,12 @@ def _counts(
 
 
 def _failures(name: str, observed: Observed, refusals: Iterable[Refusal], now: float) -> Mapping[str, FailureRecord]:
-    """Failures by version; a container that the engine refuses to make counts as one that fails."""
+    """Failures by version; a container that the engine refuses to make, again and again, counts as one that fails."""
     found = {version: record for (service, version), record in observed.failures.items() if service == name}
     for refusal in refusals:
         action = refusal.action
-        if isinstance(action, CreateContainer) and action.service == name:
-            before = found.get(action.version)
-            count = max(refusal.failures, before.count if before else 0)
-            found[action.version] = FailureRecord(count, now, f"it cannot be made: {refusal.error}")
+        if not isinstance(action, CreateContainer) or action.service != name:
+            continue
+        if refusal.failures >= machine.MOST_FAILURES:
+            found[action.version] = FailureRecord(refusal.failures, now, f"it cannot be made: {refusal.error}")
     return found
-
-
-def rollout_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
-    """What is going on between versions, in one sentence; "" when nothing is."""
-    rollout = state.rollout
-    if rollout is None:
-        return _rest_words(name, state, facts, rules)
-    change = f"{state.stable} -> {rollout.to}"
-    trouble = machine.trouble_of(state, facts, rules, now)
-    if trouble:
-        return f"{change}: {trouble}; auto_rollback is off: `pierhead abort {name}` takes it back"
-    left_s = max(0.0, rollout.since + rules.spec.bake_s - now)
-    match rollout.phase:
-        case RolloutPhase.WAITING:
-            return f"{change} waits: {facts.waits_for or 'it begins now'}"
-        case RolloutPhase.STARTING:
-            return f"{change}: the first of {rollout.to} is being started, {facts.ready(state.stable)} serve as before"
-        case RolloutPhase.BAKING:
-            return f"{change}: {facts.ready(rollout.to)} watched for {left_s:.0f} s more; {_errors(state, facts)}"
-        case RolloutPhase.ROLLING:
-            return f"{change}: {facts.ready(rollout.to)} of {facts.target} replaced"
-        case RolloutPhase.SETTLING:
-            return f"{change}: all replaced, watched for {left_s:.0f} s more; {_errors(state, facts)}"
-        case RolloutPhase.ROLLING_BACK:
-            return f"{rollout.source} is rolled back to {state.stable}: {rollout.cause}"
-
-
-def _errors(state: ServiceRollout, facts: Facts) -> str:
-    new = facts.tallies.get(state.rollout.to if state.rollout else "", machine.Tally())
-    old = facts.tallies.get(state.stable or "", machine.Tally())
-    return f"it fails {new}, the former version {old}"
-
-
-def _rest_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules) -> str:
-    if state.rejected is not None and state.rejected.version == facts.offered:
-        return (
-            f"version {state.rejected.version} was rolled back ({state.rejected.reason}); {state.stable} runs; change "
-            f"it, or try it again with `pierhead deploy {name}`"
-        )
-    if rules.is_manual and state.stable and facts.offered not in (None, state.stable):
-        return f"{state.stable} -> {facts.offered} waits for `pierhead deploy {name}`"
-    return ""

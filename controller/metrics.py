@@ -104,7 +104,24 @@ def _services(view: View | None) -> Iterator[Metric]:
         failures.add_metric([row.name], max(in_a_row, default=0))
     yield from (wanted, ready, pending, failures)
     yield from _autoscaling(view)
+    yield from _rollouts(view)
     yield from _held(view)
+
+
+def _rollouts(view: View | None) -> Iterator[Metric]:
+    age = GaugeMetricFamily(
+        "pierhead_service_rollout_age_seconds", "Since a change of version began; 0 = none goes on.", labels=["service"]
+    )
+    rejected = GaugeMetricFamily(
+        "pierhead_service_rolled_back", "1 while the files give a version that was rolled back.", labels=["service"]
+    )
+    for row in view.services if view else ():
+        if view is None or row.rollout is None:
+            continue
+        state = row.rollout.state
+        age.add_metric([row.name], view.at - state.rollout.begun_at if state.rollout else 0.0)
+        rejected.add_metric([row.name], float(bool(state.rejected and state.rejected.version == row.rollout.offered)))
+    yield from (age, rejected)
 
 
 def _held(view: View | None) -> Iterator[Metric]:

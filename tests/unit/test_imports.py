@@ -22,6 +22,7 @@ PURE = {
     "controller.recovery",
     "controller.revisions",
     "controller.rollout",
+    "controller.rollout_words",
     "controller.scale",
     "controller.gpu_faults",
     "controller.shares",

@@ -60,6 +60,9 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         after = await row()
         assert (after["state"], after["rejected"]["version"]) == ("DEPLOY_FAILED", told["to"])
         assert after["rejected"]["reason"] == "somebody asked for it"
+        page = await (await client.get("/metrics")).text()
+        assert 'pierhead_service_rolled_back{service="web"} 1.0' in page
+        assert 'pierhead_service_rollout_age_seconds{service="web"} 0.0' in page
         listed = (await (await client.get("/api/v1/services/web/revisions")).json())["revisions"]
         assert [(one["version"], one["current"], one["stable"]) for one in listed] == [
             (told["to"], False, False),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller.api import plan_words
-from controller.errors import InvalidRequest, SpecError, UnknownService
+from controller.errors import EngineError, InvalidRequest, SpecError, UnknownService
 from controller.model import CreateContainer, RolloutSpec, ServiceSpec, current_version
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
@@ -156,6 +156,28 @@ async def test_a_new_probe_that_nothing_answers_is_asked_of_new_replicas_alone(c
         )
         made = [one for one in control.engine.containers.values() if one.version != version(control, web())]
         assert [one.probe for one in made] == [(9999, "/readyz")]
+
+
+async def test_a_call_that_fails_once_is_no_reason_to_roll_back(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        new = web("d2", rollout=LONG)
+        control.source.edit(new)
+        await until(lambda: phase(control) == "BAKING")
+        control.engine.fail_next(CreateContainer, EngineError("the engine is busy (test)"))
+        control.loop.promote("web")
+        await until(lambda: phase(control) == "SETTLING")
+        assert said(control, "rollback") == []
+
+
+async def test_an_image_that_cannot_be_made_is_rolled_back(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        control.source.edit(web("d2"))
+        for _ in range(6):
+            control.engine.fail_next(CreateContainer, EngineError("no such volume (test)"))
+        await until(lambda: said(control, "rolled_back"), within_s=15)
+        assert "it does not become ready (3 tries); last: it cannot be made" in said(control, "rollback")[0]
 
 
 async def test_an_image_that_the_engine_cannot_start_is_rolled_back(control: Control) -> None:
