@@ -152,8 +152,8 @@ class Deployer:
             theirs, offered = self._states.get(callee, ServiceRollout()), self._offered.get(callee)
             if theirs.rollout is not None:
                 return f"{callee}, which it calls, goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
-            rejected = theirs.rejected
-            if rejected is not None and rejected.version == offered:
+            rejected = theirs.rejection_of(offered)
+            if rejected is not None:
                 if begun_at is not None and rejected.at > begun_at:
                     return (
                         f"the new version of {callee}, which it calls, was rolled back; it goes on with the next "

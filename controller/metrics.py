@@ -120,7 +120,7 @@ def _rollouts(view: View | None) -> Iterator[Metric]:
             continue
         state = row.rollout.state
         age.add_metric([row.name], view.at - state.rollout.begun_at if state.rollout else 0.0)
-        rejected.add_metric([row.name], float(bool(state.rejected and state.rejected.version == row.rollout.offered)))
+        rejected.add_metric([row.name], float(state.rejection_of(row.rollout.offered) is not None))
     yield from (age, rejected)
 
 

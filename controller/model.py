@@ -553,6 +553,10 @@ class ServiceRollout:
     is_unproven: bool = False
     """`stable` was taken while no replica was wanted, so none of it has ever been ready."""
 
+    def rejection_of(self, version: str | None) -> Rejection | None:
+        """Why a version is not tried again by itself; None where nothing speaks against it."""
+        return self.rejected if self.rejected is not None and self.rejected.version == version else None
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:

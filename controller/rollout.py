@@ -155,7 +155,7 @@ def retried(state: ServiceRollout, offered: str | None, now: float) -> ServiceRo
     state = replace(state, approved=offered)
     if state.rollout and state.rollout.phase is RolloutPhase.WAITING:
         state = replace(state, rollout=replace(state.rollout, begun_at=now))
-    if state.rejected and state.rejected.version == offered:
+    if state.rejection_of(offered):
         state = replace(state, rejected=None)
     return state
 
@@ -195,7 +195,7 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
     if superseded:
         return superseded
     if state.rollout.phase is RolloutPhase.ROLLING_BACK:
-        return _rolling_back(state, state.rollout, facts)
+        return _rolling_back(state, state.rollout, facts, rules, now)
     trouble = trouble_of(state, facts, rules, now)
     if trouble and rules.spec.auto_rollback:
         message = f"{state.rollout.to} is rolled back to {state.stable}: {trouble}"
@@ -215,7 +215,7 @@ def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> t
         return _first(state, facts, offered)
     if offered == state.stable:
         return replace(state, rejected=None, approved=None), None
-    if state.rejected and state.rejected.version == offered:
+    if state.rejection_of(offered):
         return state, None
     if rules.is_manual and state.approved != offered:
         return state, None
@@ -238,7 +238,7 @@ def _superseded(
 ) -> tuple[ServiceRollout, Note | None] | None:
     """The files were changed again while something was going on."""
     offered = facts.offered
-    if offered in (None, rollout.to) or (state.rejected and state.rejected.version == offered):
+    if offered in (None, rollout.to) or state.rejection_of(offered):
         return None
     if offered == state.stable:
         if rollout.phase is RolloutPhase.WAITING:
@@ -253,14 +253,19 @@ def _superseded(
     return replace(state, rollout=fresh, rejected=None), Note("rollout", f"{offered} takes the place of {rollout.to}")
 
 
-def _rolling_back(state: ServiceRollout, rollout: Rollout, facts: Facts) -> tuple[ServiceRollout, Note | None]:
+def _rolling_back(
+    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note | None]:
+    if state.is_unproven:
+        proved = _proved(state, facts, rules, now)
+        if proved:
+            return proved
     if not facts.has_only(state.stable):
         return state, None
     message = (
         f"{facts.ready(state.stable)} replicas of {state.stable} serve again, {rollout.source} is gone: {rollout.cause}"
     )
-    unproven = state.is_unproven and not facts.ready(state.stable)
-    return replace(state, rollout=None, is_unproven=unproven), Note("rolled_back", message, "warning")
+    return replace(state, rollout=None), Note("rolled_back", message, "warning")
 
 
 def _forward(
@@ -310,7 +315,7 @@ def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
 
 def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None] | None:
     """A version that was taken while no replica was wanted gets its first ones now: it works, or the one before it
-    comes back.
+    comes back. What the files give stays rejected where it was: it waits no less than the one that fails here.
     """
     version = state.stable or ""
     if facts.ready(version):
@@ -321,7 +326,7 @@ def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tu
     former, *others = state.previous
     why = f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
     rollout = Rollout(version, former, RolloutPhase.ROLLING_BACK, now, now, why)
-    rejected = Rejection(version, why, now)
+    rejected = state.rejection_of(facts.offered) or Rejection(version, why, now)
     back = ServiceRollout(stable=former, rollout=rollout, rejected=rejected, previous=tuple(others), is_unproven=True)
     return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
 

@@ -38,9 +38,10 @@ def _errors(state: ServiceRollout, facts: Facts) -> str:
 
 
 def _rest_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules) -> str:
-    if state.rejected is not None and state.rejected.version == facts.offered:
+    rejected = state.rejection_of(facts.offered)
+    if rejected is not None:
         return (
-            f"version {state.rejected.version} was rolled back ({state.rejected.reason}); {state.stable} runs; change "
+            f"version {rejected.version} was rolled back ({rejected.reason}); {state.stable} runs; change "
             f"it, or try it again with `pierhead deploy {name}`"
         )
     if rules.is_manual and state.stable and facts.offered not in (None, state.stable):

@@ -25,6 +25,8 @@ class Seen:
 
     seconds: float = 0.0
     good: list[float] = field(default_factory=list)
+    meanwhile: list[int] = field(default_factory=list)
+    """For each good answer: how many others came between its request and it."""
     refused: list[float] = field(default_factory=list)
     """503 or 429, with Retry-After."""
     refused_with: collections.Counter[int] = field(default_factory=collections.Counter)
@@ -42,6 +44,11 @@ class Seen:
     def quantile(self, share: float) -> float:
         """Of the good answers' latencies, in seconds."""
         return sorted(self.good)[int(share * (len(self.good) - 1))]
+
+    def answered_meanwhile(self, share: float) -> int:
+        """The quantile of how many others got a good answer while one waited for its own. Unlike a latency, it does
+        not depend on how fast the machine is."""
+        return sorted(self.meanwhile)[int(share * (len(self.meanwhile) - 1))]
 
     def __str__(self) -> str:
         if not self.good:
@@ -65,10 +72,12 @@ class _Connection(asyncio.Protocol):
         self._lost = lost
         self._transport: Any = None
         self._due: float | None = None
+        self._answered_before = 0
         self._received = b""
 
     def send(self, request: bytes, due: float) -> None:
         self._due = due
+        self._answered_before = len(self._seen.good)
         self._received = b""
         self._transport.write(request)
 
@@ -106,6 +115,7 @@ class _Connection(asyncio.Protocol):
         now = time.monotonic()
         seen = self._seen
         if status == 200:
+            seen.meanwhile.append(len(seen.good) - self._answered_before)
             seen.good.append(now - due)
         elif status in (503, 429) and b"\r\nretry-after: " in head:
             seen.refused.append(now - due)

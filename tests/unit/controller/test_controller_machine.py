@@ -137,7 +137,9 @@ class ControllerMachine(RuleBasedStateMachine):
         self._life = None
 
     def revive(self) -> None:
-        """Start it again where it has died of an action."""
+        """Start it again where it has died of an action, or is about to."""
+        if self._life is not None and self.control.actions_to_live == 0:
+            self.run(asyncio.wait([self._life]))
         if self._life is None or self._life.done():
             self.control.actions_to_live = None
             self.start()
@@ -305,8 +307,8 @@ class ControllerMachine(RuleBasedStateMachine):
         """The trouble is over; everything becomes as it was asked for."""
         self.control.work.clear()
         self.control.engine._failures.clear()
-        self.control.actions_to_live = None
         self.revive()
+        self.control.actions_to_live = None
         for uuid in list(self.control.store.gpu_faults):
             self.control.loop.unmark_gpu(uuid)
         for name in SERVICES:
@@ -326,7 +328,11 @@ class ControllerMachine(RuleBasedStateMachine):
 
     def all_settled(self) -> bool:
         view = self.control.loop.view
-        if not view.services or self._life is None or self._life.done():
+        assert self._life is not None
+        if self._life.done():
+            self._life.result()
+            raise AssertionError("the controller has ended")
+        if not view.services:
             return False
         fits = {"ranker": min(GPUS, self.wanted("ranker")), "web": self.wanted("web")}
         counts = {row.name: (row.ready, sum(bool(one.name) for one in row.replicas)) for row in view.services}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller import rollout
-from controller.model import FailureRecord, Rejection, RolloutPhase, RolloutSpec, ServiceRollout
+from controller.model import FailureRecord, Rejection, Rollout, RolloutPhase, RolloutSpec, ServiceRollout
 from controller.rollout import Count, Facts, Rules, Tally, advance, goal_version, worse
 
 RULES = Rules(RolloutSpec(bake_s=10), startup_timeout_s=60)
@@ -102,6 +102,12 @@ def test_a_version_that_was_taken_without_replicas_proves_itself_with_the_first(
     back, phases = walk(at_zero, (5, failing), (6, facts(counts=counts(v1=(2, 2)))))
     assert phases == ["ROLLING_BACK", ""]
     assert (back.stable, back.rejected and back.rejected.version, back.is_unproven) == ("v1", "v2", False)
+    to_v2 = Rollout("v3", "v2", ROLLING_BACK, 3, 1, "v3 had errors")
+    rejected = Rejection("v3", "it had errors", 3)
+    on_the_way = ServiceRollout("v2", to_v2, rejected, previous=("v1",), is_unproven=True)
+    back, phases = walk(on_the_way, (5, replace(failing, offered="v3")), (6, facts("v3", counts=counts(v1=(2, 2)))))
+    assert phases == ["ROLLING_BACK", ""], "the way back goes on to the version before"
+    assert (back.stable, back.rejected, back.is_unproven) == ("v1", rejected, False), "what the files give waits on"
     alone = ServiceRollout(stable="v2", is_unproven=True)
     assert walk(alone, (5, failing))[0] == alone, "there is nothing to go back to"
 
