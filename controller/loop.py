@@ -466,8 +466,7 @@ class Loop:
 
         Raises UnknownService, EngineError.
         """
-        containers = self.view.observed.containers if self.view.observed else ()
-        mine = sorted((c for c in containers if c.service == service), key=lambda c: (c.number, c.name))
+        mine = self.view.observed.containers_of(service) if self.view.observed else ()
         if not mine:
             self.known(service)
         texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail, after) for container in mine))
