@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import enum
 
-from controller.model import ContainerState, Health, Observed, ReplicaContainer, Retirement, ServiceSpec
+from controller.model import (
+    ContainerState,
+    Health,
+    Observed,
+    ReplicaContainer,
+    Retirement,
+    RoutingState,
+    ServerState,
+    ServiceSpec,
+)
 
 DEFAULT_STARTUP_TIMEOUT_S = 1800.0
 
@@ -48,18 +57,29 @@ def phase_of(
     return (Phase.RUNNING if container.health is Health.READY else Phase.STARTING), ""
 
 
-def serves(container: ReplicaContainer, phase: Phase) -> bool:
-    """Whether a replica takes new requests: one that somebody told to stop behind our back is ready and takes none."""
+def is_ready(container: ReplicaContainer, phase: Phase) -> bool:
+    """Whether a replica would take requests: one that somebody told to stop behind our back takes none."""
     return phase is Phase.RUNNING and not container.reported_draining
 
 
-def staying(spec: ServiceSpec, observed: Observed, now: float) -> list[tuple[ReplicaContainer, bool]]:
-    """Replicas of a service that count towards its target, and whether each serves now."""
+def gets_traffic(container: ReplicaContainer, spec: ServiceSpec | None, routing: RoutingState | None) -> bool:
+    """Whether requests from outside reach a replica that is ready: HAProxy has its server, and finds it well.
+
+    True where none come from outside; and while HAProxy does not answer, since it goes on with the servers it has.
+    """
+    if spec is None or routing is None or not spec.is_routed:
+        return True
+    server = routing.server_of(container.service, container.name)
+    return server is not None and server.state is ServerState.READY and server.up
+
+
+def staying(spec: ServiceSpec, observed: Observed, now: float) -> list[tuple[ReplicaContainer, Phase]]:
+    """Replicas of a service that count towards its target."""
     phases = [
         (container, phase_of(container, spec, observed.retirements.get(container.id), now)[0])
         for container in observed.containers_of(spec.name)
     ]
-    return [(container, serves(container, phase)) for container, phase in phases if phase.serves_or_will]
+    return [(container, phase) for container, phase in phases if phase.serves_or_will]
 
 
 def _failure_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:

@@ -54,7 +54,7 @@ from controller.model import (
     replica_name,
     service_address,
 )
-from controller.phases import Phase, phase_of, serves
+from controller.phases import Phase, gets_traffic, is_ready, phase_of
 from controller.placement import GpuLedger, Shortage
 from controller.shares import Bounds, bounds, weights
 
@@ -188,14 +188,20 @@ class _Replica:
     retirement: Retirement | None
     outdated: bool
     busy: bool
+    is_reached: bool
+    """Whether requests from outside would get to it."""
 
     @property
     def name(self) -> str:
         return self.container.name
 
     @property
+    def is_ready(self) -> bool:
+        return is_ready(self.container, self.phase)
+
+    @property
     def serves(self) -> bool:
-        return serves(self.container, self.phase)
+        return self.is_ready and self.is_reached
 
 
 @dataclass(slots=True)
@@ -232,7 +238,8 @@ class _Outlook:
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
             outdated = goal.version is not None and container.version != goal.version
-            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy))
+            reached = gets_traffic(container, spec, draft.observed.routing)
+            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy, reached))
         # A replacement has the name of the one it follows: until that is gone, the name is not yet the new one's.
         seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
         creating = tuple(
@@ -435,9 +442,9 @@ def _outdated(outlook: _Outlook, alive: list[_Replica]) -> list[tuple[_Replica, 
     for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
         if replica.phase is not Phase.RUNNING:
             chosen.append((replica, cause))
-        elif ready - 1 >= limits.floor:
+        elif ready - replica.serves >= limits.floor:
             chosen.append((replica, cause))
-            ready -= 1
+            ready -= replica.serves
     return chosen
 
 
@@ -449,12 +456,12 @@ def _outdated_cause(outlook: _Outlook, limits: Bounds) -> str:
 
 
 def _least_useful_first(replicas: Iterable[_Replica]) -> list[_Replica]:
-    """Those that are not ready yet, then those with the least to finish; of equals the youngest number."""
+    """Those that do not serve yet, then those with the least to finish; of equals the youngest number."""
     order = {Phase.CREATED: 0, Phase.STARTING: 1, Phase.RUNNING: 2}
 
-    def usefulness(replica: _Replica) -> tuple[int, int, int, str]:
+    def usefulness(replica: _Replica) -> tuple[int, bool, int, int, str]:
         container = replica.container
-        return order[replica.phase], container.ongoing or 0, -container.number, replica.name
+        return order[replica.phase], replica.serves, container.ongoing or 0, -container.number, replica.name
 
     return sorted(replicas, key=usefulness)
 
@@ -731,7 +738,7 @@ def _server_weights(outlook: _Outlook) -> tuple[int, int]:
     """Weight of a server of the wanted version, and of one of any other."""
     if outlook.goal.keep is None:
         return 1, 1
-    serving = [replica.outdated for replica in outlook.alive() if replica.serves]
+    serving = [replica.outdated for replica in outlook.alive() if replica.is_ready]
     return weights(outlook.goal.weight, serving.count(False), serving.count(True))
 
 
