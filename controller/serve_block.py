@@ -218,6 +218,7 @@ class ServeBlock(_Block):
     max_queued_requests: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
     backpressure: BackpressureBlock = Field(default_factory=BackpressureBlock)
     request_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 60.0
+    graceful_shutdown_wait_loop_s: Annotated[float, Field(ge=0.25, le=86_400)] | None = None
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_460)] | None = None
     startup_timeout_s: Annotated[float, Field(ge=1, le=604_800)] = 1800.0
     workers: Annotated[int, Field(ge=1, le=256)] = 1

@@ -130,6 +130,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         max_queued_requests=block.max_queued_requests,
         backpressure=_backpressure(block),
         request_timeout_s=block.request_timeout_s,
+        graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,
         graceful_shutdown_timeout_s=drain_s,
         stop_grace_period_s=grace_s,
         startup_timeout_s=block.startup_timeout_s,
@@ -330,18 +331,36 @@ def _metrics_port(path: str, block: ServeBlock, managed: bool, problems: Problem
 
 
 def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:
-    """How long a replica may finish what it has begun; longer than the longest request, or requests would be lost."""
+    """How long a replica may finish what it has begun; longer than the longest request, or requests would be lost, and
+    longer than it has to stay."""
     written = block.graceful_shutdown_timeout_s
-    if written is None:
-        return block.request_timeout_s + DRAIN_MARGIN_S
-    if written <= block.request_timeout_s:
+    drain_s = block.request_timeout_s + DRAIN_MARGIN_S if written is None else written
+    _check_stay(path, block, drain_s, problems)
+    if written is not None and written <= block.request_timeout_s:
         problems.add(
             at(path, "graceful_shutdown_timeout_s"),
             f"expected more than request_timeout_s ({block.request_timeout_s:.10g} s), found {written:.10g}: a replica "
             "that leaves would cut off requests that are still allowed to run; raise it, lower request_timeout_s, or "
             f"leave it out (then it is {block.request_timeout_s + DRAIN_MARGIN_S:.10g} s)",
         )
-    return written
+    return drain_s
+
+
+def _check_stay(path: str, block: ServeBlock, drain_s: float, problems: Problems) -> None:
+    stay_s = block.graceful_shutdown_wait_loop_s
+    if stay_s is None or stay_s < drain_s:
+        return
+    problems.add(
+        at(path, "graceful_shutdown_wait_loop_s"),
+        f"expected less than graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found {stay_s:.10g}: a "
+        "replica that leaves would be told to stop before it has stayed that long; lower it, or raise "
+        "graceful_shutdown_timeout_s",
+    )
+
+
+def _drain_words(block: ServeBlock | None, drain_s: float) -> str:
+    derived = block is not None and block.graceful_shutdown_timeout_s is None
+    return f"{drain_s:.10g} s" + (f", {DRAIN_MARGIN_S:g} s more than request_timeout_s" if derived else "")
 
 
 def _stop_grace_period_s(
@@ -354,13 +373,11 @@ def _stop_grace_period_s(
     nanoseconds = problems.duration_ns(at(path, "stop_grace_period"), written)
     grace_s = (nanoseconds or 0) / 1e9
     if nanoseconds is not None and drain_s and grace_s <= drain_s:
-        derived = block is not None and block.graceful_shutdown_timeout_s is None
-        from_what = f"{drain_s:.10g} s" + (f", {DRAIN_MARGIN_S:g} s more than request_timeout_s" if derived else "")
         problems.add(
             at(path, "stop_grace_period"),
-            f"expected more than x-serve.graceful_shutdown_timeout_s ({from_what}), found {shown(written)}: the "
-            "engine would kill replicas that still finish requests; raise it, lower graceful_shutdown_timeout_s, or "
-            f"leave it out (then it is {drain_s + STOP_MARGIN_S:.10g} s)",
+            f"expected more than x-serve.graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found "
+            f"{shown(written)}: the engine would kill replicas that still finish requests; raise it, lower "
+            f"graceful_shutdown_timeout_s, or leave it out (then it is {drain_s + STOP_MARGIN_S:.10g} s)",
         )
     return grace_s
 

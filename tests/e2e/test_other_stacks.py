@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.load import Load
-from tests.harness.stack import ROOT, Stack
+from tests.harness.stack import ROOT, Stack, request
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -293,6 +294,34 @@ def test_a_changed_service_rolls_without_losing_a_request(edited_stack: tuple[St
         stack.wait_settled(echo=2, **{"echo-child": 2})
     load.assert_no_failure()
     assert stack.haproxy_workers() == workers
+
+
+def test_a_replica_that_is_to_leave_serves_for_as_long_as_its_service_says(edited_stack: tuple[Stack, Path]) -> None:
+    stack, app = edited_stack
+    stay_s, containers = 4.0, stack.replica_ids()
+    app.write_text(app.read_text().replace("x-serve:", f"x-serve:\n      graceful_shutdown_wait_loop_s: {stay_s}"))
+    stack.scale("echo", 2)
+    assert containers <= stack.replica_ids(), "nobody was replaced for it"
+    addresses = [replica["address"] for replica in stack.service("echo")["replicas"]]
+    began = time.monotonic()
+    assert stack.api("/api/v1/services/echo/scale", "PUT", {"replicas": 1}).status == 202
+    left = eventually(
+        lambda: [one for one in addresses if not serves(one)], "one does not serve any more", every_s=0.01
+    )
+    took = time.monotonic() - began
+    assert len(left) == 1
+    assert stay_s <= took <= stay_s + 5.0, "not before, and long before its graceful_shutdown_timeout_s of 35 s"
+
+
+def serves(address: str) -> bool:
+    """Whether a replica answers somebody who asks it by its address; any answer but 200 fails the test."""
+    try:
+        answer = request(f"http://{address}/echo?message=x")
+    except OSError:
+        return False
+    if answer.status != 200:
+        pytest.fail(f"{address} answered {answer.status}: {answer.body!r}")
+    return True
 
 
 def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(edited_stack: tuple[Stack, Path]) -> None:

@@ -21,8 +21,8 @@ from tests.unit.controller.compose_configs import config, problems, problems_of,
 KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
     "grpc_services, max_ongoing_requests, max_queued_requests, backpressure, request_timeout_s, "
-    "graceful_shutdown_timeout_s, startup_timeout_s, workers, run_user_code_in_separate_thread, debug, managed, "
-    "readiness, metrics"
+    "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup_timeout_s, workers, "
+    "run_user_code_in_separate_thread, debug, managed, readiness, metrics"
 )
 AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
 
@@ -42,6 +42,7 @@ def test_a_block_without_keys_is_a_managed_grpc_service() -> None:
     assert (spec.metrics_port, spec.metrics_path) == (9100, "/metrics")
     assert (spec.max_ongoing_requests, spec.max_queued_requests) == (100, -1)
     assert (spec.request_timeout_s, spec.graceful_shutdown_timeout_s, spec.stop_grace_period_s) == (60, 65, 75)
+    assert spec.graceful_shutdown_wait_loop_s is None
     assert (spec.route, spec.grpc_services, spec.gpu, spec.has_build) == (None, (), None, False)
 
 
@@ -637,6 +638,33 @@ def test_the_chain_of_timeouts() -> None:
             'than request_timeout_s), found "40s": the engine would kill replicas that still finish requests; raise '
             "it, lower graceful_shutdown_timeout_s, or leave it out (then it is 75 s)"
         )
+    ]
+
+
+def test_a_replica_may_not_have_to_stay_longer_than_it_can() -> None:
+    assert ranker({"graceful_shutdown_wait_loop_s": 64}).graceful_shutdown_wait_loop_s == 64
+    path = "services.ranker.x-serve.graceful_shutdown_wait_loop_s"
+    why = (
+        "a replica that leaves would be told to stop before it has stayed that long; lower it, or raise "
+        "graceful_shutdown_timeout_s"
+    )
+    assert problems({"graceful_shutdown_wait_loop_s": 65}) == [
+        (
+            f"{path}: expected less than graceful_shutdown_timeout_s (65 s, 5 s more than request_timeout_s), found "
+            f"65: {why}"
+        )
+    ]
+    written = {"request_timeout_s": 5, "graceful_shutdown_timeout_s": 20, "graceful_shutdown_wait_loop_s": 30}
+    assert problems(written) == [f"{path}: expected less than graceful_shutdown_timeout_s (20 s), found 30: {why}"]
+
+
+def test_the_chain_of_timeouts_tells_each_link_that_is_wrong() -> None:
+    written = {"request_timeout_s": 30, "graceful_shutdown_timeout_s": 20, "graceful_shutdown_wait_loop_s": 25}
+    told = problems(written, stop_grace_period="10s")
+    assert [line.partition(", found")[0] for line in told] == [
+        "services.ranker.x-serve.graceful_shutdown_wait_loop_s: expected less than graceful_shutdown_timeout_s (20 s)",
+        "services.ranker.x-serve.graceful_shutdown_timeout_s: expected more than request_timeout_s (30 s)",
+        "services.ranker.stop_grace_period: expected more than x-serve.graceful_shutdown_timeout_s (20 s)",
     ]
 
 

@@ -184,6 +184,7 @@ def test_what_needs_a_new_container_and_what_does_not() -> None:
         ({"readiness": {"period_s": 5, "timeout_s": 1, "failures": 9}}, {}),
         ({"metrics": {"port": 5}}, {}),
         ({"max_queued_requests": 5}, {}),
+        ({"graceful_shutdown_wait_loop_s": 5}, {}),
         ({}, {"depends_on": {"x": {}}, "profiles": ["p"], "build": {"context": "/"}, "restart": "always"}),
     ]
     for x_serve, definition in same:
