@@ -135,6 +135,14 @@ class BackpressureBlock(_Block):
     retry_after_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0
 
 
+class LoggingBlock(_Block):
+    """What a replica writes to its log; Ray Serve's names. Where Docker keeps it is Compose's own `logging`."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    encoding: Literal["json", "text"] = "json"
+    enable_access_log: bool = True
+
+
 Replicas = Annotated[int, Field(ge=0), AfterValidator(_check_replicas)]
 Delay = Annotated[float, Field(ge=0, le=86_400)]
 Factor = Annotated[float, Field(ge=0.01, le=100)]
@@ -224,10 +232,18 @@ class ServeBlock(_Block):
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     run_user_code_in_separate_thread: bool = False
     debug: bool = False
+    logging: LoggingBlock = Field(default_factory=LoggingBlock)
     managed: bool | None = None
     readiness: ReadinessBlock = Field(default_factory=ReadinessBlock)
     metrics: MetricsBlock = Field(default_factory=MetricsBlock)
 
+
+_INSTEAD: Mapping[str, str] = {
+    "logging.logs_dir": "a replica writes to standard error and Docker keeps it as the service's own logging key "
+    "(beside x-serve) says; remove it",
+    "logging_config": "write logging",
+}
+"""Keys that are known from elsewhere, and what to do in their place."""
 
 Block = TypeVar("Block", bound=_Block)
 
@@ -267,7 +283,8 @@ def _tell(model: Mapping[str, Any], path: str, detail: ErrorDetails, problems: P
             parent_keys = list(schema["properties"])
         schema = _inner(schema, key, model)
     if kind in ("extra_forbidden", "invalid_key"):
-        problems.unknown_key(parent, location[-1], parent_keys)
+        instead = _INSTEAD.get(".".join(map(str, location)), "")
+        problems.unknown_key(parent, location[-1], parent_keys, instead)
     elif kind == _EXPECTED:
         problems.expected(here, detail["ctx"]["expectation"], found)
     elif kind == "missing":

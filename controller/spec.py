@@ -280,6 +280,12 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
             problems.add(
                 at(path, key), "has no effect on an image that is not built on Pierhead's runtime (managed: false)"
             )
+    if not managed and "logging" in block.model_fields_set:
+        problems.add(
+            at(path, "logging"),
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): what it writes is "
+            "decided by its own program, by the means that has (command, environment); remove it",
+        )
     if managed and protocol == "grpc" and block.workers > 1:
         problems.add(
             at(path, "workers"),
@@ -414,6 +420,9 @@ def _managed_environment(
         debug=block.debug,
         workers=block.workers,
         run_user_code_in_separate_thread=block.run_user_code_in_separate_thread,
+        log_level=block.logging.log_level,
+        log_encoding=block.logging.encoding,
+        access_log=block.logging.enable_access_log,
     )
 
 

@@ -22,7 +22,7 @@ KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
     "grpc_services, max_ongoing_requests, max_queued_requests, backpressure, request_timeout_s, "
     "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup_timeout_s, workers, "
-    "run_user_code_in_separate_thread, debug, managed, readiness, metrics"
+    "run_user_code_in_separate_thread, debug, logging, managed, readiness, metrics"
 )
 AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
 
@@ -82,6 +82,16 @@ def test_what_a_process_is_to_do_reaches_it() -> None:
     } <= set(spec.container["Env"])
     threaded = ranker({"run_user_code_in_separate_thread": True})
     assert "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=true" in threaded.container["Env"]
+
+
+def test_what_a_replica_is_to_log_reaches_it() -> None:
+    driver = {"driver": "json-file", "options": {"max-size": "1m"}}
+    written = {"log_level": "debug", "encoding": "text", "enable_access_log": False}
+    spec = ranker({"logging": written}, logging=driver)
+    assert {"PIERHEAD_LOG_LEVEL=debug", "PIERHEAD_LOG_ENCODING=text", "PIERHEAD_ACCESS_LOG=false"} <= set(
+        spec.container["Env"]
+    )
+    assert spec.container["HostConfig"]["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "1m"}}
 
 
 def test_the_line_at_callers_is_no_business_of_the_replica() -> None:
@@ -431,6 +441,35 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
             {"request_timeout_s": "60s"},
             'request_timeout_s: expected a number of seconds from 0.001 to 86400, found "60s"',
         ),
+        (
+            {"graceful_shutdown_wait_loop_s": 0},
+            "graceful_shutdown_wait_loop_s: expected a number of seconds from 0.25 to 86400, found 0",
+        ),
+        ({"logging": "debug"}, 'logging: expected a mapping, found "debug"'),
+        (
+            {"logging": {"log_level": "DEBUG"}},
+            'logging.log_level: expected "debug" or "info" or "warning" or "error", found "DEBUG"',
+        ),
+        ({"logging": {"encoding": "xml"}}, 'logging.encoding: expected "json" or "text", found "xml"'),
+        (
+            {"logging": {"enable_access_log": "no"}},
+            'logging.enable_access_log: expected true or false, found "no"',
+        ),
+        (
+            {"logging": {"level": "info"}},
+            (
+                'logging.level: unknown key; did you mean "log_level"? known keys: log_level, encoding, '
+                "enable_access_log"
+            ),
+        ),
+        (
+            {"logging": {"logs_dir": "/var/log"}},
+            (
+                "logging.logs_dir: unknown key; a replica writes to standard error and Docker keeps it as the "
+                "service's own logging key (beside x-serve) says; remove it"
+            ),
+        ),
+        ({"logging_config": {}}, "logging_config: unknown key; write logging"),
         ({"grpc_services": "a.B"}, 'grpc_services: expected a list of strings, found "a.B"'),
         ({"grpc_services": [1]}, "grpc_services[0]: expected a string, found 1"),
         ({"readiness": None}, "readiness: expected a mapping, found null"),
@@ -577,6 +616,13 @@ def test_wrong_grpc_names(name: str) -> None:
         (
             {**AN_IMAGE, "debug": True},
             "debug: has no effect on an image that is not built on Pierhead's runtime (managed: false)",
+        ),
+        (
+            {**AN_IMAGE, "logging": {"log_level": "info"}},
+            (
+                "logging: has no effect on an image that is not built on Pierhead's runtime (managed: false): what it "
+                "writes is decided by its own program, by the means that has (command, environment); remove it"
+            ),
         ),
         (
             {"protocol": "grpc", "route": "/a"},

@@ -15,6 +15,7 @@ from controller.serve_block import (
     AutoscaleBlock,
     BackpressureBlock,
     GpuBlock,
+    LoggingBlock,
     MetricsBlock,
     PrometheusBlock,
     ReadinessBlock,
@@ -38,6 +39,7 @@ def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None
     assert list(block) == list(ServeBlock.model_fields)
     assert list(block["readiness"]) == list(ReadinessBlock.model_fields)
     assert list(block["backpressure"]) == list(BackpressureBlock.model_fields)
+    assert list(block["logging"]) == list(LoggingBlock.model_fields)
     assert list(block["metrics"]) == list(MetricsBlock.model_fields)
     bounds = written["services"]["autoscaled"]["x-serve"]["autoscale"]
     assert bounds == AutoscaleBlock().model_dump()
