@@ -212,7 +212,7 @@ class ServiceSpec:
     """How long a draining replica may finish what it has before it is told to stop regardless."""
     stop_grace_period_s: float = 30.0
     """Compose's stop_grace_period: time between SIGTERM and SIGKILL."""
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
     metrics_port: int | None = None
     """Port of GET <metrics_path>; None = the replica exports no metrics."""
     metrics_path: str = "/metrics"

@@ -107,7 +107,7 @@ class Rules:
     """What the compose files and the controller's settings say of a service's rollouts."""
 
     spec: RolloutSpec
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
 
@@ -350,7 +350,7 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     failure = facts.failures.get(rollout.to)
     if failure is not None:
         if rollout.phase is RolloutPhase.STARTING:
-            late = now - rollout.since >= rules.startup_timeout_s
+            late = now - rollout.since >= rules.startup_deadline_s
             if failure.count >= MOST_FAILURES or late:
                 return f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
         elif failure.count >= MOST_FAILURES or not _fails_too(state.stable, rollout, facts):

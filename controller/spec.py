@@ -133,7 +133,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,
         graceful_shutdown_timeout_s=drain_s,
         stop_grace_period_s=grace_s,
-        startup_timeout_s=block.startup_timeout_s,
+        startup_deadline_s=block.startup.deadline_s,
         metrics_port=settings.metrics_port,
         metrics_path=block.metrics.path,
         gpu=gpu,
@@ -242,7 +242,7 @@ def _callees(definition: Mapping[str, Any]) -> tuple[str, ...]:
 def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:
     """Fill in what is derived, and check that the settings go together."""
     protocol: Protocol = block.protocol or ("http" if block.route is not None else "grpc")
-    managed = block.managed if block.managed is not None else block.readiness.path is None
+    managed = block.managed if block.managed is not None else block.health.probe.path is None
     port = block.port or DEFAULT_PORTS[protocol]
     _check_protocol(path, block, protocol, problems)
     _check_process(path, block, protocol, managed, problems)
@@ -301,30 +301,31 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
 
 
 def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed: bool, problems: Problems) -> ProbeSpec:
-    readiness, here = block.readiness, at(path, "readiness")
-    if readiness.path is None and not managed:
+    health, asked = block.health, block.health.probe
+    here = at(path, "health.probe")
+    if asked.path is None and not managed:
         problems.add(
             at(here, "path"),
             "expected a path, found null: an image that is not built on Pierhead's runtime (managed: false) must be "
             "asked somewhere whether it is ready",
         )
-    elif readiness.path is None and readiness.port is not None:
-        problems.add(at(here, "port"), "has no effect without readiness.path; write both or none")
-    elif readiness.path is not None and readiness.port is None and not managed and protocol == "grpc":
+    elif asked.path is None and asked.port is not None:
+        problems.add(at(here, "port"), "has no effect without health.probe.path; write both or none")
+    elif asked.path is not None and asked.port is None and not managed and protocol == "grpc":
         problems.add(at(here, "port"), "expected a port, found null: readiness is asked over HTTP, and port takes gRPC")
-    if readiness.progress_timeout_s is not None and not managed:
+    if health.progress_timeout_s is not None and not managed:
         problems.add(
-            at(here, "progress_timeout_s"),
+            at(path, "health.progress_timeout_s"),
             "has no effect on an image that is not built on Pierhead's runtime (managed: false): only a replica that "
             "tells what it has in flight can be seen to stand still",
         )
     return ProbeSpec(
-        port=readiness.port or (ADMIN_PORT if managed else port),
-        path=readiness.path or "/readyz",
-        period_s=readiness.period_s,
-        timeout_s=readiness.timeout_s,
-        failures=readiness.failures,
-        progress_timeout_s=readiness.progress_timeout_s,
+        port=asked.port or (ADMIN_PORT if managed else port),
+        path=asked.path or "/readyz",
+        period_s=health.period_s,
+        timeout_s=health.timeout_s,
+        failures=health.failures,
+        progress_timeout_s=health.progress_timeout_s,
     )
 
 

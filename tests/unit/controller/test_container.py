@@ -14,7 +14,7 @@ from controller.spec import parse
 from controller.translate import IGNORED
 from tests.unit.controller.compose_configs import PROJECT, config, problems, problems_of, ranker, read, service
 
-FOREIGN = {"protocol": "http", "readiness": {"path": "/"}}
+FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}
 
 
 def container(**definition: Any) -> Any:

@@ -273,7 +273,7 @@ def test_hung_replica_keeps_its_gpu_until_it_is_gone() -> None:
 
 def test_replica_that_never_gets_ready_fails_at_its_deadline() -> None:
     slow = replica(WEB, 1, health=Health.UNKNOWN, started_at=NOW - 1801, health_detail="503 from /readyz")
-    assert "not ready 1800 s after its start (startup_timeout_s): 503 from /readyz" in text(
+    assert "not ready 1800 s after its start (startup.deadline_s): 503 from /readyz" in text(
         desired(WEB, web=1), observed(slow, specs=(WEB,))
     )
 

@@ -21,10 +21,10 @@ from tests.unit.controller.compose_configs import config, problems, problems_of,
 KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
     "grpc_services, max_ongoing_requests, max_queued_requests, backpressure, request_timeout_s, "
-    "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup_timeout_s, workers, "
-    "run_user_code_in_separate_thread, debug, logging, managed, readiness, metrics"
+    "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup, workers, "
+    "run_user_code_in_separate_thread, debug, logging, managed, health, metrics"
 )
-AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
+AN_IMAGE = {"health": {"probe": {"path": "/health", "port": 8000}}}
 
 
 def nvidia(**device: Any) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def test_a_route_makes_it_http() -> None:
     assert (spec.protocol, spec.port, spec.route) == ("http", 8080, "/rank")
 
 
-def test_a_readiness_path_makes_it_somebody_elses_image() -> None:
-    spec = ranker({"protocol": "http", "port": 8000, "readiness": {"path": "/v2/health/ready"}})
+def test_a_probe_path_makes_it_somebody_elses_image() -> None:
+    spec = ranker({"protocol": "http", "port": 8000, "health": {"probe": {"path": "/v2/health/ready"}}})
     assert not spec.managed
     assert (spec.probe.port, spec.probe.path) == (8000, "/v2/health/ready")
     assert spec.metrics_port is None
@@ -60,7 +60,7 @@ def test_a_readiness_path_makes_it_somebody_elses_image() -> None:
 
 
 def test_a_managed_image_may_be_asked_elsewhere() -> None:
-    spec = ranker({"managed": True, "readiness": {"path": "/mine"}})
+    spec = ranker({"managed": True, "health": {"probe": {"path": "/mine"}}})
     assert spec.managed
     assert (spec.probe.port, spec.probe.path) == (9100, "/mine")
 
@@ -472,15 +472,36 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
         ({"logging_config": {}}, "logging_config: unknown key; write logging"),
         ({"grpc_services": "a.B"}, 'grpc_services: expected a list of strings, found "a.B"'),
         ({"grpc_services": [1]}, "grpc_services[0]: expected a string, found 1"),
-        ({"readiness": None}, "readiness: expected a mapping, found null"),
-        ({"readiness": {"failures": 0}}, "readiness.failures: expected an integer from 1 to 1000, found 0"),
+        ({"health": None}, "health: expected a mapping, found null"),
+        ({"health": {"failures": 0}}, "health.failures: expected an integer from 1 to 1000, found 0"),
         (
-            {"readiness": {"prt": 1}},
+            {"health": {"perod_s": 1}},
             (
-                'readiness.prt: unknown key; did you mean "port"? known keys: path, port, period_s, timeout_s, '
+                'health.perod_s: unknown key; did you mean "period_s"? known keys: probe, period_s, timeout_s, '
                 "failures, progress_timeout_s"
             ),
         ),
+        (
+            {"health": {"probe": {"prt": 1}}},
+            'health.probe.prt: unknown key; did you mean "port"? known keys: path, port',
+        ),
+        ({"health": {"probe": "/ready"}}, 'health.probe: expected a mapping, found "/ready"'),
+        ({"startup": 60}, "startup: expected a mapping, found 60"),
+        (
+            {"startup": {"deadline_s": 0}},
+            "startup.deadline_s: expected a number of seconds from 1 to 604800, found 0",
+        ),
+        ({"startup": {"timeout_s": 5}}, "startup.timeout_s: unknown key; known keys: deadline_s"),
+        # Names that blocks have had, or have in Ray Serve.
+        (
+            {"readiness": {"path": "/health"}},
+            "readiness: unknown key; write health, with path and port in health.probe",
+        ),
+        ({"health": {"path": "/health"}}, "health.path: unknown key; write health.probe.path"),
+        ({"health": {"port": 8000}}, "health.port: unknown key; write health.probe.port"),
+        ({"startup_timeout_s": 60}, "startup_timeout_s: unknown key; write startup.deadline_s"),
+        ({"health_check_period_s": 10}, "health_check_period_s: unknown key; write health.period_s"),
+        ({"health_check_timeout_s": 30}, "health_check_timeout_s: unknown key; write health.timeout_s"),
         ({"workers": 0}, "workers: expected an integer from 1 to 256, found 0"),
         ({"workers": "auto"}, 'workers: expected an integer from 1 to 256, found "auto"'),
         ({"debug": "on"}, 'debug: expected true or false, found "on"'),
@@ -565,10 +586,10 @@ def test_right_routes(route: str) -> None:
 
 @pytest.mark.parametrize("path", ["health", "/a b", "/a\n", "/%[src]", '/"'])
 def test_wrong_probe_paths(path: str) -> None:
-    (problem,) = problems({"protocol": "http", "readiness": {"path": path}})
+    (problem,) = problems({"protocol": "http", "health": {"probe": {"path": path}}})
     assert problem.startswith(
-        'services.ranker.x-serve.readiness.path: expected a path that starts with "/" and has only letters, digits and '
-        '"/-_.~?=&" (at most 200), found "'
+        'services.ranker.x-serve.health.probe.path: expected a path that starts with "/" and has only letters, digits '
+        'and "/-_.~?=&" (at most 200), found "'
     )
 
 
@@ -643,14 +664,17 @@ def test_wrong_grpc_names(name: str) -> None:
         (
             {"managed": False},
             (
-                "readiness.path: expected a path, found null: an image that is not built on Pierhead's runtime "
+                "health.probe.path: expected a path, found null: an image that is not built on Pierhead's runtime "
                 "(managed: false) must be asked somewhere whether it is ready"
             ),
         ),
-        ({"readiness": {"port": 1}}, "readiness.port: has no effect without readiness.path; write both or none"),
         (
-            {"readiness": {"path": "/ready"}},
-            "readiness.port: expected a port, found null: readiness is asked over HTTP, and port takes gRPC",
+            {"health": {"probe": {"port": 1}}},
+            "health.probe.port: has no effect without health.probe.path; write both or none",
+        ),
+        (
+            {"health": {"probe": {"path": "/ready"}}},
+            "health.probe.port: expected a port, found null: readiness is asked over HTTP, and port takes gRPC",
         ),
         (
             {**AN_IMAGE, "metrics": {"path": "/m"}},
