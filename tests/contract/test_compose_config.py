@@ -262,9 +262,7 @@ async def test_what_compose_itself_refuses(tmp_path: Path) -> None:
         f"services.a.x-serve.request_timeout_s: expected a finite number, found .nan (in {tmp_path}/compose.yaml)"
     )
     told = await problem(tmp_path, "services: {a: {image: a, x-serve: {health: [1, -.inf]}}}")
-    assert told == (
-        f"services.a.x-serve.health[1]: expected a finite number, found -.inf (in {tmp_path}/compose.yaml)"
-    )
+    assert told == (f"services.a.x-serve.health[1]: expected a finite number, found -.inf (in {tmp_path}/compose.yaml)")
 
 
 async def test_our_own_messages_arrive_through_compose(tmp_path: Path) -> None:
