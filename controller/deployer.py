@@ -113,7 +113,7 @@ class Deployer:
         return self.directions
 
     def _rules(self, service: ServiceSpec) -> Rules:
-        return Rules(service.rollout, service.startup_timeout_s, is_manual=self._is_manual)
+        return Rules(service.rollout, service.startup_deadline_s, is_manual=self._is_manual)
 
     def _facts(self, name: str, look: _Look) -> Facts:
         state = self._states.get(name, ServiceRollout())

@@ -206,11 +206,14 @@ class ServiceSpec:
     max_queued_requests: int = -1
     backpressure: Backpressure = Backpressure()
     request_timeout_s: float = 60.0
+    graceful_shutdown_wait_loop_s: float | None = None
+    """How long a draining replica goes on serving at least, for callers that have not heard of it yet; None = as long
+    as they need to hear of it."""
     graceful_shutdown_timeout_s: float = 20.0
     """How long a draining replica may finish what it has before it is told to stop regardless."""
     stop_grace_period_s: float = 30.0
     """Compose's stop_grace_period: time between SIGTERM and SIGKILL."""
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
     metrics_port: int | None = None
     """Port of GET <metrics_path>; None = the replica exports no metrics."""
     metrics_path: str = "/metrics"

@@ -15,7 +15,7 @@ from controller.model import (
     ServiceSpec,
 )
 
-DEFAULT_STARTUP_TIMEOUT_S = 1800.0
+DEFAULT_STARTUP_DEADLINE_S = 1800.0
 
 
 class Phase(enum.StrEnum):
@@ -95,7 +95,7 @@ def _failure_words(container: ReplicaContainer, spec: ServiceSpec | None, now: f
 
 def _late_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
     """Why a replica that starts takes too long; "" while it does not."""
-    limit_s = spec.startup_timeout_s if spec else DEFAULT_STARTUP_TIMEOUT_S
+    limit_s = spec.startup_deadline_s if spec else DEFAULT_STARTUP_DEADLINE_S
     started_at = container.started_at if container.started_at is not None else container.created_at
     moved_at = started_at if container.progressed_at is None else max(started_at, container.progressed_at)
     if now - moved_at <= limit_s:
@@ -103,7 +103,7 @@ def _late_words(container: ReplicaContainer, spec: ServiceSpec | None, now: floa
     waited = f"{limit_s:g} s after its start"
     if moved_at - started_at >= 1.0:
         waited = f"{now - started_at:.0f} s after its start and {limit_s:g} s after its last progress"
-    return f"not ready {waited} (startup_timeout_s): {container.health_detail or 'it never answered'}"
+    return f"not ready {waited} (startup.deadline_s): {container.health_detail or 'it never answered'}"
 
 
 def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
@@ -113,7 +113,7 @@ def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: f
         return ""
     return (
         f"it hangs: {container.ongoing} requests in flight, and none was answered or sent a message for {limit_s:g} s "
-        "(readiness.progress_timeout_s)"
+        "(health.progress_timeout_s)"
     )
 
 

@@ -61,10 +61,7 @@ from controller.shares import Bounds, bounds, weights
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained when it was read this long after callers were told."""
 BLIND_DRAIN_S = 2.0
-"""Drain time of a replica that reports nothing, once HAProxy has nothing for it.
-
-Ray Serve's graceful_shutdown_wait_loop_s.
-"""
+"""Drain time of a replica that reports nothing, once HAProxy has nothing for it."""
 FAILED_GRACE_S = 5.0
 """SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
 begun as a container's first ignores SIGTERM), and nobody waits for it."""
@@ -331,12 +328,15 @@ def _drained(
         return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
     if server and (server.state is ServerState.READY or server.sessions or server.queued):
         return None
+    stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:
-        fresh = container.ongoing_at >= retirement.draining_since + PROPAGATION_S
+        # Not only that it has stayed: callers that have not heard of it may have begun something meanwhile.
+        fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
         return "nothing in flight" if fresh and container.ongoing == 0 else None
     if outlook.spec is None:
         return None  # its backend is gone, so HAProxy's earlier worker finishes what it has, and tells nobody how much
-    return "nothing in flight that HAProxy knows of" if waited_s >= BLIND_DRAIN_S else None
+    least_s = BLIND_DRAIN_S if stay_s is None else stay_s
+    return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
 
 
 def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:

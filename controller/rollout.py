@@ -109,7 +109,7 @@ class Rules:
     """What the compose files and the controller's settings say of a service's rollouts."""
 
     spec: RolloutSpec
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
 
@@ -350,9 +350,9 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
         return ""
     failure = facts.failures.get(rollout.to)
-    late = now - rollout.since >= rules.startup_timeout_s
+    late = now - rollout.since >= rules.startup_deadline_s
     if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
-        return f"it is ready, and {rules.startup_timeout_s:g} s after its begin HAProxy does not send to it"
+        return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
     if failure is not None:
         if rollout.phase is RolloutPhase.STARTING:
             if failure.count >= MOST_FAILURES or late:

@@ -43,7 +43,8 @@ class Settings:
     | PIERHEAD_DEBUG | true: clients see the tracebacks of user code |
     | PIERHEAD_TRANSPORT | how handles call: lane (default) or grpc |
     | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
-    | PIERHEAD_LOG_LEVEL | debug, info, warning or error |
+    | PIERHEAD_LOG_LEVEL | debug, info (default), warning or error; the line per request is of level info |
+    | PIERHEAD_LOG_ENCODING | json (default): an object per line; text: lines for people |
     | PIERHEAD_ACCESS_LOG | false: no log line per request |
     """
 
@@ -77,6 +78,8 @@ class Settings:
     """Empty = not known."""
     access_log: bool = True
     log_level: str = "info"
+    log_encoding: str = "json"
+    """"json" or "text"."""
     health_period_s: float = 10.0
     health_timeout_s: float = 10.0
 
@@ -114,6 +117,7 @@ class Settings:
             node=reader.text("PIERHEAD_NODE", ""),
             access_log=reader.flag("PIERHEAD_ACCESS_LOG", True),
             log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
+            log_encoding=read("PIERHEAD_LOG_ENCODING", "json", _encoding, "json or text"),
         )
         if reader.problems:
             from pierhead.errors import SettingsError  # with it comes gRPC, which a supervisor of workers does not need
@@ -215,6 +219,12 @@ def _positive(raw: str) -> float:
 
 def _level(raw: str) -> str:
     if raw.lower() not in ("debug", "info", "warning", "error"):
+        raise ValueError
+    return raw.lower()
+
+
+def _encoding(raw: str) -> str:
+    if raw.lower() not in ("json", "text"):
         raise ValueError
     return raw.lower()
 

@@ -84,8 +84,8 @@ class ControllerMachine(RuleBasedStateMachine):
         self._loop = VirtualLoop()
         rollout = RolloutSpec(bake_s=5.0)
         self.specs: dict[str, ServiceSpec] = {
-            "web": service("web", startup_timeout_s=30.0, rollout=rollout),
-            "ranker": gpu_service("ranker", startup_timeout_s=30.0, rollout=rollout),
+            "web": service("web", startup_deadline_s=30.0, rollout=rollout),
+            "ranker": gpu_service("ranker", startup_deadline_s=30.0, rollout=rollout),
         }
         self.bad: set[str] = set()
         """Versions that never work."""

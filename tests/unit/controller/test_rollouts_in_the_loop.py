@@ -215,7 +215,7 @@ async def test_a_version_that_only_haproxy_finds_ill_is_rolled_back(
         if isinstance(action, AddServer) and version(control, new) in action.target:
             control.router.mark_down(action.target)
 
-    new = web("d2", startup_timeout_s=1.0)
+    new = web("d2", startup_deadline_s=1.0)
     async with control.running():
         await stable_at(control, web())
         await until(lambda: len(taking(control)) == 2)
