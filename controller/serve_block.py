@@ -7,6 +7,7 @@ Null means "derived": the rule is in `controller/spec.py` and in the reference. 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from controller.problems import Problems, at
+from controller.problems import Problems, at, shown
 
 MAX_REPLICAS = 1000
 _PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
@@ -28,6 +29,8 @@ _URL = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(
 _LONGEST = 200
 _LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
+LARGEST_USER_CONFIG = 64 * 1024
+"""Bytes: it travels in an environment variable, of which Linux takes twice as much."""
 
 
 def _expected(expectation: str) -> PydanticCustomError:
@@ -88,6 +91,47 @@ def _check_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _check_user_config(config: object) -> object:
+    """Lets JSON through: what a replica gets is what was written, not what YAML made of it."""
+    if not isinstance(config, Mapping):
+        raise _expected("a mapping that JSON can hold, such as {threshold: 0.7}")
+    try:
+        if (culprit := _not_json(config, "user_config")) is not None:
+            raise _expected(f"what JSON can hold: {culprit}; write it in quotes")
+        size = len(user_config_text(config))
+    except RecursionError:
+        raise _expected("a mapping that is nested less deeply") from None
+    if size > LARGEST_USER_CONFIG:
+        raise _expected(
+            f"at most {LARGEST_USER_CONFIG} bytes as JSON (these are {size}; put what is large into a file that the "
+            "service mounts, and the file's name here)"
+        )
+    return config
+
+
+def user_config_text(config: Mapping[str, Any]) -> str:
+    """A user_config as canonical JSON, in ASCII: the same settings give the same text."""
+    return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _not_json(value: object, where: str) -> str | None:
+    """What in a value JSON cannot hold, in words; None when there is nothing."""
+    match value:
+        case None | bool() | int() | str():
+            return None
+        case float():
+            return None if math.isfinite(value) else f"{where} is {value}"
+        case Mapping():
+            odd = [f"{where} has the key {shown(key)}" for key in value if not isinstance(key, str)]
+            found = (_not_json(inner, at(where, key)) for key, inner in value.items())
+            return odd[0] if odd else next((words for words in found if words), None)
+        case list():
+            found = (_not_json(inner, at(where, number)) for number, inner in enumerate(value))
+            return next((words for words in found if words), None)
+        case _:
+            return f"{where} is a {type(value).__name__}"
+
+
 def _check_replicas(count: int) -> int:
     if count > MAX_REPLICAS:
         raise _expected(f"at most {MAX_REPLICAS} replicas")
@@ -102,6 +146,7 @@ def _pattern(pattern: re.Pattern[str]) -> Any:
 Route = Annotated[str, AfterValidator(_check_route), _pattern(_PATH)]
 ProbePath = Annotated[str, AfterValidator(_check_probe_path), _pattern(_PROBE_PATH)]
 GrpcName = Annotated[str, AfterValidator(_check_grpc_name), _pattern(_GRPC_NAME)]
+UserConfig = Annotated[dict[str, Any], BeforeValidator(_check_user_config)]
 GpuMemory = Annotated[str, BeforeValidator(_check_memory)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -223,6 +268,7 @@ class ServeBlock(_Block):
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     run_user_code_in_separate_thread: bool = False
     debug: bool = False
+    user_config: UserConfig = Field(default_factory=dict)
     managed: bool | None = None
     readiness: ReadinessBlock = Field(default_factory=ReadinessBlock)
     metrics: MetricsBlock = Field(default_factory=MetricsBlock)

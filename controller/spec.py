@@ -27,7 +27,7 @@ from controller.model import (
     Spec,
 )
 from controller.problems import Problems, at, shown
-from controller.serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy
+from controller.serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
 from controller.service_source import ServiceSource
 from controller.translate import translate
 
@@ -133,6 +133,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         graceful_shutdown_timeout_s=drain_s,
         stop_grace_period_s=grace_s,
         startup_timeout_s=block.startup_timeout_s,
+        user_config=user_config_text(block.user_config),
         metrics_port=settings.metrics_port,
         metrics_path=block.metrics.path,
         gpu=gpu,
@@ -279,6 +280,15 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
             problems.add(
                 at(path, key), "has no effect on an image that is not built on Pierhead's runtime (managed: false)"
             )
+    if block.user_config and (not managed or block.readiness.path is not None):
+        why = (
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): nothing in it could "
+            "be told of a change while it runs; write environment, or a file that it reads"
+            if not managed
+            else "needs the readiness path of a managed replica (/readyz), where it says which one it has; remove "
+            "readiness.path"
+        )
+        problems.add(at(path, "user_config"), why)
     if managed and protocol == "grpc" and block.workers > 1:
         problems.add(
             at(path, "workers"),

@@ -21,8 +21,8 @@ from tests.unit.controller.compose_configs import config, problems, problems_of,
 KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
     "grpc_services, max_ongoing_requests, max_queued_requests, backpressure, request_timeout_s, "
-    "graceful_shutdown_timeout_s, startup_timeout_s, workers, run_user_code_in_separate_thread, debug, managed, "
-    "readiness, metrics"
+    "graceful_shutdown_timeout_s, startup_timeout_s, workers, run_user_code_in_separate_thread, debug, user_config, "
+    "managed, readiness, metrics"
 )
 AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
 
