@@ -223,7 +223,7 @@ class Control:
             raise Died
         self.given.append((address, text))
         for container in self.engine.containers.values():
-            if address == f"{container.ip}:9100":
+            if address == f"{container.ip}:9100" and self.engine.readiness(container.name) in ("ready", "starting"):
                 container.user_config = text
                 return self.configured(container)
         raise ReplicaError(f"http://{address}/user-config does not answer: nobody is there")

@@ -27,6 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError
 from controller.model import (
+    NO_USER_CONFIG,
     AddServer,
     CreateContainer,
     RemoveContainer,
@@ -87,6 +88,8 @@ class ControllerMachine(RuleBasedStateMachine):
         }
         self.bad: set[str] = set()
         """Versions that never work."""
+        self.beside: dict[str, set[str]] = {}
+        """By version: every user_config that was written beside it."""
         self._count = 0
         self.control = Timed.of(Path(self._directory.name), *self.specs.values())
         self.control.clock = self.control.engine.clock = self._clock
@@ -195,7 +198,20 @@ class ControllerMachine(RuleBasedStateMachine):
             version = self.version(name)
             self.bad.add(version)
             self.control.engine.behaviours[version] = BAD[what]
+        self.note_configs()
         self.control.source.edit(*self.specs.values())
+
+    @rule(name=names, number=st.integers(0, 3))
+    def configure(self, name: str, number: int) -> None:
+        STATISTICS["user_configs changed"] += 1
+        text = f'{{"number":{number}}}' if number else NO_USER_CONFIG
+        self.specs[name] = replace(self.specs[name], user_config=text)
+        self.note_configs()
+        self.control.source.edit(*self.specs.values())
+
+    def note_configs(self) -> None:
+        for name, spec in self.specs.items():
+            self.beside.setdefault(self.version(name), {NO_USER_CONFIG}).add(spec.user_config)
 
     @rule(name=names, pace=st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1)]))
     def change_pace(self, name: str, pace: tuple[int, int]) -> None:
@@ -275,6 +291,11 @@ class ControllerMachine(RuleBasedStateMachine):
             assert name.rsplit("-", 2)[1] not in self.bad, f"{name} gets traffic and never worked"
 
     @invariant()
+    def no_version_gets_the_user_config_of_another(self) -> None:
+        for one in self.control.engine.containers.values():
+            assert one.user_config in self.beside.get(one.version, {NO_USER_CONFIG}), one.name
+
+    @invariant()
     def no_gpu_has_two_owners(self) -> None:
         owners = [gpu for one in self.control.engine.containers.values() for gpu in one.gpus]
         assert len(owners) == len(set(owners)), owners
@@ -322,6 +343,11 @@ class ControllerMachine(RuleBasedStateMachine):
             versions = {one.version for one in self.control.engine.containers.values() if one.service == name}
             assert len(versions) <= 1
             assert not versions & self.bad, self.told()
+        for one in self.control.engine.containers.values():
+            text = self.control.user_configs.get(one.id, NO_USER_CONFIG)
+            assert text in self.beside.get(one.version, {NO_USER_CONFIG}), one.name
+            if one.version == self.version(one.service):
+                assert text == self.specs[one.service].user_config, f"{one.name}\n{self.told()}"
         routed = {one.name for one in self.control.engine.containers.values() if one.service == "web"}
         assert {name for _, name in self.control.router.servers} == routed
         assert self.control.store.retirements == {}
