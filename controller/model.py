@@ -27,6 +27,9 @@ EventOutcome = Literal["ok", "failed", "info", "warning"]
 """How what an event tells of ended."""
 Placement = Literal["pack", "spread"]
 
+DEFAULT_POLICY = "power_of_two"
+"""How callers choose among a service's replicas, unless it says otherwise."""
+
 NO_USER_CONFIG = "{}"
 """The text of a user_config that sets nothing: what is in force in a replica that has just begun."""
 
@@ -206,6 +209,8 @@ class ServiceSpec:
     """How many replicas may be on this machine at a time; None = as many as fit."""
     max_ongoing_requests: int = 100
     max_queued_requests: int = -1
+    router_policy: str = DEFAULT_POLICY
+    """How its callers choose among its replicas: a name of the runtime's, or an import path for them."""
     backpressure: Backpressure = Backpressure()
     request_timeout_s: float = 60.0
     graceful_shutdown_timeout_s: float = 20.0
@@ -783,6 +788,7 @@ class ServiceEndpoints:
     replicas: tuple[Endpoint, ...] = ()
     max_queued_requests: int = -1
     """How many calls may wait at each caller; -1 = no bound."""
+    policy: str = DEFAULT_POLICY
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from controller.model import DEFAULT_POLICY
 from controller.problems import Problems, at, shown
 
 MAX_REPLICAS = 1000
+ROUTER_POLICIES = (DEFAULT_POLICY, "round_robin", "least_ongoing", "consistent_hash")
+"""Those that HAProxy has a word for, too (controller/routing/haproxy_config.py)."""
 _PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9/._~?=&-]*")
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt])i?b?", re.IGNORECASE | re.ASCII)
@@ -77,6 +80,12 @@ def _check_policy(policy: object) -> object:
     if policy is None or isinstance(policy, Mapping) or (isinstance(policy, str) and _FUNCTION.fullmatch(policy)):
         return policy
     raise _expected('an import path such as "autoscaling.night:wanted", or {prometheus: {query: ..., target: ...}}')
+
+
+def _check_router_policy(policy: object) -> object:
+    if isinstance(policy, str) and (policy in ROUTER_POLICIES or (_FUNCTION.fullmatch(policy) and len(policy) < 200)):
+        return policy
+    raise _expected(f'one of {", ".join(ROUTER_POLICIES)}, or an import path such as "my_package.routing:MyPolicy"')
 
 
 def _check_query(query: str) -> str:
@@ -147,6 +156,11 @@ Route = Annotated[str, AfterValidator(_check_route), _pattern(_PATH)]
 ProbePath = Annotated[str, AfterValidator(_check_probe_path), _pattern(_PROBE_PATH)]
 GrpcName = Annotated[str, AfterValidator(_check_grpc_name), _pattern(_GRPC_NAME)]
 UserConfig = Annotated[dict[str, Any], BeforeValidator(_check_user_config)]
+RouterPolicy = Annotated[
+    str,
+    BeforeValidator(_check_router_policy),
+    Field(json_schema_extra={"anyOf": [{"enum": list(ROUTER_POLICIES)}, {"pattern": f"^{_FUNCTION.pattern}$"}]}),
+]
 GpuMemory = Annotated[str, BeforeValidator(_check_memory)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -171,6 +185,12 @@ class MetricsBlock(_Block):
 
     port: Port | None = None
     path: ProbePath = "/metrics"
+
+
+class RouterBlock(_Block):
+    """How a caller chooses among the replicas."""
+
+    policy: RouterPolicy = DEFAULT_POLICY
 
 
 class BackpressureBlock(_Block):
@@ -261,6 +281,7 @@ class ServeBlock(_Block):
     grpc_services: list[GrpcName] = Field(default_factory=list)
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     max_queued_requests: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
+    router: RouterBlock = Field(default_factory=RouterBlock)
     backpressure: BackpressureBlock = Field(default_factory=BackpressureBlock)
     request_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 60.0
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_460)] | None = None

@@ -128,6 +128,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         max_replicas_per_node=block.max_replicas_per_node,
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
+        router_policy=block.router.policy,
         backpressure=_backpressure(block),
         request_timeout_s=block.request_timeout_s,
         graceful_shutdown_timeout_s=drain_s,

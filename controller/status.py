@@ -213,7 +213,9 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpo
             found[container.service].append(endpoint)
     return {
         name: ServiceEndpoints(
-            tuple(_weighed(listed, goal_of(desired, observed, name))), desired.services[name].max_queued_requests
+            tuple(_weighed(listed, goal_of(desired, observed, name))),
+            desired.services[name].max_queued_requests,
+            desired.services[name].router_policy,
         )
         for name, listed in found.items()
     }

@@ -18,6 +18,7 @@ from controller.serve_block import (
     MetricsBlock,
     PrometheusBlock,
     ReadinessBlock,
+    RouterBlock,
     ServeBlock,
 )
 from controller.spec import parse
@@ -37,6 +38,7 @@ def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None
     assert block == ServeBlock().model_dump()
     assert list(block) == list(ServeBlock.model_fields)
     assert list(block["readiness"]) == list(ReadinessBlock.model_fields)
+    assert list(block["router"]) == list(RouterBlock.model_fields)
     assert list(block["backpressure"]) == list(BackpressureBlock.model_fields)
     assert list(block["metrics"]) == list(MetricsBlock.model_fields)
     bounds = written["services"]["autoscaled"]["x-serve"]["autoscale"]
