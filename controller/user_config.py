@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from controller.model import (
@@ -24,9 +25,11 @@ from controller.phases import Phase, phase_of
 
 LONGEST = 60
 MOST_KNOWN = 1000
+NOT_TAKEN = "the runtime in its image is of before user_config; build the image anew"
 MOST_CHANGES = 20
 
 
+@lru_cache(maxsize=1024)  # every replica is looked at in every tick
 def digest(text: str) -> str:
     """Twelve hex digits that stand for a user_config; pierhead.user_config makes the same."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -75,11 +78,14 @@ def user_config_status(
     applied, serving, refused, others = 0, 0, [], set()
     for container in sorted(containers, key=lambda container: (container.number, container.name)):
         report = container.user_config
-        if report is None or wanted_in(container, spec, goal) != text:
-            continue
         phase, _ = phase_of(container, spec, retirements.get(container.id), now)
         serves = phase is Phase.RUNNING and not container.reported_draining
-        if not serves and phase is not Phase.STARTING:
+        if wanted_in(container, spec, goal) != text or not (serves or phase is Phase.STARTING):
+            continue
+        if report is None:
+            if serves and container.ongoing is not None and text != NO_USER_CONFIG:
+                serving += 1
+                refused.append(f"{container.name}: {NOT_TAKEN}")
             continue
         serving += serves
         applied += serves and report.applied == wanted

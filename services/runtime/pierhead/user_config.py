@@ -17,6 +17,7 @@ import json
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 logger = logging.getLogger("pierhead")
@@ -48,6 +49,7 @@ class ConfigReport:
     """Why the wanted one is not in force; "" when it is, or is being applied."""
 
 
+@lru_cache(maxsize=16)
 def digest(text: str) -> str:
     """Twelve hex digits that stand for a config's text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -208,6 +208,14 @@ def test_how_far_it_has_come() -> None:
     assert set(status.changes) == {"threshold: 1 -> 2", "threshold: nothing -> 2"}
 
 
+def test_an_image_that_takes_none_is_told() -> None:
+    old, unread = replica(WEB, 1, user_config=None), replica(WEB, 2, user_config=None, ongoing=None)
+    status = user_config_status([old, unread], WEB, VersionGoal(V), {}, {}, NOW)
+    assert status is not None
+    assert status.refused == (f"p-web-{V}-1: the runtime in its image is of before user_config; build the image anew",)
+    assert (status.applied, status.replicas) == (0, 1)
+
+
 def test_without_one_there_is_nothing_to_say() -> None:
     plain = replace(WEB, user_config=NO_USER_CONFIG)
     containers = [replica(plain, 1, user_config=told(NO_USER_CONFIG)), replica(plain, 2)]

@@ -1,4 +1,4 @@
-"""`user_config` on the real stack under load: another one while requests come, one that is refused, and back."""
+"""What running replicas and callers take over without a restart, on the real stack under load: user_config, router."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.harness.load import Load
-from tests.harness.stack import ROOT, Stack
+from tests.harness.stack import ROOT, Stack, request
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -23,7 +23,7 @@ def edited() -> Iterator[tuple[Stack, Path]]:
     """The echo with three children, and its file to be edited."""
     app = ROOT / ".state" / "apps" / "echo.yaml"
     app.parent.mkdir(parents=True, exist_ok=True)
-    greet(app, "{}")
+    write(app)
     stack = Stack("pierhead-test-config", [str(app.relative_to(ROOT))])
     stack.down()
     try:
@@ -38,10 +38,11 @@ def edited() -> Iterator[tuple[Stack, Path]]:
         app.unlink()
 
 
-def greet(app: Path, user_config: str) -> None:
-    """Write the application with another `user_config` of the child."""
+def write(app: Path, **keys: str) -> None:
+    """Write the application with these keys in the child's block."""
+    lines = "".join(f"      {key}: {value}\n" for key, value in keys.items())
     head, child, tail = APP.read_text().replace("context: ..", f"context: {ROOT}").partition("  echo-child:\n")
-    app.write_text(head + child + tail.replace("x-serve:\n", f"x-serve:\n      user_config: {user_config}\n"))
+    app.write_text(head + child + tail.replace("x-serve:\n", f"x-serve:\n{lines}"))
 
 
 def config(stack: Stack) -> Any:
@@ -61,7 +62,7 @@ def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stac
     stack, app = edited
     before, workers = stack.replica_ids(), stack.haproxy_workers()
     with Load([stack.url("/echo?message=hi")], connections=16) as load:
-        greet(app, "{greeting: Ahoy}")
+        write(app, user_config="{greeting: Ahoy}")
         eventually(lambda: messages(stack, "user_config_applied"), "it has come everywhere", within_s=30)
         assert answers(stack) == {"Ahoy: hi"}
         [changed] = messages(stack, "user_config")
@@ -69,7 +70,7 @@ def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stac
         [applied] = messages(stack, "user_config_applied")
         assert applied.endswith(f"is in force in {REPLICAS} of {REPLICAS} replicas")
 
-        greet(app, "{greeting: 7}")
+        write(app, user_config="{greeting: 7}")
         eventually(lambda: len(messages(stack, "user_config_refused")) == REPLICAS, "all refuse it", within_s=30)
         assert answers(stack) == {"Ahoy: hi"}, "the former one stays in force"
         row = stack.service("echo-child")
@@ -78,7 +79,7 @@ def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stac
         assert "no restart" in stack.plan_text()
 
         stack.container("controller").kill()
-        greet(app, "{greeting: Moin}")
+        write(app, user_config="{greeting: Moin}")
         stack.container("controller").start()
         eventually(lambda: answers(stack) == {"Moin: hi"}, "the next controller goes on", within_s=60)
         eventually(lambda: stack.service("echo-child")["state"] == "HEALTHY", "all is well", within_s=30)
@@ -91,3 +92,40 @@ def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stac
     stack.scale("echo-child", REPLICAS + 1)
     stack.wait_settled(**{"echo-child": REPLICAS + 1})
     assert answers(stack) == {"Moin: hi"}, "the new one began with it"
+
+
+def calls(stack: Stack) -> dict[str, float]:
+    """How many calls each child has had so far, by its own count."""
+    found = {}
+    for name, container in stack.replicas("echo-child").items():
+        container.reload()
+        [network] = container.attrs["NetworkSettings"]["Networks"].values()
+        page = request(f"http://{network['IPAddress']}:9100/metrics").body.decode()
+        lines = [line for line in page.splitlines() if line.startswith("pierhead_requests_total{") and "/Echo" in line]
+        found[name] = sum(float(line.rpartition(" ")[2]) for line in lines)
+    return found
+
+
+def spread(stack: Stack, session: str) -> list[float]:
+    """How 30 requests of one session were spread over the children, the largest share first."""
+    before = calls(stack)
+    for _ in range(30):
+        assert request(stack.url("/echo?message=hi"), headers={"x-session-id": session}).status == 200
+    after = calls(stack)
+    return sorted((after[name] - before[name] for name in after), reverse=True)
+
+
+def test_callers_go_by_another_router_and_no_request_notices(edited: tuple[Stack, Path]) -> None:
+    stack, app = edited
+    before = stack.replica_ids()
+    assert spread(stack, "a")[0] < 30, "each request by itself"
+    with Load([stack.url("/echo?message=hi")], connections=16) as load:
+        write(app, router="{policy: consistent_hash}")
+        eventually(lambda: stack.plan_text() == "nothing to do", "it is taken up")
+    load.assert_no_failure()
+    eventually(lambda: spread(stack, "a") == [30, 0, 0], "all of a session at one replica")
+    assert spread(stack, "a") == [30, 0, 0]
+    write(app, router="{policy: round_robin}")
+    eventually(lambda: spread(stack, "a") == [10, 10, 10], "in turn")
+    print(f"\n{load.result}")
+    assert stack.replica_ids() == before, "the same containers, of callers and called"
