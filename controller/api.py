@@ -279,13 +279,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 def replicas_in(body: bytes) -> int | None:
     """Return N of {"replicas": N}, None for "auto"; raises InvalidRequest."""
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        raise InvalidRequest('body: expected JSON such as {"replicas": 2}, found something else') from None
-    if not isinstance(document, dict) or set(document) != {"replicas"}:
-        raise InvalidRequest(f'body: expected {{"replicas": N}} and nothing else, found {_shown(document)}')
-    replicas = document["replicas"]
+    replicas = _document(body, "replicas", '{"replicas": 2}', is_required=True)["replicas"]
     if replicas == AUTO:
         return None
     if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MOST_REPLICAS:
@@ -327,13 +321,13 @@ def nothing_in(body: bytes) -> None:
     _document(body, None, "{}")
 
 
-def _document(body: bytes, key: str | None, example: str) -> Mapping[str, Any]:
-    """Return a JSON object that has at most `key`; no body is an empty one."""
+def _document(body: bytes, key: str | None, example: str, *, is_required: bool = False) -> Mapping[str, Any]:
+    """Return a JSON object that has at most `key`; where that is not required, no body is an empty one."""
     try:
-        document = json.loads(body or b"{}")
+        document = json.loads(body if is_required else body or b"{}")
     except (ValueError, RecursionError):
         raise InvalidRequest(f"body: expected JSON such as {example}, found something else") from None
-    if not isinstance(document, dict) or not set(document) <= {key}:
+    if not isinstance(document, dict) or not set(document) <= {key} or (is_required and not document):
         raise InvalidRequest(f"body: expected {example} and nothing else, found {_shown(document)}")
     return document
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from controller import rollout as machine
 from controller.answers import Answers
@@ -21,7 +21,6 @@ from controller.model import (
     CreateContainer,
     FailureRecord,
     Observed,
-    ReplicaContainer,
     Revision,
     RolloutPhase,
     RolloutStatus,
@@ -31,7 +30,7 @@ from controller.model import (
     VersionGoal,
     current_version,
 )
-from controller.phases import Phase, phase_of
+from controller.phases import staying
 from controller.revisions import made_as, recorded, state_of, state_text, written
 from controller.rollout import Count, Facts, Rules
 from controller.rollout_words import rollout_words
@@ -69,9 +68,6 @@ class _Look:
     def offered(self, name: str) -> str | None:
         return current_version(self.spec.services[name], self.observed.images)
 
-    def containers(self, name: str) -> list[ReplicaContainer]:
-        return [container for container in self.observed.containers if container.service == name]
-
 
 class Deployer:
     """Owns the rollout states of all services. The loop's thread only."""
@@ -85,7 +81,6 @@ class Deployer:
         self._states = {service: state_of(text) for service, text in store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
-        self._differences: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self._user_configs: dict[tuple[str, str], str] = {}
         """By service and version: the one that is known to be recorded."""
         self.directions = Directions()
@@ -124,19 +119,16 @@ class Deployer:
 
     def _facts(self, name: str, look: _Look) -> Facts:
         state = self._states.get(name, ServiceRollout())
-        containers = look.containers(name)
         return Facts(
             target=look.targets.get(name, look.spec.services[name].replicas),
             offered=self._offered[name],
-            counts=_counts(containers, look.spec.services[name], look.observed, look.now),
+            counts=_counts(look.spec.services[name], look.observed, look.now),
             failures=_failures(name, look.observed, look.refusals, look.now),
-            tallies=self._tallies(name, state, containers, look.observed),
+            tallies=self._tallies(name, state, look.observed),
             waits_for=self._waits_for(name, state, look.callees),
         )
 
-    def _tallies(
-        self, name: str, state: ServiceRollout, containers: list[ReplicaContainer], observed: Observed
-    ) -> Mapping[str, machine.Tally]:
+    def _tallies(self, name: str, state: ServiceRollout, observed: Observed) -> Mapping[str, machine.Tally]:
         rollout = state.rollout
         if rollout is None or rollout.phase not in machine.ROLLING_FORWARD:
             self._answers.pop(name, None)
@@ -144,7 +136,7 @@ class Deployer:
         book = self._answers.get(name)
         if book is None or (book.to, book.begun_at) != (rollout.to, rollout.begun_at):
             book = self._answers[name] = Answers(rollout.to, rollout.begun_at)
-        book.look(containers, observed)
+        book.look(observed.containers_of(name), observed)
         return {version: book.of(version) for version in book.versions()}
 
     def _waits_for(self, name: str, state: ServiceRollout, callees: Mapping[str, frozenset[str]]) -> str:
@@ -185,7 +177,6 @@ class Deployer:
         goal = VersionGoal(
             version=version,
             spec=made,
-            is_known=made is not None,
             keep=keep,
             keep_spec=keep_spec,
             weight=service.rollout.canary_weight if keep else None,
@@ -210,14 +201,11 @@ class Deployer:
     def _changes(self, name: str, stable: str | None, offered: str | None) -> tuple[str, ...]:
         if stable is None or offered is None or stable == offered:
             return ()
-        key = (name, stable, offered)
-        if key not in self._differences:
-            then, now = (self._store.revisions.get((name, version)) for version in (stable, offered))
-            specs = [written(revision) if revision else None for revision in (then, now)]
-            if then is None or now is None or specs[0] is None or specs[1] is None:
-                return ()
-            self._differences[key] = differences(specs[0], specs[1], then.image_id, now.image_id)
-        return self._differences[key]
+        then, now = (self._store.revisions.get((name, version)) for version in (stable, offered))
+        if then is None or now is None:
+            return ()
+        before, after = written(then), written(now)
+        return differences(before, after, then.image_id, now.image_id) if before and after else ()
 
     def _settle(self, name: str, state: ServiceRollout) -> bool:
         """Take over a state. False when it cannot be kept: the next controller would forget it half-way."""
@@ -247,7 +235,7 @@ class Deployer:
         state = self._states.get(service.name, ServiceRollout())
         needed = {version, state.stable, *state.previous[:REVISIONS_KEPT]}
         needed |= {state.rollout.to, state.rollout.source} if state.rollout else set()
-        needed |= {container.version for container in look.containers(service.name)}
+        needed |= {container.version for container in look.observed.containers_of(service.name)}
         try:
             self._store.keep_revision(recorded(service, version, image_id, look.now))
             mine = [key for key in self._store.revisions if key[0] == service.name]
@@ -272,7 +260,6 @@ class Deployer:
 
     def _forget_others(self, spec: Spec) -> None:
         offered = set(self._offered.items())
-        self._differences = {key: found for key, found in self._differences.items() if (key[0], key[2]) in offered}
         self._user_configs = {key: text for key, text in self._user_configs.items() if key in offered}
         for name in [name for name in self._states if name not in spec.services]:
             try:
@@ -374,17 +361,12 @@ class Deployer:
         self._states[name] = state
 
 
-def _counts(
-    containers: Iterable[ReplicaContainer], spec: ServiceSpec, observed: Observed, now: float
-) -> Mapping[str, Count]:
+def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, Count]:
+    """By version."""
     counts: dict[str, Count] = {}
-    for container in containers:
-        phase, _ = phase_of(container, spec, observed.retirements.get(container.id), now)
-        if not phase.serves_or_will:
-            continue
+    for container, serves in staying(spec, observed, now):
         before = counts.get(container.version, Count())
-        ready = phase is Phase.RUNNING and not container.reported_draining
-        counts[container.version] = replace(before, present=before.present + 1, ready=before.ready + ready)
+        counts[container.version] = Count(before.present + 1, before.ready + serves)
     return counts
 
 

@@ -16,11 +16,8 @@ def edge_spec(spec: ServiceSpec, observed: Observed) -> ServiceSpec:
     """Return the service with the probe that HAProxy is to use now."""
     serving = [
         _target(container, spec)
-        for container in observed.containers
-        if container.service == spec.name
-        and container.state.is_up
-        and container.health is Health.READY
-        and container.id not in observed.retirements
+        for container in observed.containers_of(spec.name)
+        if container.state.is_up and container.health is Health.READY and container.id not in observed.retirements
     ]
     if not serving or (spec.probe.port, spec.probe.path) in serving:
         return spec

@@ -15,10 +15,13 @@ from controller.model import Observed, ReplicaContainer, backend_name
 def loads(services: Collection[str], observed: Observed) -> Mapping[str, Load]:
     """Return the load of each of these services now."""
     up = [container for container in observed.containers if container.state.is_up]
-    serving = [container for container in up if container.id not in observed.retirements]
     return {
         name: Load(
-            running=sum(_in_work(container, observed) for container in serving if container.service == name),
+            running=sum(
+                _in_work(container, observed)
+                for container in observed.containers_of(name)
+                if container.state.is_up and container.id not in observed.retirements
+            ),
             waiting=_waits_at_edge(name, observed) + held + sum(container.waiting.get(name, 0) for container in up),
             held=held,
         )

@@ -71,6 +71,8 @@ T = TypeVar("T")
 
 LOOK_S = 1.0
 """Longest time between two looks at the world."""
+BREATH_S = 0.01
+"""Shortest time between two looks: what is due and cannot be done yet must not keep a core busy."""
 LOOK_LIMIT_S = 60.0
 """How long somebody waits for a look that begins now; the engine's own limit is shorter."""
 DEBOUNCE_S = 0.02
@@ -275,9 +277,9 @@ class Loop:
             LOOK_S,
             plan.next_look_s,
             self._executor.gate.next_opening_s(now),
-            self._scaler.due_in_s(spec.services, now),
+            self._scaler.due_in_s(spec.services, now) if seen else None,  # nothing is decided before it is seen
         )
-        return min(due for due in dues if due is not None)
+        return max(BREATH_S, min(due for due in dues if due is not None))
 
     def _desired(self, spec: Spec, sight: Sight, targets: Mapping[str, int], now: float, *, seen: bool) -> Desired:
         """Put together what there shall be. From a world that cannot be seen no rollout concludes anything."""
@@ -481,8 +483,7 @@ class Loop:
 
         Raises UnknownService, EngineError.
         """
-        containers = self.view.observed.containers if self.view.observed else ()
-        mine = sorted((c for c in containers if c.service == service), key=lambda c: (c.number, c.name))
+        mine = self.view.observed.containers_of(service) if self.view.observed else ()
         if not mine:
             self.known(service)
         texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail, after) for container in mine))

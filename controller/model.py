@@ -18,6 +18,7 @@ import enum
 import hashlib
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -256,9 +257,7 @@ class VersionGoal:
     version: str | None
     """What new replicas are made as; None: the image is not on this machine, so nobody can tell."""
     spec: ServiceSpec | None = None
-    """How that one is made; None = as `Desired.services` has it."""
-    is_known: bool = True
-    """False when nobody remembers how that version is made: what runs of it stays, none can be added."""
+    """How that one is made; None when nobody remembers: what runs of it stays, none can be added."""
     keep: str | None = None
     """The version that goes on serving until `version` has proved itself."""
     keep_spec: ServiceSpec | None = None
@@ -602,6 +601,23 @@ class Observed:
     """GPU UUID -> why no replica is to be placed on it."""
     in_progress: tuple[Action, ...] = ()
     """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
+    _by_service: Mapping[str, tuple[ReplicaContainer, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index the containers: every part of the controller asks for those of one service, several times a tick."""
+        found: dict[str, list[ReplicaContainer]] = {}
+        for container in sorted(self.containers, key=lambda container: (container.number, container.name)):
+            found.setdefault(container.service, []).append(container)
+        object.__setattr__(self, "_by_service", {name: tuple(listed) for name, listed in found.items()})
+
+    @property
+    def services(self) -> AbstractSet[str]:
+        """Names of the services that have containers."""
+        return self._by_service.keys()
+
+    def containers_of(self, service: str) -> tuple[ReplicaContainer, ...]:
+        """The containers of one service, in the order of their numbers."""
+        return self._by_service.get(service, ())
 
 
 # ---------------------------------------------------------------------------------------------------- plan and actions
@@ -826,7 +842,7 @@ def goal_of(desired: Desired, observed: Observed, service: str) -> VersionGoal:
     if goal is not None:
         return goal
     spec = desired.services.get(service)
-    return VersionGoal(current_version(spec, observed.images) if spec else None)
+    return VersionGoal(current_version(spec, observed.images) if spec else None, spec)
 
 
 def socket_address(ip: str, port: int) -> str:

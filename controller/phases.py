@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from controller.model import ContainerState, Health, ReplicaContainer, Retirement, ServiceSpec
+from controller.model import ContainerState, Health, Observed, ReplicaContainer, Retirement, ServiceSpec
 
 DEFAULT_STARTUP_TIMEOUT_S = 1800.0
 
@@ -46,6 +46,20 @@ def phase_of(
     if why:
         return Phase.FAILED, why
     return (Phase.RUNNING if container.health is Health.READY else Phase.STARTING), ""
+
+
+def serves(container: ReplicaContainer, phase: Phase) -> bool:
+    """Whether a replica takes new requests: one that somebody told to stop behind our back is ready and takes none."""
+    return phase is Phase.RUNNING and not container.reported_draining
+
+
+def staying(spec: ServiceSpec, observed: Observed, now: float) -> list[tuple[ReplicaContainer, bool]]:
+    """Replicas of a service that count towards its target, and whether each serves now."""
+    phases = [
+        (container, phase_of(container, spec, observed.retirements.get(container.id), now)[0])
+        for container in observed.containers_of(spec.name)
+    ]
+    return [(container, serves(container, phase)) for container, phase in phases if phase.serves_or_will]
 
 
 def _failure_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:

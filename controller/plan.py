@@ -57,7 +57,7 @@ from controller.model import (
     service_address,
     socket_address,
 )
-from controller.phases import Phase, phase_of
+from controller.phases import Phase, phase_of, serves
 from controller.placement import GpuLedger, Shortage
 from controller.shares import Bounds, bounds, weights
 from controller.user_config import digest, is_due, wanted_in
@@ -84,7 +84,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
     draft = _Draft(desired=desired, observed=observed, now=now, gpus=GpuLedger.of(observed, now))
     draft.write_routing()
     draft.remove_strays()
-    names = sorted(set(desired.services) | {container.service for container in observed.containers})
+    names = sorted({*desired.services, *observed.services})
     outlooks = [_Outlook.of(draft, name) for name in names]
     for outlook in outlooks:
         _finish(draft, outlook)
@@ -122,17 +122,12 @@ class _Draft:
     routing_step: int | None = None
     busy: frozenset[str] = field(init=False)
     routing_usable: bool = field(init=False)
-    containers_of: dict[str, list[ReplicaContainer]] = field(init=False)
-    """By service, in the order of their numbers."""
 
     def __post_init__(self) -> None:
         in_progress = self.observed.in_progress
         self.busy = frozenset(action.target for action in in_progress)
         reloading = any(isinstance(action, WriteRouting) for action in in_progress)
         self.routing_usable = self.observed.routing is not None and not reloading
-        self.containers_of = {}
-        for container in sorted(self.observed.containers, key=lambda c: (c.number, c.name)):
-            self.containers_of.setdefault(container.service, []).append(container)
 
     def add(self, action: Action, *after: int | None) -> int:
         number = len(self.steps) + 1
@@ -205,7 +200,7 @@ class _Replica:
 
     @property
     def serves(self) -> bool:
-        return self.phase is Phase.RUNNING and not self.container.reported_draining
+        return serves(self.container, self.phase)
 
 
 @dataclass(slots=True)
@@ -238,7 +233,7 @@ class _Outlook:
         goal = goal_of(draft.desired, draft.observed, name)
         busy = draft.busy
         replicas = []
-        for container in draft.containers_of.get(name, ()):
+        for container in draft.observed.containers_of(name):
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
             outdated = goal.version is not None and container.version != goal.version
@@ -590,7 +585,7 @@ def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, *, wanted: bo
         if spec.has_build:
             return f"image {spec.image} is not on this machine: build it (`make build`)"
         return f"image {spec.image} is not on this machine: it is being pulled"
-    if not outlook.goal.is_known:
+    if outlook.goal.spec is None:
         return f"nobody remembers how version {outlook.version} is made: `pierhead deploy` takes what the files give"
     return _backing_off(draft, outlook.name, outlook.version)
 

@@ -34,7 +34,7 @@ def _has_recovered(
     now: float,
 ) -> bool:
     service, version = key
-    replicas = [c for c in observed.containers if c.service == service and c.id not in observed.retirements]
+    replicas = [c for c in observed.containers_of(service) if c.id not in observed.retirements]
     times = [
         (container.version, since)
         for container in replicas

@@ -9,7 +9,7 @@ with the last one that the files had for it: what they say for another version m
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -52,8 +52,9 @@ def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
     )
 
 
+@lru_cache(maxsize=1024)
 def written(revision: Revision) -> ServiceSpec | None:
-    """The service as the files described that version; None when the record cannot be read."""
+    """The service as the files described that version; None when the record cannot be read. Asked for every tick."""
     try:
         return _spec_adapter().validate_json(revision.spec)
     except ValidationError:

@@ -19,7 +19,7 @@ from controller.errors import PolicyError, StoreError
 from controller.events import EventLog
 from controller.loads import loads
 from controller.model import AutoscaleSpec, AutoscaleStatus, Observed, ServiceSpec
-from controller.phases import Phase, phase_of
+from controller.phases import staying
 from controller.policies import Ask, ask_formula
 from controller.store import Store
 
@@ -53,12 +53,13 @@ class Scaler:
         for name, spec in specs.items():
             history = self._histories.setdefault(name, LoadHistory())
             history.add(now, found[name], window_s)
-            counts = _counts(services[name], observed, now)
+            present = staying(services[name], observed, now)
             paused = self._store.overrides.get(name)
             if paused is not None:
                 self._settle(name, Decided(spec.clamp(paused.replicas)))
-            before = self._begin(name, spec, present=counts[1])
-            situation = situation_of(spec, history, counts[0], before.target, now, before.measured_from)
+            before = self._begin(name, spec, present=len(present))
+            ready = sum(serves for _, serves in present)
+            situation = situation_of(spec, history, ready, before.target, now, before.measured_from)
             answer, problem = self._answer(name, situation)
             if paused is None:
                 self._decide(name, before, situation, answer)
@@ -144,13 +145,3 @@ class Scaler:
                 self._store.forget_autoscaled(name)
             except StoreError as error:
                 logger.error("an autoscaling target was kept: %s", error)  # noqa: TRY400 - it harms nobody
-
-
-def _counts(service: ServiceSpec, observed: Observed, now: float) -> tuple[int, int]:
-    """Replicas of the service that are ready, and those that are there and stay."""
-    phases = [
-        phase_of(container, service, observed.retirements.get(container.id), now)[0]
-        for container in observed.containers
-        if container.service == service.name
-    ]
-    return phases.count(Phase.RUNNING), sum(phase.serves_or_will for phase in phases)

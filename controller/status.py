@@ -129,7 +129,7 @@ def service_rows(
     `user_configs`: those that were seen, by digest; a change is told as the difference from them.
     """
     refusals = tuple(refusals)
-    names = sorted(set(desired.services) | {container.service for container in observed.containers})
+    names = sorted({*desired.services, *observed.services})
     return tuple(
         _row(
             _Material(
@@ -138,7 +138,7 @@ def service_rows(
                 goal=goal_of(desired, observed, name),
                 wanted=desired.targets.get(name, 0),
                 observed=observed,
-                containers=tuple(c for c in observed.containers if c.service == name),
+                containers=observed.containers_of(name),
                 pending=tuple(pending for pending in plan.pending if pending.service == name),
                 creating=_creations(name, observed, plan),
                 refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
@@ -275,7 +275,7 @@ class _Material:
 
 
 def _row(material: _Material) -> ServiceStatus:
-    replicas = [_replica(material, c) for c in sorted(material.containers, key=lambda c: (c.number, c.name))]
+    replicas = [_replica(material, container) for container in material.containers]
     replicas += [
         ReplicaStatus(action.target, "PENDING", action.version, "", tuple(gpu.uuid for gpu in action.gpus), None, why)
         for action in material.creating

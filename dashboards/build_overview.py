@@ -366,6 +366,59 @@ INSIDE = Section(
     ),
 )
 
+CHANGES = Section(
+    "Autoscaling and versions",
+    (
+        Panel(
+            "Load",
+            (
+                Query(
+                    f"sum by (service) (pierhead_service_autoscale_load{{{S}}})"
+                    f" or sum by (service) (pierhead_ongoing_requests{{{S}}})",
+                    "{{service}}",
+                ),
+            ),
+            "Requests in work and waiting, as the autoscaler sees them; without one, those in work.",
+            width=6,
+        ),
+        Panel(
+            "Replicas that the load asks for",
+            (
+                Query(
+                    f"sum by (service) (pierhead_service_autoscale_wanted_replicas{{{S}}})"
+                    f" or sum by (service) (pierhead_service_wanted_replicas{{{S}}})",
+                    "{{service}} asked for",
+                ),
+                Query(f"sum by (service) (pierhead_service_ready_replicas{{{S}}})", "{{service}} ready"),
+            ),
+            "What the autoscaling policy asks for now, before its delays; without one, the number that is set.",
+            width=6,
+        ),
+        Panel(
+            "Serving replicas by version",
+            (
+                Query(
+                    f'sum by (service, version) (pierhead_service_replica_state{{{S}, state="RUNNING"}})',
+                    "{{service}} {{version}}",
+                ),
+            ),
+            "While a service changes its version, two of them serve.",
+            width=6,
+            stacked=True,
+        ),
+        Panel(
+            "Changes of version",
+            (
+                Query(f"sum by (service) (pierhead_service_rollout_age_seconds{{{S}}})", "{{service}} goes on since"),
+                Query(f"sum by (service) (pierhead_service_rolled_back{{{S}}})", "{{service}} rolled back"),
+            ),
+            "How long a change of version has been going on, in seconds; 1 while the files give a version that was"
+            " rolled back. `pierhead why SERVICE` gives the reason.",
+            width=6,
+        ),
+    ),
+)
+
 CONTROL = Section(
     "Replicas and GPUs",
     (
@@ -405,6 +458,15 @@ CONTROL = Section(
             "Slots that replicas occupy, and all there are.",
         ),
         Panel(
+            "GPU memory",
+            (
+                Query("sum by (gpu) (pierhead_gpu_memory_used_bytes) or vector(0)", "{{gpu}} in use"),
+                Query("sum by (gpu) (pierhead_gpu_memory_free_bytes) or vector(0)", "{{gpu}} free for a slot"),
+            ),
+            "Memory in use, by whomever, and what a new slot could have. Nothing where no nvidia-smi can be asked.",
+            unit="bytes",
+        ),
+        Panel(
             "Actions",
             (
                 Query(
@@ -429,7 +491,7 @@ CONTROL = Section(
     ),
 )
 
-SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, INSIDE, CONTROL)
+SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, INSIDE, CHANGES, CONTROL)
 
 
 def render(sections: Sequence[Section]) -> dict[str, Any]:

@@ -20,20 +20,7 @@ main() {
     refuse "simulate: name a trace, a shape or a file. Example: make simulate TRACE=step:10x SERVICE=ranker" \
       "All shapes and options: make simulate TRACE=step OPTIONS=--help"
   "$here/venv.sh"
-  if ! "$PYTHON" -c 'import matplotlib' 2>/dev/null; then
-    SSL_CERT_FILE=${SSL_CERT_FILE:-$(ca_bundle)}
-    export SSL_CERT_FILE
-    step "Installing matplotlib" install_plot || give_up "the packages of the group plot could not be installed."
-  fi
   exec "$PYTHON" -m controller.simulate "$trace" ${service:+"$service"} --plot "$out" "$@"
-}
-
-install_plot() {
-  if type -P uv >/dev/null; then
-    command uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --group plot
-  else
-    "$PYTHON" -m uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --group plot
-  fi
 }
 
 main "$@"

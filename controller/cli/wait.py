@@ -170,32 +170,28 @@ def _unusable_files(document: Document) -> Verdict | None:
 
 def _rolled_back(row: Document, part: Part) -> Verdict:
     name, rejected = row["name"], row["rejected"]
-    return Verdict(
-        f"{name}: version {rejected['version']} was rolled back: {rejected['reason']}; version {version(row)} serves",
-        hopeless=True,
-        next_step=(f"See `pierhead why {name}`; correct the service, build it, then `pierhead deploy {name}`."),
-        ended=True,
-        parts=(part,),
-    )
+    message = f"version {rejected['version']} was rolled back: {rejected['reason']}; version {version(row)} serves"
+    return _ended_badly(part, message, f"correct the service, build it, then `pierhead deploy {name}`")
 
 
 def _came_back(row: Document, part: Part) -> Verdict:
     name = row["name"]
-    return Verdict(
-        f"{name}: it is at version {version(row)} again: {row['message'] or 'the other one did not prove itself'}",
-        hopeless=True,
-        next_step=f"See `pierhead why {name}`; `pierhead revisions {name}` lists the versions to go back to.",
-        ended=True,
-        parts=(part,),
-    )
+    message = f"it is at version {version(row)} again: {row['message'] or 'the other one did not prove itself'}"
+    return _ended_badly(part, message, f"`pierhead revisions {name}` lists the versions to go back to")
 
 
 def _deploy_failed(row: Document, part: Part) -> Verdict:
-    name = row["name"]
+    message = f"the deployment failed: {row['message'] or 'the controller gives no reason'}"
+    return _ended_badly(part, message, f"`pierhead rollback {row['name']}` goes back to the version before")
+
+
+def _ended_badly(part: Part, message: str, next_step: str) -> Verdict:
+    """The rollout has ended, and not as it was asked for."""
+    name = part.name
     return Verdict(
-        f"{name}: the deployment failed: {row['message'] or 'the controller gives no reason'}",
+        f"{name}: {message}",
         hopeless=True,
-        next_step=f"See `pierhead why {name}`; `pierhead rollback {name}` goes back to the version before.",
+        next_step=f"See `pierhead why {name}`; {next_step}.",
         ended=True,
         parts=(part,),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import os
 import tempfile
@@ -25,10 +26,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError
+from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError, UnknownService
 from controller.model import (
     NO_USER_CONFIG,
     AddServer,
+    AutoscaleSpec,
     CreateContainer,
     RemoveContainer,
     RolloutSpec,
@@ -90,6 +92,8 @@ class ControllerMachine(RuleBasedStateMachine):
         """Versions that never work."""
         self.beside: dict[str, set[str]] = {}
         """By version: every user_config that was written beside it."""
+        self.removed: set[str] = set()
+        """Services that the compose files do not have now."""
         self._count = 0
         self.control = Timed.of(Path(self._directory.name), *self.specs.values())
         self.control.clock = self.control.engine.clock = self._clock
@@ -186,38 +190,51 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(name=names, replicas=st.integers(0, 4))
     def scale(self, name: str, replicas: int) -> None:
         STATISTICS["scale calls"] += 1
-        self.control.loop.scale(name, replicas)
+        with contextlib.suppress(UnknownService):
+            self.control.loop.scale(name, replicas)
 
     @rule(name=names, what=st.sampled_from(["good", "good", *BAD]))
     def deploy(self, name: str, what: str) -> None:
         STATISTICS["versions deployed"] += 1
         self._count += 1
-        self.specs[name] = replace(self.specs[name], definition_hash=f"m{self._count}")
+        self.edit(name, definition_hash=f"m{self._count}")
         if what != "good":
             STATISTICS["bad versions deployed"] += 1
             version = self.version(name)
             self.bad.add(version)
             self.control.engine.behaviours[version] = BAD[what]
-        self.note_configs()
-        self.control.source.edit(*self.specs.values())
 
     @rule(name=names, number=st.integers(0, 3))
     def configure(self, name: str, number: int) -> None:
         STATISTICS["user_configs changed"] += 1
-        text = f'{{"number":{number}}}' if number else NO_USER_CONFIG
-        self.specs[name] = replace(self.specs[name], user_config=text)
-        self.note_configs()
-        self.control.source.edit(*self.specs.values())
+        self.edit(name, user_config=f'{{"number":{number}}}' if number else NO_USER_CONFIG)
 
-    def note_configs(self) -> None:
-        for name, spec in self.specs.items():
-            self.beside.setdefault(self.version(name), {NO_USER_CONFIG}).add(spec.user_config)
+    @rule(name=names, pace=st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1)]), weight=st.sampled_from([None, 20]))
+    def change_pace(self, name: str, pace: tuple[int, int], weight: int | None) -> None:
+        self.edit(name, rollout=RolloutSpec(*pace, bake_s=5.0, canary_weight=weight))
 
-    @rule(name=names, pace=st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1)]))
-    def change_pace(self, name: str, pace: tuple[int, int]) -> None:
-        rollout = RolloutSpec(*pace, bake_s=5.0)
-        self.specs[name] = replace(self.specs[name], rollout=rollout)
-        self.control.source.edit(*self.specs.values())
+    @rule(name=names, bounds=st.sampled_from([None, (1, 3), (0, 2), (2, 4)]))
+    def change_scaling(self, name: str, bounds: tuple[int, int] | None) -> None:
+        STATISTICS["changes of scaling"] += 1
+        delays = {"look_back_period_s": 3.0, "upscale_delay_s": 1.0, "downscale_delay_s": 5.0}
+        self.edit(name, autoscale=AutoscaleSpec(*bounds, **delays) if bounds else None)
+
+    @rule(name=names, most=st.sampled_from([None, 1, 2]))
+    def change_bound(self, name: str, most: int | None) -> None:
+        self.edit(name, max_replicas_per_node=most)
+
+    @rule(name=names)
+    def remove_or_bring_back(self, name: str) -> None:
+        STATISTICS["services removed or brought back"] += 1
+        self.removed ^= {name}
+        self.edit(name)
+
+    def edit(self, name: str, **changes: Any) -> None:
+        """Write other compose files."""
+        self.specs[name] = replace(self.specs[name], **changes)
+        if name not in self.removed:
+            self.beside.setdefault(self.version(name), {NO_USER_CONFIG}).add(self.specs[name].user_config)
+        self.control.source.edit(*(spec for spec in self.specs.values() if spec.name not in self.removed))
 
     @rule(name=names, ask=st.sampled_from(["roll_back", "abort", "promote", "deploy"]))
     def change_mind(self, name: str, ask: str) -> None:
@@ -309,7 +326,8 @@ class ControllerMachine(RuleBasedStateMachine):
                 for one in self.control.engine.containers.values()
                 if one.service == name and one.id not in marked and one.state.is_up
             ]
-            assert len(staying) <= 4 + max(1, spec.rollout.max_surge) + 1, [one.name for one in staying]
+            most = 4 + max(1, spec.rollout.max_surge) + 1
+            assert len(staying) <= most, f"{[one.name for one in staying]}\n{self.told()}"
 
     # --------------------------------------------------------------------------------------------------------- the end
 
@@ -328,11 +346,13 @@ class ControllerMachine(RuleBasedStateMachine):
         """The trouble is over; everything becomes as it was asked for."""
         self.control.work.clear()
         self.control.engine._failures.clear()
-        self.revive()
+        self.run(asyncio.sleep(1.0))
+        self.revive()  # it may have been about to end: of an action, or because the engine was away too long
         self.control.actions_to_live = None
         for uuid in list(self.control.store.gpu_faults):
             self.control.loop.unmark_gpu(uuid)
         for name in SERVICES:
+            self.edit(name, max_replicas_per_node=None)  # a rollout of one replica under a bound of one would wait
             if self.control.loop.deployer.state(name).stable is None and self.version(name) in self.bad:
                 self.deploy(name, "good")  # nothing ever worked: only another version can
         started = self._loop.time()
@@ -355,19 +375,20 @@ class ControllerMachine(RuleBasedStateMachine):
     def all_settled(self) -> bool:
         view = self.control.loop.view
         assert self._life is not None
-        if self._life.done():
-            self._life.result()
-            raise AssertionError("the controller has ended")
-        if not view.services:
+        assert not self._life.done(), "the controller has ended"
+        if view.desired is None:
             return False
-        fits = {"ranker": min(GPUS, self.wanted("ranker")), "web": self.wanted("web")}
+        most = {"ranker": GPUS}
+        fits = {name: min(self.wanted(name), most.get(name, 4)) for name in SERVICES if name not in self.removed}
         counts = {row.name: (row.ready, sum(bool(one.name) for one in row.replicas)) for row in view.services}
         at_rest = all(self.control.loop.deployer.state(name).rollout is None for name in SERVICES)
         return at_rest and not view.plan.steps and counts == {name: (count, count) for name, count in fits.items()}
 
     def wanted(self, name: str) -> int:
-        override = self.control.store.overrides.get(name)
-        return override.replicas if override else self.specs[name].replicas
+        override, spec = self.control.store.overrides.get(name), self.specs[name]
+        if override is not None:
+            return override.replicas
+        return spec.autoscale.min if spec.autoscale else spec.replicas  # there is no load any more
 
     def version(self, name: str) -> str:
         found = current_version(self.specs[name], self.control.engine.images)
@@ -384,6 +405,7 @@ def quiet() -> Any:
     logging.disable(before)
 
 
+@pytest.mark.timeout(60 + 2 * EXAMPLES)
 def test_the_controller_against_chance() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 

@@ -153,6 +153,27 @@ async def test_nothing_is_decided_while_the_engine_is_away(control: Control) -> 
         await control.settled("model", 4, within_s=30)
 
 
+async def test_a_decision_that_is_due_while_the_engine_is_away_does_not_make_the_loop_spin(control: Control) -> None:
+    model = service("model", replace(QUICK, upscale_delay_s=1.0))
+    control.source.edit(model)
+    async with control.running():
+        await control.settled("model", 1, within_s=30)
+        control.work["model"] = 35
+        await until(lambda: control.loop._scaler.due_in_s({"model": model}, control.clock()) is not None, within_s=30)
+        control.engine.go_away()
+        await until(lambda: control.loop.view.engine_reachable is False, within_s=30)
+        begun, before = control.clock(), ticks(control)
+        await until(lambda: (control.loop.last_tick_at or 0.0) > begun + 3, within_s=30)
+        assert ticks(control) - before < 100
+
+
+def ticks(control: Control) -> float:
+    """Looks at the world so far."""
+    samples = [sample for metric in control.loop.metrics.registry.collect() for sample in metric.samples]
+    (count,) = [sample.value for sample in samples if sample.name == "pierhead_controller_tick_seconds_count"]
+    return count
+
+
 async def test_a_function_of_the_users_decides(control: Control) -> None:
     (control.directory / "scaler_test_policy.py").write_text(
         "def wanted(situation, spare):\n    return situation.spec.max - spare\n"

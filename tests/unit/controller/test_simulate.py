@@ -432,7 +432,6 @@ def test_distributions() -> None:
 
 @pytest.mark.parametrize("trace", ["spike:10x,at=10,length=5,duration=40", "step:2x,at=1,duration=2"])
 def test_the_picture(trace: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     file = tmp_path / "simulation.png"
     block = "{autoscale: {max: 2}, max_ongoing_requests: 2, max_queued_requests: 5}"
     assert main([trace, "--x-serve", block, "--plot", str(file)]) == 0
