@@ -72,6 +72,7 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
         is_manual=settings.is_manual,
         query=prometheus,
         policy_dir=settings.project_dir,
+        give=probe.give,
     )
     try:
         await _serve(settings, world, stop)

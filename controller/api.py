@@ -37,11 +37,12 @@ from controller.errors import ControllerError, InvalidRequest
 from controller.explain import explanation
 from controller.loop import Loop
 from controller.metrics import action_name
-from controller.model import Action, Plan, ServiceStatus
+from controller.model import Action, Plan, ServiceSpec, ServiceStatus
 from controller.plan_text import describe
 from controller.routes import routes_json
 from controller.status import View
 from controller.store import StoredEvent
+from controller.user_config import progress_words
 
 logger = logging.getLogger(__name__)
 
@@ -345,9 +346,17 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
         "port": spec.port if spec else None,
         "route": spec.route if spec else None,
         "grpc_services": list(spec.grpc_services) if spec else [],
+        "user_config": user_config_json(row, spec),
         **rollout_json(row),
     }
     return document | explanation(row.name, view)
+
+
+def user_config_json(row: ServiceStatus, spec: ServiceSpec | None) -> dict[str, Any] | None:
+    """Return a service's user_config, as it is written, and how far it has come; None where there is none."""
+    if row.user_config is None or spec is None:
+        return None
+    return {"value": json.loads(spec.user_config), **dataclasses.asdict(row.user_config)}
 
 
 def rollout_json(row: ServiceStatus) -> dict[str, Any]:
@@ -382,7 +391,7 @@ def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
     if view.desired is None:
         return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
     doing = [f"in progress: {describe(action)}: {action.cause}" for action in in_progress]
-    changes = [line for row in view.services for line in rollout_lines(row)]
+    changes = [line for row in view.services for line in (*rollout_lines(row), *user_config_lines(row))]
     if (doing or changes) and not (view.plan.steps or view.plan.pending):
         return "\n".join([*changes, *doing])
     return "\n".join([*changes, *doing, str(view.plan)])
@@ -394,6 +403,15 @@ def rollout_lines(row: ServiceStatus) -> list[str]:
         return []
     message = row.rollout.message or f"{row.rollout.state.stable} -> {row.rollout.offered}"
     return [f"rollout of {row.name}: {message}", *(f"  {change}" for change in row.rollout.changes)]
+
+
+def user_config_lines(row: ServiceStatus) -> list[str]:
+    """Return what changes of a service's user_config, as a diff."""
+    config = row.user_config
+    if config is None or config.everywhere:
+        return []
+    lines = [f"user_config of {row.name}: {progress_words(config)}; no restart", *map("  {}".format, config.changes)]
+    return [*lines, *map("  {}".format, config.refused)]
 
 
 def plan_json(plan: Plan, in_progress: tuple[Action, ...], text: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from controller.model import (
     BeginRetirement,
     CreateContainer,
     DeleteServer,
+    GiveUserConfig,
     Plan,
     PullImage,
     RemoveContainer,
@@ -43,6 +44,8 @@ PARALLEL_ACTIONS = 8
 """Calls of the engine at a time. What does not go to it (HAProxy, notes) never waits behind an engine that is slow."""
 PARALLEL_PULLS = 2
 """Pulls have places of their own: hours of download must not keep a replica from being replaced."""
+PARALLEL_GIFTS = 16
+"""Replicas that are given a user_config at a time."""
 
 TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
     {
@@ -54,6 +57,7 @@ TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
         BeginRetirement: 10.0,
         DeleteServer: 30.0,
         WriteRouting: 60.0,
+        GiveUserConfig: 3.0,
     }
 )
 DEFAULT_TIMEOUT_S = 20.0
@@ -149,6 +153,7 @@ class Executor:
         self._serial = 0
         self._places = asyncio.Semaphore(PARALLEL_ACTIONS)
         self._pull_places = asyncio.Semaphore(PARALLEL_PULLS)
+        self._gift_places = asyncio.Semaphore(PARALLEL_GIFTS)
 
     @property
     def in_progress(self) -> tuple[Action, ...]:
@@ -191,6 +196,8 @@ class Executor:
         match action:
             case PullImage():
                 return self._pull_places
+            case GiveUserConfig():
+                return self._gift_places
             case CreateContainer() | StartContainer() | SignalContainer() | RemoveContainer():
                 return self._places
             case _:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.model import GPU_PARTS, Backpressure, Gpu, GpuRequest, ProbeSpec, ServiceSpec
+from controller.model import GPU_PARTS, NO_USER_CONFIG, Backpressure, Gpu, GpuRequest, ProbeSpec, ServiceSpec
 
 ADMIN_PORT = 9100
 DISCOVERY_ADDRESS = "controller:8101"
@@ -43,6 +43,7 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_LOG_LEVEL",
         "PIERHEAD_LOG_ENCODING",
         "PIERHEAD_ACCESS_LOG",
+        "PIERHEAD_USER_CONFIG",
         "PIERHEAD_GPU_MEMORY_BYTES",
         "PIERHEAD_GPU_FRACTION",
     }
@@ -105,9 +106,9 @@ def definition_hash(
     """Sha256 (hex) over everything that needs a new container when it changes.
 
     Request limits and timeouts count where they reach the container as environment, so only for managed services.
-    Replicas, routes, placement, the line at callers, the pace of probes and metrics do not count: they change without
-    touching a container. Where the probe goes does: a question that nobody answers must fail on a new replica, not on
-    those that serve.
+    Replicas, routes, placement, the line at callers, user_config, the pace of probes and metrics do not count: they
+    change without touching a container. Where the probe goes does: a question that nobody answers must fail on a new
+    replica, not on those that serve.
     """
     if not managed:
         # How long Docker's own `stop` waits: the controller's patience is the spec's, whatever the container says.
@@ -141,6 +142,8 @@ def create_body(
     body["Labels"] = {**body.get("Labels", {}), **_labels(spec, replica, version, number, gpus, project, node)}
     if spec.managed:
         own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
+        # Not part of `container`, and so of no version: running replicas are given another one when it changes.
+        own += [f"PIERHEAD_USER_CONFIG={spec.user_config}"] if spec.user_config != NO_USER_CONFIG else []
         body["Env"] = sorted([*body.get("Env", []), *own])
     if slot := _slot_environment(spec, gpus):
         body["Env"] = sorted([*body.get("Env", []), *slot])

@@ -81,6 +81,8 @@ class Deployer:
         self._states = {service: state_of(text) for service, text in store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
+        self._user_configs: dict[tuple[str, str], str] = {}
+        """By service and version: the one that is known to be recorded."""
         self.directions = Directions()
 
     # -------------------------------------------------------------------------------------------------------- a look
@@ -225,7 +227,10 @@ class Deployer:
     def _record(self, service: ServiceSpec, look: _Look) -> None:
         """Remember how the offered version is made, and forget those that nobody will go back to."""
         version, image_id = self._offered[service.name], look.observed.images.get(service.image)
-        if version is None or not image_id or (service.name, version) in self._store.revisions:
+        if version is None or not image_id:
+            return
+        if (service.name, version) in self._store.revisions:
+            self._record_user_config(service, version)
             return
         state = self._states.get(service.name, ServiceRollout())
         needed = {version, state.stable, *state.previous[:REVISIONS_KEPT]}
@@ -239,7 +244,23 @@ class Deployer:
         except StoreError as error:
             logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
 
+    def _record_user_config(self, service: ServiceSpec, version: str) -> None:
+        """Remember the last user_config that the files had for a version: with it, it comes back."""
+        key = (service.name, version)
+        if self._user_configs.get(key) == service.user_config:
+            return
+        revision = self._store.revisions[key]
+        then = written(revision)
+        try:
+            if then is None or then.user_config != service.user_config:
+                self._store.renew_revision(recorded(service, version, revision.image_id, revision.first_at))
+            self._user_configs[key] = service.user_config
+        except StoreError as error:
+            logger.error("a user_config was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
+
     def _forget_others(self, spec: Spec) -> None:
+        offered = set(self._offered.items())
+        self._user_configs = {key: text for key, text in self._user_configs.items() if key in offered}
         for name in [name for name in self._states if name not in spec.services]:
             try:
                 self._store.forget_rollout(name)

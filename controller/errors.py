@@ -11,8 +11,9 @@ ControllerError                500  1
 |-- EngineError                502  1   the Docker Engine refused or does not answer
 |   |-- EngineUnreachable      503  1
 |   `-- ImageNotFound          502  1
-`-- RoutingError               502  1   HAProxy refused a command
-    `-- RoutingUnreachable     503  1
+|-- RoutingError               502  1   HAProxy refused a command
+|   `-- RoutingUnreachable     503  1
+`-- ReplicaError               502  1   a replica does not take what it is given
 """
 
 from __future__ import annotations
@@ -101,3 +102,9 @@ class RoutingUnreachable(RoutingError):
     """HAProxy's socket does not answer."""
 
     http_status = 503
+
+
+class ReplicaError(ControllerError):
+    """A replica's admin port refused a request, or does not answer."""
+
+    http_status = 502

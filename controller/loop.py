@@ -27,6 +27,7 @@ from controller.errors import (
     EngineError,
     EngineUnreachable,
     InvalidRequest,
+    ReplicaError,
     SpecError,
     StoreError,
     UnknownService,
@@ -45,10 +46,11 @@ from controller.model import (
     RemoveContainer,
     ServiceSpec,
     Spec,
+    UserConfigReport,
     goal_of,
 )
 from controller.observe import Observer, Sight
-from controller.perform import Performer
+from controller.perform import Give, Performer
 from controller.plan import plan as make_plan
 from controller.plan_text import describe
 from controller.policies import Functions, Policies
@@ -61,6 +63,7 @@ from controller.spec_watch import SpecSource, SpecWatch
 from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
 from controller.store import Override, Store
 from controller.transitions import transitions
+from controller.user_config import remembered
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +82,11 @@ REOPEN_S = 1.0
 ENGINE_LOST_S = 30.0
 """An engine that comes back with a new socket file is out of reach of a container that has the old one mounted. After
 this long the controller ends: traffic goes on, and Docker starts it again with the new file."""
+
+
+async def _nobody_is_there(address: str, text: str) -> UserConfigReport:
+    raise ReplicaError(f"internal: nobody gives {len(text)} bytes of user_config to {address}")
+
 
 Planner = Callable[[Desired, Observed, float], Plan]
 
@@ -120,6 +128,7 @@ class World:
     query: Query = no_prometheus
     policy_dir: Path | None = None
     """Where autoscaling functions are looked for."""
+    give: Give = _nobody_is_there
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
@@ -172,6 +181,8 @@ class Loop:
             world.project,
             self._service_specs,
             lambda: self._edge,
+            world.give,
+            self._prober.learn,
             clock,
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
@@ -185,6 +196,7 @@ class Loop:
         """Why the state file cannot be written; "" when it can."""
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
+        self._user_configs: Mapping[str, str] = {}
         if world.store.set_aside is not None:
             lost = (
                 f"the state file was damaged and is kept at {world.store.set_aside}; scale targets are the files' again"
@@ -287,6 +299,8 @@ class Loop:
     def _publish(self, desired: Desired, sight: Sight, plan: Plan, now: float) -> None:
         refusals = self._executor.gate.refusals()
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
+        specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
+        self._user_configs = remembered(self._user_configs, specs)
         before, self.view = (
             self.view,
             View(
@@ -304,6 +318,7 @@ class Loop:
                     now,
                     self._scaler.rows,
                     self.deployer.directions.rows,
+                    self._user_configs,
                 ),
                 gpus=gpu_uses(sight.observed),
                 gpu_memory_problem=self._gpu_memory.problem,

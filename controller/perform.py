@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from controller.engines.base import ClusterEngine
 from controller.events import EventLog
@@ -14,6 +14,7 @@ from controller.model import (
     BeginRetirement,
     CreateContainer,
     DeleteServer,
+    GiveUserConfig,
     PullImage,
     RemoveContainer,
     Retirement,
@@ -23,6 +24,7 @@ from controller.model import (
     ShutdownSessions,
     SignalContainer,
     StartContainer,
+    UserConfigReport,
     WriteRouting,
 )
 from controller.routing.base import Router
@@ -30,6 +32,10 @@ from controller.store import Store
 
 LAST_LINES = 20
 LONGEST_GIST = 200
+
+Give = Callable[[str, str], Awaitable[UserConfigReport]]
+"""Gives a user_config (its text) to the replica whose admin port is at an address; returns what it says of it. Raises
+ReplicaError."""
 
 
 class Performer:
@@ -44,6 +50,8 @@ class Performer:
         project: str,
         specs: Callable[[], Mapping[str, ServiceSpec]],
         edge_specs: Callable[[], Mapping[str, ServiceSpec]],
+        give: Give,
+        given: Callable[[str, UserConfigReport], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
@@ -51,6 +59,8 @@ class Performer:
         self._store = store
         self._events = events
         self._project = project
+        self._give = give
+        self._given = given
         self._specs = specs
         self._edge_specs = edge_specs
         self._clock = clock
@@ -78,6 +88,8 @@ class Performer:
                 | WriteRouting()
             ):
                 await self._router.perform(action, self._edge_specs().get(action.service, spec))
+            case GiveUserConfig():
+                self._given(action.container_id, await self._give(action.address, action.text))
             case BeginRetirement():
                 self._store.retire(self._retirement(action))
             case _:

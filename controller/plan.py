@@ -8,6 +8,7 @@ Per service, in this order (each numbered in the code):
     2. retire   failed ones at once; outdated ones when enough others are ready; surplus, not-ready ones first
     3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py
     4. register ready ones with HAProxy, and only those
+    5. configure those that were given another user_config than they shall have
 
 Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
 actions still in progress are left alone, but count: they hold their number, their GPUs and their place.
@@ -29,6 +30,7 @@ from controller.model import (
     DeleteServer,
     Desired,
     FailureRecord,
+    GiveUserConfig,
     Gpu,
     Health,
     Observed,
@@ -53,10 +55,12 @@ from controller.model import (
     goal_of,
     replica_name,
     service_address,
+    socket_address,
 )
 from controller.phases import Phase, gets_traffic, is_ready, phase_of
 from controller.placement import GpuLedger, Shortage
 from controller.shares import Bounds, bounds, weights
+from controller.user_config import digest, is_due, wanted_in
 
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained when it was read this long after callers were told."""
@@ -85,6 +89,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
     for outlook in outlooks:
         _start(draft, outlook)
         _register(draft, outlook)
+        _configure(draft, outlook)
     draft.delete_ghost_servers()
     return Plan(
         steps=tuple(draft.steps),
@@ -745,3 +750,27 @@ def _server_weights(outlook: _Outlook) -> tuple[int, int]:
 def _needs_reload(draft: _Draft, backend: str) -> bool:
     """Whether the backend comes only with the new routes: a reload that fails must not keep others from scaling."""
     return draft.observed.routing is None or backend not in draft.observed.routing.backends
+
+
+# -------------------------------------------------------------------------------------------------------- 5. configure
+
+
+def _configure(draft: _Draft, outlook: _Outlook) -> None:
+    spec = outlook.spec
+    for replica in outlook.alive():
+        container = replica.container
+        text = None if spec is None else wanted_in(container, spec, outlook.goal)
+        if spec is None or text is None or replica.busy or container.ip is None or not is_due(container, text):
+            continue
+        former = container.user_config.wanted if container.user_config else "none"
+        port = spec.probe.port if container.probe is None else container.probe[0]
+        draft.add(
+            GiveUserConfig(
+                target=replica.name,
+                service=outlook.name,
+                container_id=container.id,
+                address=socket_address(container.ip, port),
+                text=text,
+                cause=f"it was given {former}, and shall have {digest(text)}; no restart",
+            )
+        )

@@ -27,7 +27,7 @@ from controller.model import (
     Spec,
 )
 from controller.problems import Problems, at, shown
-from controller.serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy
+from controller.serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
 from controller.service_source import ServiceSource
 from controller.translate import translate
 
@@ -128,12 +128,14 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         max_replicas_per_node=block.max_replicas_per_node,
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
+        router_policy=block.router.policy,
         backpressure=_backpressure(block),
         request_timeout_s=block.request_timeout_s,
         graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,
         graceful_shutdown_timeout_s=drain_s,
         stop_grace_period_s=grace_s,
         startup_deadline_s=block.startup.deadline_s,
+        user_config=user_config_text(block.user_config),
         metrics_port=settings.metrics_port,
         metrics_path=block.metrics.path,
         gpu=gpu,
@@ -286,6 +288,15 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
             "has no effect on an image that is not built on Pierhead's runtime (managed: false): what it writes is "
             "decided by its own program, by the means that has (command, environment); remove it",
         )
+    if block.user_config and (not managed or block.health.probe.path is not None):
+        why = (
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): nothing in it could "
+            "be told of a change while it runs; write environment, or a file that it reads"
+            if not managed
+            else "needs the probe path of a managed replica (/readyz), where it says which one it has; remove "
+            "health.probe.path"
+        )
+        problems.add(at(path, "user_config"), why)
     if managed and protocol == "grpc" and block.workers > 1:
         problems.add(
             at(path, "workers"),

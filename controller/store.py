@@ -275,6 +275,11 @@ class Store:
             self._write("INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?, ?, ?)", astuple(revision))
             self._revisions[key] = revision
 
+    def renew_revision(self, revision: Revision) -> None:
+        """Remember a version anew: what is not part of it has changed. Raises StoreError."""
+        self._write("INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?, ?, ?)", astuple(revision))
+        self._revisions[(revision.service, revision.version)] = revision
+
     def drop_revision(self, service: str, version: str) -> None:
         """Nobody will go back to that version."""
         if (service, version) in self._revisions:

@@ -19,6 +19,7 @@ from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEve
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model import (
+    NO_USER_CONFIG,
     ContainerState,
     CreateContainer,
     Gpu,
@@ -71,6 +72,8 @@ class FakeContainer:
     node: str = ""
     gpus: tuple[str, ...] = ()
     gpu_slot: GpuSlot | None = None
+    user_config: str = NO_USER_CONFIG
+    """What its environment says, or what it was given since."""
     ours: bool = True
     one_off: bool = False
     state: ContainerState = ContainerState.CREATED
@@ -377,6 +380,7 @@ class FakeEngine:
             node=self.node,
             gpus=tuple(gpu.uuid for gpu in action.gpus),
             gpu_slot=action.gpu_slot,
+            user_config=spec.user_config,
         )
         with contextlib.suppress(KeyError):  # the name is free: the usual case
             _refuse_unless_same(self.by_name(action.target), new)

@@ -30,6 +30,7 @@ PURE = {
     "controller.placement",
     "controller.plan",
     "controller.plan_text",
+    "controller.user_config",
 }
 ACTING = {
     "controller.apply",

@@ -20,9 +20,13 @@ from tests.unit.controller.compose_configs import config, problems, problems_of,
 
 KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
-    "grpc_services, max_ongoing_requests, max_queued_requests, backpressure, request_timeout_s, "
+    "grpc_services, max_ongoing_requests, max_queued_requests, router, backpressure, request_timeout_s, "
     "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup, workers, "
-    "run_user_code_in_separate_thread, debug, logging, managed, health, metrics"
+    "run_user_code_in_separate_thread, debug, logging, user_config, managed, health, metrics"
+)
+A_ROUTER = (
+    "expected one of power_of_two, round_robin, least_ongoing, consistent_hash, or an import path such as "
+    '"my_package.routing:MyPolicy"'
 )
 AN_IMAGE = {"health": {"probe": {"path": "/health", "port": 8000}}}
 
@@ -509,6 +513,10 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
             {"run_user_code_in_separate_thread": 1},
             "run_user_code_in_separate_thread: expected true or false, found 1",
         ),
+        ({"router": "round_robin"}, 'router: expected a mapping, found "round_robin"'),
+        ({"router": {"policy": "pow2"}}, f'router.policy: {A_ROUTER}, found "pow2"'),
+        ({"router": {"policy": None}}, f"router.policy: {A_ROUTER}, found null"),
+        ({"router": {"header": "x"}}, "router.header: unknown key; known keys: policy"),
         ({"backpressure": 503}, "backpressure: expected a mapping, found 503"),
         ({"backpressure": {"status_code": 500}}, "backpressure.status_code: expected 503 or 429, found 500"),
         ({"backpressure": {"status_code": "503"}}, 'backpressure.status_code: expected 503 or 429, found "503"'),

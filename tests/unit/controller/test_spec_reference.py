@@ -20,6 +20,7 @@ from controller.serve_block import (
     MetricsBlock,
     ProbeBlock,
     PrometheusBlock,
+    RouterBlock,
     ServeBlock,
     StartupBlock,
 )
@@ -42,6 +43,7 @@ def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None
     assert list(block["health"]) == list(HealthBlock.model_fields)
     assert list(block["health"]["probe"]) == list(ProbeBlock.model_fields)
     assert list(block["startup"]) == list(StartupBlock.model_fields)
+    assert list(block["router"]) == list(RouterBlock.model_fields)
     assert list(block["backpressure"]) == list(BackpressureBlock.model_fields)
     assert list(block["logging"]) == list(LoggingBlock.model_fields)
     assert list(block["metrics"]) == list(MetricsBlock.model_fields)
