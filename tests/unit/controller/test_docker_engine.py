@@ -467,6 +467,101 @@ async def test_an_image_event_makes_its_id_be_read_again(daemon: Daemon) -> None
         await events.aclose()  # type: ignore[attr-defined]
 
 
+async def test_while_events_are_followed_a_container_that_has_just_started_is_asked_about_once(daemon: Daemon) -> None:
+    restarted, over = threading.Event(), threading.Event()
+
+    def stream(handler: Handler) -> None:
+        handler.begin_stream()
+        restarted.wait()
+        handler.say(**event("restart"))
+        over.wait()
+        handler.end_stream()
+
+    daemon.answers["GET /events"] = stream
+    daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 1 second")])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+
+    async def started_at() -> float | None:
+        daemon.calls.clear()
+        return (await docker.observe("shop", ["ranker"], [])).containers[0].started_at
+
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        before = await started_at()
+        events = aiter(docker.events("shop"))
+        assert await anext(events) == CONNECTED
+        assert await started_at() == before
+        assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"], "what was read before may be old"
+        daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 2 seconds")])
+        assert await started_at() == before
+        assert daemon.calls == ["GET /containers/json"]
+
+        daemon.answers["GET /containers/c1/json"] = (200, inspected(StartedAt="2026-01-02T04:00:00Z"))
+        restarted.set()
+        assert (await anext(events)).kind == "restart"
+        assert await started_at() != before
+        assert await started_at() != before
+        assert daemon.calls == ["GET /containers/json"]
+
+        over.set()
+        with pytest.raises(EngineUnreachable):
+            await anext(events)
+        for _ in range(2):
+            await started_at()
+            assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"], "events may be missed"
+
+
+async def test_a_container_that_ended_is_asked_about_in_spite_of_events(daemon: Daemon) -> None:
+    def stream(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.server.ending.wait()
+
+    daemon.answers["GET /events"] = stream
+    daemon.answers["GET /containers/json"] = (200, [summary("c1", State="exited", Status="Exited (1) 2 seconds ago")])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="exited", Running=False, ExitCode=1))
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        events = aiter(docker.events("shop"))
+        assert await anext(events) == CONNECTED
+        for _ in range(2):
+            daemon.calls.clear()
+            await docker.observe("shop", ["ranker"], [])
+            assert daemon.calls[-2:] == ["GET /containers/json", "GET /containers/c1/json"]
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+async def test_what_happens_while_a_container_is_being_read_makes_it_be_read_again(daemon: Daemon) -> None:
+    asked, told = threading.Event(), threading.Event()
+
+    def stream(handler: Handler) -> None:
+        handler.begin_stream()
+        asked.wait()
+        handler.say(**event("restart"))
+        handler.server.ending.wait()
+
+    def inspect(handler: Handler) -> None:
+        asked.set()
+        told.wait()
+        body = json.dumps(inspected()).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    daemon.answers["GET /events"] = stream
+    daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 1 second")])
+    daemon.answers["GET /containers/c1/json"] = inspect
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        events = aiter(docker.events("shop"))
+        assert await anext(events) == CONNECTED
+        reading = asyncio.ensure_future(docker.observe("shop", ["ranker"], []))
+        assert (await anext(events)).kind == "restart"
+        told.set()
+        await reading
+        daemon.calls.clear()
+        await docker.observe("shop", ["ranker"], [])
+        assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"]
+        await events.aclose()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, status: int) -> None:
     def end(handler: Handler) -> None:
@@ -559,6 +654,33 @@ async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
         for task in starts:
             task.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def test_nobody_asks_about_a_container_that_is_being_started(daemon: Daemon) -> None:
+    """The engine would answer after the start."""
+    begun, over = threading.Event(), threading.Event()
+
+    def start(handler: Handler) -> None:
+        begun.set()
+        over.wait()
+        handler.send_response(204)
+        handler.end_headers()
+
+    name = "shop-ranker-0a1b2c3d-1"
+    daemon.answers[f"POST /containers/{name}/start"] = start
+    daemon.answers["GET /containers/json"] = (200, [summary(State="created", Status="Created", Created=1767323045)])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="created", ExitCode=128))
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        starting = asyncio.create_task(docker.perform(StartContainer(target=name, service="ranker"), "shop", None))
+        await asyncio.to_thread(begun.wait)
+        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
+        assert "GET /containers/c1/json" not in daemon.calls
+        assert (replica.state, replica.created_at) == (ContainerState.CREATED, 1767323045.0)
+        assert (replica.started_at, replica.exit_code, replica.ip) == (None, None, None)
+        over.set()
+        await starting
+        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
+        assert replica.exit_code == 128
 
 
 # ---------------------------------------------------------------------------------------------------- other controllers
