@@ -74,12 +74,12 @@ class DockerEngine:
         # Pulls take minutes; they must not keep the others from a thread.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
         self._event_readers: set[EventReader] = set()
-        self._starting: set[str] = set()
-        """Names of the replicas that are being started."""
+        self._unstarted: set[str] = set()
+        """Names of the replicas that were made here and whose start has not ended yet; worker threads add to it."""
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """See `ClusterEngine.observe`."""
-        read = partial(self._reader.read, project, frozenset(service_names), tuple(images), frozenset(self._starting))
+        read = partial(self._reader.read, project, frozenset(service_names), tuple(images), self._unstarted)
         return await self._call("reading containers", read, _OBSERVE_TIMEOUT_S, self._looks)
 
     async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
@@ -97,6 +97,7 @@ class DockerEngine:
                 await self._call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
                 await self._call(f"removal of replica {action.target}", partial(self._remove, action))
+                self._unstarted.discard(action.target)
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
         """See `ClusterEngine.used_gpu_memory`."""
@@ -151,11 +152,11 @@ class DockerEngine:
         self._client.close()
 
     async def _start(self, name: str) -> None:
-        self._starting.add(name)
+        self._unstarted.add(name)
         try:
             await self._call(f"start of replica {name}", partial(self._client.start, name))
         finally:
-            self._starting.discard(name)
+            self._unstarted.discard(name)
 
     async def _call(
         self, what: str, call: Callable[[], T], limit_s: float = _CALL_TIMEOUT_S, pool: ThreadPoolExecutor | None = None
@@ -179,6 +180,7 @@ class DockerEngine:
         at_create, later = self._split_networks(body)
         try:
             self._client.create_container_from_config(at_create, name=action.target)  # type: ignore[no-untyped-call]
+            self._unstarted.add(action.target)
         except docker.errors.ImageNotFound as error:
             self._reader.forget_images()
             raise image_missing(spec) from error

@@ -1,11 +1,11 @@
 """Reads the engine's part of a snapshot. A world at rest costs one call: `GET /containers/json`.
 
-Everything else is remembered under a key that changes with it. Details of a container that runs: its state, for as long
-as the engine's events are followed and none was about it (a hundred replicas that start would else be a hundred calls
-more in every look for a minute). Of any other, and while events may be missed: its state and the engine's own text on
-it ("Up 2 minutes": a restart that the state alone hides would change it), once it is a minute old. Image ids: ten
-seconds, or until an image event. GPUs: half a minute. Device requests of foreign containers: for as long as they run,
-for they cannot change.
+Everything else is remembered under a key that changes with it. Details of a container: its state and exit code, for as
+long as the engine's events are followed and none was about it (a hundred replicas that start would else be a hundred
+calls more in every look for a minute). While events may be missed: its state and the engine's own text on it ("Up 2
+minutes": a restart that the state alone hides would change it), once it is a minute old. Image ids: ten seconds, or
+until an image event. GPUs: half a minute. Device requests of foreign containers: for as long as they run, for they
+cannot change.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ _log = logging.getLogger(__name__)
 
 _IMAGE_PERIOD_S = 10.0
 _NEVER = "0001-01-01"
-_EVENTFUL = (ContainerState.RUNNING, ContainerState.PAUSED)
-"""States that nothing but an event ends. A start that fails is none, and may leave a container "exited" as it was."""
-_TEXTED = (*_EVENTFUL, ContainerState.EXITED)
+_UP = (ContainerState.RUNNING, ContainerState.PAUSED)
+_TEXTED = (*_UP, ContainerState.EXITED)
 """States in which a new start (or a failed one) changes what the list says, but for the first minute: "Up 3 seconds"
 and "Exited (1) Less than a second ago" may come twice, and "Created" stays that after a start that failed."""
 
@@ -127,18 +126,18 @@ class EngineReader:
         self._images_due = float("-inf")
 
     def read(
-        self, project: str, service_names: Collection[str], images: Collection[str], starting: Collection[str] = ()
+        self, project: str, service_names: Collection[str], images: Collection[str], unstarted: Collection[str] = ()
     ) -> EngineState:
         """One snapshot. Raises what docker-py raises.
 
-        `starting` are names of replicas that are being started. The engine holds whoever asks about such a container
-        until it has started, and nobody plans for it before: nobody asks.
+        `unstarted` are names of replicas whose first start has not ended. The list tells all there is to know of them,
+        and whoever asks about one that is being started has to wait until it has started.
         """
         with self._lock:
             inventory = self._discovery.inventory()
             # Foreign containers matter only for the GPUs they hold.
             summaries = self._list(project, everybody=bool(inventory.gpus))
-            replicas, strays = self._sort(summaries, project, service_names, starting)
+            replicas, strays = self._sort(summaries, project, service_names, unstarted)
             known = {replica.id for replica in replicas}
             holders: dict[str, str] = {}
             if inventory.gpus:
@@ -172,7 +171,7 @@ class EngineReader:
         return summaries
 
     def _sort(
-        self, summaries: Iterable[Summary], project: str, service_names: Collection[str], starting: Collection[str]
+        self, summaries: Iterable[Summary], project: str, service_names: Collection[str], unstarted: Collection[str]
     ) -> tuple[tuple[ReplicaContainer, ...], tuple[StrayContainer, ...]]:
         """Tell our replicas from strays, and forget the details of containers that are gone."""
         replicas: list[ReplicaContainer] = []
@@ -180,7 +179,7 @@ class EngineReader:
         for summary in summaries:
             labels: Mapping[str, str] = summary.get("Labels") or {}
             if labels.get("pierhead.project") == project:
-                replica = self._replica(summary, labels, project, starting)
+                replica = self._replica(summary, labels, project, unstarted)
                 if replica is not None:
                     replicas.append(replica)
             elif _is_stray(labels, project, service_names):
@@ -191,7 +190,7 @@ class EngineReader:
         return tuple(sorted(replicas, key=lambda one: one.name)), tuple(sorted(strays, key=lambda one: one.name))
 
     def _replica(
-        self, summary: Summary, labels: Mapping[str, str], project: str, starting: Collection[str]
+        self, summary: Summary, labels: Mapping[str, str], project: str, unstarted: Collection[str]
     ) -> ReplicaContainer | None:
         """One of ours; None when it vanished between two calls, or when its labels were tampered with."""
         number = labels.get("pierhead.number", "")
@@ -201,8 +200,8 @@ class EngineReader:
                 f"it is left alone; remove it with `docker rm -f {_name(summary)}`"
             )
             return None
-        is_starting = summary.get("State") == ContainerState.CREATED and _name(summary) in starting
-        details = _before_its_start(summary) if is_starting else self._inspected(summary)
+        is_new = summary.get("State") == ContainerState.CREATED and _name(summary) in unstarted
+        details = _before_its_start(summary) if is_new else self._inspected(summary)
         if details is None:
             return None
         gpus, gpu_slot = _gpus(labels.get("pierhead.gpus", ""))
@@ -230,7 +229,8 @@ class EngineReader:
         known = self._known.get(container_id)
         if known is not None and known.state == state:
             same_text = known.text == text and "second" not in text
-            if same_text or (state in _EVENTFUL and self._news.nothing_since(container_id, known.news)):
+            same_outcome = state in _UP or _outcome(known.text) == _outcome(text)
+            if same_text or (same_outcome and self._news.nothing_since(container_id, known.news)):
                 return known.details
         news = self._news.count  # before: what is told while it is being read makes it be read again
         try:
@@ -346,6 +346,11 @@ def _details(container: Mapping[str, Any]) -> _Details:
         exit_code=code if ended else None,
         oom_killed=bool(state.get("OOMKilled")),
     )
+
+
+def _outcome(text: str) -> str:
+    """What the list says of an end but its age: "Exited (1". A start that fails is no event; it changes the code."""
+    return text.partition(")")[0]
 
 
 def _before_its_start(summary: Summary) -> _Details:

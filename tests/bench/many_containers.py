@@ -244,8 +244,10 @@ def _busy_s() -> float:
 def run(stack: Stack, service: str, replicas: int, then: int, seconds: float) -> Found:
     """Up, grow, rest, shrink, rest."""
     stack.up()
-    eventually(lambda: stack.service(service)["wanted"] == 0, "the controller is up")
-    eventually(lambda: stack.get("/-/routes").status == 200, "the routes are there")
+    eventually(lambda: stack.service(service)["name"] == service, "the controller is up")
+    eventually(lambda: "write_routing" in {event["kind"] for event in stack.events()}, "HAProxy has the routes")
+    stack.api(f"/api/v1/services/{service}/scale", "PUT", {"replicas": 0})
+    stack.wait_settled(**{service: 0})
     workers = stack.haproxy_workers()
     events, book = Events(stack), TickBook(stack)
     events.start()

@@ -29,6 +29,7 @@ from controller.model import (
     ProbeSpec,
     PullImage,
     RemoveContainer,
+    ReplicaContainer,
     ServiceSpec,
     SignalContainer,
     StartContainer,
@@ -510,21 +511,30 @@ async def test_while_events_are_followed_a_container_that_has_just_started_is_as
             assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"], "events may be missed"
 
 
-async def test_a_container_that_ended_is_asked_about_in_spite_of_events(daemon: Daemon) -> None:
+async def test_a_start_that_fails_is_no_event_and_shows_in_the_code(daemon: Daemon) -> None:
     def stream(handler: Handler) -> None:
         handler.begin_stream()
         handler.server.ending.wait()
 
+    def ended(code: int, age: str) -> None:
+        daemon.calls.clear()
+        daemon.answers["GET /containers/json"] = (200, [summary(State="exited", Status=f"Exited ({code}) {age} ago")])
+        daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="exited", Running=False, ExitCode=code))
+
+    async def exit_code() -> int | None:
+        return (await docker.observe("shop", ["ranker"], [])).containers[0].exit_code
+
     daemon.answers["GET /events"] = stream
-    daemon.answers["GET /containers/json"] = (200, [summary("c1", State="exited", Status="Exited (1) 2 seconds ago")])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="exited", Running=False, ExitCode=1))
     async with engine(daemon) as docker, asyncio.timeout(10):
         events = aiter(docker.events("shop"))
         assert await anext(events) == CONNECTED
-        for _ in range(2):
-            daemon.calls.clear()
-            await docker.observe("shop", ["ranker"], [])
-            assert daemon.calls[-2:] == ["GET /containers/json", "GET /containers/c1/json"]
+        ended(1, "2 seconds")
+        assert await exit_code() == 1
+        ended(1, "3 seconds")
+        assert await exit_code() == 1
+        assert daemon.calls == ["GET /containers/json"]
+        ended(128, "3 seconds")
+        assert await exit_code() == 128
         await events.aclose()  # type: ignore[attr-defined]
 
 
@@ -656,7 +666,7 @@ async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
         await asyncio.gather(*starts, return_exceptions=True)
 
 
-async def test_nobody_asks_about_a_container_that_is_being_started(daemon: Daemon) -> None:
+async def test_nobody_asks_about_a_container_before_its_first_start_has_ended(daemon: Daemon) -> None:
     """The engine would answer after the start."""
     begun, over = threading.Event(), threading.Event()
 
@@ -666,21 +676,30 @@ async def test_nobody_asks_about_a_container_that_is_being_started(daemon: Daemo
         handler.send_response(204)
         handler.end_headers()
 
-    name = "shop-ranker-0a1b2c3d-1"
+    async def seen() -> ReplicaContainer:
+        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
+        return replica
+
+    name = CREATE.target
+    listed = summary(Names=[f"/{name}"], State="created", Status="Created", Created=1767323045)
+    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
     daemon.answers[f"POST /containers/{name}/start"] = start
-    daemon.answers["GET /containers/json"] = (200, [summary(State="created", Status="Created", Created=1767323045)])
+    daemon.answers["GET /containers/json"] = (200, [listed])
     daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="created", ExitCode=128))
     async with engine(daemon) as docker, asyncio.timeout(10):
+        assert (await seen()).exit_code == 128, "one that an earlier controller made"
+        await docker.perform(CREATE, "shop", with_networks("a"))
+        daemon.calls.clear()
+        made = await seen()
+        assert (made.state, made.created_at) == (ContainerState.CREATED, 1767323045.0)
+        assert (made.started_at, made.exit_code, made.ip) == (None, None, None)
         starting = asyncio.create_task(docker.perform(StartContainer(target=name, service="ranker"), "shop", None))
         await asyncio.to_thread(begun.wait)
-        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
+        assert await seen() == made
         assert "GET /containers/c1/json" not in daemon.calls
-        assert (replica.state, replica.created_at) == (ContainerState.CREATED, 1767323045.0)
-        assert (replica.started_at, replica.exit_code, replica.ip) == (None, None, None)
         over.set()
         await starting
-        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
-        assert replica.exit_code == 128
+        assert (await seen()).exit_code == 128, "its start has failed"
 
 
 # ---------------------------------------------------------------------------------------------------- other controllers
