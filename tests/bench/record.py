@@ -2,12 +2,15 @@
 
 results/<date>-<cores>-cores-<name>/results.json    every figure, where and how it was taken
                                     README.md       the same as tables; `notes.md` becomes part of it
+
+`python -m tests.bench.record DIRECTORY` puts notes that were written later into the page.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +21,7 @@ from tests.bench.processes import ROOT
 from tests.bench.report import MARK
 from tests.bench.targets import Line
 
+NOTES, HOW = "## Notes", "## How"
 RESULTS = ROOT / "tests" / "bench" / "results"
 
 
@@ -55,9 +59,7 @@ class Page:
             text += tables.table(each.head, each.rows)
         for picture in self.pictures:
             text += [f"![{picture.removesuffix('.png')}]({picture})", ""]
-        if notes.strip():
-            text += ["## Notes", "", notes.strip(), ""]
-        return "\n".join([*text, "## How", "", self.how.strip(), ""])
+        return with_notes("\n".join([*text, HOW, "", self.how.strip(), ""]), notes)
 
     def write(self, directory: Path) -> None:
         """Write figures and page; `notes.md`, if there is one, is read again."""
@@ -66,6 +68,13 @@ class Page:
         (directory / "results.json").write_text(found + "\n")
         notes = directory / "notes.md"
         (directory / "README.md").write_text(self.markdown(notes.read_text() if notes.exists() else ""))
+
+
+def with_notes(page: str, notes: str) -> str:
+    """The page with these notes in place of those that it has."""
+    before, how, after = page.rpartition(f"{HOW}\n")
+    figures = before.partition(f"{NOTES}\n")[0]
+    return figures + (f"{NOTES}\n\n{notes.strip()}\n\n" if notes.strip() else "") + how + after
 
 
 def run_facts(command: str, **versions: str) -> dict[str, Any]:
@@ -88,3 +97,14 @@ def _head(run: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     tree = ", with uncommitted changes" if run["uncommitted"] else ""
     return f"{run['began'][:10]}, {machine.words(run['machine'])}. `{run['command']}`, {versions}{tree}."
+
+
+def main() -> None:
+    """Put the notes into a directory's page."""
+    directory = Path(sys.argv[1])
+    page = directory / "README.md"
+    page.write_text(with_notes(page.read_text(), (directory / "notes.md").read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ from controller.simulate.simulation import Result, Setting, simulate
 from controller.simulate.traces import Step, Trace
 from tests.bench import autoscale_step, many_containers
 from tests.bench.many_containers import Found, Growth, Rest, Start, TickBook, Ticks
-from tests.bench.record import Page, Table
+from tests.bench.record import Page, Table, with_notes
 from tests.bench.targets import Line
 from tests.harness.stack import ROOT, Answer
 from tests.unit.controller.worlds import service
@@ -123,6 +123,7 @@ def test_a_page_has_notes_and_verdicts(tmp_path: Path) -> None:
     assert text.startswith("# A title\n\n2026-01-02, 2 cores of P (virtual), 8 GiB, S, Linux 6.1. `python -m it`, ")
     assert "| a thing | < 2 | 3 | not met |" in text
     assert text.index("| 1 | 2 |") < text.index("![x](x.png)") < text.index("Found out.") < text.index("- somehow")
+    assert with_notes(with_notes(text, "Other."), "Found out.") == text
     assert '"a": 1' in (tmp_path / "results.json").read_text()
 
 
