@@ -74,10 +74,12 @@ class DockerEngine:
         # Pulls take minutes; they must not keep the others from a thread.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
         self._event_readers: set[EventReader] = set()
+        self._unstarted: set[str] = set()
+        """Names of the replicas that were made here and whose start has not ended yet; worker threads add to it."""
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """See `ClusterEngine.observe`."""
-        read = partial(self._reader.read, project, frozenset(service_names), tuple(images))
+        read = partial(self._reader.read, project, frozenset(service_names), tuple(images), self._unstarted)
         return await self._call("reading containers", read, _OBSERVE_TIMEOUT_S, self._looks)
 
     async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
@@ -90,11 +92,12 @@ class DockerEngine:
                     raise EngineError(f"create of replica {action.target}: no definition of service {action.service}")
                 await self._call(f"create of replica {action.target}", partial(self._create, action, project, spec))
             case StartContainer():
-                await self._call(f"start of replica {action.target}", partial(self._client.start, action.target))
+                await self._start(action.target)
             case SignalContainer():
                 await self._call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
                 await self._call(f"removal of replica {action.target}", partial(self._remove, action))
+                self._unstarted.discard(action.target)
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
         """See `ClusterEngine.used_gpu_memory`."""
@@ -130,7 +133,7 @@ class DockerEngine:
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """See `ClusterEngine.events`."""
         queue = EventQueue(asyncio.get_running_loop())
-        reader = EventReader(self._client, queue, partial(self._accept, project))
+        reader = EventReader(self._client, queue, partial(self._accept, project), self._follow)
         self._event_readers.add(reader)
         try:
             while True:
@@ -147,6 +150,13 @@ class DockerEngine:
         self._looks.shutdown(wait=False, cancel_futures=True)
         self._pulls.shutdown(wait=False, cancel_futures=True)
         self._client.close()
+
+    async def _start(self, name: str) -> None:
+        self._unstarted.add(name)
+        try:
+            await self._call(f"start of replica {name}", partial(self._client.start, name))
+        finally:
+            self._unstarted.discard(name)
 
     async def _call(
         self, what: str, call: Callable[[], T], limit_s: float = _CALL_TIMEOUT_S, pool: ThreadPoolExecutor | None = None
@@ -170,6 +180,7 @@ class DockerEngine:
         at_create, later = self._split_networks(body)
         try:
             self._client.create_container_from_config(at_create, name=action.target)  # type: ignore[no-untyped-call]
+            self._unstarted.add(action.target)
         except docker.errors.ImageNotFound as error:
             self._reader.forget_images()
             raise image_missing(spec) from error
@@ -244,6 +255,10 @@ class DockerEngine:
             return ""
         return output[-_LONGEST_LOG:].decode(errors="replace")
 
+    def _follow(self, on: bool) -> None:
+        """Runs in the event thread."""
+        self._reader.follow(on=on)
+
     def _accept(self, project: str, raw: Mapping[str, Any]) -> EngineEvent | None:
         """The event if it may change a plan of this project. Runs in the event thread."""
         actor = raw.get("Actor") or {}
@@ -253,6 +268,7 @@ class DockerEngine:
             self._reader.forget_images()
             return EngineEvent(f"image {kind}", "", attributes.get("name", ""))
         container_id = str(actor.get("ID", ""))
+        self._reader.told(container_id)
         ours = project in (attributes.get("com.docker.compose.project"), attributes.get("pierhead.project"))
         if not ours and not self._reader.holds_gpu(container_id):
             return None

@@ -129,6 +129,10 @@ class FakeEngine:
     done: list[EngineAction] = field(default_factory=list)
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
+    _ids: dict[str, str] = field(default_factory=dict)
+    """Of all containers, by name."""
+    _ending: set[str] = field(default_factory=set)
+    """Ids of the containers that run and may end by themselves, sooner or later."""
     _image_ids: set[str] = field(default_factory=set)
     """Ids of all images that ever were: a name that stands for another one by now leaves the former one there."""
     _failures: list[tuple[type[EngineAction], EngineError]] = field(default_factory=list)
@@ -246,7 +250,7 @@ class FakeEngine:
             ours=False,
             one_off=one_off,
         )
-        self.containers[one.id] = one
+        self._add(one)
         self._start(one)
         return one
 
@@ -293,16 +297,13 @@ class FakeEngine:
         one = self.by_name(name)
         if one.state.is_up:
             self._end(one, 137)
-        del self.containers[one.id]
+        del self.containers[one.id], self._ids[one.name]
         self._emit("destroy", one)
 
     def by_name(self, name: str) -> FakeContainer:
         """The container of that name; KeyError when there is none."""
         self._advance()
-        for one in self.containers.values():
-            if one.name == name:
-                return one
-        raise KeyError(name)
+        return self.containers[self._ids[name]]
 
     def names(self) -> list[str]:
         """Names of all containers, sorted."""
@@ -334,8 +335,8 @@ class FakeEngine:
     def _advance(self) -> None:
         """Let end what has ended by now."""
         now = self.clock()
-        for one in self.containers.values():
-            if not one.state.is_up or one.ends_at is None or one.ends_at > now:
+        for one in [self.containers[container_id] for container_id in sorted(self._ending)]:  # in order of their ages
+            if one.ends_at is None or one.ends_at > now:
                 continue
             by_itself = one.behaviour.exits_after_s is not None and one.terminated_at is None
             if by_itself and one.behaviour.oom:
@@ -386,8 +387,12 @@ class FakeEngine:
             _refuse_unless_same(self.by_name(action.target), new)
             return
         new.id = self._next_id()
-        self.containers[new.id] = new
+        self._add(new)
         self._emit("create", new)
+
+    def _add(self, one: FakeContainer) -> None:
+        self.containers[one.id] = one
+        self._ids[one.name] = one.id
 
     def _behaviour(self, action: CreateContainer, spec: ServiceSpec) -> Behaviour:
         bad = [self.bad_gpus[gpu.uuid] for gpu in action.gpus if gpu.uuid in self.bad_gpus]
@@ -404,6 +409,8 @@ class FakeEngine:
         one.state, one.started_at, one.exit_code, one.oom_killed = ContainerState.RUNNING, self.clock(), None, False
         one.hanging, one.terminated_at, one.started_by_s = False, None, self.clock_set_by_s
         one.ip = None if one.network_lost else self._free_address()
+        if one.behaviour.exits_after_s is not None:
+            self._ending.add(one.id)
         self._emit("start", one)
         self._advance()
 
@@ -421,6 +428,7 @@ class FakeEngine:
             self._end(one, 137)
         elif one.terminated_at is None:
             one.terminated_at = self.clock()
+            self._ending.add(one.id)
             self._advance()
 
     def _remove(self, action: RemoveContainer) -> None:
@@ -438,6 +446,7 @@ class FakeEngine:
         if oom:
             self._emit("oom", one)
         one.end(code, oom=oom)
+        self._ending.discard(one.id)
         self._emit("die", one)
 
     def _emit(self, kind: str, one: FakeContainer) -> None:
