@@ -63,7 +63,7 @@ def sees_the_engine(stack: Stack) -> bool:
 def test_with_live_restore_no_request_is_lost(engine: OwnEngine, stack: Stack) -> None:
     engine.set_live_restore(True)
     before, controller = lives(stack), stack.container("controller").id
-    # Not by the published ports: what Docker does for those it does not do while it is away.
+    # Not by the published ports, which are the engine's: it refuses new connections for a second when it starts.
     edge, api = address_of(stack.container("haproxy")), address_of(stack.container("controller"))
     with Load([f"http://{edge}:8000{ECHO}"], connections=CONNECTIONS) as load:
         engine.stop()
