@@ -10,6 +10,7 @@ ControllerError                500  1
 |-- Forbidden                  403  2   a change asked for from where no change may be asked for
 |-- EngineError                502  1   the Docker Engine refused or does not answer
 |   |-- EngineUnreachable      503  1
+|   |   `-- EngineSocketGone   503  1   its socket file is deleted; a controller that starts anew has the new one
 |   `-- ImageNotFound          502  1
 |-- RoutingError               502  1   HAProxy refused a command
 |   `-- RoutingUnreachable     503  1
@@ -86,6 +87,10 @@ class EngineUnreachable(EngineError):
     """The Docker Engine does not answer."""
 
     http_status = 503
+
+
+class EngineSocketGone(EngineUnreachable):
+    """The Docker Engine does not answer, and never will at the socket file that this process has."""
 
 
 class ImageNotFound(EngineError):

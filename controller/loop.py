@@ -25,6 +25,7 @@ from controller.engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine, Eng
 from controller.errors import (
     ControllerError,
     EngineError,
+    EngineSocketGone,
     EngineUnreachable,
     InvalidRequest,
     ReplicaError,
@@ -80,8 +81,10 @@ DEBOUNCE_S = 0.02
 REOPEN_S = 1.0
 """Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
 ENGINE_LOST_S = 30.0
-"""An engine that comes back with a new socket file is out of reach of a container that has the old one mounted. After
-this long the controller ends: traffic goes on, and Docker starts it again with the new file."""
+"""After so long without the engine the controller ends: traffic goes on, and Docker starts it again when it is back."""
+SOCKET_GONE_S = 5.0
+"""The same where the engine's socket file is deleted: the one that the next engine makes is out of reach of a container
+that has the old one mounted. Not at once: while the engine is away anyway, there is somebody to say so."""
 
 
 async def _nobody_is_there(address: str, text: str) -> UserConfigReport:
@@ -570,9 +573,12 @@ class Loop:
             except EngineError as error:
                 logger.warning("the engine's event stream broke, opening it again: %s", error)
                 heard_at = heard_at if not self._observer.stream_open else self._clock()
-                if self._clock() - heard_at > self._engine_lost_s:
+                gone = isinstance(error, EngineSocketGone)
+                patience_s = min(SOCKET_GONE_S, self._engine_lost_s) if gone else self._engine_lost_s
+                if self._clock() - heard_at > patience_s:
+                    why = "its socket file is deleted" if gone else str(error)
                     raise EngineUnreachable(
-                        f"the Docker Engine has not answered for {self._engine_lost_s:g} s ({error}); "
+                        f"the Docker Engine has not answered for {patience_s:g} s ({why}); "
                         "the controller ends and Docker, when it is back, starts it again"
                     ) from error
             finally:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import docker.auth
@@ -22,8 +23,9 @@ from controller.engines.docker_controllers import running_controllers
 from controller.engines.docker_errors import explanation, image_missing, refusal, translated
 from controller.engines.docker_events import EventQueue, EventReader
 from controller.engines.docker_reader import EngineReader
+from controller.engines.docker_socket import SOCKET, is_orphaned, socket_of
 from controller.engines.gpu_discovery import GpuDiscovery, GpuSources
-from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model import (
     CreateContainer,
     Gpu,
@@ -52,10 +54,18 @@ _LONGEST_LOG = 64 * 1024
 _SEVERAL_NETWORKS_AT_CREATE = (1, 44)
 
 
-def open_client(base_url: str | None = None) -> APIClient:
-    """A docker-py client that speaks the engine's own API version. Raises EngineUnreachable. Blocking."""
-    with translated("connecting"):
-        return APIClient(base_url=base_url, version="auto", timeout=int(_HTTP_TIMEOUT_S))
+def open_client(base_url: str | None = None, socket: Path = SOCKET) -> APIClient:
+    """A docker-py client that speaks the engine's own API version. Blocking.
+
+    Raises EngineUnreachable; EngineSocketGone where `socket`, the file that is used without a `base_url`, is orphaned.
+    """
+    try:
+        with translated("connecting"):
+            return APIClient(base_url=base_url, version="auto", timeout=int(_HTTP_TIMEOUT_S))
+    except EngineUnreachable as error:
+        if base_url is None and is_orphaned(socket):
+            raise EngineSocketGone(str(error)) from error
+        raise
 
 
 class DockerEngine:
@@ -76,6 +86,7 @@ class DockerEngine:
         self._event_readers: set[EventReader] = set()
         self._unstarted: set[str] = set()
         """Names of the replicas that were made here and whose start has not ended yet; worker threads add to it."""
+        self._socket = socket_of(client)
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """See `ClusterEngine.observe`."""
@@ -138,6 +149,10 @@ class DockerEngine:
         try:
             while True:
                 yield await queue.get()
+        except EngineUnreachable as error:
+            if is_orphaned(self._socket):
+                raise EngineSocketGone(str(error)) from error
+            raise
         finally:
             reader.close()
             self._event_readers.discard(reader)

@@ -71,6 +71,14 @@ def echo_stack() -> Iterator[Stack]:
         yield stack
 
 
+@pytest.fixture
+def full_disk_stack() -> Iterator[Stack]:
+    for stack in started(Stack("pierhead-test-full", ["compose/apps/echo.yaml", "tests/e2e/apps/full_disk.yaml"])):
+        stack.wait_settled(echo=1, **{"echo-child": 1})
+        eventually(lambda stack=stack: stack.get("/echo?message=hi").status == 200, "echo answers")  # type: ignore[misc]
+        yield stack
+
+
 def test_four_gpus_four_replicas_and_the_fifth_waits_with_a_reason(
     gpu_stack: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -370,25 +378,54 @@ def test_a_gpu_that_is_gone_is_marked_and_its_replica_moves(gpu_stack: Stack) ->
     held = {c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values()}
     lost = min(held)
     left = [index for index in range(GPUS) if f"GPU-000{index}" != lost]
-    write_gpus(left)
-    eventually(
-        lambda: any(
-            f"GPU {lost} is not used" in notice for notice in gpu_stack.api("/api/v1/services").json["notices"]
-        ),
-        "the status says which GPU is not used",
-        within_s=180,
-    )
-    eventually(
-        lambda: lost not in {c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values()},
-        "no replica is on it",
-        within_s=60,
-    )
-    gpu_stack.wait_settled(pinned=2)
+    with Load([gpu_stack.url("/faulty")], connections=4) as load:
+        write_gpus(left)
+        eventually(
+            lambda: f"GPU {lost} is not used" in _notices(gpu_stack),
+            "the status says which GPU is not used",
+            within_s=180,
+        )
+        eventually(
+            lambda: lost not in {c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values()},
+            "no replica is on it",
+            within_s=60,
+        )
+        gpu_stack.wait_settled(pinned=2)
+    load.assert_no_failure()
     assert {"gpu_marked", "replica_failed"} <= {event["kind"] for event in gpu_stack.events()}
     write_gpus(range(GPUS))
     eventually(
         lambda: any(event["kind"] == "gpu_unmarked" for event in gpu_stack.events()), "it is used again", within_s=60
     )
+
+
+def test_a_full_state_volume_stops_no_healing(full_disk_stack: Stack) -> None:
+    stack, state = full_disk_stack, "/var/lib/pierhead"
+    stack.scale("echo-child", 2)
+    controller = stack.container("controller")
+    with Load([stack.url("/echo?message=x")], connections=8) as load:
+        code, output = controller.exec_run(["dd", "if=/dev/zero", f"of={state}/filler", "bs=1k"])
+        assert code == 1, output
+        victim = next(iter(stack.replicas("echo-child").values()))
+        killed_at = stack.kill_process(victim)
+        eventually(lambda: "state volume" in _notices(stack), "the status says what is wrong")
+        eventually(lambda: victim.id not in stack.replica_ids(), "the dead replica's container is gone")
+        stack.wait_settled(echo=1, **{"echo-child": 2})
+        refused = stack.pierhead("scale", "echo", "2")
+        assert refused.returncode == 1
+        assert "state volume" in refused.stdout + refused.stderr
+        assert stack.service("echo")["wanted"] == 1, "who was told that it is not kept does not get it"
+        controller.exec_run(["rm", f"{state}/filler"])
+        eventually(lambda: "state volume" not in _notices(stack), "there is room again")
+        stack.scale("echo", 2)
+    assert not [failure for failure in load.result.failures if failure.at > killed_at + 1.0]
+    assert load.result.failed <= 8, "only what the killed replica had begun"
+    assert {"store_failing", "store_works", "replica_failed"} <= {event["kind"] for event in stack.events()}
+    assert stack.container("controller").attrs["RestartCount"] == 0
+
+
+def _notices(stack: Stack) -> str:
+    return " ".join(stack.api("/api/v1/services").json["notices"])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Literal
 
 from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, RunningController
 from controller.engines.docker_errors import image_missing
-from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model import (
     NO_USER_CONFIG,
     ContainerState,
@@ -124,6 +124,7 @@ class FakeEngine:
     clock_set_by_s: float = 0.0
     """What somebody has set the machine's wall clock forward by (or back); what containers do goes on as it was."""
     reachable: bool = True
+    has_socket: bool = True
     daemons: dict[str, list[RunningController]] = field(default_factory=dict)
     """By project: containers that run the controller's daemon."""
     done: list[EngineAction] = field(default_factory=list)
@@ -258,9 +259,9 @@ class FakeEngine:
         """Let the next action of that kind fail, before it changes anything. May be called several times."""
         self._failures.append((kind, error))
 
-    def go_away(self) -> None:
-        """The daemon stops answering, containers go on."""
-        self.reachable = False
+    def go_away(self, *, with_its_socket: bool = False) -> None:
+        """The daemon stops answering, containers go on. With its socket: this one client never hears of it again."""
+        self.reachable, self.has_socket = False, not with_its_socket
         self._break_streams("the stream ended")
 
     def come_back(self) -> None:
@@ -329,7 +330,8 @@ class FakeEngine:
         """Every call yields to the event loop once, as a real one does, and fails while the daemon is away."""
         await asyncio.sleep(0)
         if not self.reachable:
-            raise EngineUnreachable("the Docker Engine does not answer (fake)")
+            error = EngineUnreachable if self.has_socket else EngineSocketGone
+            raise error("the Docker Engine does not answer (fake)")
         self._advance()
 
     def _advance(self) -> None:

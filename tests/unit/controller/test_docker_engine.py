@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.server
 import json
 import logging
+import os
+import socket
 import socketserver
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +24,9 @@ from docker import APIClient
 from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
 from controller.engines.docker import DockerEngine
 from controller.engines.docker_events import EventQueue, EventReader
+from controller.engines.docker_socket import is_orphaned
 from controller.engines.gpu_discovery import GpuSources
-from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model import (
     ContainerState,
     CreateContainer,
@@ -583,6 +588,42 @@ async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, stat
         with pytest.raises(EngineUnreachable, match="event stream: the Docker Engine does not answer"):
             async for _ in docker.events("shop"):
                 pass
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A socket file as a container has it: the same, whatever becomes of its name outside. Nobody listens there."""
+    listen_at(tmp_path / "docker.sock")
+    descriptor = os.open(tmp_path / "docker.sock", os.O_PATH)
+    with warnings.catch_warnings():  # docker-py leaves a socket that did not connect to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield Path(f"/proc/self/fd/{descriptor}")
+        gc.collect()
+    os.close(descriptor)
+
+
+def listen_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+
+
+async def test_a_socket_file_that_is_deleted_is_told_from_an_engine_that_is_away(mounted: Path, tmp_path: Path) -> None:
+    docker = DockerEngine(APIClient(base_url=f"unix://{mounted}", version="1.45"), body)
+    assert await how_events_end(docker) is EngineUnreachable
+    path = tmp_path / "docker.sock"
+    path.unlink()
+    assert await how_events_end(docker) is EngineSocketGone
+    listen_at(path)  # the next engine's, of the same name
+    assert await how_events_end(docker) is EngineSocketGone
+    await docker.close()
+    assert [is_orphaned(one) for one in (mounted, path, tmp_path / "none", None)] == [True, False, False, False]
+
+
+async def how_events_end(docker: DockerEngine) -> type[BaseException]:
+    with pytest.raises(EngineUnreachable, match="Connection refused") as ended:
+        async for _ in docker.events("shop"):
+            pass
+    return ended.type
 
 
 async def test_a_quiet_stream_is_opened_anew(daemon: Daemon) -> None:

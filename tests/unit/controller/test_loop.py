@@ -148,6 +148,19 @@ async def test_a_controller_whose_engine_stays_away_ends_and_touches_nothing(con
     assert len(control.engine.done) == done
 
 
+async def test_a_controller_whose_engine_will_have_another_socket_ends_sooner(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.loop.SOCKET_GONE_S", 0.5)
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineUnreachable, match="its socket file is deleted")):
+        async with control.running() as loop:
+            await control.settled("web", 2)
+            control.engine.go_away(with_its_socket=True)
+            await until(lambda: loop.view.engine_reachable is False)
+            await until(lambda: False, within_s=10.0)
+    assert len(control.router.ready("web")) == 2
+
+
 async def test_a_spec_error_at_run_time_touches_nothing(control: Control) -> None:
     async with control.running() as loop:
         await control.settled("web", 2)
