@@ -38,6 +38,7 @@ from controller.explain import explanation
 from controller.loop import Loop
 from controller.metrics import action_name
 from controller.model import Action, Plan, ServiceStatus
+from controller.plain_text import one_line
 from controller.plan_text import describe
 from controller.routes import routes_json
 from controller.status import View
@@ -309,9 +310,10 @@ def version_in(body: bytes) -> str | None:
 def fault_in(body: bytes) -> str | None:
     """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
     document = _document(body, "fault", '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}')
-    fault = document.get("fault", "")
+    found = document.get("fault", "")
+    fault = one_line(found) if isinstance(found, str) else found
     if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
-        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(fault)}")
+        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
     return fault
 
 

@@ -25,6 +25,7 @@ from controller.model import (
     StartContainer,
     WriteRouting,
 )
+from controller.plain_text import one_line
 from controller.routing.base import Router
 from controller.store import Store
 
@@ -112,11 +113,12 @@ class Performer:
 
 
 def _gist(line: str) -> str:
-    """Return what a log line says, without the frame of a structured log."""
+    """Return what a log line says, on one line and without the frame of a structured log."""
     try:
         said = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     if isinstance(said, dict) and isinstance(said.get("message"), str):
         line = said["message"]
+    line = one_line(line)
     return line if len(line) <= LONGEST_GIST else f"{line[:LONGEST_GIST]}..."

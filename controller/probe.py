@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 
 from controller.model import Health, ProbeSpec, ReplicaContainer, ServiceSpec
+from controller.plain_text import one_line, storable
 
 EAGER_S = 0.25
 """Between readings of a replica that was never ready, for its first EAGER_FOR_S."""
@@ -356,8 +357,9 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
     ok = 200 <= status < 300
-    told = report.get("detail")
-    detail = f"{status} from {where}" + (f": {told}" if isinstance(told, str) and told else "")
+    said = report.get("detail")
+    told = one_line(said) if isinstance(said, str) else ""
+    detail = f"{status} from {where}" + (f": {told}" if told else "")
     draining = not ok and report.get("state") == "draining"
     return Reading(
         ok,
@@ -369,7 +371,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _count(report.get("answered")),
         _count(report.get("errors")),
         _count(report.get("progress")),
-        told if isinstance(told, str) and not ok else "",
+        "" if ok else told,
     )
 
 
@@ -386,7 +388,7 @@ def _counts(value: object) -> Mapping[str, int]:
     """A replica's calls that wait, by service; what cannot be read counts as none."""
     if not isinstance(value, dict):
         return {}
-    return {str(name): count for name, found in value.items() if (count := _count(found)) is not None}
+    return {storable(str(name)): count for name, found in value.items() if (count := _count(found)) is not None}
 
 
 def _count(value: object) -> int | None:

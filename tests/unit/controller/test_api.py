@@ -317,7 +317,13 @@ async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> N
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [(b"{}", 'found ""'), (b'{"fault": ""}', 'found ""'), (b'{"fault": 7}', "found 7"), (b"x", "expected JSON")],
+    [
+        (b"{}", 'found ""'),
+        (b'{"fault": ""}', 'found ""'),
+        (b'{"fault": "\\n"}', "found"),
+        (b'{"fault": 7}', "found 7"),
+        (b"x", "expected JSON"),
+    ],
 )
 def test_bad_marks(body: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -335,5 +341,7 @@ async def test_marks_on_gpus_are_for_those_who_may_change_things(control: Contro
         assert dict(control.store.gpu_faults) == {}
         assert (await client.put(path, json=fault, headers=allowed)).status == 202
         assert control.store.gpu_faults["GPU-0"].reason == "loud fan"
+        assert (await client.put(path, json={"fault": "\ud800\nfan"}, headers=allowed)).status == 202
+        assert control.store.gpu_faults["GPU-0"].reason == "\\ud800 fan"
         assert (await client.put(path, json={"fault": None}, headers=allowed)).status == 202
         assert dict(control.store.gpu_faults) == {}

@@ -57,6 +57,26 @@ async def test_a_killed_replica_is_replaced_and_the_cause_told(control: Control)
         assert ["boom" in record.detail for record in control.store.failures.values()] == [True]
 
 
+@pytest.mark.parametrize(
+    ("output", "gist"),
+    [
+        ('{"message": "cannot read caf\\udce9.txt"}\n', "cannot read caf\\udce9.txt"),
+        ('{"message": "one\\ntwo\\u001b[31m"}\n', "one two [31m"),
+        ("[" * 60_000, "[" * 200 + "..."),
+    ],
+)
+async def test_a_replica_s_last_words_may_be_anything(control: Control, output: str, gist: str) -> None:
+    control.engine.behaviours["web"] = Behaviour(output=output)
+    async with control.running():
+        await control.settled("web", 2)
+        control.engine.crash(control.router.ready("web")[0])
+        await until(lambda: control.store.failures)
+        assert [record.detail.endswith(f": {gist}") for record in control.store.failures.values()] == [True]
+        await control.settled("web", 2)
+    async with control.running():
+        await control.settled("web", 2)
+
+
 async def test_a_crash_loop_is_slowed_and_named(control: Control) -> None:
     control.engine.behaviours["api"] = Behaviour(exits_after_s=0.0, exit_code=1, output="no such file\n")
     async with control.running() as loop:
