@@ -179,13 +179,22 @@ class Executor:
                 outcome = await self._attempt(step.action)
                 succeeded = outcome.error is None
                 self.gate.note(outcome, self._clock())
-                self._report(outcome)
+                self._tell(outcome)
             else:
                 logger.debug("skipped: a step before it failed", extra={"action": type(step.action).__name__})
         finally:
             del self._unfinished[serial]
             if not end.done():
                 end.set_result(succeeded)
+
+    def _tell(self, outcome: Outcome) -> None:
+        try:
+            self._report(outcome)
+        except Exception:
+            # What was done is done, and the next look sees it: a defect in telling it must not end the controller.
+            logger.exception(
+                "internal: reporting %s of %s raised", type(outcome.action).__name__, outcome.action.target
+            )
 
     def _place_of(self, action: Action) -> contextlib.AbstractAsyncContextManager[object]:
         match action:

@@ -48,6 +48,7 @@ from controller.model import (
     goal_of,
 )
 from controller.observe import Observer, Sight
+from controller.outlive import outlive
 from controller.perform import Performer
 from controller.plan import plan as make_plan
 from controller.plan_text import describe
@@ -205,9 +206,9 @@ class Loop:
 
     def start(self) -> None:
         """Begin: read the compose files, follow the engine, look and act. All of it ends with the owner of `spawn`."""
-        self._spawn(self.specs.run())
-        self._spawn(self._follow_engine())
-        self._spawn(self._run())
+        self._spawn(outlive("watching the compose files", self.specs.run))
+        self._spawn(outlive("following the engine", self._follow_engine, ends_with=(EngineUnreachable,)))
+        self._spawn(outlive("the loop", self._run))
 
     async def _run(self) -> None:
         while True:

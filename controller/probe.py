@@ -15,11 +15,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import aiohttp
 
 from controller.model import Health, ProbeSpec, ReplicaContainer, ServiceSpec
+from controller.outlive import outlive
 from controller.plain_text import one_line, storable
 
 EAGER_S = 0.25
@@ -269,7 +271,8 @@ class Prober:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
         watch = _Watch(subject, Judge(subject.spec, self._clock(), was_ready=was_ready))
         self._watches[subject.container_id] = watch
-        watch.task = self._spawn(self._ask_forever(watch))
+        # What it was judged to be it stays meanwhile: a defect of ours says nothing of the replica.
+        watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))
         return watch
 
     def _stop(self, container_id: str) -> None:

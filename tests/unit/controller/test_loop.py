@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from controller.apply import Outcome
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound, RoutingError, SpecError, UnknownService
 from controller.loop import Wakeup
-from controller.model import AddServer, CreateContainer, Gpu, StartContainer
+from controller.model import AddServer, CreateContainer, Gpu, ProbeSpec, StartContainer
+from controller.probe import Reading, Subject
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -382,3 +385,50 @@ async def test_a_defect_in_reading_the_files_is_a_problem_and_ends_nothing(contr
         assert loop.view.spec_problems == ("internal: reading the compose files raised KeyError: 'services'",)
         control.source.edit(service("web", replicas=1))
         await control.settled("web", 1)
+
+
+async def test_a_defect_in_looking_for_changes_is_no_reason_not_to_read(control: Control) -> None:
+    fingerprint = control.source.fingerprint
+
+    def broken() -> Hashable:
+        raise KeyError("maybe")
+
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        control.source.error = SpecError(["services.web.x: expected true or false"])
+        control.source.fingerprint = broken  # type: ignore[method-assign]
+        await until(lambda: loop.view.spec_problems == ("services.web.x: expected true or false",))
+        control.source.error = None
+        control.source.fingerprint = fingerprint  # type: ignore[method-assign]
+        await until(lambda: not loop.view.spec_problems)
+        await control.settled("web", 2)
+
+
+async def test_a_defect_in_asking_one_replica_ends_nothing(control: Control, caplog: pytest.LogCaptureFixture) -> None:
+    ask = control.ask
+
+    async def asked(subject: Subject) -> Reading:
+        if subject.spec.port == 9101:
+            raise KeyError("state")
+        return await ask(subject)
+
+    control.ask = asked  # type: ignore[method-assign]
+    control.source.services["api"] = service("api", replicas=1, probe=ProbeSpec(9101, "/readyz"))
+    async with control.running():
+        await control.settled("web", 2)
+        await until(lambda: "asking a replica raised" in caplog.text)
+        control.ask = ask  # type: ignore[method-assign]
+        control.engine.crash(control.router.ready("web")[0])
+        await until(lambda: "replica_failed" in control.kinds())
+        await control.settled("web", 2)
+
+
+async def test_a_defect_in_telling_of_an_action_ends_nothing(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(outcome: Outcome) -> None:
+        raise KeyError(outcome.action.target)
+
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        monkeypatch.setattr(loop.metrics, "action", broken)
+        loop.scale("web", 3)
+        await control.settled("web", 3)
