@@ -226,18 +226,20 @@ class Api:
         return web.json_response([dict(group) for group in self._loop.view.targets])
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """200 while the loop turns; what else is wrong is in the body."""
+        """200 while the loop turns and comes to the end of its ticks; what else is wrong is in the body."""
         view = self._loop.view
         age_s = self._clock() - (self._loop.last_tick_at or self._loop.started_at)
+        status = "stuck" if age_s >= STUCK_AFTER_S else "failing" if self._loop.defect else "ok"
         body = {
-            "status": "ok" if age_s < STUCK_AFTER_S else "stuck",
+            "status": status,
             "last_tick_age_s": round(age_s, 3),
             "engine_reachable": view.engine_reachable,
             "haproxy_reachable": view.haproxy_reachable,
             "spec_problems": list(view.spec_problems),
             "store_trouble": self._loop.store_trouble,
+            "defect": self._loop.defect,
         }
-        return web.json_response(body, status=200 if age_s < STUCK_AFTER_S else 503)
+        return web.json_response(body, status=200 if status == "ok" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""

@@ -80,6 +80,8 @@ REOPEN_S = 1.0
 ENGINE_LOST_S = 30.0
 """An engine that comes back with a new socket file is out of reach of a container that has the old one mounted. After
 this long the controller ends: traffic goes on, and Docker starts it again with the new file."""
+DEFECT_WORDS = "internal: a tick raised"
+"""How the notice of a tick that did not come to its end begins."""
 
 Planner = Callable[[Desired, Observed, float], Plan]
 
@@ -222,21 +224,32 @@ class Loop:
             look_s = await self.tick()
         except Exception as error:
             # A defect that one state of the world brings out must not take the API and the probes down with it.
-            message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
+            message = f"{DEFECT_WORDS} {type(error).__name__}: {error}; nothing is done until this is over"
             if message != self._defect:  # its traceback once, not every second
                 logger.exception("internal: a tick raised")
             self._defect = message
+            self._show_defect(message)
             self.events.record("tick_failed", message, outcome="failed")
             self.metrics.tick_failed()
             look_s = LOOK_S
         else:
             self._defect = ""
+            self.last_tick_at = self._clock()
         for looked in waiting:
             if not looked.done():
                 looked.set_result(None)
-        self.last_tick_at = self._clock()
-        self.metrics.tick(self.last_tick_at - started)
+        self.metrics.tick(self._clock() - started)
         return look_s
+
+    @property
+    def defect(self) -> str:
+        """Why the last tick did not come to its end, in words; "" when it did."""
+        return self._defect
+
+    def _show_defect(self, message: str) -> None:
+        """What was published last goes on to be shown, with the news that it is old."""
+        others = tuple(notice for notice in self.view.notices if not notice.startswith(DEFECT_WORDS))
+        self.view = replace(self.view, notices=(message, *others))
 
     async def tick(self) -> float:
         """Do one round; return after how many seconds the next is due at the latest."""

@@ -32,6 +32,8 @@ PATIENT_S = 1.0
 RETIRING_S = 0.1
 """Between readings of a replica that drains: its end is waited for."""
 BODY_LIMIT = 64 * 1024
+MOST_COUNTED = 2**53
+"""Up to here a float counts one by one, as the autoscaler does; a greater number of a replica is taken as none."""
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
 """How a replica is asked that nobody describes: one of a service that was removed while no controller ran."""
 
@@ -395,4 +397,6 @@ def _counts(value: object) -> Mapping[str, int]:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MOST_COUNTED else None

@@ -315,6 +315,22 @@ async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> N
             assert (response.status, (await response.json())["status"]) == (503, "stuck")
 
 
+async def test_a_loop_whose_ticks_fail_is_not_healthy(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        planner, control.loop._planner = control.loop._planner, lambda *_: 1 / 0  # type: ignore[assignment]
+        await until(lambda: control.loop.defect)
+        response = await client.get("/healthz")
+        health = await response.json()
+        assert (response.status, health["status"]) == (503, "failing")
+        assert health["defect"].startswith("internal: a tick raised ZeroDivisionError")
+        notices = (await (await client.get("/api/v1/services")).json())["notices"]
+        assert notices == [health["defect"]]
+        control.loop._planner = planner
+        await until(lambda: not control.loop.defect)
+        assert (await client.get("/healthz")).status == 200
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -350,9 +350,16 @@ async def test_a_defect_in_the_planner_is_an_event_and_ends_nothing(control: Con
         await control.settled("web", 2)
         planner, loop._planner = loop._planner, lambda *_: 1 / 0  # type: ignore[assignment]
         await until(lambda: "tick_failed" in control.kinds("failed"))
+        told = "internal: a tick raised ZeroDivisionError: division by zero; nothing is done until this is over"
+        ended_at = loop.last_tick_at
+        control.engine.crash(control.router.ready("web")[0])
+        await until(lambda: loop.events.select(limit=1)[0].times >= 2)
+        assert (loop.view.notices, loop.defect) == ((told,), told)
+        assert loop.last_tick_at == ended_at, "a tick that fails is no sign of life"
         loop._planner = planner
         loop.scale("web", 3)
         await control.settled("web", 3)
+        assert (loop.view.notices, loop.defect) == ((), "")
 
 
 async def test_a_burst_of_wakes_is_one() -> None:

@@ -181,6 +181,8 @@ async def test_a_draining_one_is_seen() -> None:
         b'{"ongoing": -1}',
         b'{"ongoing": true}',
         b'{"ongoing": "2"}',
+        b'{"ongoing": 1' + b"0" * 400 + b"}",
+        b'{"ongoing": 9007199254740993}',
         b"\xff\xfe",
         b"1" * 300_000,
         b"[" * 60_000,
