@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from controller import perform
 from controller.apply import Outcome
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound, RoutingError, SpecError, UnknownService
 from controller.loop import Wakeup
 from controller.model import AddServer, CreateContainer, Gpu, ProbeSpec, StartContainer
 from controller.probe import Reading, Subject
-from tests.fakes.fake_engine import Behaviour
+from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
@@ -78,6 +79,39 @@ async def test_a_replica_s_last_words_may_be_anything(control: Control, output: 
         await control.settled("web", 2)
     async with control.running():
         await control.settled("web", 2)
+
+
+async def test_a_failed_replica_whose_log_cannot_be_read_is_replaced_all_the_same(control: Control) -> None:
+    control.engine.behaviours["web"] = Behaviour(logging_driver="none")
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        victim = control.router.ready("web")[0]
+        control.engine.crash(victim, code=3)
+        await until(lambda: "replica_failed" in control.kinds())
+        await control.settled("web", 2)
+        (failed,) = [one.event.message for one in loop.events.select(limit=1000) if one.event.kind == "replica_failed"]
+        words = "its log cannot be read: logs failed: the Docker Engine says: configured logging driver does not"
+        assert words in failed
+        assert [words in record.detail for record in control.store.failures.values()] == [True]
+        assert "remove_container" not in control.kinds("failed")
+
+
+async def test_a_failed_replica_s_log_is_not_waited_for_for_long(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def logs(engine: FakeEngine, container_id: str, tail: int, after: float | None = None) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(FakeEngine, "logs", logs)
+    monkeypatch.setattr(perform, "LOG_LIMIT_S", 0.05)
+    async with control.running():
+        await control.settled("web", 2)
+        control.engine.crash(control.router.ready("web")[0], code=3)
+        await until(lambda: "replica_failed" in control.kinds())
+        await control.settled("web", 2)
+        (record,) = control.store.failures.values()
+        assert record.detail.endswith("its log cannot be read: the engine gave nothing of it within 0.05 s")
 
 
 async def test_a_crash_loop_is_slowed_and_named(control: Control) -> None:
