@@ -84,6 +84,8 @@ class Refusal:
     error: Exception
     failures: int
     until: float
+    since: float = 0.0
+    """When the first of these failures in a row was."""
 
 
 class RetryGate:
@@ -101,9 +103,10 @@ class RetryGate:
         if outcome.error is None:
             self._refusals.pop(key, None)
             return
-        failures = self._refusals[key].failures + 1 if key in self._refusals else 1
+        before = self._refusals.get(key)
+        failures, since = (before.failures + 1, before.since) if before else (1, now)
         wait_s = min(self.MAX_S, self.FIRST_S * 2.0 ** min(failures - 1, 16))
-        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s)
+        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s, since)
 
     def allows(self, action: Action, now: float) -> bool:
         """Whether the action may be tried now."""
