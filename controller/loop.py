@@ -367,8 +367,8 @@ class Loop:
                 self._world.store.mark_gpu(fault)
                 words = f"no replica is placed on GPU {fault.uuid}: {fault.reason}"
                 self.events.record("gpu_marked", words, target=fault.uuid, outcome="warning")
-            case Unmark(uuid, why):
-                self._world.store.unmark_gpu(uuid)
+            case Unmark(uuid, why, asked):
+                self._world.store.unmark_gpu(uuid, asked=asked)
                 self.events.record("gpu_unmarked", f"GPU {uuid} is used again: {why}", target=uuid, outcome="ok")
         self._wakeup.ring()
 
@@ -469,8 +469,8 @@ class Loop:
         faults = self._world.store.gpu_faults
         if uuid not in faults:
             raise InvalidRequest(f"GPU {uuid} has no mark; with one: {', '.join(sorted(faults)) or 'none'}")
+        self._change_gpu(Unmark(uuid, "somebody said so", asked=True))
         self._gpus.forget(uuid)
-        self._change_gpu(Unmark(uuid, "somebody said so"))
 
     def _known_gpu(self, uuid: str) -> None:
         known = [gpu.uuid for gpu in self.view.gpus]

@@ -309,19 +309,20 @@ class Store:
         return MappingProxyType(dict(self._gpu_faults))
 
     def mark_gpu(self, fault: GpuFault) -> None:
-        """Keep a mark; one that was there before is replaced."""
+        """Keep a mark; one that was there before is replaced.
+
+        One that somebody asked for is refused while it cannot be kept: it is what they were told. Raises StoreError.
+        """
         fault = replace(fault, reason=storable(fault.reason))
-        self._keep(
-            ("gpu_faults", fault.uuid),
-            "INSERT OR REPLACE INTO gpu_faults (uuid, reason, at, kind) VALUES (?, ?, ?, ?)",
-            astuple(fault),
-        )
+        statement = "INSERT OR REPLACE INTO gpu_faults (uuid, reason, at, kind) VALUES (?, ?, ?, ?)"
+        self._keep_or_write(("gpu_faults", fault.uuid), statement, astuple(fault), asked=fault.kind == "marked")
         self._gpu_faults[fault.uuid] = fault
 
-    def unmark_gpu(self, uuid: str) -> None:
-        """Drop a mark."""
+    def unmark_gpu(self, uuid: str, *, asked: bool = False) -> None:
+        """Drop a mark. Raises StoreError where that cannot be kept and somebody asked for it."""
         if uuid in self._gpu_faults:
-            self._keep(("gpu_faults", uuid), "DELETE FROM gpu_faults WHERE uuid = ?", (uuid,))
+            statement = "DELETE FROM gpu_faults WHERE uuid = ?"
+            self._keep_or_write(("gpu_faults", uuid), statement, (uuid,), asked=asked)
             del self._gpu_faults[uuid]
 
     # ---------------------------------------------------------------------------------------------------------- clock
@@ -406,6 +407,16 @@ class Store:
         self._owed.pop(key, None)
         self._owed[key] = (statement, _storable(values))
         self.settle()
+
+    def _keep_or_write(
+        self, key: tuple[object, ...], statement: str, values: tuple[object, ...], *, asked: bool
+    ) -> None:
+        """`_write` where somebody asked, `_keep` where it has happened anyhow."""
+        if not asked:
+            self._keep(key, statement, values)
+            return
+        self._write(statement, values)
+        self._owed.pop(key, None)  # what was owed on the same thing is out of date
 
     def _refusal(self, error: sqlite3.Error) -> str:
         return f"{self._path}: {error}; look at the disk of the controller's state volume"
