@@ -274,6 +274,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:
             raise
         return _error(error.status, _snake(error.reason), _http_words(request, error), error.headers)
+    except web.RequestPayloadError as error:
+        said = one_line(str(error)) or type(error).__name__
+        return _error(400, "bad_request", f"body: expected one that its Content-Encoding describes, found: {said}")
     except Exception as error:
         logger.exception("internal: %s %s raised", request.method, request.path)
         return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
@@ -304,7 +307,7 @@ def services_in(body: bytes) -> list[str] | None:
 def version_in(body: bytes) -> str | None:
     """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
     version = _document(body, "to", '{"to": "1a2b3c4d"} or {}').get("to")
-    if version is not None and not isinstance(version, str):
+    if version is not None and not (isinstance(version, str) and version):
         raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
     return version
 

@@ -281,7 +281,7 @@ class Deployer:
         state = self._states.get(name, ServiceRollout())
         if to is None and state.rollout is not None:
             return self.abort(name, now)
-        version = to or next(iter(state.previous), None)
+        version = next(iter(state.previous), None) if to is None else to
         known = [revision.version for revision in self.revisions(name)]
         if version is None:
             raise InvalidRequest(f"{name}: there was no earlier version; known is {', '.join(known) or 'none'}")

@@ -515,20 +515,23 @@ class Loop:
 
     def _spec_changed(self) -> None:
         spec = self.specs.current
-        for name, override in dict(self._world.store.overrides).items():
-            service = spec.services.get(name) if spec else None
-            if service is not None and service.replicas != override.spec_replicas:
-                self._drop_override(name, override, service.replicas)
+        if spec is not None and not self.specs.problems:  # of files that cannot be read nobody knows what they say
+            for name, override in dict(self._world.store.overrides).items():
+                service = spec.services.get(name)
+                if service is None:
+                    self._drop_override(name, override, f"the compose files no longer have {name}")
+                elif service.replicas != override.spec_replicas:
+                    self._drop_override(name, override, f"the compose files now say {service.replicas} replicas")
         self._wakeup.ring()
 
-    def _drop_override(self, service: str, override: Override, replicas: int) -> None:
+    def _drop_override(self, service: str, override: Override, why: str) -> None:
         """The compose files were edited after the scale call: the last word counts."""
         try:
             self._world.store.drop_override(service)
         except StoreError as error:
             logger.error("a scale target was kept: %s", error)  # noqa: TRY400 - the next change tries again
             return
-        message = f"{service}: the compose files now say {replicas} replicas; the {override.replicas} set by scale end"
+        message = f"{service}: {why}; the {override.replicas} set by scale end"
         self.events.record("scale", message, service=service)
 
     def _ended(self, outcome: Outcome) -> None:

@@ -106,6 +106,17 @@ def test_only_integers_in_range_are_targets(value: object) -> None:
             replicas_in(body)
 
 
+async def test_a_body_that_is_not_what_its_encoding_says_is_the_caller_s_fault(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        response = await client.put("/api/v1/services/web/scale", data=b"not gzip at all", headers=headers)
+        status, code, message = await error_of(response)
+        assert (status, code) == (400, "bad_request")
+        assert message.startswith("body: expected one that its Content-Encoding describes, found: ")
+        assert control.row("web")[0] == 2
+
+
 async def test_refused_scales_change_nothing(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)

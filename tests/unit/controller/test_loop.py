@@ -161,6 +161,22 @@ async def test_scale_targets_outlive_the_controller_until_the_files_change(contr
         assert control.store.overrides == {}
 
 
+async def test_a_scale_target_ends_with_its_service(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        loop.scale("web", 3)
+        await control.settled("web", 3)
+        control.source.edit(error=SpecError(["services: not valid YAML"]))
+        await until(lambda: loop.view.spec_problems)
+        assert set(control.store.overrides) == {"web"}
+        control.source.edit(service("api", replicas=1))
+        await until(lambda: not control.store.overrides)
+        told = "web: the compose files no longer have web; the 3 set by scale end"
+        assert told in [stored.event.message for stored in loop.events.select(limit=1000)]
+        control.source.edit(service("web"), service("api", replicas=1))
+        await control.settled("web", 2, within_s=15)
+
+
 async def test_a_restarted_haproxy_gets_its_servers_back(control: Control) -> None:
     async with control.running():
         await control.settled("web", 2)
