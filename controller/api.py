@@ -38,6 +38,7 @@ from controller.explain import explanation
 from controller.loop import Loop
 from controller.metrics import action_name
 from controller.model import Action, Plan, ServiceSpec, ServiceStatus
+from controller.plain_text import one_line
 from controller.plan_text import describe
 from controller.routes import routes_json
 from controller.status import View
@@ -226,18 +227,20 @@ class Api:
         return web.json_response([dict(group) for group in self._loop.view.targets])
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """200 while the loop turns; what else is wrong is in the body."""
+        """200 while the loop turns and comes to the end of its ticks; what else is wrong is in the body."""
         view = self._loop.view
         age_s = self._clock() - (self._loop.last_tick_at or self._loop.started_at)
+        status = "stuck" if age_s >= STUCK_AFTER_S else "failing" if self._loop.defect else "ok"
         body = {
-            "status": "ok" if age_s < STUCK_AFTER_S else "stuck",
+            "status": status,
             "last_tick_age_s": round(age_s, 3),
             "engine_reachable": view.engine_reachable,
             "haproxy_reachable": view.haproxy_reachable,
             "spec_problems": list(view.spec_problems),
             "store_trouble": self._loop.store_trouble,
+            "defect": self._loop.defect,
         }
-        return web.json_response(body, status=200 if age_s < STUCK_AFTER_S else 503)
+        return web.json_response(body, status=200 if status == "ok" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -272,6 +275,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:
             raise
         return _error(error.status, _snake(error.reason), _http_words(request, error), error.headers)
+    except web.RequestPayloadError as error:
+        said = one_line(str(error)) or type(error).__name__
+        return _error(400, "bad_request", f"body: expected one that its Content-Encoding describes, found: {said}")
     except Exception as error:
         logger.exception("internal: %s %s raised", request.method, request.path)
         return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
@@ -302,7 +308,7 @@ def services_in(body: bytes) -> list[str] | None:
 def version_in(body: bytes) -> str | None:
     """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
     version = _document(body, "to", '{"to": "1a2b3c4d"} or {}').get("to")
-    if version is not None and not isinstance(version, str):
+    if version is not None and not (isinstance(version, str) and version):
         raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
     return version
 
@@ -310,9 +316,10 @@ def version_in(body: bytes) -> str | None:
 def fault_in(body: bytes) -> str | None:
     """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
     document = _document(body, "fault", '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}')
-    fault = document.get("fault", "")
+    found = document.get("fault", "")
+    fault = one_line(found) if isinstance(found, str) else found
     if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
-        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(fault)}")
+        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
     return fault
 
 

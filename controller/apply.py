@@ -88,6 +88,8 @@ class Refusal:
     error: Exception
     failures: int
     until: float
+    since: float = 0.0
+    """When the first of these failures in a row was."""
 
 
 class RetryGate:
@@ -105,9 +107,10 @@ class RetryGate:
         if outcome.error is None:
             self._refusals.pop(key, None)
             return
-        failures = self._refusals[key].failures + 1 if key in self._refusals else 1
+        before = self._refusals.get(key)
+        failures, since = (before.failures + 1, before.since) if before else (1, now)
         wait_s = min(self.MAX_S, self.FIRST_S * 2.0 ** min(failures - 1, 16))
-        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s)
+        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s, since)
 
     def allows(self, action: Action, now: float) -> bool:
         """Whether the action may be tried now."""
@@ -184,13 +187,22 @@ class Executor:
                 outcome = await self._attempt(step.action)
                 succeeded = outcome.error is None
                 self.gate.note(outcome, self._clock())
-                self._report(outcome)
+                self._tell(outcome)
             else:
                 logger.debug("skipped: a step before it failed", extra={"action": type(step.action).__name__})
         finally:
             del self._unfinished[serial]
             if not end.done():
                 end.set_result(succeeded)
+
+    def _tell(self, outcome: Outcome) -> None:
+        try:
+            self._report(outcome)
+        except Exception:
+            # What was done is done, and the next look sees it: a defect in telling it must not end the controller.
+            logger.exception(
+                "internal: reporting %s of %s raised", type(outcome.action).__name__, outcome.action.target
+            )
 
     def _place_of(self, action: Action) -> contextlib.AbstractAsyncContextManager[object]:
         match action:

@@ -41,6 +41,11 @@ logger = logging.getLogger(__name__)
 REVISIONS_KEPT = 10
 """Versions of a service that can be gone back to."""
 
+REFUSED_FOR_S = 30.0
+"""How long the engine must have refused a version's container before that is held against the version. Three tries take
+two seconds: an engine that is busy, or begins again, needs longer than that to be itself, and a rejection stays until
+somebody asks for the version anew."""
+
 Callers = Callable[[], Mapping[str, frozenset[str]]]
 """Who watches whom: name of a replica, or of anything else -> services."""
 
@@ -297,7 +302,7 @@ class Deployer:
         state = self._states.get(name, ServiceRollout())
         if to is None and state.rollout is not None:
             return self.abort(name, now)
-        version = to or next(iter(state.previous), None)
+        version = next(iter(state.previous), None) if to is None else to
         known = [revision.version for revision in self.revisions(name)]
         if version is None:
             raise InvalidRequest(f"{name}: there was no earlier version; known is {', '.join(known) or 'none'}")
@@ -374,12 +379,12 @@ def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, C
 
 
 def _failures(name: str, observed: Observed, refusals: Iterable[Refusal], now: float) -> Mapping[str, FailureRecord]:
-    """Failures by version; a container that the engine refuses to make, again and again, counts as one that fails."""
+    """Failures by version; a container that the engine refuses to make, for long, counts as one that fails."""
     found = {version: record for (service, version), record in observed.failures.items() if service == name}
     for refusal in refusals:
         action = refusal.action
         if not isinstance(action, CreateContainer) or action.service != name:
             continue
-        if refusal.failures >= machine.MOST_FAILURES:
+        if refusal.failures >= machine.MOST_FAILURES and now - refusal.since >= REFUSED_FOR_S:
             found[action.version] = FailureRecord(refusal.failures, now, f"it cannot be made: {refusal.error}")
     return found

@@ -51,6 +51,7 @@ from controller.model import (
     goal_of,
 )
 from controller.observe import Observer, Sight
+from controller.outlive import outlive
 from controller.perform import Give, Performer
 from controller.plan import plan as make_plan
 from controller.plan_text import describe
@@ -85,6 +86,8 @@ ENGINE_LOST_S = 30.0
 SOCKET_GONE_S = 5.0
 """The same where the engine's socket file is deleted: the one that the next engine makes is out of reach of a container
 that has the old one mounted. Not at once: while the engine is away anyway, there is somebody to say so."""
+DEFECT_WORDS = "internal: a tick raised"
+"""How the notice of a tick that did not come to its end begins."""
 
 
 async def _nobody_is_there(address: str, text: str) -> UserConfigReport:
@@ -220,9 +223,9 @@ class Loop:
 
     def start(self) -> None:
         """Begin: read the compose files, follow the engine, look and act. All of it ends with the owner of `spawn`."""
-        self._spawn(self.specs.run())
-        self._spawn(self._follow_engine())
-        self._spawn(self._run())
+        self._spawn(outlive("watching the compose files", self.specs.run))
+        self._spawn(outlive("following the engine", self._follow_engine, ends_with=(EngineUnreachable,)))
+        self._spawn(outlive("the loop", self._run))
 
     async def _run(self) -> None:
         while True:
@@ -236,21 +239,32 @@ class Loop:
             look_s = await self.tick()
         except Exception as error:
             # A defect that one state of the world brings out must not take the API and the probes down with it.
-            message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
+            message = f"{DEFECT_WORDS} {type(error).__name__}: {error}; nothing is done until this is over"
             if message != self._defect:  # its traceback once, not every second
                 logger.exception("internal: a tick raised")
             self._defect = message
+            self._show_defect(message)
             self.events.record("tick_failed", message, outcome="failed")
             self.metrics.tick_failed()
             look_s = LOOK_S
         else:
             self._defect = ""
+            self.last_tick_at = self._clock()
         for looked in waiting:
             if not looked.done():
                 looked.set_result(None)
-        self.last_tick_at = self._clock()
-        self.metrics.tick(self.last_tick_at - started)
+        self.metrics.tick(self._clock() - started)
         return look_s
+
+    @property
+    def defect(self) -> str:
+        """Why the last tick did not come to its end, in words; "" when it did."""
+        return self._defect
+
+    def _show_defect(self, message: str) -> None:
+        """What was published last goes on to be shown, with the news that it is old."""
+        others = tuple(notice for notice in self.view.notices if not notice.startswith(DEFECT_WORDS))
+        self.view = replace(self.view, notices=(message, *others))
 
     async def tick(self) -> float:
         """Do one round; return after how many seconds the next is due at the latest."""
@@ -371,8 +385,8 @@ class Loop:
                 self._world.store.mark_gpu(fault)
                 words = f"no replica is placed on GPU {fault.uuid}: {fault.reason}"
                 self.events.record("gpu_marked", words, target=fault.uuid, outcome="warning")
-            case Unmark(uuid, why):
-                self._world.store.unmark_gpu(uuid)
+            case Unmark(uuid, why, asked):
+                self._world.store.unmark_gpu(uuid, asked=asked)
                 self.events.record("gpu_unmarked", f"GPU {uuid} is used again: {why}", target=uuid, outcome="ok")
         self._wakeup.ring()
 
@@ -473,8 +487,8 @@ class Loop:
         faults = self._world.store.gpu_faults
         if uuid not in faults:
             raise InvalidRequest(f"GPU {uuid} has no mark; with one: {', '.join(sorted(faults)) or 'none'}")
+        self._change_gpu(Unmark(uuid, "somebody said so", asked=True))
         self._gpus.forget(uuid)
-        self._change_gpu(Unmark(uuid, "somebody said so"))
 
     def _known_gpu(self, uuid: str) -> None:
         known = [gpu.uuid for gpu in self.view.gpus]
@@ -519,20 +533,23 @@ class Loop:
 
     def _spec_changed(self) -> None:
         spec = self.specs.current
-        for name, override in dict(self._world.store.overrides).items():
-            service = spec.services.get(name) if spec else None
-            if service is not None and service.replicas != override.spec_replicas:
-                self._drop_override(name, override, service.replicas)
+        if spec is not None and not self.specs.problems:  # of files that cannot be read nobody knows what they say
+            for name, override in dict(self._world.store.overrides).items():
+                service = spec.services.get(name)
+                if service is None:
+                    self._drop_override(name, override, f"the compose files no longer have {name}")
+                elif service.replicas != override.spec_replicas:
+                    self._drop_override(name, override, f"the compose files now say {service.replicas} replicas")
         self._wakeup.ring()
 
-    def _drop_override(self, service: str, override: Override, replicas: int) -> None:
+    def _drop_override(self, service: str, override: Override, why: str) -> None:
         """The compose files were edited after the scale call: the last word counts."""
         try:
             self._world.store.drop_override(service)
         except StoreError as error:
             logger.error("a scale target was kept: %s", error)  # noqa: TRY400 - the next change tries again
             return
-        message = f"{service}: the compose files now say {replicas} replicas; the {override.replicas} set by scale end"
+        message = f"{service}: {why}; the {override.replicas} set by scale end"
         self.events.record("scale", message, service=service)
 
     def _ended(self, outcome: Outcome) -> None:

@@ -15,12 +15,15 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import aiohttp
 
 from controller.errors import ReplicaError
 from controller.model import Health, ProbeSpec, ReplicaContainer, ServiceSpec, UserConfigReport
+from controller.outlive import outlive
+from controller.plain_text import one_line, storable
 
 EAGER_S = 0.25
 """Between readings of a replica that was never ready, for its first EAGER_FOR_S."""
@@ -30,6 +33,8 @@ PATIENT_S = 1.0
 RETIRING_S = 0.1
 """Between readings of a replica that drains: its end is waited for."""
 BODY_LIMIT = 64 * 1024
+MOST_COUNTED = 2**53
+"""Up to here a float counts one by one, as the autoscaler does; a greater number of a replica is taken as none."""
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
 """How a replica is asked that nobody describes: one of a service that was removed while no controller ran."""
 
@@ -287,7 +292,8 @@ class Prober:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
         watch = _Watch(subject, Judge(subject.spec, self._clock(), was_ready=was_ready))
         self._watches[subject.container_id] = watch
-        watch.task = self._spawn(self._ask_forever(watch))
+        # What it was judged to be it stays meanwhile: a defect of ours says nothing of the replica.
+        watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))
         return watch
 
     def _stop(self, container_id: str) -> None:
@@ -397,8 +403,9 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
     ok = 200 <= status < 300
-    told = report.get("detail")
-    detail = f"{status} from {where}" + (f": {told}" if isinstance(told, str) and told else "")
+    said = report.get("detail")
+    told = one_line(said) if isinstance(said, str) else ""
+    detail = f"{status} from {where}" + (f": {told}" if told else "")
     draining = not ok and report.get("state") == "draining"
     return Reading(
         ok,
@@ -410,7 +417,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _count(report.get("answered")),
         _count(report.get("errors")),
         _count(report.get("progress")),
-        told if isinstance(told, str) and not ok else "",
+        "" if ok else told,
         _config_report(report.get("user_config")),
     )
 
@@ -438,8 +445,10 @@ def _counts(value: object) -> Mapping[str, int]:
     """A replica's calls that wait, by service; what cannot be read counts as none."""
     if not isinstance(value, dict):
         return {}
-    return {str(name): count for name, found in value.items() if (count := _count(found)) is not None}
+    return {storable(str(name)): count for name, found in value.items() if (count := _count(found)) is not None}
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MOST_COUNTED else None

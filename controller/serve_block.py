@@ -6,6 +6,7 @@ Null means "derived": the rule is in `controller/spec.py` and in the reference. 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import re
@@ -29,6 +30,7 @@ _LEAST_MEMORY, _MOST_MEMORY = 1024**2, 1024**4
 _GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _URL = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9/._~-]*)?")
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST = 200
 _LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
@@ -95,8 +97,14 @@ def _check_query(query: str) -> str:
 
 
 def _check_url(url: str) -> str:
-    if not _URL.fullmatch(url) or len(url) > _LONGEST:
+    match = _URL.fullmatch(url)
+    if match is None or len(url) > _LONGEST:
         raise _expected('an address such as "http://prometheus:9090", without user, password, query and fragment')
+    if not _is_host(match[1]) or not 0 < int((match[2] or ":80")[1:]) <= 65535:
+        raise _expected(
+            "an address whose host is an IP address or a name of 1 to 63 letters, digits, hyphens and underscores "
+            "between dots, and whose port, if any, is from 1 to 65535"
+        )
     return url.rstrip("/")
 
 
@@ -139,6 +147,17 @@ def _not_json(value: object, where: str) -> str | None:
             return next((words for words in found if words), None)
         case _:
             return f"{where} is a {type(value).__name__}"
+
+
+def _is_host(host: str) -> bool:
+    """Whether a host of a URL can be looked up: no part of a name is empty or too long for that."""
+    if not host.startswith("["):
+        return all(_HOST_LABEL.fullmatch(label) for label in host.removesuffix(".").split("."))
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return False
+    return True
 
 
 def _check_replicas(count: int) -> int:

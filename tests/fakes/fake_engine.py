@@ -53,6 +53,8 @@ class Behaviour:
     start_error: str | None = None
     """What the engine says when it is started; it then stays "created" with exit code 128."""
     output: str = ""
+    logging_driver: str = "json-file"
+    """"none" gives nothing back."""
 
 
 @dataclass(slots=True)
@@ -189,6 +191,8 @@ class FakeEngine:
         one = self.containers.get(container_id)
         if one is None or one.started_at is None or (after is not None and one.started_at < after):
             return ""
+        if one.behaviour.logging_driver == "none":
+            raise EngineError("logs failed: the Docker Engine says: configured logging driver does not support reading")
         return "".join(one.behaviour.output.splitlines(keepends=True)[-tail:])
 
     async def exists(self, project: str, compose_service: str) -> bool:

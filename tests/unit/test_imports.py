@@ -28,6 +28,7 @@ PURE = {
     "controller.shares",
     "controller.phases",
     "controller.placement",
+    "controller.plain_text",
     "controller.plan",
     "controller.plan_text",
     "controller.user_config",

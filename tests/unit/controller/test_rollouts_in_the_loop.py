@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.api import plan_words
+from controller.deployer import REFUSED_FOR_S
 from controller.errors import EngineError, InvalidRequest, RoutingError, SpecError, UnknownService
 from controller.model import (
     AddServer,
@@ -55,6 +57,11 @@ def phase(control: Control, name: str = "web") -> str:
 
 def said(control: Control, kind: str) -> list[str]:
     return [s.event.message for s in control.loop.events.select(limit=1000) if s.event.kind == kind]
+
+
+def refused(control: Control) -> int:
+    """How often in a row the engine has refused to make a container."""
+    return max((refusal.failures for refusal in control.loop.view.refusals), default=0)
 
 
 def state_of(control: Control, name: str = "web") -> str:
@@ -250,12 +257,28 @@ async def test_the_old_ones_are_drained_once_haproxy_sends_to_the_new_ones(
         assert min(fewest) == replicas
 
 
+async def test_an_engine_in_trouble_for_seconds_is_no_reason_to_reject_a_version(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        for _ in range(4):
+            control.engine.fail_next(CreateContainer, EngineError("context deadline exceeded (test)"))
+        control.source.edit(web("d2"))
+        await until(lambda: refused(control) == 4, within_s=15)
+        await stable_at(control, web("d2"), within_s=20)
+        assert said(control, "rollback") == []
+
+
 async def test_an_image_that_cannot_be_made_is_rolled_back(control: Control) -> None:
+    ahead_s = 0.0
+    control.clock = lambda: time.time() + ahead_s
     async with control.running():
         await stable_at(control, web())
         control.source.edit(web("d2"))
         for _ in range(6):
             control.engine.fail_next(CreateContainer, EngineError("no such volume (test)"))
+        await until(lambda: refused(control) == 3, within_s=15)
+        assert said(control, "rollback") == []
+        ahead_s = REFUSED_FOR_S
         await until(lambda: said(control, "rolled_back"), within_s=15)
         assert "it does not become ready (3 tries); last: it cannot be made" in said(control, "rollback")[0]
 

@@ -246,6 +246,17 @@ A_POLICY = 'an import path such as "autoscaling.night:wanted", or {prometheus: {
                 'password, query and fragment, found "http://u:p@prom:9090"'
             ),
         ),
+        *(
+            (
+                {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 1, "url": url}}}},
+                (
+                    "autoscale.policy.prometheus.url: expected an address whose host is an IP address or a name of 1 "
+                    "to 63 letters, digits, hyphens and underscores between dots, and whose port, if any, is from 1 to "
+                    f'65535, found "{url}"'
+                ),
+            )
+            for url in ("http://prom..local:9090", f"http://{'a' * 64}", "http://[::::]:9090", "http://prom:65536")
+        ),
         (
             {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 1, "period_s": 0}}}},
             "autoscale.policy.prometheus.period_s: expected a number of seconds from 1 to 3600, found 0",
