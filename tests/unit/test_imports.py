@@ -25,7 +25,7 @@ PURE = {
     "controller.rollout_words",
     "controller.scale",
     "controller.gpu_faults",
-    "controller.shares",
+    "controller.shares", "controller.swaps",
     "controller.phases",
     "controller.placement",
     "controller.plan",
