@@ -18,9 +18,11 @@ from controller.differences import differences
 from controller.errors import InvalidRequest, StoreError
 from controller.events import EventLog
 from controller.model import (
+    BeginRetirement,
     CreateContainer,
     FailureRecord,
     Observed,
+    PendingReplica,
     Revision,
     RolloutPhase,
     RolloutStatus,
@@ -69,6 +71,7 @@ class _Look:
     refusals: tuple[Refusal, ...]
     callees: Mapping[str, frozenset[str]]
     now: float
+    pending: tuple[PendingReplica, ...]
 
     def offered(self, name: str) -> str | None:
         return current_version(self.spec.services[name], self.observed.images)
@@ -99,9 +102,14 @@ class Deployer:
         targets: Mapping[str, int],
         refusals: Iterable[Refusal],
         now: float,
+        pending: Iterable[PendingReplica] = (),
     ) -> Directions:
-        """Advance every service's rollout by what is seen now, and say which versions there shall be."""
-        look = _Look(spec, observed, targets, tuple(refusals), self._callees(spec, observed), now)
+        """Advance every service's rollout by what is seen now, and say which versions there shall be.
+
+        `pending`: what the latest plan could not start.
+        """
+        callees = self._callees(spec, observed)
+        look = _Look(spec, observed, targets, tuple(refusals), callees, now, tuple(pending))
         self._offered = {name: look.offered(name) for name in spec.services}
         self._forget_others(spec)
         services, goals, rows = {}, {}, {}
@@ -124,13 +132,15 @@ class Deployer:
 
     def _facts(self, name: str, look: _Look) -> Facts:
         state = self._states.get(name, ServiceRollout())
+        counts = _counts(look.spec.services[name], look.observed, look.now)
         return Facts(
             target=look.targets.get(name, look.spec.services[name].replicas),
             offered=self._offered[name],
-            counts=_counts(look.spec.services[name], look.observed, look.now),
+            counts=counts,
             failures=_failures(name, look.observed, look.refusals, look.now),
             tallies=self._tallies(name, state, look.observed),
             waits_for=self._waits_for(name, state, look.callees),
+            no_place=_no_place(name, state, look, counts),
         )
 
     def _tallies(self, name: str, state: ServiceRollout, observed: Observed) -> Mapping[str, machine.Tally]:
@@ -376,6 +386,25 @@ def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, C
             before.present + 1, before.ready + (ready and reached), before.unreached + (ready and not reached)
         )
     return counts
+
+
+def _no_place(name: str, state: ServiceRollout, look: _Look, counts: Mapping[str, Count]) -> str:
+    """Why the next replica of a rollout has no place; "" where it has, or where it is too early to say."""
+    reason = next((one.reason for one in look.pending if one.service == name and one.has_no_place), "")
+    if state.rollout is None or not reason:
+        return ""
+    to = counts.get(state.rollout.to, Count())
+    marks = look.observed.retirements
+    going = any(one.id in marks and not marks[one.id].failed for one in look.observed.containers_of(name))
+    planned = any(
+        action.service == name
+        and (
+            (isinstance(action, CreateContainer) and action.version == state.rollout.to)
+            or (isinstance(action, BeginRetirement) and not action.failed)
+        )
+        for action in look.observed.in_progress
+    )
+    return "" if going or planned or to.present > to.ready else reason
 
 
 def _failures(name: str, observed: Observed, refusals: Iterable[Refusal], now: float) -> Mapping[str, FailureRecord]:

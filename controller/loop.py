@@ -302,7 +302,8 @@ class Loop:
         """Put together what there shall be. From a world that cannot be seen no rollout concludes anything."""
         directions = self.deployer.directions
         if seen:
-            directions = self.deployer.look(spec, sight.observed, targets, self._executor.gate.refusals(), now)
+            refusals, pending = self._executor.gate.refusals(), self.view.plan.pending
+            directions = self.deployer.look(spec, sight.observed, targets, refusals, now, pending)
         services = {name: directions.services.get(name, service) for name, service in spec.services.items()}
         self._edge = {name: edge_spec(service, sight.observed) for name, service in services.items()}
         return Desired(

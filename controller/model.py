@@ -551,6 +551,8 @@ class Rollout:
     """When the phase began."""
     begun_at: float
     cause: str
+    stuck_since: float | None = None
+    """Since when there has been no place for the next replica, and nobody on the way who may leave one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -765,6 +767,8 @@ class PendingReplica:
     reason: str
     blocked: bool = False
     """True when waiting alone will not help: no GPU is free, the image has to be built."""
+    has_no_place: bool = False
+    """True when this machine has no room for it: no GPU is free, or it may hold no more replicas of the service."""
 
 
 @dataclass(frozen=True, slots=True)

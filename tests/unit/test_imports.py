@@ -26,6 +26,7 @@ PURE = {
     "controller.scale",
     "controller.gpu_faults",
     "controller.shares",
+    "controller.swaps",
     "controller.phases",
     "controller.placement",
     "controller.plain_text",
