@@ -1,7 +1,7 @@
 """The REST API. It answers from what the loop published last; what it changes it only asks of the loop.
 
     GET  /api/v1/services[/<name>]           status rows
-    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time
+    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
     GET  /api/v1/services/<name>/revisions   versions that can be gone back to, the newest first
     PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
@@ -35,6 +35,7 @@ from aiohttp import web
 from controller.callers import Gatekeeper
 from controller.errors import ControllerError, InvalidRequest
 from controller.explain import explanation
+from controller.log_lines import timed_lines
 from controller.loop import Loop
 from controller.metrics import action_name
 from controller.model import Action, Plan, ServiceStatus
@@ -188,9 +189,10 @@ class Api:
         """Last log lines of a service's replicas."""
         name = request.match_info["name"]
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
-        texts = await self._loop.logs(name, _integer(request, "tail", 100, 1, MOST_LINES), after)
-        replicas = [{"name": replica, "lines": text.splitlines()} for replica, text in texts.items()]
-        return web.json_response({"service": name, "replicas": replicas})
+        tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._loop.wall_now
+        texts = await self._loop.logs(name, tail, after, timed=True)
+        replicas = [log_json(replica, text) for replica, text in texts.items()]
+        return web.json_response({"service": name, "at": at, "replicas": replicas})
 
     async def plan(self, request: web.Request) -> web.Response:
         """What the last tick saw to be done, and what is being done."""
@@ -375,6 +377,12 @@ def rollout_json(row: ServiceStatus) -> dict[str, Any]:
         },
         "rejected": status.state.rejected and dataclasses.asdict(status.state.rejected),
     }
+
+
+def log_json(replica: str, text: str) -> dict[str, Any]:
+    """Return the last lines of a replica's log, and the engine's time of each."""
+    entries = list(timed_lines(text))
+    return {"name": replica, "lines": [line for _, line in entries], "times": [time for time, _ in entries]}
 
 
 def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:

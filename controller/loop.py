@@ -151,6 +151,7 @@ class Loop:
         self._world = world
         self._spawn = spawn
         self._clock = clock
+        self._wall = wall
         self._planner = planner
         self._engine_lost_s = engine_lost_s
         self._wakeup = Wakeup()
@@ -195,6 +196,11 @@ class Loop:
     def now(self) -> float:
         """The time by the clock that everything here goes by."""
         return self._clock()
+
+    @property
+    def wall_now(self) -> float:
+        """The time by the wall clock: what people and the engine go by."""
+        return self._wall()
 
     @property
     def in_progress(self) -> tuple[Action, ...]:
@@ -463,15 +469,18 @@ class Loop:
         if uuid not in known:
             raise InvalidRequest(f"there is no GPU {uuid!r}; this machine has {', '.join(known) or 'none'}")
 
-    async def logs(self, service: str, tail: int, after: float | None = None) -> Mapping[str, str]:
-        """Return the last `tail` lines of every replica, those from a unix time on, by name.
+    async def logs(
+        self, service: str, tail: int, after: float | None = None, *, timed: bool = False
+    ) -> Mapping[str, str]:
+        """Return the last `tail` lines of every replica, those from a unix time on, by name; `timed`: as the engine's.
 
         Raises UnknownService, EngineError.
         """
         mine = self.view.observed.containers_of(service) if self.view.observed else ()
         if not mine:
             self.known(service)
-        texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail, after) for container in mine))
+        engine = self._world.engine
+        texts = await asyncio.gather(*(engine.logs(container.id, tail, after, timed=timed) for container in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 
     def known_spec(self) -> Spec:

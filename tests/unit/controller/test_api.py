@@ -271,6 +271,9 @@ async def test_logs(control: Control) -> None:
         await control.settled("web", 2)
         document = await (await client.get("/api/v1/services/web/logs?tail=2")).json()
         assert [replica["lines"] for replica in document["replicas"]] == [["two", "three"]] * 2
+        for replica in document["replicas"]:
+            assert replica["times"] == sorted(set(replica["times"])), "each line has a time of its own"
+            assert len(replica["times"]) == 2
         assert (await error_of(await client.get("/api/v1/services/nobody/logs")))[0] == 404
         assert (await error_of(await client.get("/api/v1/services/web/logs?tail=0")))[0] == 400
 
