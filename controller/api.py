@@ -33,7 +33,7 @@ from typing import Any
 from aiohttp import web
 
 from controller.callers import Gatekeeper
-from controller.errors import ControllerError, InvalidRequest
+from controller.errors import ControllerError, InvalidRequest, NotYet
 from controller.explain import explanation
 from controller.log_lines import timed_lines
 from controller.loop import Loop
@@ -54,6 +54,8 @@ MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
 LONGEST_FAULT = 500
 BODY_LIMIT = 64 * 1024
+RETRY_AFTER_S = 1
+"""When to repeat what is answered with 503 because the controller was just started."""
 STUCK_AFTER_S = 120.0
 """A loop that has not turned for this long is not healthy; the slowest look at an engine takes less."""
 
@@ -118,7 +120,7 @@ class Api:
         row = next((row for row in view.services if row.name == name), None)
         if row is None:
             self._loop.known(name)
-            raise web.HTTPServiceUnavailable(text=f"{name} was just added and not looked at yet; repeat in a second")
+            raise NotYet(f"{name} was just added and not looked at yet; repeat in a second")
         return web.json_response(service_json(row, view))
 
     async def scale(self, request: web.Request) -> web.Response:
@@ -267,6 +269,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """Turn every error into {"error": {"code", "message"}}."""
     try:
         return await handler(request)
+    except NotYet as error:
+        return _error(error.http_status, "not_yet", str(error), {"Retry-After": str(RETRY_AFTER_S)})
     except ControllerError as error:
         return _error(error.http_status, _snake(type(error).__name__), str(error))
     except web.HTTPException as error:

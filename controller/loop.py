@@ -27,6 +27,7 @@ from controller.errors import (
     EngineError,
     EngineUnreachable,
     InvalidRequest,
+    NotYet,
     SpecError,
     StoreError,
     UnknownService,
@@ -484,18 +485,16 @@ class Loop:
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 
     def known_spec(self) -> Spec:
-        """Return what the compose files say. Raises SpecError, ControllerError (they were not read yet)."""
+        """Return what the compose files say. Raises SpecError, NotYet (they were not read yet)."""
         spec = self.specs.current
         if spec is None:
             if self.specs.problems:
                 raise SpecError(self.specs.problems)
-            raise ControllerError(
-                "the controller has just been started and reads the compose files; repeat in a second"
-            )
+            raise NotYet("the controller has just been started and reads the compose files; repeat in a second")
         return spec
 
     def known(self, service: str) -> Spec:
-        """Return the spec if it has that service. Raises UnknownService, SpecError (there is no usable spec)."""
+        """Return the spec if it has that service. Raises UnknownService, SpecError (none is usable), NotYet."""
         spec = self.known_spec()
         if service not in spec.services:
             names = sorted(spec.services)

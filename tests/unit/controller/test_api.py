@@ -20,7 +20,7 @@ from controller.api import MOST_REPLICAS, Api, fault_in, replicas_in
 from controller.callers import Gatekeeper
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.explain import explanation
-from controller.model import AddServer
+from controller.model import AddServer, Spec
 from controller.routes import routes_json
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
@@ -62,6 +62,26 @@ async def test_services_as_status_shows_them(control: Control) -> None:
         row = await (await client.get("/api/v1/services/web")).json()
         assert (row["route"], row["image"], row["converged"]) == ("/web", "image/web", True)
         assert {replica["state"] for replica in row["replicas"]} == {"RUNNING"}
+
+
+async def test_before_the_files_are_read_everything_is_to_be_repeated(control: Control) -> None:
+    reading, load = asyncio.Event(), control.source.load
+
+    async def wait_and_load() -> Spec:
+        await reading.wait()
+        return await load()
+
+    control.source.load = wait_and_load  # type: ignore[method-assign]
+    async with serving(control) as client:
+        for path in ("/api/v1/services/web", "/api/v1/services/web/logs"):
+            response = await client.get(path)
+            assert response.headers["Retry-After"] == "1"
+            status, code, message = await error_of(response)
+            assert (status, code) == (503, "not_yet")
+            assert message.startswith("the controller has just been started and reads the compose files")
+        reading.set()
+        await control.settled("web", 2)
+        assert (await client.get("/api/v1/services/web")).status == 200
 
 
 async def test_scaling(control: Control) -> None:
