@@ -162,7 +162,9 @@ class Loop:
         self.view = View(at=clock(), project=world.project)
         self.started_at = clock()
         self.last_tick_at: float | None = None
-        self._waiting_for_look: list[asyncio.Future[None]] = []
+        self._waiting_for_look: list[asyncio.Future[str]] = []
+        """Told, when a look has ended, why nothing was seen; "" = all of the world was."""
+        self._unseen = ""
         self.specs = SpecWatch(world.source, self.events, self._spec_changed)
         self._prober = Prober(world.ask, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
         self._observer = Observer(world.engine, world.router, self._prober, world.store, clock, wall)
@@ -239,7 +241,7 @@ class Loop:
             self._defect = ""
         for looked in waiting:
             if not looked.done():
-                looked.set_result(None)
+                looked.set_result(self._defect or self._unseen)
         self.last_tick_at = self._clock()
         self.metrics.tick(self.last_tick_at - started)
         return look_s
@@ -249,6 +251,7 @@ class Loop:
         self._watch_store()
         spec = self.specs.current
         if spec is None:
+            self._unseen = "the compose files are not read yet"
             self.view = View(at=self._clock(), project=self._world.project, spec_problems=self.specs.problems)
             return LOOK_S
         in_progress = self._executor.in_progress
@@ -258,6 +261,7 @@ class Loop:
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
         self._measurements.sync(spec.services)
         seen = sight.complete and not sight.engine_error
+        self._unseen = "" if seen else sight.engine_error or "the containers were not read yet"
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
         desired = self._desired(spec, sight, targets_of(spec, overrides, autoscaled), now, seen=seen)
         # From a world that cannot be seen nothing can be concluded.
@@ -407,7 +411,7 @@ class Loop:
         """Take what files and images give now, for all services or these; return one sentence each.
 
         Both are read again first: whoever edits a file and deploys means what it says now. Raises UnknownService,
-        SpecError, StoreError, ControllerError (no look at the world ends).
+        SpecError, StoreError, ControllerError (no look at the world ends), EngineUnreachable (it saw nothing).
         """
         await self.specs.read_again()
         if self.specs.problems:
@@ -434,19 +438,27 @@ class Loop:
         return self._asked(self.deployer.promote(service, self._clock()))
 
     async def _next_look(self) -> None:
-        """Return when the loop has looked at all of the world once more. Raises ControllerError when it does not."""
+        """Return when the loop has looked at all of the world once more and has seen it.
+
+        Raises EngineUnreachable when it has not seen it, ControllerError when it does not look.
+        """
         looked = asyncio.get_running_loop().create_future()
         self._waiting_for_look.append(looked)
         self._observer.engine_changed()
         self._wakeup.ring()
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
-                await looked
+                unseen = await looked
         except TimeoutError:
             raise ControllerError(
                 f"the controller has not looked at the world for {LOOK_LIMIT_S:g} s; `pierhead status` says what it "
                 "waits for"
             ) from None
+        if unseen:
+            raise EngineUnreachable(
+                f"what files and images give now could not be seen, so nothing was changed: {unseen}; repeat it when "
+                "`pierhead status` shows the world again"
+            )
 
     def _asked(self, said: T) -> T:
         self._wakeup.ring()

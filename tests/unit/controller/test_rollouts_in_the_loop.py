@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from controller.api import plan_words
-from controller.errors import EngineError, InvalidRequest, SpecError, UnknownService
+from controller.errors import EngineError, EngineUnreachable, InvalidRequest, SpecError, UnknownService
 from controller.model import CreateContainer, RolloutSpec, ServiceSpec, current_version
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
@@ -338,6 +338,22 @@ async def test_whoever_edits_and_deploys_means_what_the_files_say_now(control: C
         control.source.edit(error=SpecError(["services.web.image: expected a name, found nothing"]))
         with pytest.raises(SpecError, match="expected a name"):
             await loop.deploy(None)
+
+
+async def test_nothing_is_deployed_from_a_world_that_cannot_be_seen(control: Control) -> None:
+    control.is_manual = True
+    async with control.running() as loop:
+        await stable_at(control, web())
+        new = web("d2")
+        control.source.edit(new)
+        control.engine.go_away()
+        with pytest.raises(EngineUnreachable, match=r"nothing was changed: the Docker Engine does not answer"):
+            await loop.deploy(["web"])
+        assert loop.deployer.state("web").approved is None
+        control.engine.come_back()
+        await until(lambda: "waits for `pierhead deploy web`" in loop.deployer.directions.rows["web"].message)
+        await loop.deploy(["web"])
+        await stable_at(control, new)
 
 
 async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:
