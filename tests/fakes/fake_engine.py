@@ -229,6 +229,10 @@ class FakeEngine:
         self._emit_to_all(EngineEvent("image tag", "", reference))
         return self.images[reference]
 
+    def remove_image(self, image_id: str) -> None:
+        """`docker image prune`: an image that no name stands for any more is gone."""
+        self._image_ids.discard(image_id)
+
     def add_container(
         self,
         name: str,

@@ -235,6 +235,22 @@ async def test_back_to_an_earlier_version_and_its_image(control: Control) -> Non
         await until(lambda: loop.deployer.state("web").stable == second and not phase(control))
 
 
+async def test_a_version_whose_image_was_pruned_cannot_come_back_and_says_so(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        pruned = control.engine.images["image/web"]
+        control.engine.add_image("image/web", "2")
+        await stable_at(control, web())
+        second = version(control, web())
+        control.engine.remove_image(pruned)
+        loop.roll_back("web", None)
+        words = f"image {pruned}, which this version was made of, is not on this machine any more"
+        await until(lambda: words in loop.view.services[0].message)
+        assert "this version cannot come back; `pierhead revisions web` lists others" in loop.view.services[0].message
+        assert "make build" not in loop.view.services[0].message
+        assert versions(control) == {second}, "what serves stays"
+
+
 async def test_an_image_that_is_missing_keeps_nobody_from_scaling(control: Control) -> None:
     async with control.running() as loop:
         await stable_at(control, web())
