@@ -425,11 +425,16 @@ def _refusal_words(refusal: Refusal, now: float) -> str:
 
 def _held_words(material: _Material) -> Iterable[str]:
     held = held_at_edge(material.name, material.observed)
-    if held:
-        requests = "1 held request" if held == 1 else f"{held} held requests"
-        yield (
-            f"woken by {requests}" if material.autoscale and material.autoscale.min == 0 else f"{requests} wait for it"
-        )
+    if not held:
+        return
+    requests, wait = ("1 held request", "waits") if held == 1 else (f"{held} held requests", "wait")
+    scaled = material.autoscale
+    if material.override == 0:  # nothing wakes it; HAProxy goes on holding, as scaling never reloads it
+        yield f"{requests} {wait}; set to 0 by scale"
+    elif scaled and scaled.min == 0 and not scaled.paused:
+        yield f"woken by {requests}"
+    else:
+        yield f"{requests} {wait} for it"
 
 
 def _going_on(replicas: Iterable[ReplicaStatus]) -> Iterable[str]:
