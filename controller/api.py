@@ -15,6 +15,7 @@
     GET  /api/v1/targets                     Prometheus http_sd
     GET  /healthz, /metrics
 
+Times are unix times by the machine's wall clock, as it is set now.
 Changes are taken from this machine or with the token only, and answered with 202: the world follows later.
 Errors: {"error": {"code", "message"}}.
 """
@@ -38,7 +39,7 @@ from controller.explain import explanation
 from controller.log_lines import timed_lines
 from controller.loop import Loop
 from controller.metrics import action_name
-from controller.model import Action, Plan, ServiceStatus
+from controller.model import Action, Plan, Rejection, ServiceStatus
 from controller.plan_text import describe
 from controller.routes import routes_json
 from controller.status import View
@@ -103,7 +104,7 @@ class Api:
         return web.json_response(
             {
                 "project": view.project,
-                "at": view.at,
+                "at": view.wall_time(view.at),
                 "services": [service_json(row, view) for row in view.services],
                 "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
                 "gpu_memory_problem": view.gpu_memory_problem,
@@ -137,19 +138,19 @@ class Api:
         """How far back a service can go."""
         name = request.match_info["name"]
         self._loop.known(name)
-        state, wanted = self._loop.deployer.state(name), self._loop.deployer.wanted(name)
+        state, wanted, view = self._loop.deployer.state(name), self._loop.deployer.wanted(name), self._loop.view
         listed = [
             {
                 "version": revision.version,
                 "image": revision.image,
                 "image_id": revision.image_id,
-                "first_at": revision.first_at,
+                "first_at": view.wall_time(revision.first_at),
                 "current": revision.version == wanted,
                 "stable": revision.version == state.stable,
             }
             for revision in self._loop.deployer.revisions(name)
         ]
-        return web.json_response({"service": name, "revisions": listed})
+        return web.json_response({"service": name, "at": self._loop.wall_now, "revisions": listed})
 
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
@@ -345,18 +346,18 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     spec = view.desired.services.get(row.name) if view.desired else None
     document = dataclasses.asdict(row)
     document |= {
-        "at": view.at,
+        "at": view.wall_time(view.at),
         "image": spec.image if spec else None,
         "protocol": spec.protocol if spec else None,
         "port": spec.port if spec else None,
         "route": spec.route if spec else None,
         "grpc_services": list(spec.grpc_services) if spec else [],
-        **rollout_json(row),
+        **rollout_json(row, view),
     }
     return document | explanation(row.name, view)
 
 
-def rollout_json(row: ServiceStatus) -> dict[str, Any]:
+def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     """Return which version a service is wanted in, and what is going on between its versions."""
     status = row.rollout
     if status is None:
@@ -372,15 +373,21 @@ def rollout_json(row: ServiceStatus) -> dict[str, Any]:
             "from": rollout.source,
             "to": rollout.to,
             "phase": rollout.phase,
-            "since": rollout.since,
-            "begun_at": rollout.begun_at,
+            "since": view.wall_time(rollout.since),
+            "begun_at": view.wall_time(rollout.begun_at),
             "cause": rollout.cause,
             "ready": status.ready,
             "wanted": row.wanted,
             "message": status.message,
         },
-        "rejected": status.state.rejected and dataclasses.asdict(status.state.rejected),
+        "rejected": status.state.rejected and rejection_json(status.state.rejected, view),
     }
+
+
+def rejection_json(rejection: Rejection, view: View) -> dict[str, Any]:
+    """Return why a version is not wanted. `id` stays the same however the clock is set meanwhile, `at` does not."""
+    told = {**dataclasses.asdict(rejection), "at": view.wall_time(rejection.at)}
+    return {**told, "id": f"{rejection.version}@{rejection.at:.6f}"}
 
 
 def log_json(replica: str, text: str) -> dict[str, Any]:

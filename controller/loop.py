@@ -159,7 +159,7 @@ class Loop:
         self.events = EventLog(world.store, wall)
         self.metrics = ControllerMetrics(lambda: self.view)
         self.board = Board()
-        self.view = View(at=clock(), project=world.project)
+        self.view = View(at=clock(), project=world.project, ahead_s=self._ahead_s())
         self.started_at = clock()
         self.last_tick_at: float | None = None
         self._waiting_for_look: list[asyncio.Future[str]] = []
@@ -252,7 +252,9 @@ class Loop:
         spec = self.specs.current
         if spec is None:
             self._unseen = "the compose files are not read yet"
-            self.view = View(at=self._clock(), project=self._world.project, spec_problems=self.specs.problems)
+            self.view = View(
+                self._clock(), self._world.project, spec_problems=self.specs.problems, ahead_s=self._ahead_s()
+            )
             return LOOK_S
         in_progress = self._executor.in_progress
         sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
@@ -325,6 +327,7 @@ class Loop:
                 refusals=refusals,
                 engine_reachable=not sight.engine_error,
                 haproxy_reachable=sight.observed.routing is not None,
+                ahead_s=self._ahead_s(),
             ),
         )
         if sight.complete:
@@ -333,6 +336,10 @@ class Loop:
             self.events.record(
                 change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
             )
+
+    def _ahead_s(self) -> float:
+        """By how much the wall clock is ahead of the controller's."""
+        return self._wall() - self._clock()
 
     def _watch_store(self) -> None:
         """Try again to write what could not be written, and tell when that begins and ends."""

@@ -88,7 +88,10 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec."""
+    """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec.
+
+    All times in it are the controller's clock's; what people are told goes through `wall_time`.
+    """
 
     at: float
     project: str
@@ -109,6 +112,15 @@ class View:
     engine_reachable: bool | None = None
     """None = not asked yet."""
     haproxy_reachable: bool | None = None
+    ahead_s: float = 0.0
+    """By how much the wall clock was ahead of the controller's at `at`; behind it, where negative."""
+
+    def wall_time(self, at: float) -> float:
+        """What the wall clock would have said at a time of the controller's clock, as it is set now.
+
+        Ages are then right whenever somebody set it; and what events carry is of the same clock.
+        """
+        return at + self.ahead_s
 
 
 def service_rows(

@@ -84,6 +84,32 @@ async def test_before_the_files_are_read_everything_is_to_be_repeated(control: C
         assert (await client.get("/api/v1/services/web")).status == 200
 
 
+@pytest.mark.parametrize("set_by_s", [-8 * 3600.0, 8 * 3600.0])
+async def test_all_times_are_of_one_clock_however_it_is_set(control: Control, set_by_s: float) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        control.set_clock(set_by_s)
+        control.engine.behaviours["web"] = Behaviour(ready_after_s=1e9)
+        control.engine.crash(control.engine.names()[-1])
+        await until(lambda: "replica_failed" in control.kinds())
+        await until(lambda: explanation("web", control.loop.view)["failure"])
+        row = await (await client.get("/api/v1/services/web")).json()
+        told = (await (await client.get("/api/v1/events")).json())["events"]
+        revisions = await (await client.get("/api/v1/services/web/revisions")).json()
+        everything = await (await client.get("/api/v1/services")).json()
+        routes = await (await client.get("/api/v1/routes")).json()
+        times = {
+            "event": next(event["at"] for event in told if event["kind"] == "replica_failed"),
+            "row": row["at"],
+            "failure": row["failure"]["last_at"],
+            "revisions": revisions["at"],
+            "first": revisions["revisions"][0]["first_at"],
+            "services": everything["at"],
+            "routes": routes["at"],
+        }
+        assert {name: at for name, at in times.items() if abs(at - control.wall()) > 60} == {}
+
+
 async def test_scaling(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
