@@ -1,7 +1,7 @@
 """The REST API. It answers from what the loop published last; what it changes it only asks of the loop.
 
     GET  /api/v1/services[/<name>]           status rows
-    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time
+    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
     GET  /api/v1/services/<name>/revisions   versions that can be gone back to, the newest first
     PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
@@ -15,6 +15,7 @@
     GET  /api/v1/targets                     Prometheus http_sd
     GET  /healthz, /metrics
 
+Times are unix times by the machine's wall clock, as it is set now.
 Changes are taken from this machine or with the token only, and answered with 202: the world follows later.
 Errors: {"error": {"code", "message"}}.
 """
@@ -33,11 +34,12 @@ from typing import Any
 from aiohttp import web
 
 from controller.callers import Gatekeeper
-from controller.errors import ControllerError, InvalidRequest
+from controller.errors import ControllerError, InvalidRequest, NotYet
 from controller.explain import explanation
+from controller.log_lines import timed_lines
 from controller.loop import Loop
 from controller.metrics import action_name
-from controller.model import Action, Plan, ServiceSpec, ServiceStatus
+from controller.model import Action, Plan, Rejection, ServiceSpec, ServiceStatus
 from controller.plain_text import one_line
 from controller.plan_text import describe
 from controller.routes import routes_json
@@ -55,6 +57,8 @@ MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
 LONGEST_FAULT = 500
 BODY_LIMIT = 64 * 1024
+RETRY_AFTER_S = 1
+"""When to repeat what is answered with 503 because the controller was just started."""
 STUCK_AFTER_S = 120.0
 """A loop that has not turned for this long is not healthy; the slowest look at an engine takes less."""
 
@@ -102,7 +106,7 @@ class Api:
         return web.json_response(
             {
                 "project": view.project,
-                "at": view.at,
+                "at": view.wall_time(view.at),
                 "services": [service_json(row, view) for row in view.services],
                 "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
                 "gpu_memory_problem": view.gpu_memory_problem,
@@ -119,7 +123,7 @@ class Api:
         row = next((row for row in view.services if row.name == name), None)
         if row is None:
             self._loop.known(name)
-            raise web.HTTPServiceUnavailable(text=f"{name} was just added and not looked at yet; repeat in a second")
+            raise NotYet(f"{name} was just added and not looked at yet; repeat in a second")
         return web.json_response(service_json(row, view))
 
     async def scale(self, request: web.Request) -> web.Response:
@@ -136,19 +140,19 @@ class Api:
         """How far back a service can go."""
         name = request.match_info["name"]
         self._loop.known(name)
-        state, wanted = self._loop.deployer.state(name), self._loop.deployer.wanted(name)
+        state, wanted, view = self._loop.deployer.state(name), self._loop.deployer.wanted(name), self._loop.view
         listed = [
             {
                 "version": revision.version,
                 "image": revision.image,
                 "image_id": revision.image_id,
-                "first_at": revision.first_at,
+                "first_at": view.wall_time(revision.first_at),
                 "current": revision.version == wanted,
                 "stable": revision.version == state.stable,
             }
             for revision in self._loop.deployer.revisions(name)
         ]
-        return web.json_response({"service": name, "revisions": listed})
+        return web.json_response({"service": name, "at": self._loop.wall_now, "revisions": listed})
 
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
@@ -190,9 +194,10 @@ class Api:
         """Last log lines of a service's replicas."""
         name = request.match_info["name"]
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
-        texts = await self._loop.logs(name, _integer(request, "tail", 100, 1, MOST_LINES), after)
-        replicas = [{"name": replica, "lines": text.splitlines()} for replica, text in texts.items()]
-        return web.json_response({"service": name, "replicas": replicas})
+        tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._loop.wall_now
+        texts = await self._loop.logs(name, tail, after, timed=True)
+        replicas = [log_json(replica, text) for replica, text in texts.items()]
+        return web.json_response({"service": name, "at": at, "replicas": replicas})
 
     async def plan(self, request: web.Request) -> web.Response:
         """What the last tick saw to be done, and what is being done."""
@@ -269,6 +274,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """Turn every error into {"error": {"code", "message"}}."""
     try:
         return await handler(request)
+    except NotYet as error:
+        return _error(error.http_status, "not_yet", str(error), {"Retry-After": str(RETRY_AFTER_S)})
     except ControllerError as error:
         return _error(error.http_status, _snake(type(error).__name__), str(error))
     except web.HTTPException as error:
@@ -347,14 +354,14 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     spec = view.desired.services.get(row.name) if view.desired else None
     document = dataclasses.asdict(row)
     document |= {
-        "at": view.at,
+        "at": view.wall_time(view.at),
         "image": spec.image if spec else None,
         "protocol": spec.protocol if spec else None,
         "port": spec.port if spec else None,
         "route": spec.route if spec else None,
         "grpc_services": list(spec.grpc_services) if spec else [],
         "user_config": user_config_json(row, spec),
-        **rollout_json(row),
+        **rollout_json(row, view),
     }
     return document | explanation(row.name, view)
 
@@ -366,7 +373,7 @@ def user_config_json(row: ServiceStatus, spec: ServiceSpec | None) -> dict[str, 
     return {"value": json.loads(spec.user_config), **dataclasses.asdict(row.user_config)}
 
 
-def rollout_json(row: ServiceStatus) -> dict[str, Any]:
+def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     """Return which version a service is wanted in, and what is going on between its versions."""
     status = row.rollout
     if status is None:
@@ -382,15 +389,27 @@ def rollout_json(row: ServiceStatus) -> dict[str, Any]:
             "from": rollout.source,
             "to": rollout.to,
             "phase": rollout.phase,
-            "since": rollout.since,
-            "begun_at": rollout.begun_at,
+            "since": view.wall_time(rollout.since),
+            "begun_at": view.wall_time(rollout.begun_at),
             "cause": rollout.cause,
             "ready": status.ready,
             "wanted": row.wanted,
             "message": status.message,
         },
-        "rejected": status.state.rejected and dataclasses.asdict(status.state.rejected),
+        "rejected": status.state.rejected and rejection_json(status.state.rejected, view),
     }
+
+
+def rejection_json(rejection: Rejection, view: View) -> dict[str, Any]:
+    """Return why a version is not wanted. `id` stays the same however the clock is set meanwhile, `at` does not."""
+    told = {**dataclasses.asdict(rejection), "at": view.wall_time(rejection.at)}
+    return {**told, "id": f"{rejection.version}@{rejection.at:.6f}"}
+
+
+def log_json(replica: str, text: str) -> dict[str, Any]:
+    """Return the last lines of a replica's log, and the engine's time of each."""
+    entries = list(timed_lines(text))
+    return {"name": replica, "lines": [line for _, line in entries], "times": [time for time, _ in entries]}
 
 
 def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:

@@ -7,6 +7,7 @@ ControllerError                500  1
 |-- SettingsError              500  2   an environment variable of the controller has a value it cannot use
 |-- StoreError                 500  1   the state file cannot be read or written
 |-- PolicyError                500  1   an autoscaling policy of the user's gives no number; the target is held
+|-- NotYet                     503  1   the controller does not know the world yet; the same request works soon
 |-- Forbidden                  403  2   a change asked for from where no change may be asked for
 |-- EngineError                502  1   the Docker Engine refused or does not answer
 |   |-- EngineUnreachable      503  1
@@ -68,6 +69,12 @@ class AnotherController(ControllerError):
     """Another controller has this project; this one ends. Its exit code is documented: 3."""
 
     exit_code = 3
+
+
+class NotYet(ControllerError):
+    """The controller was just started, or has not looked at something yet: the same request works soon."""
+
+    http_status = 503
 
 
 class Forbidden(ControllerError):

@@ -28,6 +28,7 @@ from controller.errors import (
     EngineSocketGone,
     EngineUnreachable,
     InvalidRequest,
+    NotYet,
     ReplicaError,
     SpecError,
     StoreError,
@@ -166,16 +167,19 @@ class Loop:
         self._world = world
         self._spawn = spawn
         self._clock = clock
+        self._wall = wall
         self._planner = planner
         self._engine_lost_s = engine_lost_s
         self._wakeup = Wakeup()
         self.events = EventLog(world.store, wall)
         self.metrics = ControllerMetrics(lambda: self.view)
         self.board = Board()
-        self.view = View(at=clock(), project=world.project)
+        self.view = View(at=clock(), project=world.project, ahead_s=self._ahead_s())
         self.started_at = clock()
         self.last_tick_at: float | None = None
-        self._waiting_for_look: list[asyncio.Future[None]] = []
+        self._waiting_for_look: list[asyncio.Future[str]] = []
+        """Told, when a look has ended, why nothing was seen; "" = all of the world was."""
+        self._unseen = ""
         self.specs = SpecWatch(world.source, self.events, self._spec_changed)
         self._prober = Prober(world.ask, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
         self._observer = Observer(world.engine, world.router, self._prober, world.store, clock, wall)
@@ -215,6 +219,11 @@ class Loop:
         return self._clock()
 
     @property
+    def wall_now(self) -> float:
+        """The time by the wall clock: what people and the engine go by."""
+        return self._wall()
+
+    @property
     def in_progress(self) -> tuple[Action, ...]:
         """Actions that have begun, or wait for others, and have not ended."""
         return self._executor.in_progress
@@ -252,7 +261,7 @@ class Loop:
             self.last_tick_at = self._clock()
         for looked in waiting:
             if not looked.done():
-                looked.set_result(None)
+                looked.set_result(self._defect or self._unseen)
         self.metrics.tick(self._clock() - started)
         return look_s
 
@@ -271,7 +280,10 @@ class Loop:
         self._watch_store()
         spec = self.specs.current
         if spec is None:
-            self.view = View(at=self._clock(), project=self._world.project, spec_problems=self.specs.problems)
+            self._unseen = "the compose files are not read yet"
+            self.view = View(
+                self._clock(), self._world.project, spec_problems=self.specs.problems, ahead_s=self._ahead_s()
+            )
             return LOOK_S
         in_progress = self._executor.in_progress
         sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
@@ -280,6 +292,7 @@ class Loop:
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
         self._measurements.sync(spec.services)
         seen = sight.complete and not sight.engine_error
+        self._unseen = "" if seen else sight.engine_error or "the containers were not read yet"
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
         desired = self._desired(spec, sight, targets_of(spec, overrides, autoscaled), now, seen=seen)
         # From a world that cannot be seen nothing can be concluded.
@@ -347,6 +360,7 @@ class Loop:
                 refusals=refusals,
                 engine_reachable=not sight.engine_error,
                 haproxy_reachable=sight.observed.routing is not None,
+                ahead_s=self._ahead_s(),
             ),
         )
         if sight.complete:
@@ -355,6 +369,10 @@ class Loop:
             self.events.record(
                 change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
             )
+
+    def _ahead_s(self) -> float:
+        """By how much the wall clock is ahead of the controller's."""
+        return self._wall() - self._clock()
 
     def _watch_store(self) -> None:
         """Try again to write what could not be written, and tell when that begins and ends."""
@@ -433,7 +451,7 @@ class Loop:
         """Take what files and images give now, for all services or these; return one sentence each.
 
         Both are read again first: whoever edits a file and deploys means what it says now. Raises UnknownService,
-        SpecError, StoreError, ControllerError (no look at the world ends).
+        SpecError, StoreError, ControllerError (no look at the world ends), EngineUnreachable (it saw nothing).
         """
         await self.specs.read_again()
         if self.specs.problems:
@@ -460,19 +478,27 @@ class Loop:
         return self._asked(self.deployer.promote(service, self._clock()))
 
     async def _next_look(self) -> None:
-        """Return when the loop has looked at all of the world once more. Raises ControllerError when it does not."""
+        """Return when the loop has looked at all of the world once more and has seen it.
+
+        Raises EngineUnreachable when it has not seen it, ControllerError when it does not look.
+        """
         looked = asyncio.get_running_loop().create_future()
         self._waiting_for_look.append(looked)
         self._observer.engine_changed()
         self._wakeup.ring()
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
-                await looked
+                unseen = await looked
         except TimeoutError:
             raise ControllerError(
                 f"the controller has not looked at the world for {LOOK_LIMIT_S:g} s; `pierhead status` says what it "
                 "waits for"
             ) from None
+        if unseen:
+            raise EngineUnreachable(
+                f"what files and images give now could not be seen, so nothing was changed: {unseen}; repeat it when "
+                "`pierhead status` shows the world again"
+            )
 
     def _asked(self, said: T) -> T:
         self._wakeup.ring()
@@ -496,30 +522,31 @@ class Loop:
         if uuid not in known:
             raise InvalidRequest(f"there is no GPU {uuid!r}; this machine has {', '.join(known) or 'none'}")
 
-    async def logs(self, service: str, tail: int, after: float | None = None) -> Mapping[str, str]:
-        """Return the last `tail` lines of every replica, those from a unix time on, by name.
+    async def logs(
+        self, service: str, tail: int, after: float | None = None, *, timed: bool = False
+    ) -> Mapping[str, str]:
+        """Return the last `tail` lines of every replica, those from a unix time on, by name; `timed`: as the engine's.
 
         Raises UnknownService, EngineError.
         """
         mine = self.view.observed.containers_of(service) if self.view.observed else ()
         if not mine:
             self.known(service)
-        texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail, after) for container in mine))
+        engine = self._world.engine
+        texts = await asyncio.gather(*(engine.logs(container.id, tail, after, timed=timed) for container in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 
     def known_spec(self) -> Spec:
-        """Return what the compose files say. Raises SpecError, ControllerError (they were not read yet)."""
+        """Return what the compose files say. Raises SpecError, NotYet (they were not read yet)."""
         spec = self.specs.current
         if spec is None:
             if self.specs.problems:
                 raise SpecError(self.specs.problems)
-            raise ControllerError(
-                "the controller has just been started and reads the compose files; repeat in a second"
-            )
+            raise NotYet("the controller has just been started and reads the compose files; repeat in a second")
         return spec
 
     def known(self, service: str) -> Spec:
-        """Return the spec if it has that service. Raises UnknownService, SpecError (there is no usable spec)."""
+        """Return the spec if it has that service. Raises UnknownService, SpecError (none is usable), NotYet."""
         spec = self.known_spec()
         if service not in spec.services:
             names = sorted(spec.services)

@@ -372,8 +372,8 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
                 return f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
         elif failure.count >= MOST_FAILURES or not _fails_too(state.stable, rollout, facts):
             return f"a replica of it failed in its first minutes: {failure.detail}"
-    if rollout.stuck_since is not None and now - rollout.stuck_since >= rules.startup_timeout_s:
-        return f"it does not fit for {rules.startup_timeout_s:g} s (startup_timeout_s): {facts.no_place}"
+    if rollout.stuck_since is not None and now - rollout.stuck_since >= rules.startup_deadline_s:
+        return f"it does not fit for {rules.startup_deadline_s:g} s (startup.deadline_s): {facts.no_place}"
     if rollout.phase not in SERVES_NEW:
         return ""
     return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))

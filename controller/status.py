@@ -90,7 +90,10 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec."""
+    """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec.
+
+    All times in it are the controller's clock's; what people are told goes through `wall_time`.
+    """
 
     at: float
     project: str
@@ -111,6 +114,15 @@ class View:
     engine_reachable: bool | None = None
     """None = not asked yet."""
     haproxy_reachable: bool | None = None
+    ahead_s: float = 0.0
+    """By how much the wall clock was ahead of the controller's at `at`; behind it, where negative."""
+
+    def wall_time(self, at: float) -> float:
+        """What the wall clock would have said at a time of the controller's clock, as it is set now.
+
+        Ages are then right whenever somebody set it; and what events carry is of the same clock.
+        """
+        return at + self.ahead_s
 
 
 def service_rows(
@@ -453,11 +465,16 @@ def _refusal_words(refusal: Refusal, now: float) -> str:
 
 def _held_words(material: _Material) -> Iterable[str]:
     held = held_at_edge(material.name, material.observed)
-    if held:
-        requests = "1 held request" if held == 1 else f"{held} held requests"
-        yield (
-            f"woken by {requests}" if material.autoscale and material.autoscale.min == 0 else f"{requests} wait for it"
-        )
+    if not held:
+        return
+    requests, wait = ("1 held request", "waits") if held == 1 else (f"{held} held requests", "wait")
+    scaled = material.autoscale
+    if material.override == 0:  # nothing wakes it; HAProxy goes on holding, as scaling never reloads it
+        yield f"{requests} {wait}; set to 0 by scale"
+    elif scaled and scaled.min == 0 and not scaled.paused:
+        yield f"woken by {requests}"
+    else:
+        yield f"{requests} {wait} for it"
 
 
 def _config_words(material: _Material) -> Iterable[str]:

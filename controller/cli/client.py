@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 import os
@@ -11,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from controller.cli.errors import BadInput, CommandError, Unreachable
+from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
 
 DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0
@@ -59,7 +60,7 @@ class Client:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             with error:
-                raise _refusal(error.code, error.read()) from None
+                raise _refusal(error.code, error.read(), is_passing="Retry-After" in error.headers) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(
@@ -80,11 +81,13 @@ def service_path(name: str, *below: str) -> str:
     return "/".join(["/api/v1/services", segment(name), *below])
 
 
-def _refusal(status: int, body: bytes) -> CommandError:
+def _refusal(status: int, body: bytes, *, is_passing: bool) -> CommandError:
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return CommandError(
             f"the API answered {status}, without a reason; `docker compose logs controller` may have it"
         )
+    if status == http.HTTPStatus.SERVICE_UNAVAILABLE and is_passing:
+        return NotYet(message)
     return (BadInput if status in _BAD_INPUT else CommandError)(message)

@@ -126,15 +126,25 @@ def _rollout(row: Document) -> list[str]:
         since = row["rollout"].get("since")
         lasting = f", for {rows.age(since, row['at'])}" if since else ""
         lines.append(f"{rows.rollout_words(row)}{lasting}")
-        lines.append(
-            f"`pierhead abort {row['name']}` ends it; `pierhead promote {row['name']}` does not wait any longer"
-        )
+        lines += _ways_on(row["name"], row["rollout"]["phase"])
     rejected = row.get("rejected")
     if rejected:
         ago = f" {rows.age(rejected['at'], row['at'])} ago" if rejected.get("at") else ""
         lines.append(f"version {rejected['version']} was rejected{ago}: {rejected['reason']}")
         lines.append(f"`pierhead deploy {row['name']}` tries it again")
     return lines
+
+
+def _ways_on(name: str, phase: str) -> list[str]:
+    """What somebody can do about a rollout: the controller takes an abort unless it goes back already, and a promote
+    while a first batch is watched.
+    """
+    if phase == "ROLLING_BACK":
+        return []
+    ways = [f"`pierhead abort {name}` ends it"]
+    if phase == "BAKING":
+        ways.append(f"`pierhead promote {name}` does not wait any longer")
+    return ["; ".join(ways)]
 
 
 def _step(step: Document) -> str:

@@ -120,9 +120,9 @@ class DockerEngine:
                 "containers hold alone (CDI files as `nvidia-ctk cdi generate` writes them bring nvidia-smi along)"
             ) from error
 
-    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
-        """See `ClusterEngine.logs`; at most the last 64 KiB."""
-        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after))
+    async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
+        """See `ClusterEngine.logs`; whole lines, at most the last 64 KiB of them."""
+        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed))
 
     async def exists(self, project: str, compose_service: str) -> bool:
         """See `ClusterEngine.exists`."""
@@ -262,13 +262,13 @@ class DockerEngine:
             if "already in progress" not in explanation(error):
                 raise
 
-    def _logs(self, container_id: str, tail: int, after: float | None) -> str:
+    def _logs(self, container_id: str, tail: int, after: float | None, timed: bool) -> str:
         try:
             since = None if after is None else max(after, 1.0)  # the library refuses 0
-            output = self._client.logs(container_id, tail=tail, since=since)
+            output = self._client.logs(container_id, tail=tail, since=since, timestamps=timed)
         except docker.errors.NotFound:
             return ""
-        return output[-_LONGEST_LOG:].decode(errors="replace")
+        return _end_of(output, _LONGEST_LOG).decode(errors="replace")
 
     def _follow(self, on: bool) -> None:
         """Runs in the event thread."""
@@ -330,6 +330,18 @@ class DockerEngine:
                 said = json.loads(line).get("error") if line.strip() else None
                 if said:
                     raise _pull_failed(image, what, str(said))
+
+
+def _end_of(log: bytes, most: int) -> bytes:
+    """The last lines that fit into so many bytes, whole ones: whoever compares two readings must find the same lines.
+
+    Of a line that does not fit, where it is the last, its end.
+    """
+    if len(log) <= most:
+        return log
+    begins_a_line = log[-most - 1 : -most] == b"\n"
+    kept = log[-most:]
+    return kept if begins_a_line else kept.partition(b"\n")[2] or kept
 
 
 def _message(response: requests.Response) -> str:

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, RunningController
@@ -85,6 +86,8 @@ class FakeContainer:
     oom_killed: bool = False
     hanging: bool = False
     terminated_at: float | None = None
+    said: list[tuple[float, str]] = field(default_factory=list)
+    """Lines that it has logged since its start, and when."""
     network_lost: bool = False
     created_by_s: float = 0.0
     """By how much the wall clock was off when it was created, and when it was started."""
@@ -186,14 +189,20 @@ class FakeEngine:
             raise EngineError("nvidia-smi cannot be asked for the memory of the GPUs: there is none (fake)")
         return dict(self.gpu_memory)
 
-    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
+    async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
         await self._turn()
         one = self.containers.get(container_id)
-        if one is None or one.started_at is None or (after is not None and one.started_at < after):
+        if one is None or one.started_at is None:
             return ""
         if one.behaviour.logging_driver == "none":
             raise EngineError("logs failed: the Docker Engine says: configured logging driver does not support reading")
-        return "".join(one.behaviour.output.splitlines(keepends=True)[-tail:])
+        at_start = [(one.started_at, line) for line in one.behaviour.output.splitlines()]
+        lines = [
+            f"{_log_time(at, number)} {line}\n" if timed else f"{line}\n"
+            for number, (at, line) in enumerate([*at_start, *one.said])
+            if after is None or at >= after
+        ]
+        return "".join(lines[-tail:])
 
     async def exists(self, project: str, compose_service: str) -> bool:
         await self._turn()
@@ -231,6 +240,10 @@ class FakeEngine:
         self._image_ids.add(self.images[reference])
         self._emit_to_all(EngineEvent("image tag", "", reference))
         return self.images[reference]
+
+    def remove_image(self, image_id: str) -> None:
+        """`docker image prune`: an image that no name stands for any more is gone."""
+        self._image_ids.discard(image_id)
 
     def add_container(
         self,
@@ -271,6 +284,10 @@ class FakeEngine:
     def come_back(self) -> None:
         """The daemon answers again."""
         self.reachable = True
+
+    def say(self, name: str, *lines: str) -> None:
+        """It logs these lines now."""
+        self.by_name(name).said += [(self.clock(), line) for line in lines]
 
     def kill(self, name: str) -> None:
         """`docker kill`: SIGKILL from outside."""
@@ -468,6 +485,12 @@ class FakeEngine:
         for _, queue in tuple(self._subscribers):
             _empty(queue)
             queue.put_nowait(EngineUnreachable(f"event stream: the Docker Engine does not answer ({why})"))
+
+
+def _log_time(at: float, number: int) -> str:
+    """As Docker writes it; the line's number makes times distinct, which nanoseconds do for Docker."""
+    second, rest = divmod(at, 1)
+    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{int(rest * 1e4):04}{number % 100_000:05}Z"
 
 
 def _replica(one: FakeContainer) -> ReplicaContainer:

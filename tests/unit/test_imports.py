@@ -19,6 +19,7 @@ PURE = {
     "controller.callees",
     "controller.differences",
     "controller.loads",
+    "controller.log_lines",
     "controller.recovery",
     "controller.revisions",
     "controller.rollout",

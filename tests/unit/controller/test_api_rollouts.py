@@ -60,6 +60,11 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         after = await row()
         assert (after["state"], after["rejected"]["version"]) == ("DEPLOY_FAILED", told["to"])
         assert after["rejected"]["reason"] == "somebody asked for it"
+        control.set_clock(3600.0)
+        await until(lambda: control.loop.view.ahead_s > 3000)
+        later = await (await client.get("/api/v1/services/web")).json()
+        assert later["rejected"]["at"] == pytest.approx(after["rejected"]["at"] + 3600, abs=5)
+        assert later["rejected"]["id"] == after["rejected"]["id"], "it is the same one"
         page = await (await client.get("/metrics")).text()
         assert 'pierhead_service_rolled_back{service="web"} 1.0' in page
         assert 'pierhead_service_rollout_age_seconds{service="web"} 0.0' in page

@@ -179,6 +179,30 @@ async def test_followed_events_go_on_with_what_is_asked_for(control: Control) ->
         assert (process.returncode, err) == (130, b"")
 
 
+async def test_a_followed_log_says_each_line_once(control: Control) -> None:
+    control.engine.behaviours["api"] = Behaviour(output="begins\n")
+    async with served(control) as pierhead:
+        await control.settled("api", 1)
+        (name,) = control.router.ready("api")
+        process = await pierhead.begin("logs", "-f", "api")
+        assert process.stdout is not None
+        seen = []
+        for lines in [["tick"] * 3, ["tick"], ["tock"]]:  # each is said when the one before has been shown
+            async with asyncio.timeout(20):
+                seen.append((await process.stdout.readline()).decode())
+                while len(lines) == 1 and seen.count(f"{name} | tick\n") < 3:
+                    seen.append((await process.stdout.readline()).decode())
+            control.engine.say(name, *lines)
+        async with asyncio.timeout(20):
+            while not seen[-1].endswith("| tock\n"):
+                seen.append((await process.stdout.readline()).decode())
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            _, err = await process.communicate()
+        assert seen == [f"{name} | {line}\n" for line in ["begins", *["tick"] * 4, "tock"]]
+        assert (process.returncode, err) == (130, b"")
+
+
 async def test_it_ends_with_whoever_called_it_from_outside_a_container(control: Control) -> None:
     async with served(control) as pierhead:
         await control.settled("web", 2)

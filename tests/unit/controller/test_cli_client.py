@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from controller.cli import patience
 from controller.cli.client import Client, service_path
-from controller.cli.errors import BadInput, CommandError, Unreachable
+from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
 from tests.unit.controller.test_cli_prometheus import sends, serving
 
 
@@ -46,6 +47,20 @@ def test_refusals(status: int, body: bytes, kind: type[CommandError], words: str
         Client(url).get("/")
     assert type(caught.value) is kind
     assert words in str(caught.value)
+
+
+def test_what_works_in_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "POLL_S", 0.01)
+    answers: list[tuple[int, bytes, dict[str, str]]] = [
+        (503, refusal("just started"), {"Retry-After": "1"}),
+        (200, b"{}", {}),
+    ]
+    with serving(lambda handler: sends(handler, *answers.pop(0))) as url:
+        assert patience.patiently(lambda: Client(url).get("/")) == {}
+    with serving(lambda handler: sends(handler, 503, refusal("the engine is away"))) as url:
+        with pytest.raises(CommandError, match="the engine is away") as caught:
+            patience.patiently(lambda: Client(url).get("/"))
+        assert not isinstance(caught.value, NotYet), "nobody said that it passes"
 
 
 def test_silence_is_told_from_refusal() -> None:

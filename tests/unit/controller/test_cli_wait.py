@@ -96,6 +96,14 @@ def test_what_was_rejected_before_is_no_outcome() -> None:
     assert views(RolloutWait(["ranker"], document(rejected)), rejected, rejected, rejected)[-1].done
 
 
+def test_a_rejection_is_known_again_when_the_clock_was_set() -> None:
+    before = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@1", "at": 1.0})
+    now = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@1", "at": 9.0})
+    assert views(RolloutWait(["ranker"], document(before)), now, now, now)[-1].done
+    again = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@2", "at": 9.0})
+    assert views(RolloutWait(["ranker"], document(before)), again, again, again)[-1].hopeless
+
+
 def test_a_rollback_does_not_fail_because_of_what_it_leaves_behind() -> None:
     left = settled(version="1a2b3c4d", rejected={**REJECTED, "reason": "rolled back by hand"})
     wait = RolloutWait(["ranker"], document(settled()), reverting=True)

@@ -22,7 +22,7 @@ import pytest
 from docker import APIClient
 
 from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
-from controller.engines.docker import DockerEngine
+from controller.engines.docker import DockerEngine, _end_of
 from controller.engines.docker_events import EventQueue, EventReader
 from controller.engines.docker_socket import is_orphaned
 from controller.engines.gpu_discovery import GpuSources
@@ -164,6 +164,37 @@ def inspected(**state: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
+
+
+def logs_of(*entries: bytes) -> bytes:
+    """What the engine sends of a log: frames of standard output."""
+    return b"".join(b"\x01\0\0\0" + len(entry).to_bytes(4, "big") + entry for entry in entries)
+
+
+async def test_a_long_log_is_cut_between_two_lines(daemon: Daemon) -> None:
+    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
+    lines = [f"{number} ".encode() + b"x" * 90 + b"\n" for number in range(2000)]
+
+    def answer(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.chunk(logs_of(*lines))
+        handler.end_stream()
+
+    daemon.answers["GET /containers/c1/logs"] = answer
+    async with engine(daemon) as ours:
+        text = await ours.logs("c1", 2000)
+        assert text == b"".join(lines[-len(text.splitlines()) :]).decode()
+        assert 64 * 1024 - 100 < len(text) <= 64 * 1024
+        await ours.logs("c1", 2000, timed=True)
+        asked = [query["timestamps"] for query in daemon.bodies if "tail" in query]
+        assert asked == [["0"], ["1"]]
+
+
+def test_the_end_of_a_log() -> None:
+    assert _end_of(b"a\nb\n", 4) == b"a\nb\n"
+    assert _end_of(b"aa\nb\n", 4) == b"b\n"
+    assert _end_of(b"aa\nb\n", 2) == b"b\n", "cut between two lines, nothing of them is dropped"
+    assert _end_of(b"x" * 9, 4) == b"xxxx", "a line that does not fit"
 
 
 async def test_a_world_at_rest_costs_one_call(daemon: Daemon) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from controller.api import plan_words
 from controller.deployer import REFUSED_FOR_S
-from controller.errors import EngineError, InvalidRequest, RoutingError, SpecError, UnknownService
+from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError, SpecError, UnknownService
 from controller.model import (
     AddServer,
     CreateContainer,
@@ -338,6 +338,22 @@ async def test_back_to_an_earlier_version_and_its_image(control: Control) -> Non
         await until(lambda: loop.deployer.state("web").stable == second and not phase(control))
 
 
+async def test_a_version_whose_image_was_pruned_cannot_come_back_and_says_so(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        pruned = control.engine.images["image/web"]
+        control.engine.add_image("image/web", "2")
+        await stable_at(control, web())
+        second = version(control, web())
+        control.engine.remove_image(pruned)
+        loop.roll_back("web", None)
+        words = f"image {pruned}, which this version was made of, is not on this machine any more"
+        await until(lambda: words in loop.view.services[0].message)
+        assert "this version cannot come back; `pierhead revisions web` lists others" in loop.view.services[0].message
+        assert "make build" not in loop.view.services[0].message
+        assert versions(control) == {second}, "what serves stays"
+
+
 async def test_an_image_that_is_missing_keeps_nobody_from_scaling(control: Control) -> None:
     async with control.running() as loop:
         await stable_at(control, web())
@@ -441,6 +457,22 @@ async def test_whoever_edits_and_deploys_means_what_the_files_say_now(control: C
         control.source.edit(error=SpecError(["services.web.image: expected a name, found nothing"]))
         with pytest.raises(SpecError, match="expected a name"):
             await loop.deploy(None)
+
+
+async def test_nothing_is_deployed_from_a_world_that_cannot_be_seen(control: Control) -> None:
+    control.is_manual = True
+    async with control.running() as loop:
+        await stable_at(control, web())
+        new = web("d2")
+        control.source.edit(new)
+        control.engine.go_away()
+        with pytest.raises(EngineUnreachable, match=r"nothing was changed: the Docker Engine does not answer"):
+            await loop.deploy(["web"])
+        assert loop.deployer.state("web").approved is None
+        control.engine.come_back()
+        await until(lambda: "waits for `pierhead deploy web`" in loop.deployer.directions.rows["web"].message)
+        await loop.deploy(["web"])
+        await stable_at(control, new)
 
 
 async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:
