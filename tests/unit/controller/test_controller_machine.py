@@ -216,7 +216,7 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(name=names, bounds=st.sampled_from([None, (1, 3), (0, 2), (2, 4)]))
     def change_scaling(self, name: str, bounds: tuple[int, int] | None) -> None:
         STATISTICS["changes of scaling"] += 1
-        delays = {"look_back_period_s": 3.0, "upscale_delay_s": 1.0, "downscale_delay_s": 5.0}
+        delays: dict[str, Any] = {"look_back_period_s": 3.0, "upscale_delay_s": 1.0, "downscale_delay_s": 5.0}
         self.edit(name, autoscale=AutoscaleSpec(*bounds, **delays) if bounds else None)
 
     @rule(name=names, most=st.sampled_from([None, 1, 2]))
