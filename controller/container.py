@@ -41,6 +41,9 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_WORKERS",
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD",
         "PIERHEAD_USER_CONFIG",
+        "PIERHEAD_LOG_LEVEL",
+        "PIERHEAD_LOG_ENCODING",
+        "PIERHEAD_ACCESS_LOG",
         "PIERHEAD_GPU_MEMORY_BYTES",
         "PIERHEAD_GPU_FRACTION",
     }
@@ -65,6 +68,9 @@ def managed_environment(
     debug: bool,
     workers: int,
     run_user_code_in_separate_thread: bool,
+    log_level: str,
+    log_encoding: str,
+    access_log: bool,
 ) -> dict[str, str]:
     """The environment that every replica of a managed service gets; `create_body` adds its name, version and machine.
 
@@ -84,6 +90,9 @@ def managed_environment(
         "PIERHEAD_DEBUG": _flag(debug),
         "PIERHEAD_WORKERS": str(workers),
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": _flag(run_user_code_in_separate_thread),
+        "PIERHEAD_LOG_LEVEL": log_level,
+        "PIERHEAD_LOG_ENCODING": log_encoding,
+        "PIERHEAD_ACCESS_LOG": _flag(access_log),
     }
 
 

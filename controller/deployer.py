@@ -30,7 +30,7 @@ from controller.model import (
     VersionGoal,
     current_version,
 )
-from controller.phases import staying
+from controller.phases import gets_traffic, is_ready, staying
 from controller.revisions import made_as, recorded, state_of, state_text, written
 from controller.rollout import Count, Facts, Rules
 from controller.rollout_words import rollout_words
@@ -115,7 +115,7 @@ class Deployer:
         return self.directions
 
     def _rules(self, service: ServiceSpec) -> Rules:
-        return Rules(service.rollout, service.startup_timeout_s, is_manual=self._is_manual)
+        return Rules(service.rollout, service.startup_deadline_s, is_manual=self._is_manual)
 
     def _facts(self, name: str, look: _Look) -> Facts:
         state = self._states.get(name, ServiceRollout())
@@ -364,9 +364,12 @@ class Deployer:
 def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, Count]:
     """By version."""
     counts: dict[str, Count] = {}
-    for container, serves in staying(spec, observed, now):
+    for container, phase in staying(spec, observed, now):
         before = counts.get(container.version, Count())
-        counts[container.version] = Count(before.present + 1, before.ready + serves)
+        ready, reached = is_ready(container, phase), gets_traffic(container, spec, observed.routing)
+        counts[container.version] = Count(
+            before.present + 1, before.ready + (ready and reached), before.unreached + (ready and not reached)
+        )
     return counts
 
 

@@ -214,11 +214,14 @@ class ServiceSpec:
     """How its callers choose among its replicas: a name of the runtime's, or an import path for them."""
     backpressure: Backpressure = Backpressure()
     request_timeout_s: float = 60.0
+    graceful_shutdown_wait_loop_s: float | None = None
+    """How long a draining replica goes on serving at least, for callers that have not heard of it yet; None = as long
+    as they need to hear of it."""
     graceful_shutdown_timeout_s: float = 20.0
     """How long a draining replica may finish what it has before it is told to stop regardless."""
     stop_grace_period_s: float = 30.0
     """Compose's stop_grace_period: time between SIGTERM and SIGKILL."""
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
     user_config: str = NO_USER_CONFIG
     """What `reconfigure` of its replicas gets, as canonical JSON; running ones are given another one as it changes."""
     metrics_port: int | None = None

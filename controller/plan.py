@@ -57,7 +57,7 @@ from controller.model import (
     service_address,
     socket_address,
 )
-from controller.phases import Phase, phase_of, serves
+from controller.phases import Phase, gets_traffic, is_ready, phase_of
 from controller.placement import GpuLedger, Shortage
 from controller.shares import Bounds, bounds, weights
 from controller.user_config import digest, is_due, wanted_in
@@ -65,10 +65,7 @@ from controller.user_config import digest, is_due, wanted_in
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained when it was read this long after callers were told."""
 BLIND_DRAIN_S = 2.0
-"""Drain time of a replica that reports nothing, once HAProxy has nothing for it.
-
-Ray Serve's graceful_shutdown_wait_loop_s.
-"""
+"""Drain time of a replica that reports nothing, once HAProxy has nothing for it."""
 FAILED_GRACE_S = 5.0
 """SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
 begun as a container's first ignores SIGTERM), and nobody waits for it."""
@@ -193,14 +190,20 @@ class _Replica:
     retirement: Retirement | None
     outdated: bool
     busy: bool
+    is_reached: bool
+    """Whether requests from outside would get to it."""
 
     @property
     def name(self) -> str:
         return self.container.name
 
     @property
+    def is_ready(self) -> bool:
+        return is_ready(self.container, self.phase)
+
+    @property
     def serves(self) -> bool:
-        return serves(self.container, self.phase)
+        return self.is_ready and self.is_reached
 
 
 @dataclass(slots=True)
@@ -237,7 +240,8 @@ class _Outlook:
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
             outdated = goal.version is not None and container.version != goal.version
-            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy))
+            reached = gets_traffic(container, spec, draft.observed.routing)
+            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy, reached))
         # A replacement has the name of the one it follows: until that is gone, the name is not yet the new one's.
         seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
         creating = tuple(
@@ -329,12 +333,15 @@ def _drained(
         return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
     if server and (server.state is ServerState.READY or server.sessions or server.queued):
         return None
+    stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:
-        fresh = container.ongoing_at >= retirement.draining_since + PROPAGATION_S
+        # Not only that it has stayed: callers that have not heard of it may have begun something meanwhile.
+        fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
         return "nothing in flight" if fresh and container.ongoing == 0 else None
     if outlook.spec is None:
         return None  # its backend is gone, so HAProxy's earlier worker finishes what it has, and tells nobody how much
-    return "nothing in flight that HAProxy knows of" if waited_s >= BLIND_DRAIN_S else None
+    least_s = BLIND_DRAIN_S if stay_s is None else stay_s
+    return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
 
 
 def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
@@ -440,9 +447,9 @@ def _outdated(outlook: _Outlook, alive: list[_Replica]) -> list[tuple[_Replica, 
     for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
         if replica.phase is not Phase.RUNNING:
             chosen.append((replica, cause))
-        elif ready - 1 >= limits.floor:
+        elif ready - replica.serves >= limits.floor:
             chosen.append((replica, cause))
-            ready -= 1
+            ready -= replica.serves
     return chosen
 
 
@@ -454,12 +461,12 @@ def _outdated_cause(outlook: _Outlook, limits: Bounds) -> str:
 
 
 def _least_useful_first(replicas: Iterable[_Replica]) -> list[_Replica]:
-    """Those that are not ready yet, then those with the least to finish; of equals the youngest number."""
+    """Those that do not serve yet, then those with the least to finish; of equals the youngest number."""
     order = {Phase.CREATED: 0, Phase.STARTING: 1, Phase.RUNNING: 2}
 
-    def usefulness(replica: _Replica) -> tuple[int, int, int, str]:
+    def usefulness(replica: _Replica) -> tuple[int, bool, int, int, str]:
         container = replica.container
-        return order[replica.phase], container.ongoing or 0, -container.number, replica.name
+        return order[replica.phase], replica.serves, container.ongoing or 0, -container.number, replica.name
 
     return sorted(replicas, key=usefulness)
 
@@ -736,7 +743,7 @@ def _server_weights(outlook: _Outlook) -> tuple[int, int]:
     """Weight of a server of the wanted version, and of one of any other."""
     if outlook.goal.keep is None:
         return 1, 1
-    serving = [replica.outdated for replica in outlook.alive() if replica.serves]
+    serving = [replica.outdated for replica in outlook.alive() if replica.is_ready]
     return weights(outlook.goal.weight, serving.count(False), serving.count(True))
 
 

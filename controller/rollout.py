@@ -62,10 +62,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Replicas of one version that stay: those that are there, and those of them that are ready."""
+    """Replicas of one version that stay: those that are there, and those of them that serve."""
 
     present: int = 0
     ready: int = 0
+    unreached: int = 0
+    """Ready by their own word, but HAProxy does not send to them: it refuses the server, or its own check fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Rules:
     """What the compose files and the controller's settings say of a service's rollouts."""
 
     spec: RolloutSpec
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
 
@@ -348,9 +350,11 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
         return ""
     failure = facts.failures.get(rollout.to)
+    late = now - rollout.since >= rules.startup_deadline_s
+    if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
+        return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
     if failure is not None:
         if rollout.phase is RolloutPhase.STARTING:
-            late = now - rollout.since >= rules.startup_timeout_s
             if failure.count >= MOST_FAILURES or late:
                 return f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
         elif failure.count >= MOST_FAILURES or not _fails_too(state.stable, rollout, facts):

@@ -19,7 +19,7 @@ from controller.errors import PolicyError, StoreError
 from controller.events import EventLog
 from controller.loads import loads
 from controller.model import AutoscaleSpec, AutoscaleStatus, Observed, ServiceSpec
-from controller.phases import staying
+from controller.phases import is_ready, staying
 from controller.policies import Ask, ask_formula
 from controller.store import Store
 
@@ -58,7 +58,7 @@ class Scaler:
             if paused is not None:
                 self._settle(name, Decided(spec.clamp(paused.replicas)))
             before = self._begin(name, spec, present=len(present))
-            ready = sum(serves for _, serves in present)
+            ready = sum(is_ready(container, phase) for container, phase in present)
             situation = situation_of(spec, history, ready, before.target, now, before.measured_from)
             answer, problem = self._answer(name, situation)
             if paused is None:

@@ -169,15 +169,27 @@ class _Block(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class ReadinessBlock(_Block):
-    """How a replica is asked whether it is ready."""
+class ProbeBlock(_Block):
+    """Where a replica is asked whether it is ready."""
 
     path: ProbePath | None = None
     port: Port | None = None
+
+
+class HealthBlock(_Block):
+    """How a replica is asked whether it is ready, and when it counts as failed."""
+
+    probe: ProbeBlock = Field(default_factory=ProbeBlock)
     period_s: Annotated[float, Field(ge=0.1, le=3600)] = 1.0
     timeout_s: Annotated[float, Field(ge=0.05, le=3600)] = 2.0
     failures: Annotated[int, Field(ge=1, le=1000)] = 3
     progress_timeout_s: Annotated[float, Field(ge=1, le=86_400)] | None = None
+
+
+class StartupBlock(_Block):
+    """How long a replica may take until it is ready."""
+
+    deadline_s: Annotated[float, Field(ge=1, le=604_800)] = 1800.0
 
 
 class MetricsBlock(_Block):
@@ -198,6 +210,14 @@ class BackpressureBlock(_Block):
 
     status_code: Literal[503, 429] = 503
     retry_after_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+
+
+class LoggingBlock(_Block):
+    """What a replica writes to its log; Ray Serve's names. Where Docker keeps it is Compose's own `logging`."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    encoding: Literal["json", "text"] = "json"
+    enable_access_log: bool = True
 
 
 Replicas = Annotated[int, Field(ge=0), AfterValidator(_check_replicas)]
@@ -284,16 +304,31 @@ class ServeBlock(_Block):
     router: RouterBlock = Field(default_factory=RouterBlock)
     backpressure: BackpressureBlock = Field(default_factory=BackpressureBlock)
     request_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 60.0
+    graceful_shutdown_wait_loop_s: Annotated[float, Field(ge=0.25, le=86_400)] | None = None
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_460)] | None = None
-    startup_timeout_s: Annotated[float, Field(ge=1, le=604_800)] = 1800.0
+    startup: StartupBlock = Field(default_factory=StartupBlock)
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     run_user_code_in_separate_thread: bool = False
     debug: bool = False
     user_config: UserConfig = Field(default_factory=dict)
+    logging: LoggingBlock = Field(default_factory=LoggingBlock)
     managed: bool | None = None
-    readiness: ReadinessBlock = Field(default_factory=ReadinessBlock)
+    health: HealthBlock = Field(default_factory=HealthBlock)
     metrics: MetricsBlock = Field(default_factory=MetricsBlock)
 
+
+_INSTEAD: Mapping[str, str] = {
+    "readiness": "write health, with path and port in health.probe",
+    "health.path": "write health.probe.path",
+    "health.port": "write health.probe.port",
+    "health_check_period_s": "write health.period_s",
+    "health_check_timeout_s": "write health.timeout_s",
+    "startup_timeout_s": "write startup.deadline_s",
+    "logging.logs_dir": "a replica writes to standard error and Docker keeps it as the service's own logging key "
+    "(beside x-serve) says; remove it",
+    "logging_config": "write logging",
+}
+"""Keys that are known from elsewhere, and what to do in their place."""
 
 Block = TypeVar("Block", bound=_Block)
 
@@ -333,7 +368,8 @@ def _tell(model: Mapping[str, Any], path: str, detail: ErrorDetails, problems: P
             parent_keys = list(schema["properties"])
         schema = _inner(schema, key, model)
     if kind in ("extra_forbidden", "invalid_key"):
-        problems.unknown_key(parent, location[-1], parent_keys)
+        instead = _INSTEAD.get(".".join(map(str, location)), "")
+        problems.unknown_key(parent, location[-1], parent_keys, instead)
     elif kind == _EXPECTED:
         problems.expected(here, detail["ctx"]["expectation"], found)
     elif kind == "missing":

@@ -42,7 +42,7 @@ from controller.model import (
     service_address,
     socket_address,
 )
-from controller.phases import Phase, phase_of
+from controller.phases import Phase, gets_traffic, phase_of
 from controller.placement import GpuLedger, slot_words
 from controller.plan_text import describe
 from controller.shares import weights
@@ -311,8 +311,8 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
             message = f"not ready yet: {container.health_detail}" if container.health_detail else "not ready yet"
         case Phase.RUNNING if container.reported_draining:
             state, message = "DRAINING", "somebody told it to stop: it finishes what it has"
-        case Phase.RUNNING if _awaits_traffic(material, container):
-            state, message = "STARTING", "ready, HAProxy does not send to it yet"
+        case Phase.RUNNING if not gets_traffic(container, material.spec, material.observed.routing):
+            state, message = "STARTING", _unreached_words(material, container)
         case Phase.RUNNING if container.user_config is not None and container.user_config.error:
             message = f"goes on with its former user_config: {container.user_config.error}"
         case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
@@ -355,12 +355,12 @@ def _is_crash_loop(material: _Material) -> bool:
     return failure is not None and failure.count >= CRASH_LOOP_FAILURES
 
 
-def _awaits_traffic(material: _Material, container: ReplicaContainer) -> bool:
-    spec, routing = material.spec, material.observed.routing
-    if spec is None or routing is None or not spec.is_routed:
-        return False
-    server = routing.server_of(material.name, container.name)
-    return server is None or server.state is not ServerState.READY
+def _unreached_words(material: _Material, container: ReplicaContainer) -> str:
+    routing = material.observed.routing
+    server = routing.server_of(material.name, container.name) if routing else None
+    if server is not None and server.state is ServerState.READY:
+        return "ready, but HAProxy's own check of it fails, so HAProxy does not send to it"
+    return "ready, HAProxy does not send to it yet"
 
 
 def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:

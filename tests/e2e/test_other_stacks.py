@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.load import Load
-from tests.harness.stack import ROOT, Stack
+from tests.harness.stack import ROOT, Stack, request
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -293,6 +294,32 @@ def test_a_changed_service_rolls_without_losing_a_request(edited_stack: tuple[St
         stack.wait_settled(echo=2, **{"echo-child": 2})
     load.assert_no_failure()
     assert stack.haproxy_workers() == workers
+
+
+def test_a_replica_that_is_to_leave_serves_for_as_long_as_its_service_says(edited_stack: tuple[Stack, Path]) -> None:
+    stack, app = edited_stack
+    stay_s, containers = 4.0, stack.replica_ids()
+    keys = f"replicas: 2\n      graceful_shutdown_wait_loop_s: {stay_s}"
+    app.write_text(app.read_text().replace("replicas: 1", keys, 1))
+    stack.wait_settled(echo=2)
+    assert containers <= stack.replica_ids(), "nobody was replaced for it"
+    addresses = [replica["address"] for replica in stack.service("echo")["replicas"]]
+    began = time.monotonic()
+    assert stack.api("/api/v1/services/echo/scale", "PUT", {"replicas": 1}).status == 202
+    eventually(lambda: not all(serves(address) for address in addresses), "one is told to stop", every_s=0.01)
+    took = time.monotonic() - began
+    assert stay_s <= took <= stay_s + 5.0, "not before, and long before its graceful_shutdown_timeout_s of 35 s"
+    stack.wait_settled(echo=1)
+
+
+def serves(address: str) -> bool:
+    """Whether a replica that is asked by its address answers, and has no SIGTERM yet."""
+    admin = f"{address.partition(':')[0]}:9100"
+    try:
+        told = request(f"http://{admin}/readyz").status != 200
+        return not told and request(f"http://{address}/echo?message=x").status == 200
+    except OSError:
+        return False
 
 
 def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(edited_stack: tuple[Stack, Path]) -> None:

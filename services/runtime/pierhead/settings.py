@@ -47,7 +47,8 @@ class Settings:
     | PIERHEAD_TRANSPORT | how handles call: lane (default) or grpc |
     | PIERHEAD_USER_CONFIG | JSON object for `reconfigure(user_config)` before the replica is ready, default {} |
     | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
-    | PIERHEAD_LOG_LEVEL | debug, info, warning or error |
+    | PIERHEAD_LOG_LEVEL | debug, info (default), warning or error; the line per request is of level info |
+    | PIERHEAD_LOG_ENCODING | json (default): an object per line; text: lines for people |
     | PIERHEAD_ACCESS_LOG | false: no log line per request |
     """
 
@@ -83,6 +84,8 @@ class Settings:
     """JSON: what `reconfigure` gets at the start."""
     access_log: bool = True
     log_level: str = "info"
+    log_encoding: str = "json"
+    """"json" or "text"."""
     health_period_s: float = 10.0
     health_timeout_s: float = 10.0
 
@@ -121,6 +124,7 @@ class Settings:
             user_config=read("PIERHEAD_USER_CONFIG", NOTHING, _user_config, "a JSON object of at most 64 KiB"),
             access_log=reader.flag("PIERHEAD_ACCESS_LOG", True),
             log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
+            log_encoding=read("PIERHEAD_LOG_ENCODING", "json", _encoding, "json or text"),
         )
         if reader.problems:
             from pierhead.errors import SettingsError  # with it comes gRPC, which a supervisor of workers does not need
@@ -229,6 +233,12 @@ def _level(raw: str) -> str:
 def _user_config(raw: str) -> str:
     read_user_config(raw)
     return raw
+
+
+def _encoding(raw: str) -> str:
+    if raw.lower() not in ("json", "text"):
+        raise ValueError
+    return raw.lower()
 
 
 def _transport(raw: str) -> str:

@@ -85,8 +85,8 @@ class ControllerMachine(RuleBasedStateMachine):
         self._loop = VirtualLoop()
         rollout = RolloutSpec(bake_s=5.0)
         self.specs: dict[str, ServiceSpec] = {
-            "web": service("web", startup_timeout_s=30.0, rollout=rollout),
-            "ranker": gpu_service("ranker", startup_timeout_s=30.0, rollout=rollout),
+            "web": service("web", startup_deadline_s=30.0, rollout=rollout),
+            "ranker": gpu_service("ranker", startup_deadline_s=30.0, rollout=rollout),
         }
         self.bad: set[str] = set()
         """Versions that never work."""
@@ -216,8 +216,8 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(name=names, bounds=st.sampled_from([None, (1, 3), (0, 2), (2, 4)]))
     def change_scaling(self, name: str, bounds: tuple[int, int] | None) -> None:
         STATISTICS["changes of scaling"] += 1
-        delays: dict[str, Any] = {"look_back_period_s": 3.0, "upscale_delay_s": 1.0, "downscale_delay_s": 5.0}
-        self.edit(name, autoscale=AutoscaleSpec(*bounds, **delays) if bounds else None)
+        quick = AutoscaleSpec(look_back_period_s=3.0, upscale_delay_s=1.0, downscale_delay_s=5.0)
+        self.edit(name, autoscale=replace(quick, min=bounds[0], max=bounds[1]) if bounds else None)
 
     @rule(name=names, most=st.sampled_from([None, 1, 2]))
     def change_bound(self, name: str, most: int | None) -> None:

@@ -70,7 +70,7 @@ def test_it_is_no_part_of_the_version_and_reaches_new_replicas_all_the_same() ->
 
 
 JSON_ONLY = "expected what JSON can hold: {}; write it in quotes, found a mapping"
-AN_IMAGE = {"user_config": {"a": 1}, "readiness": {"path": "/health", "port": 80}}
+AN_IMAGE = {"user_config": {"a": 1}, "health": {"probe": {"path": "/health", "port": 80}}}
 TOO_LARGE = (
     "expected at most 65536 bytes as JSON (these are 65544; put what is large into a file that the service mounts, and "
     "the file's name here), found a mapping"
@@ -80,7 +80,7 @@ NOT_MANAGED = (
     "of a change while it runs; write environment, or a file that it reads"
 )
 NOT_TOLD = (
-    "needs the readiness path of a managed replica (/readyz), where it says which one it has; remove readiness.path"
+    "needs the readiness path of a managed replica (/readyz), where it says which one it has; remove health.probe.path"
 )
 
 
