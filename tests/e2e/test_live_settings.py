@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,19 @@ def spread(stack: Stack, session: str) -> list[float]:
     return sorted((after[name] - before[name] for name in after), reverse=True)
 
 
+def wrote(stack: Stack, before: int) -> bool:
+    return len(messages(stack, "write_routing")) > before
+
+
 def test_callers_go_by_another_router_and_no_request_notices(edited: tuple[Stack, Path]) -> None:
     stack, app = edited
     before = stack.replica_ids()
     assert spread(stack, "a")[0] < 30, "each request by itself"
     with Load([stack.url("/echo?message=hi")], connections=16) as load:
-        write(app, router="{policy: consistent_hash}")
-        eventually(lambda: stack.plan_text() == "nothing to do", "it is taken up")
+        for policy in ("round_robin", "least_ongoing", "consistent_hash"):
+            written = len(messages(stack, "write_routing"))
+            write(app, router=f"{{policy: {policy}}}")
+            eventually(partial(wrote, stack, written), "HAProxy has it, and callers were told in the same tick")
     load.assert_no_failure()
     eventually(lambda: spread(stack, "a") == [30, 0, 0], "all of a session at one replica")
     assert spread(stack, "a") == [30, 0, 0]
