@@ -553,6 +553,8 @@ class Rollout:
     cause: str
     stuck_since: float | None = None
     """Since when there has been no place for the next replica, and nobody on the way who may leave one."""
+    is_return: bool = False
+    """To an earlier version that somebody asked for: it has proved itself, so nobody waits to watch it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,6 +564,8 @@ class Rejection:
     version: str
     reason: str
     at: float
+    is_asked: bool = False
+    """Somebody wanted it so: nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True)

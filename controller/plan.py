@@ -412,11 +412,23 @@ def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
     if retirement.failed or never_served:
         grace_s = min(grace_s, FAILED_GRACE_S)
     left_s = retirement.stopping_since + grace_s - draft.now
-    if left_s > 0:
+    if left_s > 0 and _missed_its_signal(draft, outlook, replica, retirement.stopping_since):
+        _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; it was not listening yet when first told")
+    elif left_s > 0:
         draft.look_again_in(left_s)
-        return
-    _signal(draft, outlook, replica, "SIGKILL", f"{retirement.cause}; still running {grace_s:g} s after SIGTERM")
-    draft.look_again_in(1.0)
+    else:
+        _signal(draft, outlook, replica, "SIGKILL", f"{retirement.cause}; still running {grace_s:g} s after SIGTERM")
+        draft.look_again_in(1.0)
+
+
+def _missed_its_signal(draft: _Draft, outlook: _Outlook, replica: _Replica, told_at: float) -> bool:
+    """Whether a replica goes on as if nobody had told it: a container's first process ignores SIGTERM until it has a
+    handler, which is after its imports. One that heard says so in its answers; one that never does is not told for ever.
+    """
+    container = replica.container
+    heard = container.health is not Health.READY or container.reported_draining
+    managed = outlook.spec is not None and outlook.spec.managed
+    return managed and not heard and FAILED_GRACE_S <= draft.now - told_at < 2 * FAILED_GRACE_S
 
 
 def _signal(

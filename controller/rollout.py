@@ -171,13 +171,17 @@ def aborted(state: ServiceRollout, now: float) -> ServiceRollout | None:
     rollout = state.rollout
     if rollout is None or rollout.phase is RolloutPhase.ROLLING_BACK:
         return None
-    return _back(state, "somebody asked for it", now)
+    return _back(state, "somebody asked for it", now, is_asked=True)
 
 
 def returned(state: ServiceRollout, version: str, offered: str | None, now: float) -> ServiceRollout:
-    """Somebody wants an earlier version: a rollout like any other, and what the files give waits until asked for."""
-    rejected = Rejection(offered, f"{version} was asked for in its place", now) if offered else None
-    rollout = Rollout(state.stable, version, RolloutPhase.STARTING, now, now, "somebody asked for it")
+    """Somebody wants an earlier version: a rollout that is not watched, and what the files give waits until asked for.
+
+    What they give and was rolled back before stays what it was: its reason is worth more than this one.
+    """
+    asked = Rejection(offered, f"{version} was asked for in its place", now, is_asked=True) if offered else None
+    rejected = state.rejection_of(offered) or asked
+    rollout = Rollout(state.stable, version, RolloutPhase.STARTING, now, now, "somebody asked for it", is_return=True)
     return replace(state, rollout=rollout, rejected=rejected, approved=None)
 
 
@@ -287,7 +291,7 @@ def _forward(
     state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None]:
     target, to = facts.target, rollout.to
-    waited_s = now - rollout.since
+    watched = now - rollout.since >= rules.spec.bake_s or rollout.is_return
 
     def enter(phase: RolloutPhase) -> ServiceRollout:
         return replace(state, rollout=replace(rollout, phase=phase, since=now, stuck_since=None))
@@ -300,12 +304,12 @@ def _forward(
             first = f"{facts.ready(to)} of {target} replicas"
             message = f"{first} of {to} serve beside {state.stable}; watched for {rules.spec.bake_s:g} s"
             return enter(RolloutPhase.BAKING), Note("rollout", message)
-        case RolloutPhase.BAKING if waited_s >= rules.spec.bake_s or not target:
+        case RolloutPhase.BAKING if watched or not target:
             return enter(RolloutPhase.ROLLING), Note("rollout", f"{to} {_held_out(facts, to)}: the rest follows")
         case RolloutPhase.ROLLING if facts.has_only(to):
             message = f"all {facts.ready(to)} replicas are of {to}; watched for {rules.spec.bake_s:g} s more"
             return enter(RolloutPhase.SETTLING), Note("rollout", message)
-        case RolloutPhase.SETTLING if waited_s >= rules.spec.bake_s or not target:
+        case RolloutPhase.SETTLING if watched or not target:
             message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"
             return _done(state, to, facts), Note("rolled_out", message, "ok")
         case _:
@@ -346,12 +350,12 @@ def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tu
     return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
 
 
-def _back(state: ServiceRollout, why: str, now: float) -> ServiceRollout:
+def _back(state: ServiceRollout, why: str, now: float, *, is_asked: bool = False) -> ServiceRollout:
     rollout = state.rollout
     if rollout is None or state.stable is None:
         raise AssertionError("internal: a rollback without a rollout, or without a version to go back to")
     back = Rollout(rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why)
-    return replace(state, rollout=back, rejected=Rejection(rollout.to, why, now), approved=None)
+    return replace(state, rollout=back, rejected=Rejection(rollout.to, why, now, is_asked), approved=None)
 
 
 # ------------------------------------------------------------------------------------------------------------ verdicts

@@ -343,7 +343,8 @@ def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> Se
     offered = material.rollout.offered if material.rollout else ""
     if rollout.rollout is not None and rollout.rollout.phase is not RolloutPhase.WAITING:
         return "UPDATING"
-    if rollout.rejection_of(offered) is not None:
+    rejection = rollout.rejection_of(offered)
+    if rejection is not None and not rejection.is_asked:
         return "DEPLOY_FAILED"
     if ready < material.wanted:
         if material.rollout is not None and rollout.stable is None:

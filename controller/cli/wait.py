@@ -140,7 +140,7 @@ class RolloutWait:
         words = f"{name}: {row['ready']} of {row['wanted']} ready"
         if row["converged"] and self._came_back(row):
             return _came_back(row, part)
-        if state(row) == "DEPLOY_FAILED" and not (self._reverting and row["converged"]):
+        if state(row) == "DEPLOY_FAILED" and not self._reverting:
             return _deploy_failed(row, part)
         if row["converged"] and state(row) == "UPDATING":
             return Verdict(f"{words}; UPDATING", parts=(part,))

@@ -115,6 +115,9 @@ def test_a_rollback_is_done_whatever_is_still_rejected() -> None:
     old = settled(version="00000000", state="DEPLOY_FAILED", rejected=REJECTED)
     last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), old)[-1]
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 00000000")
+    drains = {**old, "converged": False, "message": "1 draining"}
+    last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), drains)[-1]
+    assert (last.done, last.hopeless) == (False, False), "those that go are on their way"
 
 
 def test_a_rollback_to_what_does_not_work_either_fails() -> None:

@@ -333,6 +333,19 @@ def test_one_that_was_never_ready_is_not_waited_for_long() -> None:
     assert "send SIGKILL" not in text(desired(WEB, web=1), world)
 
 
+@pytest.mark.parametrize(("told_s", "again"), [(1, False), (6, True), (11, False)])
+def test_one_that_could_not_hear_is_told_again(told_s: float, again: bool) -> None:
+    told = replica(WEB, 2)
+    marks = retirement(told, draining_since=NOW - told_s, stopping_since=NOW - told_s)
+    world = observed(replica(WEB, 1), told, specs=(WEB,), retirements=marks)
+    assert ("send SIGTERM" in text(desired(WEB, web=1), world)) is again
+    heard = observed(replica(WEB, 1), replace(told, reported_draining=True), specs=(WEB,), retirements=marks)
+    assert "SIGTERM" not in text(desired(WEB, web=1), heard)
+    foreign = service(managed=False)
+    world = observed(replica(foreign, 1), told, specs=(foreign,), retirements=marks)
+    assert "SIGTERM" not in text(desired(foreign, web=1), world), "it has no words for that"
+
+
 def test_replacement_that_waits_for_the_removal_of_its_namesake_is_not_made_twice() -> None:
     dead = replica(WEB, 2, state=ContainerState.EXITED, exit_code=137)
     first = made(desired(WEB), observed(replica(WEB, 1), dead, specs=(WEB,)))

@@ -249,13 +249,13 @@ def test_more_replicas_than_fit_do_not_keep_a_rollout_from_its_end() -> None:
 def test_an_abort_goes_back_and_rejects() -> None:
     state = rollout.aborted(in_phase(BAKING), 4)
     assert state
-    assert state.rejected == Rejection("v2", "somebody asked for it", 4)
+    assert state.rejected == Rejection("v2", "somebody asked for it", 4, is_asked=True)
     assert walk(state, (5, facts(counts=counts(v1=(2, 2)))))[1] == [""]
     assert rollout.aborted(V1, 4) is None
     assert rollout.aborted(state, 5) is None, "it is going back already"
 
 
-def test_an_earlier_version_is_rolled_out_and_the_files_wait() -> None:
+def test_an_earlier_version_is_taken_without_a_watch_and_the_files_wait() -> None:
     at_v2 = ServiceRollout(stable="v2", previous=("v1",))
     state = rollout.returned(at_v2, "v1", "v2", 0)
     serving = counts(v2=(2, 2))
@@ -267,10 +267,12 @@ def test_an_earlier_version_is_rolled_out_and_the_files_wait() -> None:
         (21, facts(counts=counts(v1=(2, 2)))),
         (99, facts(counts=counts(v1=(2, 2)))),
     )
-    assert phases == ["STARTING", "BAKING", "SETTLING", "", ""]
+    assert phases == ["STARTING", "ROLLING", "", "", ""]
     assert (state.stable, state.previous) == ("v1", ("v2",))
     assert state.rejected
-    assert state.rejected.version == "v2"
+    assert (state.rejected.version, state.rejected.is_asked) == ("v2", True)
+    failed = replace(at_v2, rejected=Rejection("v3", "it crashed", 1))
+    assert rollout.returned(failed, "v1", "v3", 2).rejected == failed.rejected, "why it failed is worth more"
 
 
 def test_a_promotion_ends_the_watch() -> None:
