@@ -105,9 +105,9 @@ def _numbers(name: str, words: str) -> dict[str, float]:
         numbers[key] = number
     _check_length(f"{name}: duration", numbers["duration"])
     if name == "noise" and numbers["duration"] / numbers["length"] > MOST_PIECES:
-        least = numbers["duration"] / MOST_PIECES
+        shortest = numbers["duration"] / MOST_PIECES
         raise InvalidRequest(
-            f"TRACE: noise: length: expected at least {least:g} s for a duration of {numbers['duration']:g} s "
+            f"TRACE: noise: length: expected at least {shortest:g} s for a duration of {numbers['duration']:g} s "
             f"(the rate changes {MOST_PIECES:,} times at most), found {numbers['length']:g}"
         )
     return numbers
