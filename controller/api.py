@@ -39,11 +39,13 @@ from controller.explain import explanation
 from controller.log_lines import timed_lines
 from controller.loop import Loop
 from controller.metrics import action_name
-from controller.model import Action, Plan, Rejection, ServiceStatus
+from controller.model import Action, Plan, Rejection, ServiceSpec, ServiceStatus
+from controller.plain_text import one_line
 from controller.plan_text import describe
 from controller.routes import routes_json
 from controller.status import View
 from controller.store import StoredEvent
+from controller.user_config import progress_words
 
 logger = logging.getLogger(__name__)
 
@@ -230,18 +232,20 @@ class Api:
         return web.json_response([dict(group) for group in self._loop.view.targets])
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """200 while the loop turns; what else is wrong is in the body."""
+        """200 while the loop turns and comes to the end of its ticks; what else is wrong is in the body."""
         view = self._loop.view
         age_s = self._clock() - (self._loop.last_tick_at or self._loop.started_at)
+        status = "stuck" if age_s >= STUCK_AFTER_S else "failing" if self._loop.defect else "ok"
         body = {
-            "status": "ok" if age_s < STUCK_AFTER_S else "stuck",
+            "status": status,
             "last_tick_age_s": round(age_s, 3),
             "engine_reachable": view.engine_reachable,
             "haproxy_reachable": view.haproxy_reachable,
             "spec_problems": list(view.spec_problems),
             "store_trouble": self._loop.store_trouble,
+            "defect": self._loop.defect,
         }
-        return web.json_response(body, status=200 if age_s < STUCK_AFTER_S else 503)
+        return web.json_response(body, status=200 if status == "ok" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -278,6 +282,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:
             raise
         return _error(error.status, _snake(error.reason), _http_words(request, error), error.headers)
+    except web.RequestPayloadError as error:
+        said = one_line(str(error)) or type(error).__name__
+        return _error(400, "bad_request", f"body: expected one that its Content-Encoding describes, found: {said}")
     except Exception as error:
         logger.exception("internal: %s %s raised", request.method, request.path)
         return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
@@ -308,7 +315,7 @@ def services_in(body: bytes) -> list[str] | None:
 def version_in(body: bytes) -> str | None:
     """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
     version = _document(body, "to", '{"to": "1a2b3c4d"} or {}').get("to")
-    if version is not None and not isinstance(version, str):
+    if version is not None and not (isinstance(version, str) and version):
         raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
     return version
 
@@ -316,9 +323,10 @@ def version_in(body: bytes) -> str | None:
 def fault_in(body: bytes) -> str | None:
     """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
     document = _document(body, "fault", '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}')
-    fault = document.get("fault", "")
+    found = document.get("fault", "")
+    fault = one_line(found) if isinstance(found, str) else found
     if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
-        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(fault)}")
+        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
     return fault
 
 
@@ -352,9 +360,17 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
         "port": spec.port if spec else None,
         "route": spec.route if spec else None,
         "grpc_services": list(spec.grpc_services) if spec else [],
+        "user_config": user_config_json(row, spec),
         **rollout_json(row, view),
     }
     return document | explanation(row.name, view)
+
+
+def user_config_json(row: ServiceStatus, spec: ServiceSpec | None) -> dict[str, Any] | None:
+    """Return a service's user_config, as it is written, and how far it has come; None where there is none."""
+    if row.user_config is None or spec is None:
+        return None
+    return {"value": json.loads(spec.user_config), **dataclasses.asdict(row.user_config)}
 
 
 def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
@@ -401,7 +417,7 @@ def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
     if view.desired is None:
         return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
     doing = [f"in progress: {describe(action)}: {action.cause}" for action in in_progress]
-    changes = [line for row in view.services for line in rollout_lines(row)]
+    changes = [line for row in view.services for line in (*rollout_lines(row), *user_config_lines(row))]
     if (doing or changes) and not (view.plan.steps or view.plan.pending):
         return "\n".join([*changes, *doing])
     return "\n".join([*changes, *doing, str(view.plan)])
@@ -413,6 +429,15 @@ def rollout_lines(row: ServiceStatus) -> list[str]:
         return []
     message = row.rollout.message or f"{row.rollout.state.stable} -> {row.rollout.offered}"
     return [f"rollout of {row.name}: {message}", *(f"  {change}" for change in row.rollout.changes)]
+
+
+def user_config_lines(row: ServiceStatus) -> list[str]:
+    """Return what changes of a service's user_config, as a diff."""
+    config = row.user_config
+    if config is None or config.everywhere:
+        return []
+    lines = [f"user_config of {row.name}: {progress_words(config)}; no restart", *map("  {}".format, config.changes)]
+    return [*lines, *map("  {}".format, config.refused)]
 
 
 def plan_json(plan: Plan, in_progress: tuple[Action, ...], text: str) -> dict[str, Any]:

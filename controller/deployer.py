@@ -18,9 +18,11 @@ from controller.differences import differences
 from controller.errors import InvalidRequest, StoreError
 from controller.events import EventLog
 from controller.model import (
+    BeginRetirement,
     CreateContainer,
     FailureRecord,
     Observed,
+    PendingReplica,
     Revision,
     RolloutPhase,
     RolloutStatus,
@@ -30,7 +32,7 @@ from controller.model import (
     VersionGoal,
     current_version,
 )
-from controller.phases import staying
+from controller.phases import gets_traffic, is_ready, staying
 from controller.revisions import made_as, recorded, state_of, state_text, written
 from controller.rollout import Count, Facts, Rules
 from controller.rollout_words import rollout_words
@@ -40,6 +42,11 @@ logger = logging.getLogger(__name__)
 
 REVISIONS_KEPT = 10
 """Versions of a service that can be gone back to."""
+
+REFUSED_FOR_S = 30.0
+"""How long the engine must have refused a version's container before that is held against the version. Three tries take
+two seconds: an engine that is busy, or begins again, needs longer than that to be itself, and a rejection stays until
+somebody asks for the version anew."""
 
 Callers = Callable[[], Mapping[str, frozenset[str]]]
 """Who watches whom: name of a replica, or of anything else -> services."""
@@ -64,6 +71,7 @@ class _Look:
     refusals: tuple[Refusal, ...]
     callees: Mapping[str, frozenset[str]]
     now: float
+    pending: tuple[PendingReplica, ...]
 
     def offered(self, name: str) -> str | None:
         return current_version(self.spec.services[name], self.observed.images)
@@ -81,6 +89,8 @@ class Deployer:
         self._states = {service: state_of(text) for service, text in store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
+        self._user_configs: dict[tuple[str, str], str] = {}
+        """By service and version: the one that is known to be recorded."""
         self.directions = Directions()
 
     # -------------------------------------------------------------------------------------------------------- a look
@@ -92,9 +102,14 @@ class Deployer:
         targets: Mapping[str, int],
         refusals: Iterable[Refusal],
         now: float,
+        pending: Iterable[PendingReplica] = (),
     ) -> Directions:
-        """Advance every service's rollout by what is seen now, and say which versions there shall be."""
-        look = _Look(spec, observed, targets, tuple(refusals), self._callees(spec, observed), now)
+        """Advance every service's rollout by what is seen now, and say which versions there shall be.
+
+        `pending`: what the latest plan could not start.
+        """
+        callees = self._callees(spec, observed)
+        look = _Look(spec, observed, targets, tuple(refusals), callees, now, tuple(pending))
         self._offered = {name: look.offered(name) for name in spec.services}
         self._forget_others(spec)
         services, goals, rows = {}, {}, {}
@@ -113,17 +128,19 @@ class Deployer:
         return self.directions
 
     def _rules(self, service: ServiceSpec) -> Rules:
-        return Rules(service.rollout, service.startup_timeout_s, is_manual=self._is_manual)
+        return Rules(service.rollout, service.startup_deadline_s, is_manual=self._is_manual)
 
     def _facts(self, name: str, look: _Look) -> Facts:
         state = self._states.get(name, ServiceRollout())
+        counts = _counts(look.spec.services[name], look.observed, look.now)
         return Facts(
             target=look.targets.get(name, look.spec.services[name].replicas),
             offered=self._offered[name],
-            counts=_counts(look.spec.services[name], look.observed, look.now),
+            counts=counts,
             failures=_failures(name, look.observed, look.refusals, look.now),
             tallies=self._tallies(name, state, look.observed),
             waits_for=self._waits_for(name, state, look.callees),
+            no_place=_no_place(name, state, look, counts),
         )
 
     def _tallies(self, name: str, state: ServiceRollout, observed: Observed) -> Mapping[str, machine.Tally]:
@@ -225,7 +242,10 @@ class Deployer:
     def _record(self, service: ServiceSpec, look: _Look) -> None:
         """Remember how the offered version is made, and forget those that nobody will go back to."""
         version, image_id = self._offered[service.name], look.observed.images.get(service.image)
-        if version is None or not image_id or (service.name, version) in self._store.revisions:
+        if version is None or not image_id:
+            return
+        if (service.name, version) in self._store.revisions:
+            self._record_user_config(service, version)
             return
         state = self._states.get(service.name, ServiceRollout())
         needed = {version, state.stable, *state.previous[:REVISIONS_KEPT]}
@@ -239,7 +259,23 @@ class Deployer:
         except StoreError as error:
             logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
 
+    def _record_user_config(self, service: ServiceSpec, version: str) -> None:
+        """Remember the last user_config that the files had for a version: with it, it comes back."""
+        key = (service.name, version)
+        if self._user_configs.get(key) == service.user_config:
+            return
+        revision = self._store.revisions[key]
+        then = written(revision)
+        try:
+            if then is None or then.user_config != service.user_config:
+                self._store.renew_revision(recorded(service, version, revision.image_id, revision.first_at))
+            self._user_configs[key] = service.user_config
+        except StoreError as error:
+            logger.error("a user_config was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
+
     def _forget_others(self, spec: Spec) -> None:
+        offered = set(self._offered.items())
+        self._user_configs = {key: text for key, text in self._user_configs.items() if key in offered}
         for name in [name for name in self._states if name not in spec.services]:
             try:
                 self._store.forget_rollout(name)
@@ -276,7 +312,7 @@ class Deployer:
         state = self._states.get(name, ServiceRollout())
         if to is None and state.rollout is not None:
             return self.abort(name, now)
-        version = to or next(iter(state.previous), None)
+        version = next(iter(state.previous), None) if to is None else to
         known = [revision.version for revision in self.revisions(name)]
         if version is None:
             raise InvalidRequest(f"{name}: there was no earlier version; known is {', '.join(known) or 'none'}")
@@ -343,19 +379,41 @@ class Deployer:
 def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, Count]:
     """By version."""
     counts: dict[str, Count] = {}
-    for container, serves in staying(spec, observed, now):
+    for container, phase in staying(spec, observed, now):
         before = counts.get(container.version, Count())
-        counts[container.version] = Count(before.present + 1, before.ready + serves)
+        ready, reached = is_ready(container, phase), gets_traffic(container, spec, observed.routing)
+        counts[container.version] = Count(
+            before.present + 1, before.ready + (ready and reached), before.unreached + (ready and not reached)
+        )
     return counts
 
 
+def _no_place(name: str, state: ServiceRollout, look: _Look, counts: Mapping[str, Count]) -> str:
+    """Why the next replica of a rollout has no place; "" where it has, or where it is too early to say."""
+    reason = next((one.reason for one in look.pending if one.service == name and one.has_no_place), "")
+    if state.rollout is None or not reason:
+        return ""
+    to = counts.get(state.rollout.to, Count())
+    marks = look.observed.retirements
+    going = any(one.id in marks and not marks[one.id].failed for one in look.observed.containers_of(name))
+    planned = any(
+        action.service == name
+        and (
+            (isinstance(action, CreateContainer) and action.version == state.rollout.to)
+            or (isinstance(action, BeginRetirement) and not action.failed)
+        )
+        for action in look.observed.in_progress
+    )
+    return "" if going or planned or to.present > to.ready else reason
+
+
 def _failures(name: str, observed: Observed, refusals: Iterable[Refusal], now: float) -> Mapping[str, FailureRecord]:
-    """Failures by version; a container that the engine refuses to make, again and again, counts as one that fails."""
+    """Failures by version; a container that the engine refuses to make, for long, counts as one that fails."""
     found = {version: record for (service, version), record in observed.failures.items() if service == name}
     for refusal in refusals:
         action = refusal.action
         if not isinstance(action, CreateContainer) or action.service != name:
             continue
-        if refusal.failures >= machine.MOST_FAILURES:
+        if refusal.failures >= machine.MOST_FAILURES and now - refusal.since >= REFUSED_FOR_S:
             found[action.version] = FailureRecord(refusal.failures, now, f"it cannot be made: {refusal.error}")
     return found

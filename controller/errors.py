@@ -11,9 +11,11 @@ ControllerError                500  1
 |-- Forbidden                  403  2   a change asked for from where no change may be asked for
 |-- EngineError                502  1   the Docker Engine refused or does not answer
 |   |-- EngineUnreachable      503  1
+|   |   `-- EngineSocketGone   503  1   its socket file is deleted; a controller that starts anew has the new one
 |   `-- ImageNotFound          502  1
-`-- RoutingError               502  1   HAProxy refused a command
-    `-- RoutingUnreachable     503  1
+|-- RoutingError               502  1   HAProxy refused a command
+|   `-- RoutingUnreachable     503  1
+`-- ReplicaError               502  1   a replica does not take what it is given
 """
 
 from __future__ import annotations
@@ -94,6 +96,10 @@ class EngineUnreachable(EngineError):
     http_status = 503
 
 
+class EngineSocketGone(EngineUnreachable):
+    """The Docker Engine does not answer, and never will at the socket file that this process has."""
+
+
 class ImageNotFound(EngineError):
     """The image is neither on this machine nor to be pulled."""
 
@@ -108,3 +114,9 @@ class RoutingUnreachable(RoutingError):
     """HAProxy's socket does not answer."""
 
     http_status = 503
+
+
+class ReplicaError(ControllerError):
+    """A replica's admin port refused a request, or does not answer."""
+
+    http_status = 502

@@ -73,7 +73,7 @@ class _Card:
 
     @property
     def size_known(self) -> bool:
-        return self.gpu.memory_bytes is not None
+        return bool(self.gpu.memory_bytes)  # a driver that tells none of it does not know it
 
     @property
     def free(self) -> int:
@@ -132,7 +132,7 @@ class GpuLedger:
         reading = observed.gpu_reading
         ledger = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S)
         for order, gpu in enumerate(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults):
-            card = _Card(gpu, order, GPU_PARTS if gpu.memory_bytes is None else gpu.memory_bytes)
+            card = _Card(gpu, order, gpu.memory_bytes or GPU_PARTS)
             ledger._cards[gpu.uuid] = card
             if gpu.parent:
                 ledger._parts.setdefault(gpu.parent, []).append(card)
@@ -172,14 +172,42 @@ class GpuLedger:
 
     def room(self, service: str, request: GpuRequest, most: int) -> int:
         """How many more replicas would find a place, `most` at the most. Takes nothing, and waits for no reading."""
-        trial = GpuLedger(_cards={uuid: card.copy() for uuid, card in self._cards.items()})
-        return next((fits for fits in range(most) if isinstance(trial.take(service, request, ()), Shortage)), most)
+        trial = self.trial()
+        return next((fits for fits in range(most) if not trial.place(service, request)), max(most, 0))
+
+    def trial(self) -> GpuLedger:
+        """A copy in which to try what would be if; it waits for no reading of the memory in use."""
+        cards = {uuid: card.copy() for uuid, card in self._cards.items()}
+        parts = {uuid: [cards[card.gpu.uuid] for card in listed] for uuid, listed in self._parts.items()}
+        return GpuLedger(_cards=cards, _parts=parts)
+
+    def fits(self, service: str, request: GpuRequest) -> bool:
+        """Whether there is a place for one more replica."""
+        return bool(self._choose(service, request, ()))
+
+    def place(self, service: str, request: GpuRequest) -> tuple[str, ...]:
+        """Take a place as `take` does, without words; return its GPUs, none when there is no place."""
+        chosen = self._choose(service, request, ())
+        for card in chosen:
+            card.hold(service, request.slot)
+        return tuple(card.gpu.uuid for card in chosen)
+
+    def hold(self, service: str, uuids: Iterable[str], slot: GpuSlot | None) -> None:
+        """Count GPUs, or a slot of each, as taken, whoever else has them: somebody of the service will come there."""
+        self._hold(uuids, service, slot)
+
+    def release(self, container: ReplicaContainer) -> None:
+        """Count what a container holds as free. For trials: nobody is told whose removal to wait for."""
+        self.free_after(container, 0)
+
+    def hold_again(self, container: ReplicaContainer) -> None:
+        """Take back a `release`."""
+        self._hold(container.gpus, container.service, container.gpu_slot)
 
     # ---------------------------------------------------------------------------------------------------------- inside
 
     def _take(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> Grant | Shortage:
-        pool = self._pool(request)
-        chosen = self._best(service, request, preferred) if request.slot else _whole(pool, request, preferred)
+        pool, chosen = self._pool(request), self._choose(service, request, preferred)
         if self.awaits_reading and pool and (chosen or not all(card.size_known for card in pool)):
             return Shortage(f"it asks for {asked_words(request)}: what is really free is being read", blocked=False)
         if not chosen:
@@ -190,6 +218,12 @@ class GpuLedger:
                 after |= card.freed_by
             card.hold(service, request.slot)
         return Grant(tuple(card.gpu for card in chosen), tuple(sorted(after)))
+
+    def _choose(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> list[_Card]:
+        """The GPUs for one replica; none when there are not enough."""
+        if request.slot:
+            return self._best(service, request, preferred)
+        return _whole(self._pool(request), request, preferred)
 
     def _named(self, uuids: Iterable[str]) -> Iterable[_Card]:
         """The GPUs of these names; a GPU that was divided since is its parts."""

@@ -6,8 +6,10 @@ Per service, in this order (each numbered in the code):
 
     1. finish   replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed
     2. retire   failed ones at once; outdated ones when enough others are ready; surplus, not-ready ones first
-    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py
+    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py; those who
+                replace somebody before those who are more than there were
     4. register ready ones with HAProxy, and only those
+    5. configure those that were given another user_config than they shall have
 
 Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
 actions still in progress are left alone, but count: they hold their number, their GPUs and their place.
@@ -29,6 +31,7 @@ from controller.model import (
     DeleteServer,
     Desired,
     FailureRecord,
+    GiveUserConfig,
     Gpu,
     Health,
     Observed,
@@ -53,18 +56,18 @@ from controller.model import (
     goal_of,
     replica_name,
     service_address,
+    socket_address,
 )
-from controller.phases import Phase, phase_of, serves
+from controller.phases import Phase, gets_traffic, is_ready, phase_of
 from controller.placement import GpuLedger, Shortage
 from controller.shares import Bounds, bounds, weights
+from controller.swaps import Places, Swap, swap
+from controller.user_config import digest, is_due, wanted_in
 
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained when it was read this long after callers were told."""
 BLIND_DRAIN_S = 2.0
-"""Drain time of a replica that reports nothing, once HAProxy has nothing for it.
-
-Ray Serve's graceful_shutdown_wait_loop_s.
-"""
+"""Drain time of a replica that reports nothing, once HAProxy has nothing for it."""
 FAILED_GRACE_S = 5.0
 """SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
 begun as a container's first ignores SIGTERM), and nobody waits for it."""
@@ -84,10 +87,24 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
     outlooks = [_Outlook.of(draft, name) for name in names]
     for outlook in outlooks:
         _finish(draft, outlook)
-        _retire(draft, outlook)
     for outlook in outlooks:
-        _start(draft, outlook)
+        _hold_for_next_try(draft, outlook)
+    for outlook in outlooks:
+        outlook.bounds = _bounds(draft, outlook)
+    # GPUs are given out in this order: to those who follow somebody, to what is missing where versions change or replicas
+    # failed, to what is missing elsewhere, and to who comes for a while in addition.
+    for outlook in outlooks:
+        _start_successors(draft, outlook)
+    for outlook in outlooks:
+        _retire(draft, outlook)
+        _start_created(draft, outlook)
+        _start_successors(draft, outlook)
+    for outlook in sorted(outlooks, key=lambda outlook: not _mends(draft, outlook)):
+        _start(draft, outlook, outlook.target - outlook.total())
+    for outlook in outlooks:
+        _start_rest(draft, outlook)
         _register(draft, outlook)
+        _configure(draft, outlook)
     draft.delete_ghost_servers()
     return Plan(
         steps=tuple(draft.steps),
@@ -188,14 +205,20 @@ class _Replica:
     retirement: Retirement | None
     outdated: bool
     busy: bool
+    is_reached: bool
+    """Whether requests from outside would get to it."""
 
     @property
     def name(self) -> str:
         return self.container.name
 
     @property
+    def is_ready(self) -> bool:
+        return is_ready(self.container, self.phase)
+
+    @property
     def serves(self) -> bool:
-        return serves(self.container, self.phase)
+        return self.is_ready and self.is_reached
 
 
 @dataclass(slots=True)
@@ -214,6 +237,16 @@ class _Outlook:
     """Replica name -> the step that removes its container."""
     bounds: Bounds | None = None
     """While versions change."""
+    planned: list[CreateContainer] = field(default_factory=list)
+    """What this plan makes."""
+    room: int = 0
+    """How many replicas this machine has room for, while versions change."""
+    reachable: int = 0
+    """How many of the target there can be, of whatever version, while versions change."""
+    has_place: bool = True
+    """False when the new version finds no place, and would find none if as many went as may."""
+    held: dict[str | None, int] = field(default_factory=dict)
+    """By version: replicas that cannot be made yet and for which this plan keeps a place."""
     numbers: _Numbers | None = None
     """Which numbers new replicas may have; None = to be worked out."""
     _alive: tuple[int, list[_Replica]] | None = None
@@ -232,7 +265,8 @@ class _Outlook:
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
             outdated = goal.version is not None and container.version != goal.version
-            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy))
+            reached = gets_traffic(container, spec, draft.observed.routing)
+            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy, reached))
         # A replacement has the name of the one it follows: until that is gone, the name is not yet the new one's.
         seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
         creating = tuple(
@@ -246,11 +280,7 @@ class _Outlook:
             if isinstance(action, BeginRetirement | RemoveContainer) and action.service == name
         }
         target = draft.desired.targets.get(name, spec.replicas) if spec else 0
-        outlook = cls(name, spec, target, goal, tuple(replicas), creating, leaving)
-        if spec is not None and (goal.keep or any(replica.outdated for replica in outlook.alive())):
-            room = _room(draft, outlook, spec)
-            outlook.bounds = bounds(target, spec.rollout, on_trial=goal.keep is not None, room=room)
-        return outlook
+        return cls(name, spec, target, goal, tuple(replicas), creating, leaving)
 
     def alive(self) -> list[_Replica]:
         """Replicas that count towards the target and stay after what is planned so far."""
@@ -266,7 +296,45 @@ class _Outlook:
     def made_as(self, version: str | None) -> int:
         """Replicas of a version that are there and stay, or are being made."""
         alive = sum(replica.container.version == version for replica in self.alive())
-        return alive + sum(action.version == version for action in self.creating)
+        return alive + sum(action.version == version for action in (*self.creating, *self.planned))
+
+    def total(self) -> int:
+        """Replicas that are there and stay, are being made, or are made by this plan."""
+        return len(self.alive()) + len(self.creating) + len(self.planned)
+
+    def lacking(self) -> int:
+        """Replicas of the wanted version that are to be started now."""
+        wanted, ceiling = self.target, self.target
+        if self.bounds:
+            wanted, ceiling = min(wanted, self.bounds.goal), self.bounds.ceiling
+        return max(0, min(wanted - self.made_as(self.version), ceiling - self.total()))
+
+    def kept_lacking(self) -> int:
+        """Replicas of the kept version that are to be started now.
+
+        While a version is tried, replicas of the one that works are replaced as they were: the new one is not proven.
+        """
+        keep, limits = self.goal.keep, self.bounds
+        if keep is None or limits is None or self.goal.keep_spec is None:
+            return 0
+        alive = self.alive()
+        of_goal = sum(replica.serves and not replica.outdated for replica in alive)
+        wanted = max(limits.keep, limits.floor - of_goal)
+        return max(0, min(wanted - self.made_as(keep), limits.ceiling - self.total()))
+
+    def here(self) -> int:
+        """Replicas on this machine, those to come among them, without those that this plan removes."""
+        return len(self.replicas) - len(self.removal_steps) + len(self.creating) + len(self.planned)
+
+    def going(self) -> list[_Replica]:
+        """Those who are on their way out, and still have what they have."""
+        staying = {replica.name for replica in self.alive()}
+        return [
+            replica
+            for replica in self.replicas
+            if replica.name not in staying and replica.name not in self.removal_steps
+            if replica.retirement is not None or replica.container.id in self.leaving
+        ]
 
 
 # ----------------------------------------------------------------------------------------------------------- 1. finish
@@ -324,12 +392,15 @@ def _drained(
         return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
     if server and (server.state is ServerState.READY or server.sessions or server.queued):
         return None
+    stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:
-        fresh = container.ongoing_at >= retirement.draining_since + PROPAGATION_S
+        # Not only that it has stayed: callers that have not heard of it may have begun something meanwhile.
+        fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
         return "nothing in flight" if fresh and container.ongoing == 0 else None
     if outlook.spec is None:
         return None  # its backend is gone, so HAProxy's earlier worker finishes what it has, and tells nobody how much
-    return "nothing in flight that HAProxy knows of" if waited_s >= BLIND_DRAIN_S else None
+    least_s = BLIND_DRAIN_S if stay_s is None else stay_s
+    return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
 
 
 def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
@@ -389,7 +460,7 @@ def _retire(draft: _Draft, outlook: _Outlook) -> None:
             if _serves_in_spite(replica) and not _has_gpu_elsewhere(draft, outlook):
                 continue
             _begin_retirement(draft, outlook, replica, replica.detail, failed=True)
-    for replica, cause in _superfluous(outlook):
+    for replica, cause in _superfluous(draft, outlook):
         if replica.busy:
             continue
         if replica.phase is Phase.CREATED:
@@ -411,7 +482,7 @@ def _has_gpu_elsewhere(draft: _Draft, outlook: _Outlook) -> bool:
     return draft.gpus.room(outlook.name, spec.gpu, 1) == 1
 
 
-def _superfluous(outlook: _Outlook) -> list[tuple[_Replica, str]]:
+def _superfluous(draft: _Draft, outlook: _Outlook) -> list[tuple[_Replica, str]]:
     """Choose who goes: outdated replicas as far as readiness allows, then those above the target.
 
     A ready outdated one goes only while enough others are ready, so the last ready one never goes first. Of a version
@@ -422,23 +493,75 @@ def _superfluous(outlook: _Outlook) -> list[tuple[_Replica, str]]:
     surplus = len(current) - outlook.target
     # Creations in progress count towards the target but cannot be taken back: wait until they are there.
     above = _least_useful_first(current)[: max(surplus, 0)]
-    return [*_outdated(outlook, alive), *((replica, _scale_cause(outlook)) for replica in above)]
+    return [*_outdated(draft, outlook), *((replica, _scale_cause(outlook)) for replica in above)]
 
 
-def _outdated(outlook: _Outlook, alive: list[_Replica]) -> list[tuple[_Replica, str]]:
-    limits = outlook.bounds or Bounds(floor=outlook.target, ceiling=outlook.target, goal=outlook.target, keep=0)
+def _outdated(draft: _Draft, outlook: _Outlook) -> list[tuple[_Replica, str]]:
+    """Choose the outdated ones who go. Beyond what there is too much of, only those go whose successors find room."""
+    spec, limits = outlook.spec, outlook.bounds
+    if spec is None or limits is None:
+        return []
+    chosen, others, spare = _may_go(outlook, limits)
+    found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=others, most=spare)
+    if not found.has_place:
+        outlook.bounds = limits = _bounds(draft, outlook, has_place=False) or limits
+        chosen, _, _ = _may_go(outlook, limits)
+    else:
+        names = {container.name for container in found.victims}
+        chosen += [replica for replica in others if replica.name in names]
     cause = _outdated_cause(outlook, limits)
-    kept = [replica for replica in alive if replica.outdated and replica.container.version == outlook.goal.keep]
-    others = [replica for replica in alive if replica.outdated and replica.container.version != outlook.goal.keep]
+    return [(replica, cause) for replica in chosen]
+
+
+def _may_go(outlook: _Outlook, limits: Bounds) -> tuple[list[_Replica], list[_Replica], int]:
+    """Who goes in any case, who serves and may go for a successor, and how many of those at a time."""
+    outdated = [replica for replica in outlook.alive() if replica.outdated]
+    kept = [replica for replica in outdated if replica.container.version == outlook.goal.keep]
+    others = [replica for replica in outdated if replica.container.version != outlook.goal.keep]
     spare = max(0, len(kept) - limits.keep)
-    chosen, ready = [], outlook.ready()
+    sure: list[_Replica] = []
+    maybe: list[_Replica] = []
+    ready = outlook.ready()
     for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
         if replica.phase is not Phase.RUNNING:
-            chosen.append((replica, cause))
-        elif ready - 1 >= limits.floor:
-            chosen.append((replica, cause))
-            ready -= 1
-    return chosen
+            sure.append(replica)
+        elif ready - replica.serves >= max(limits.floor, outlook.reachable):
+            sure.append(replica)
+            ready -= replica.serves
+        else:
+            maybe.append(replica)
+    return sure, maybe, max(0, ready - limits.floor)
+
+
+def _swap(
+    draft: _Draft,
+    outlook: _Outlook,
+    spec: ServiceSpec,
+    limits: Bounds,
+    *,
+    gone: list[_Replica],
+    candidates: list[_Replica],
+    most: int,
+) -> Swap:
+    """Try out who of the candidates has to go for replicas of the wanted version to find a place, once `gone` are."""
+    goal, made = outlook.goal, outlook.made_as(outlook.version) + outlook.held.get(outlook.version, 0)
+    total = outlook.total() - len(gone) - min(most, len(candidates))
+    count = max(0, min(limits.goal - made, limits.ceiling - total))
+    kept = 0 if goal.keep_spec is None else max(0, limits.keep - outlook.made_as(goal.keep))
+    if count and (goal.spec is None or goal.version is None):
+        return Swap((), has_place=False)
+    if not count and not candidates:
+        return Swap((), has_place=True)
+    left = None if spec.max_replicas_per_node is None else spec.max_replicas_per_node - outlook.here()
+    leaving = [replica.container for replica in (*outlook.going(), *gone)]
+    places = Places.after(draft.gpus, outlook.name, leaving, left)
+    return swap(
+        places,
+        [replica.container for replica in candidates],
+        (count, (goal.spec or spec).gpu),
+        (kept, goal.keep_spec.gpu if goal.keep_spec else None),
+        most,
+    )
 
 
 def _outdated_cause(outlook: _Outlook, limits: Bounds) -> str:
@@ -449,12 +572,12 @@ def _outdated_cause(outlook: _Outlook, limits: Bounds) -> str:
 
 
 def _least_useful_first(replicas: Iterable[_Replica]) -> list[_Replica]:
-    """Those that are not ready yet, then those with the least to finish; of equals the youngest number."""
+    """Those that do not serve yet, then those with the least to finish; of equals the youngest number."""
     order = {Phase.CREATED: 0, Phase.STARTING: 1, Phase.RUNNING: 2}
 
-    def usefulness(replica: _Replica) -> tuple[int, int, int, str]:
+    def usefulness(replica: _Replica) -> tuple[int, bool, int, int, str]:
         container = replica.container
-        return order[replica.phase], container.ongoing or 0, -container.number, replica.name
+        return order[replica.phase], replica.serves, container.ongoing or 0, -container.number, replica.name
 
     return sorted(replicas, key=usefulness)
 
@@ -491,72 +614,160 @@ def _set_server(draft: _Draft, outlook: _Outlook, replica: _Replica, state: Serv
 # ------------------------------------------------------------------------------------------------------------ 3. start
 
 
-def _start(draft: _Draft, outlook: _Outlook) -> None:
-    spec = outlook.spec
-    if spec is None:
-        return
-    for replica in outlook.alive():
+def _mends(draft: _Draft, outlook: _Outlook) -> bool:
+    """Whether a service misses replicas that it had, as far as can be told: its versions change, or one failed."""
+    failed = (
+        (outlook.name, version or "") in draft.observed.failures for version in (outlook.version, outlook.goal.keep)
+    )
+    return outlook.bounds is not None or any(failed)
+
+
+def _start_created(draft: _Draft, outlook: _Outlook) -> None:
+    for replica in outlook.alive() if outlook.spec else ():
         if replica.phase is Phase.CREATED and not replica.busy:
             cause = "created and never started"
             draft.add(StartContainer(target=replica.name, service=outlook.name, cause=cause))
-    restored = _restore_kept(draft, outlook)
-    wanted, ceiling = outlook.target, outlook.target
-    if outlook.bounds:
-        wanted, ceiling = min(wanted, outlook.bounds.goal), outlook.bounds.ceiling
-    total = len(outlook.alive()) + len(outlook.creating) + restored
-    missing = min(wanted - outlook.made_as(outlook.version), ceiling - total)
-    obstacle = _obstacle(draft, outlook, spec, wanted=missing > 0)
-    if missing <= 0:
-        return
-    if obstacle is not None:
-        to_be_built = outlook.version is None and spec.has_build
-        draft.pending += [PendingReplica(outlook.name, obstacle, blocked=to_be_built)] * missing
-        return
+
+
+def _start_successors(draft: _Draft, outlook: _Outlook) -> None:
+    """Start as many as are removed, or are about to be; where these are still in the way, keep what else it takes."""
+    going = outlook.going()
+    _start(draft, outlook, len(outlook.removal_steps) + len(going) - len(outlook.planned) - sum(outlook.held.values()))
+    if going:
+        _hold_for_successors(draft, outlook, going)
+
+
+def _start(draft: _Draft, outlook: _Outlook, most: int) -> Shortage | None:
+    """Plan what is missing, `most` replicas at most; return why not when this machine has no place for it."""
+    spec = outlook.spec
+    if spec is None or most <= 0:
+        return None
+    most -= _restore_kept(draft, outlook, most)
+    lacking = min(outlook.lacking() - outlook.held.get(outlook.version, 0), most)
+    if lacking <= 0 or _obstacle(draft, outlook, spec) is not None:
+        return None
     cause = _start_cause(outlook, draft.observed.failures.get((outlook.name, outlook.version or "")))
-    for index in range(missing):
+    for _ in range(lacking):
         shortage = _create(draft, outlook, outlook.goal.spec or spec, outlook.version, cause)
         if shortage is not None:
-            words = shortage.reason + _shortage_remedy(outlook) + _faults_words(draft)
-            draft.pending += [PendingReplica(outlook.name, words, shortage.blocked)] * (missing - index)
-            return
+            return shortage
+    return None
 
 
-def _restore_kept(draft: _Draft, outlook: _Outlook) -> int:
-    """While a version is tried, replicas of the one that works are replaced as they were: the new one is not proven.
+def _start_rest(draft: _Draft, outlook: _Outlook) -> None:
+    """Plan what else there may be, and say why what is missing then cannot be started."""
+    spec = outlook.spec
+    if spec is None:
+        return
+    _pull_image(draft, outlook, spec)
+    outlook.held.clear()  # whoever had to wait for them has waited
+    shortage = _start(draft, outlook, outlook.lacking() + outlook.kept_lacking())
+    missing = outlook.lacking()
+    if not missing:
+        return
+    obstacle = _obstacle(draft, outlook, spec)
+    if shortage is None:
+        if obstacle is None:
+            raise AssertionError("internal: a replica that could be started was not")
+        to_be_built = outlook.version is None and spec.has_build
+        pending = PendingReplica(outlook.name, obstacle, blocked=to_be_built)
+    else:
+        words = shortage.reason + _shortage_remedy(outlook) + _faults_words(draft)
+        pending = PendingReplica(outlook.name, words, shortage.blocked, has_no_place=True)
+    draft.pending += [pending] * missing
 
-    Returns how many replicas that adds.
-    """
-    keep, limits = outlook.goal.keep, outlook.bounds
-    if keep is None or limits is None or outlook.goal.keep_spec is None:
-        return 0
-    alive = outlook.alive()
-    of_goal = sum(replica.serves and not replica.outdated for replica in alive)
-    room = limits.ceiling - len(alive) - len(outlook.creating)
-    wanted = max(limits.keep, limits.floor - of_goal)
-    missing = max(0, min(wanted - outlook.made_as(keep), room))
-    if missing and _backing_off(draft, outlook.name, keep) is not None:
+
+def _restore_kept(draft: _Draft, outlook: _Outlook, most: int) -> int:
+    """Replace replicas of the version that is kept. Returns how many that adds."""
+    keep, keep_spec = outlook.goal.keep, outlook.goal.keep_spec
+    missing = min(outlook.kept_lacking() - outlook.held.get(keep, 0), most)
+    if missing <= 0 or keep_spec is None or _backing_off(draft, outlook.name, keep or "") is not None:
         return 0
     for restored in range(missing):
         cause = f"{keep} goes on serving while {outlook.version} is tried"
-        if _create(draft, outlook, outlook.goal.keep_spec, keep, cause) is not None:
+        if _create(draft, outlook, keep_spec, keep, cause) is not None:
             return restored  # no GPU: the new version holds it, or somebody else; either is told elsewhere
     return missing
 
 
-def _room(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> int | None:
-    """How many replicas of the service fit on this machine, those that are there included; None = any number."""
-    most = spec.max_replicas_per_node
-    if spec.gpu is None or not spec.gpu.count:
-        return most
-    fits = draft.gpus.room(outlook.name, spec.gpu, spec.rollout.max_surge)
-    room = len(outlook.replicas) + len(outlook.creating) + fits
-    return room if most is None else min(room, most)
+def _hold_for_next_try(draft: _Draft, outlook: _Outlook) -> None:
+    """Keep the places of replicas that failed and wait for their next try: nobody else gets them meanwhile."""
+    goal, spec = outlook.goal, outlook.spec
+    if spec is None:
+        return
+    missing = outlook.target - outlook.total()
+    begins = goal.keep is not None and not outlook.made_as(goal.version)
+    if goal.version and _backing_off(draft, outlook.name, goal.version) is not None:
+        _hold(draft, outlook, goal.version, goal.spec or spec, max(missing, int(begins)))
+    elif goal.keep and goal.keep_spec and _backing_off(draft, outlook.name, goal.keep) is not None:
+        # The first one of the new version may have such a place: it may be the cure.
+        _hold(draft, outlook, goal.keep, goal.keep_spec, missing - int(begins))
+
+
+def _hold(draft: _Draft, outlook: _Outlook, version: str, spec: ServiceSpec, count: int) -> None:
+    for _ in range(count):
+        if spec.gpu is None or not spec.gpu.count or not draft.gpus.place(outlook.name, spec.gpu):
+            return
+        outlook.held[version] = outlook.held.get(version, 0) + 1
+
+
+def _hold_for_successors(draft: _Draft, outlook: _Outlook, going: list[_Replica]) -> None:
+    """Keep what successors need beside what those leave who go: they wait for all of it, or for none."""
+    goal, spec = outlook.goal, outlook.spec
+    most = len(going) - sum(outlook.held.values())
+    if spec is None or most <= 0:
+        return
+    places = Places.after(draft.gpus, outlook.name, [replica.container for replica in going])
+    wanted = [(goal.version, goal.spec or spec)] * (outlook.lacking() - outlook.held.get(goal.version, 0))
+    if goal.keep_spec:
+        wanted += [(goal.keep, goal.keep_spec)] * (outlook.kept_lacking() - outlook.held.get(goal.keep, 0))
+    for version, made in wanted[:most]:
+        uuids = places.ledger.place(outlook.name, made.gpu) if made.gpu and made.gpu.count else ()
+        if uuids and made.gpu:
+            draft.gpus.hold(outlook.name, uuids, made.gpu.slot)
+            outlook.held[version] = outlook.held.get(version, 0) + 1
+
+
+def _bounds(draft: _Draft, outlook: _Outlook, *, has_place: bool = True) -> Bounds | None:
+    """How many replicas of which version there may be now; None when versions do not change. Before anything starts."""
+    spec, goal = outlook.spec, outlook.goal
+    if spec is None or not (goal.keep or any(replica.outdated for replica in outlook.alive())):
+        return None
+    outlook.has_place = has_place
+    if has_place:
+        outlook.room = _room(draft, outlook, goal.spec or spec)
+        kept = _room(draft, outlook, goal.keep_spec) if goal.keep_spec else outlook.room
+        outlook.reachable = min(outlook.target, max(outlook.room, kept))
+    return bounds(
+        outlook.target,
+        spec.rollout,
+        on_trial=goal.keep is not None,
+        room=outlook.room,
+        reachable=outlook.reachable,
+        has_place=has_place,
+    )
+
+
+def _room(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> int:
+    """How many replicas of the service fit on this machine, those that are there included; no more than are needed."""
+    present = outlook.here() + sum(outlook.held.values())
+    room = max(present, outlook.target + spec.rollout.max_surge)
+    if spec.gpu is not None and spec.gpu.count:
+        room = present + draft.gpus.room(outlook.name, spec.gpu, room - present)
+    return room if spec.max_replicas_per_node is None else min(room, spec.max_replicas_per_node)
 
 
 def _shortage_remedy(outlook: _Outlook) -> str:
-    if outlook.bounds is None or outlook.target != 1 or not outlook.ready():
+    spec, ready = outlook.spec, sum(replica.serves and replica.outdated for replica in outlook.alive())
+    if spec is None or outlook.has_place or not ready:
         return ""
-    return "; the only replica stays until then, unless x-serve.rollout.max_unavailable is 1"
+    unavailable = spec.rollout.max_unavailable
+    if unavailable < ready == 1:
+        return "; the only replica stays until then, unless x-serve.rollout.max_unavailable is 1"
+    return (
+        f"; the {ready} that serve stay, as {max(unavailable, 1)} less would not make room: raise "
+        "x-serve.rollout.max_unavailable, or ask for less"
+    )
 
 
 def _faults_words(draft: _Draft) -> str:
@@ -566,16 +777,17 @@ def _faults_words(draft: _Draft) -> str:
     return f"; not used because of a fault: {', '.join(faults)} (`pierhead status` says why, `pierhead unmark` ends it)"
 
 
-def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, *, wanted: bool) -> str | None:
-    """Return why nothing of this service can be started now, or None.
-
-    An image that is not there is fetched also when nothing is to be started: without it nobody knows the new version.
-    """
+def _pull_image(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> None:
+    """Fetch an image that is not there, also when nothing is to be started: else nobody knows the new version."""
     image_missing = spec.image in draft.observed.images and draft.observed.images[spec.image] is None
     if image_missing and outlook.target and not spec.has_build and outlook.name not in draft.busy:
         cause = "a replica is to be started and the image is not on this machine"
-        cause = cause if wanted else "without it nobody can tell the service's new version"
+        cause = cause if outlook.lacking() else "without it nobody can tell the service's new version"
         draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, cause=cause))
+
+
+def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> str | None:
+    """Return why nothing of this service can be started now, or None."""
     if outlook.version is None:
         if spec.has_build:
             return f"image {spec.image} is not on this machine: build it (`make build`)"
@@ -598,8 +810,7 @@ def _backing_off(draft: _Draft, service: str, version: str) -> str | None:
 
 
 def _start_cause(outlook: _Outlook, failure: FailureRecord | None) -> str:
-    present = len(outlook.alive()) + len(outlook.creating)
-    cause = f"{present} of {outlook.target} replicas exist"
+    cause = f"{len(outlook.alive()) + len(outlook.creating)} of {outlook.target} replicas exist"
     former = sorted({replica.container.version for replica in outlook.alive() if replica.outdated})
     if former:
         return f"version {outlook.version} replaces {', '.join(former)}"
@@ -641,6 +852,7 @@ def _create(draft: _Draft, outlook: _Outlook, spec: ServiceSpec, version: str | 
         cause=cause,
     )
     created = draft.add(create, *after)
+    outlook.planned.append(create)
     draft.add(StartContainer(target=name, service=outlook.name, cause=cause), created)
     return None
 
@@ -663,8 +875,8 @@ class _Numbers:
             if replica.name in outlook.removal_steps:
                 leaving.setdefault(replica.container.number, []).append(replica)
         staying = [replica for replica in outlook.replicas if replica.name not in outlook.removal_steps]
-        taken = {replica.container.number for replica in staying} | {action.number for action in outlook.creating}
-        return cls(taken, leaving, here=len(staying) + len(outlook.creating))
+        coming = {action.number for action in (*outlook.creating, *outlook.planned)}
+        return cls({replica.container.number for replica in staying} | coming, leaving, here=outlook.here())
 
     def lowest_free(self) -> tuple[int, list[_Replica]]:
         """The next number, and those that had it and leave."""
@@ -731,10 +943,34 @@ def _server_weights(outlook: _Outlook) -> tuple[int, int]:
     """Weight of a server of the wanted version, and of one of any other."""
     if outlook.goal.keep is None:
         return 1, 1
-    serving = [replica.outdated for replica in outlook.alive() if replica.serves]
+    serving = [replica.outdated for replica in outlook.alive() if replica.is_ready]
     return weights(outlook.goal.weight, serving.count(False), serving.count(True))
 
 
 def _needs_reload(draft: _Draft, backend: str) -> bool:
     """Whether the backend comes only with the new routes: a reload that fails must not keep others from scaling."""
     return draft.observed.routing is None or backend not in draft.observed.routing.backends
+
+
+# -------------------------------------------------------------------------------------------------------- 5. configure
+
+
+def _configure(draft: _Draft, outlook: _Outlook) -> None:
+    spec = outlook.spec
+    for replica in outlook.alive():
+        container = replica.container
+        text = None if spec is None else wanted_in(container, spec, outlook.goal)
+        if spec is None or text is None or replica.busy or container.ip is None or not is_due(container, text):
+            continue
+        former = container.user_config.wanted if container.user_config else "none"
+        port = spec.probe.port if container.probe is None else container.probe[0]
+        draft.add(
+            GiveUserConfig(
+                target=replica.name,
+                service=outlook.name,
+                container_id=container.id,
+                address=socket_address(container.ip, port),
+                text=text,
+                cause=f"it was given {former}, and shall have {digest(text)}; no restart",
+            )
+        )

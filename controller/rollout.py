@@ -40,6 +40,7 @@ usual 0.05 would be wrong every few rollouts."""
 WORSE_BY = 0.01
 """And only when its share of errors is greater by this: a difference of 0.1 % may be real and is no reason."""
 ROLLING_FORWARD = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
+STARTS_NEW = frozenset({RolloutPhase.STARTING, RolloutPhase.ROLLING})
 ON_TRIAL = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING})
 SERVES_NEW = frozenset({RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
 
@@ -62,10 +63,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Replicas of one version that stay: those that are there, and those of them that are ready."""
+    """Replicas of one version that stay: those that are there, and those of them that serve."""
 
     present: int = 0
     ready: int = 0
+    unreached: int = 0
+    """Ready by their own word, but HAProxy does not send to them: it refuses the server, or its own check fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,9 @@ class Facts:
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     waits_for: str = ""
     """Why a new version may not begin yet, in words: a callee of the service changes, too."""
+    no_place: str = ""
+    """Why the next replica cannot be started on this machine, in words, where nobody is on the way whose coming or going
+    may change that."""
 
     def ready(self, version: str | None) -> int:
         """Ready replicas of a version."""
@@ -107,7 +113,7 @@ class Rules:
     """What the compose files and the controller's settings say of a service's rollouts."""
 
     spec: RolloutSpec
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
 
@@ -196,11 +202,20 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
         return superseded
     if state.rollout.phase is RolloutPhase.ROLLING_BACK:
         return _rolling_back(state, state.rollout, facts, rules, now)
+    rollout = _timed(state.rollout, facts, now)
+    state = replace(state, rollout=rollout)
     trouble = trouble_of(state, facts, rules, now)
     if trouble and rules.spec.auto_rollback:
-        message = f"{state.rollout.to} is rolled back to {state.stable}: {trouble}"
+        message = f"{rollout.to} is rolled back to {state.stable}: {trouble}"
         return _back(state, trouble, now), Note("rollback", message, "warning")
-    return _forward(state, state.rollout, facts, rules, now)
+    return _forward(state, rollout, facts, rules, now)
+
+
+def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
+    """Keep since when the rollout cannot go on for want of a place."""
+    if rollout.phase not in STARTS_NEW or not facts.no_place:
+        return replace(rollout, stuck_since=None)
+    return rollout if rollout.stuck_since is not None else replace(rollout, stuck_since=now)
 
 
 def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
@@ -275,7 +290,7 @@ def _forward(
     waited_s = now - rollout.since
 
     def enter(phase: RolloutPhase) -> ServiceRollout:
-        return replace(state, rollout=replace(rollout, phase=phase, since=now))
+        return replace(state, rollout=replace(rollout, phase=phase, since=now, stuck_since=None))
 
     match rollout.phase:
         case RolloutPhase.WAITING if not facts.waits_for:
@@ -348,13 +363,17 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
         return ""
     failure = facts.failures.get(rollout.to)
+    late = now - rollout.since >= rules.startup_deadline_s
+    if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
+        return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
     if failure is not None:
         if rollout.phase is RolloutPhase.STARTING:
-            late = now - rollout.since >= rules.startup_timeout_s
             if failure.count >= MOST_FAILURES or late:
                 return f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
         elif failure.count >= MOST_FAILURES or not _fails_too(state.stable, rollout, facts):
             return f"a replica of it failed in its first minutes: {failure.detail}"
+    if rollout.stuck_since is not None and now - rollout.stuck_since >= rules.startup_deadline_s:
+        return f"it does not fit for {rules.startup_deadline_s:g} s (startup.deadline_s): {facts.no_place}"
     if rollout.phase not in SERVES_NEW:
         return ""
     return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))

@@ -27,20 +27,32 @@ class Bounds:
     """No replica can be started before another has gone: there is no GPU for one more."""
 
 
-def bounds(target: int, rollout: RolloutSpec, *, on_trial: bool, room: int | None = None) -> Bounds:
+def bounds(
+    target: int,
+    rollout: RolloutSpec,
+    *,
+    on_trial: bool,
+    room: int | None = None,
+    reachable: int | None = None,
+    has_place: bool = True,
+) -> Bounds:
     """Return the bounds for `target` replicas.
 
     `on_trial`: only the first batch of the new version is to start, the former version keeps serving. `room`: how many
-    replicas of the service the machine's GPUs can hold; None = any number.
+    replicas the machine's GPUs can hold, those that are there and more of the new version; None = any number.
+    `reachable`: how many of `target` there can be of any version; None = as many as there is room for. `has_place`:
+    whether a replica of the new version fits anywhere once those have gone who may go.
 
     Where nothing fits beside the replicas that are there, one of several goes before its successor comes, whatever
-    `max_unavailable` says: waiting would be for ever. A single replica stays, as nobody could answer meanwhile.
+    `max_unavailable` says: waiting would be for ever. A single replica stays, as nobody could answer meanwhile. And where
+    the successor would find no place even then, nobody goes, whatever `max_unavailable` says: it would be for nothing.
     """
     surge = rollout.max_surge if room is None else max(0, min(rollout.max_surge, room - target))
-    unavailable = rollout.max_unavailable
+    unavailable = rollout.max_unavailable if has_place else 0
     stuck = not surge and not unavailable
-    reachable = target if room is None else min(target, room)
-    one_by_one = stuck and reachable > 1
+    if reachable is None:
+        reachable = target if room is None else min(target, room)
+    one_by_one = stuck and reachable > 1 and has_place
     if one_by_one:
         unavailable = 1
     batch = min(target, max(surge, unavailable, 1))
@@ -49,9 +61,14 @@ def bounds(target: int, rollout: RolloutSpec, *, on_trial: bool, room: int | Non
         # One that is stuck is planned nevertheless: the attempt says what is in the way.
         ceiling=target + max(surge, int(stuck and not one_by_one)),
         goal=batch if on_trial else target,
-        keep=max(0, reachable + surge - batch) if on_trial else 0,
+        keep=_kept(reachable, surge, batch, has_place=has_place) if on_trial else 0,
         one_by_one=one_by_one,
     )
+
+
+def _kept(reachable: int, surge: int, batch: int, *, has_place: bool) -> int:
+    """Replicas of the former version that stay while the first batch of the new one has its place, or has none."""
+    return max(0, reachable + surge - batch) if has_place else reachable
 
 
 def weights(percent: int | None, new: int, old: int) -> tuple[int, int]:

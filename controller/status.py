@@ -36,15 +36,17 @@ from controller.model import (
     ServiceSpec,
     ServiceState,
     ServiceStatus,
+    UserConfigStatus,
     VersionGoal,
     goal_of,
     service_address,
     socket_address,
 )
-from controller.phases import Phase, phase_of
+from controller.phases import Phase, gets_traffic, phase_of
 from controller.placement import GpuLedger, slot_words
 from controller.plan_text import describe
 from controller.shares import weights
+from controller.user_config import progress_words, user_config_status
 
 CRASH_LOOP_FAILURES = 3
 
@@ -132,8 +134,12 @@ def service_rows(
     now: float,
     autoscaled: Mapping[str, AutoscaleStatus] | None = None,
     rollouts: Mapping[str, RolloutStatus] | None = None,
+    user_configs: Mapping[str, str] | None = None,
 ) -> tuple[ServiceStatus, ...]:
-    """Return one row a service, by name; services that were removed and still have replicas are among them."""
+    """Return one row a service, by name; services that were removed and still have replicas are among them.
+
+    `user_configs`: those that were seen, by digest; a change is told as the difference from them.
+    """
     refusals = tuple(refusals)
     names = sorted({*desired.services, *observed.services})
     return tuple(
@@ -151,11 +157,22 @@ def service_rows(
                 override=overrides.get(name) if name in desired.services else None,
                 autoscale=(autoscaled or {}).get(name),
                 rollout=(rollouts or {}).get(name),
+                user_config=_user_config(name, desired, observed, user_configs or {}, now),
                 now=now,
             )
         )
         for name in names
     )
+
+
+def _user_config(
+    name: str, desired: Desired, observed: Observed, texts: Mapping[str, str], now: float
+) -> UserConfigStatus | None:
+    spec = desired.services.get(name)
+    if spec is None:
+        return None
+    mine = [container for container in observed.containers if container.service == name]
+    return user_config_status(mine, spec, goal_of(desired, observed, name), observed.retirements, texts, now)
 
 
 def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error: str, now: float) -> tuple[str, ...]:
@@ -208,7 +225,9 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpo
             found[container.service].append(endpoint)
     return {
         name: ServiceEndpoints(
-            tuple(_weighed(listed, goal_of(desired, observed, name))), desired.services[name].max_queued_requests
+            tuple(_weighed(listed, goal_of(desired, observed, name))),
+            desired.services[name].max_queued_requests,
+            desired.services[name].router_policy,
         )
         for name, listed in found.items()
     }
@@ -263,6 +282,7 @@ class _Material:
     override: int | None
     autoscale: AutoscaleStatus | None
     rollout: RolloutStatus | None
+    user_config: UserConfigStatus | None
     now: float
 
 
@@ -289,6 +309,7 @@ def _row(material: _Material) -> ServiceStatus:
         override=material.override,
         autoscale=material.autoscale,
         rollout=material.rollout,
+        user_config=material.user_config,
     )
 
 
@@ -302,8 +323,10 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
             message = f"not ready yet: {container.health_detail}" if container.health_detail else "not ready yet"
         case Phase.RUNNING if container.reported_draining:
             state, message = "DRAINING", "somebody told it to stop: it finishes what it has"
-        case Phase.RUNNING if _awaits_traffic(material, container):
-            state, message = "STARTING", "ready, HAProxy does not send to it yet"
+        case Phase.RUNNING if not gets_traffic(container, material.spec, material.observed.routing):
+            state, message = "STARTING", _unreached_words(material, container)
+        case Phase.RUNNING if container.user_config is not None and container.user_config.error:
+            message = f"goes on with its former user_config: {container.user_config.error}"
         case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
             message = material.observed.retirements[container.id].cause
         case _:
@@ -327,7 +350,12 @@ def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> Se
             return "DEPLOY_FAILED" if _is_crash_loop(material) else "UPDATING"
         failing = _failure(material) is not None or any(replica.state == "FAILED" for replica in replicas)
         return "UNHEALTHY" if failing or material.refusals or _blocked(material) else "UPSCALING"
-    return "DOWNSCALING" if len(replicas) > material.wanted else "HEALTHY"
+    if len(replicas) > material.wanted:
+        return "DOWNSCALING"
+    config = material.user_config
+    if config is None or config.everywhere:
+        return "HEALTHY"
+    return "DEPLOY_FAILED" if config.refused else "UPDATING"
 
 
 def _failure(material: _Material) -> FailureRecord | None:
@@ -339,12 +367,12 @@ def _is_crash_loop(material: _Material) -> bool:
     return failure is not None and failure.count >= CRASH_LOOP_FAILURES
 
 
-def _awaits_traffic(material: _Material, container: ReplicaContainer) -> bool:
-    spec, routing = material.spec, material.observed.routing
-    if spec is None or routing is None or not spec.is_routed:
-        return False
-    server = routing.server_of(material.name, container.name)
-    return server is None or server.state is not ServerState.READY
+def _unreached_words(material: _Material, container: ReplicaContainer) -> str:
+    routing = material.observed.routing
+    server = routing.server_of(material.name, container.name) if routing else None
+    if server is not None and server.state is ServerState.READY:
+        return "ready, but HAProxy's own check of it fails, so HAProxy does not send to it"
+    return "ready, HAProxy does not send to it yet"
 
 
 def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:
@@ -373,11 +401,11 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     """Say the one thing that matters most: what is in the way, else what is going on, else where the number is from."""
     if material.spec is None:
         return "the compose files have it no more: its replicas finish and go"
-    obstacles = _obstacles(material, ready)
+    obstacles = [*_obstacles(material, ready), *(material.user_config.refused if material.user_config else ())]
     rollout = material.rollout
     if rollout is not None and rollout.state.rollout is not None:
         return "; ".join([rollout.message, *obstacles])
-    going_on = ", ".join([*_going_on(replicas), *_held_words(material)])
+    going_on = ", ".join([*_going_on(replicas), *_held_words(material), *_config_words(material)])
     said = "; ".join(obstacles) or going_on or (rollout.message if rollout else "")
     return said or _rest_words(material, material.spec)
 
@@ -447,6 +475,11 @@ def _held_words(material: _Material) -> Iterable[str]:
         yield f"woken by {requests}"
     else:
         yield f"{requests} {wait} for it"
+
+
+def _config_words(material: _Material) -> Iterable[str]:
+    if material.user_config is not None and not material.user_config.everywhere:
+        yield progress_words(material.user_config)
 
 
 def _going_on(replicas: Iterable[ReplicaStatus]) -> Iterable[str]:

@@ -86,8 +86,11 @@ def obstacles(case: Case) -> Iterator[str]:
     if failure and not row["converged"]:
         again = f"{failure['count']} times in a row" if failure["count"] > 1 else "once"
         yield f"a replica failed {again}, last {rows.age(failure['last_at'], row['at'])} ago: {failure['detail']}"
+    refused = (row.get("user_config") or {}).get("refused", ())
+    yield from refused
+    told = {sentence.partition(":")[0] for sentence in refused}
     for replica in row["replicas"]:
-        if replica["name"] and replica["state"] in ("STARTING", "FAILED"):
+        if replica["name"] and replica["name"] not in told and replica["state"] in ("STARTING", "FAILED"):
             yield f"{replica['name']}: {replica['message']}"
     if not row["converged"] and not pending and row["blocked"]:
         yield row["blocked"]

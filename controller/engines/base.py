@@ -100,7 +100,7 @@ class ClusterEngine(Protocol):
     def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """Yield CONNECTED, then events until cancelled; ends with EngineUnreachable when the stream breaks.
 
-        The caller reopens it.
+        The caller reopens it; in vain after EngineSocketGone.
         """
         ...
 

@@ -27,10 +27,13 @@ PURE = {
     "controller.scale",
     "controller.gpu_faults",
     "controller.shares",
+    "controller.swaps",
     "controller.phases",
     "controller.placement",
+    "controller.plain_text",
     "controller.plan",
     "controller.plan_text",
+    "controller.user_config",
 }
 ACTING = {
     "controller.apply",

@@ -152,6 +152,17 @@ def test_only_integers_in_range_are_targets(value: object) -> None:
             replicas_in(body)
 
 
+async def test_a_body_that_is_not_what_its_encoding_says_is_the_caller_s_fault(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        response = await client.put("/api/v1/services/web/scale", data=b"not gzip at all", headers=headers)
+        status, code, message = await error_of(response)
+        assert (status, code) == (400, "bad_request")
+        assert message.startswith("body: expected one that its Content-Encoding describes, found: ")
+        assert control.row("web")[0] == 2
+
+
 async def test_refused_scales_change_nothing(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
@@ -364,9 +375,31 @@ async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> N
             assert (response.status, (await response.json())["status"]) == (503, "stuck")
 
 
+async def test_a_loop_whose_ticks_fail_is_not_healthy(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        planner, control.loop._planner = control.loop._planner, lambda *_: 1 / 0  # type: ignore[assignment]
+        await until(lambda: control.loop.defect)
+        response = await client.get("/healthz")
+        health = await response.json()
+        assert (response.status, health["status"]) == (503, "failing")
+        assert health["defect"].startswith("internal: a tick raised ZeroDivisionError")
+        notices = (await (await client.get("/api/v1/services")).json())["notices"]
+        assert notices == [health["defect"]]
+        control.loop._planner = planner
+        await until(lambda: not control.loop.defect)
+        assert (await client.get("/healthz")).status == 200
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
-    [(b"{}", 'found ""'), (b'{"fault": ""}', 'found ""'), (b'{"fault": 7}', "found 7"), (b"x", "expected JSON")],
+    [
+        (b"{}", 'found ""'),
+        (b'{"fault": ""}', 'found ""'),
+        (b'{"fault": "\\n"}', "found"),
+        (b'{"fault": 7}', "found 7"),
+        (b"x", "expected JSON"),
+    ],
 )
 def test_bad_marks(body: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -384,5 +417,7 @@ async def test_marks_on_gpus_are_for_those_who_may_change_things(control: Contro
         assert dict(control.store.gpu_faults) == {}
         assert (await client.put(path, json=fault, headers=allowed)).status == 202
         assert control.store.gpu_faults["GPU-0"].reason == "loud fan"
+        assert (await client.put(path, json={"fault": "\ud800\nfan"}, headers=allowed)).status == 202
+        assert control.store.gpu_faults["GPU-0"].reason == "\\ud800 fan"
         assert (await client.put(path, json={"fault": None}, headers=allowed)).status == 202
         assert dict(control.store.gpu_faults) == {}

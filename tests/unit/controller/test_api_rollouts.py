@@ -91,6 +91,7 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         ("services/wep/rollback", b"", 404, "did you mean 'web'?"),
         ("services/web/rollback", b"", 400, "web: there was no earlier version; known is "),
         ("services/web/rollback", b'{"to": 7}', 400, "to: expected a version such as 1a2b3c4d, found 7"),
+        ("services/web/rollback", b'{"to": ""}', 400, 'to: expected a version such as 1a2b3c4d, found ""'),
         ("services/web/rollback", b'{"to": "0"}', 400, "web: nobody remembers how version 0 is made; known are "),
         ("services/web/abort", b'{"to": "0"}', 400, 'body: expected {} and nothing else, found {"to": "0"}'),
         ("services/web/abort", b"{}", 400, "web: no rollout is going on that could be ended"),

@@ -13,7 +13,7 @@ from controller import rollout
 from controller.model import FailureRecord, Rejection, Rollout, RolloutPhase, RolloutSpec, ServiceRollout
 from controller.rollout import Count, Facts, Rules, Tally, advance, goal_version, worse
 
-RULES = Rules(RolloutSpec(bake_s=10), startup_timeout_s=60)
+RULES = Rules(RolloutSpec(bake_s=10), startup_deadline_s=60)
 V1 = ServiceRollout(stable="v1")
 WAITING, STARTING, BAKING = RolloutPhase.WAITING, RolloutPhase.STARTING, RolloutPhase.BAKING
 ROLLING, SETTLING, ROLLING_BACK = RolloutPhase.ROLLING, RolloutPhase.SETTLING, RolloutPhase.ROLLING_BACK
@@ -129,7 +129,7 @@ def test_a_version_that_does_not_become_ready_is_rolled_back() -> None:
     assert (state.stable, state.rejected and state.rejected.version) == ("v1", "v2")
 
 
-def test_one_failure_that_took_the_whole_startup_timeout_is_enough() -> None:
+def test_one_failure_that_took_the_whole_startup_deadline_is_enough() -> None:
     seen = facts(
         counts=counts(v1=(2, 2), v2=(1, 0)), failures={"v2": FailureRecord(1, 61.0, "not ready 60 s after its start")}
     )

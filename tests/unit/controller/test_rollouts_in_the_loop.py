@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.api import plan_words
-from controller.errors import EngineError, EngineUnreachable, InvalidRequest, SpecError, UnknownService
-from controller.model import CreateContainer, RolloutSpec, ServiceSpec, current_version
+from controller.deployer import REFUSED_FOR_S
+from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError, SpecError, UnknownService
+from controller.model import (
+    AddServer,
+    CreateContainer,
+    RolloutSpec,
+    ServerState,
+    ServiceSpec,
+    current_version,
+)
+from controller.routing.base import RoutingAction
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -49,8 +59,19 @@ def said(control: Control, kind: str) -> list[str]:
     return [s.event.message for s in control.loop.events.select(limit=1000) if s.event.kind == kind]
 
 
+def refused(control: Control) -> int:
+    """How often in a row the engine has refused to make a container."""
+    return max((refusal.failures for refusal in control.loop.view.refusals), default=0)
+
+
 def state_of(control: Control, name: str = "web") -> str:
     return next(row.state for row in control.loop.view.services if row.name == name)
+
+
+def messages(control: Control, name: str = "web") -> str:
+    """What the status says of a service and each of its replicas."""
+    rows = [row for row in control.loop.view.services if row.name == name]
+    return " ".join([row.message for row in rows] + [one.message for row in rows for one in row.replicas])
 
 
 async def stable_at(control: Control, spec: ServiceSpec, within_s: float = 10.0) -> None:
@@ -170,12 +191,94 @@ async def test_a_call_that_fails_once_is_no_reason_to_roll_back(control: Control
         assert said(control, "rollback") == []
 
 
+def taking(control: Control) -> set[str]:
+    """Names of the servers that get requests from outside."""
+    return {
+        server.name for server in control.router.servers.values() if server.up and server.state is ServerState.READY
+    }
+
+
+async def test_a_version_that_haproxy_refuses_takes_nothing_away(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        await until(lambda: len(taking(control)) == 2)
+        old = taking(control)
+        control.router.failing[AddServer] = RoutingError("no more servers (test)")
+        control.source.edit(web("d2"))
+        await until(lambda: len([refusal for refusal in loop.view.refusals if refusal.failures >= 3]) == 1)
+        assert taking(control) == old
+        assert (phase(control), state_of(control)) == ("STARTING", "UPDATING")
+        control.router.failing.clear()
+        await stable_at(control, web("d2"))
+
+
+async def test_a_version_that_only_haproxy_finds_ill_is_rolled_back(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perform = control.router.perform
+
+    async def and_down(action: RoutingAction, spec: ServiceSpec | None) -> None:
+        await perform(action, spec)
+        if isinstance(action, AddServer) and version(control, new) in action.target:
+            control.router.mark_down(action.target)
+
+    new = web("d2", startup_deadline_s=1.0)
+    async with control.running():
+        await stable_at(control, web())
+        await until(lambda: len(taking(control)) == 2)
+        old = taking(control)
+        monkeypatch.setattr(control.router, "perform", and_down)
+        control.source.edit(new)
+        await until(lambda: "HAProxy's own check of it fails" in messages(control))
+        await until(lambda: bool(said(control, "rolled_back")))
+        assert said(control, "rolled_back")[0].endswith("1 s after its begin HAProxy does not send to it")
+        assert taking(control) == old
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("surge", [1, 5])
+async def test_the_old_ones_are_drained_once_haproxy_sends_to_the_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int, surge: int
+) -> None:
+    pace = RolloutSpec(max_surge=surge, bake_s=0.0)
+    control = Control.of(tmp_path, web(replicas=replicas, rollout=pace))
+    perform, fewest = control.router.perform, [replicas]
+
+    async def and_count(action: RoutingAction, spec: ServiceSpec | None) -> None:
+        await perform(action, spec)
+        fewest.append(len(taking(control)))
+
+    async with control.running():
+        await stable_at(control, web(replicas=replicas))
+        await until(lambda: len(taking(control)) == replicas)
+        monkeypatch.setattr(control.router, "perform", and_count)
+        control.source.edit(web("d2", replicas=replicas, rollout=pace))
+        await stable_at(control, web("d2", replicas=replicas))
+        assert min(fewest) == replicas
+
+
+async def test_an_engine_in_trouble_for_seconds_is_no_reason_to_reject_a_version(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        for _ in range(4):
+            control.engine.fail_next(CreateContainer, EngineError("context deadline exceeded (test)"))
+        control.source.edit(web("d2"))
+        await until(lambda: refused(control) == 4, within_s=15)
+        await stable_at(control, web("d2"), within_s=20)
+        assert said(control, "rollback") == []
+
+
 async def test_an_image_that_cannot_be_made_is_rolled_back(control: Control) -> None:
+    ahead_s = 0.0
+    control.clock = lambda: time.time() + ahead_s
     async with control.running():
         await stable_at(control, web())
         control.source.edit(web("d2"))
         for _ in range(6):
             control.engine.fail_next(CreateContainer, EngineError("no such volume (test)"))
+        await until(lambda: refused(control) == 3, within_s=15)
+        assert said(control, "rollback") == []
+        ahead_s = REFUSED_FOR_S
         await until(lambda: said(control, "rolled_back"), within_s=15)
         assert "it does not become ready (3 tries); last: it cannot be made" in said(control, "rollback")[0]
 

@@ -243,10 +243,10 @@ def test_endpoints() -> None:
     assert six[0].address == "[fd00::1]:50051"
 
 
-def test_endpoints_carry_the_bound_of_the_line_and_the_machine() -> None:
-    spec = replace(RANKER, max_queued_requests=7)
+def test_endpoints_carry_the_bound_of_the_line_the_policy_and_the_machine() -> None:
+    spec = replace(RANKER, max_queued_requests=7, router_policy="round_robin")
     (told,) = endpoints(desired(spec), observed(replica(spec, 1, node="gpu-7"))).values()
-    assert told.max_queued_requests == 7
+    assert (told.max_queued_requests, told.policy) == (7, "round_robin")
     assert [one.node for one in told.replicas] == ["gpu-7"]
 
 
