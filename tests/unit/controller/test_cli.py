@@ -259,6 +259,30 @@ async def test_a_reader_who_has_read_enough_is_no_error(control: Control) -> Non
         assert (len(out.splitlines()), err) == (1, b"")
 
 
+@pytest.mark.parametrize("arguments", [("schema",), ("--help",), ("simulate", "step:rate=1,duration=5"), ("status",)])
+async def test_a_reader_who_reads_nothing_is_no_error(control: Control, arguments: tuple[str, ...]) -> None:
+    async with served(control) as pierhead:
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            command = [sys.executable, "-m", "controller.cli", *arguments]
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=write, stderr=PIPE, env=pierhead.environment(), cwd=control.directory
+            )
+        finally:
+            os.close(write)
+        async with asyncio.timeout(30):
+            _, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+
+
+async def test_an_argument_that_is_no_text_is_bad_input(control: Control) -> None:
+    async with served(control) as pierhead:
+        done = await pierhead("mark", "GPU-1", "broken \udcff")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == "argument 3: expected UTF-8, found b'broken \\xff'\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
