@@ -147,8 +147,8 @@ class AutoscaleSpec:
     upscaling_factor: float = 1.0
     downscaling_factor: float = 1.0
     aggregation_function: Aggregation = "mean"
-    panic_threshold: float = 2.0
-    """A burst is load of this many times what the running replicas are for."""
+    panic_threshold: float | None = 2.0
+    """A burst is load of this many times what the running replicas are for; None = no load is one."""
     panic_window_s: float = 3.0
     policy: FunctionPolicy | PrometheusPolicy | None = None
     """What decides; None = Ray Serve's formula on the load."""

@@ -13,6 +13,7 @@ from controller.api import plan_words
 from controller.deployer import REFUSED_FOR_S
 from controller.errors import EngineError, InvalidRequest, SpecError, UnknownService
 from controller.model import CreateContainer, RolloutSpec, ServiceSpec, current_version
+from controller.spec import parse
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -256,6 +257,35 @@ async def test_back_to_an_earlier_version_and_its_image(control: Control) -> Non
         assert versions(control) == {first}
         await loop.deploy(["web"])
         await until(lambda: loop.deployer.state("web").stable == second and not phase(control))
+
+
+async def test_a_version_whose_record_cannot_be_read_is_not_gone_back_to(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        first = version(control, web())
+        control.source.edit(web("d2"))
+        await stable_at(control, web("d2"))
+        kept = control.store.revisions[("web", first)]
+        control.store.drop_revision("web", first)
+        control.store.keep_revision(replace(kept, spec='{"name": 7}'))
+        with pytest.raises(InvalidRequest, match=f"how version {first} is made was kept .* it can go back to "):
+            loop.roll_back("web", None)
+        assert not phase(control)
+
+
+async def test_a_service_with_a_policy_of_its_own_goes_back_as_any_other(control: Control) -> None:
+    scaled = {"autoscale": {"min": 2, "max": 4, "policy": {"prometheus": {"query": "up", "target": 1}}}}
+    config = {"services": {"web": {"image": "image/web", "scale": 0, "x-serve": {"route": "/web", **scaled}}}}
+    parsed = parse("p", config).services["web"].autoscale
+    assert parsed is not None
+    first, second = web("d1", autoscale=parsed), web("d2", autoscale=parsed)
+    control.source.edit(first)
+    async with control.running() as loop:
+        await stable_at(control, first)
+        control.source.edit(second)
+        await stable_at(control, second)
+        loop.roll_back("web", None)
+        await until(lambda: versions(control) == {version(control, first)} and not phase(control), within_s=15)
 
 
 async def test_an_image_that_is_missing_keeps_nobody_from_scaling(control: Control) -> None:
