@@ -316,6 +316,9 @@ class ReplicaContainer:
     container does not say (an earlier controller made it): the spec's port."""
     probe: tuple[int, str] | None = None
     """Port and path that it is asked at whether it is ready; None = the container does not say: the spec's."""
+    graceful_shutdown_timeout_s: float | None = None
+    stop_grace_period_s: float | None = None
+    """What it was made with, for when its service is no longer in the files; None = the container does not say."""
     node: str = ""
     """The machine that it was made on, by the engine's name for it; "" = the container does not say."""
     gpus: tuple[str, ...] = ()

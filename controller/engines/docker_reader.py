@@ -9,6 +9,7 @@ run, for they cannot change.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _IMAGE_PERIOD_S = 10.0
 _NEVER = "0001-01-01"
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,10})?")
 
 Summary = Mapping[str, Any]
 
@@ -137,6 +139,8 @@ class EngineReader:
             ip=_address(summary, project) if details.state.is_up else None,
             port=_port(labels.get("pierhead.port", "")),
             probe=_probe(labels.get("pierhead.probe", "")),
+            graceful_shutdown_timeout_s=_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
+            stop_grace_period_s=_seconds(labels.get("pierhead.stop_grace_period_s", "")),
             node=labels.get("pierhead.node", ""),
             gpus=gpus,
             gpu_slot=gpu_slot,
@@ -243,6 +247,11 @@ def _probe(text: str) -> tuple[int, str] | None:
     digits, slash, rest = text.partition("/")
     port = _port(digits)
     return (port, slash + rest) if port is not None and slash else None
+
+
+def _seconds(text: str) -> float | None:
+    """A duration that a replica was made with; None where its label does not say, or says what no file could."""
+    return float(text) if _SECONDS.fullmatch(text) else None
 
 
 def _gpus(text: str) -> tuple[tuple[str, ...], GpuSlot | None]:
