@@ -166,6 +166,8 @@ def _labels(
         "pierhead.replica": replica,
         "pierhead.port": str(spec.port),
         "pierhead.probe": f"{spec.probe.port}{spec.probe.path}",
+        "pierhead.graceful_shutdown_timeout_s": f"{spec.graceful_shutdown_timeout_s:.10g}",
+        "pierhead.stop_grace_period_s": f"{spec.stop_grace_period_s:.10g}",
         "pierhead.gpus": ",".join(f"{gpu.uuid}{slot}" for gpu in gpus),
         "pierhead.node": node,
         "com.docker.compose.project": project,

@@ -322,6 +322,13 @@ class Deployer:
             )
         if version == state.stable and state.rollout is None:
             raise InvalidRequest(f"{name}: version {version} is what runs")
+        if version != self._offered.get(name) and written(self._store.revisions[(name, version)]) is None:
+            readable = [revision.version for revision in self.revisions(name) if written(revision) is not None]
+            raise InvalidRequest(
+                f"{name}: how version {version} is made was kept by an earlier controller in a form that this one "
+                f"cannot read; it can go back to {', '.join(readable) or 'none'}, and to {version} by the files that "
+                "it was made of"
+            )
         if state.stable is None:
             raise InvalidRequest(f"{name}: no version has ever been ready, so there is nothing to go back from")
         if version == state.stable:

@@ -153,8 +153,8 @@ class AutoscaleSpec:
     upscaling_factor: float = 1.0
     downscaling_factor: float = 1.0
     aggregation_function: Aggregation = "mean"
-    panic_threshold: float = 2.0
-    """A burst is load of this many times what the running replicas are for."""
+    panic_threshold: float | None = 2.0
+    """A burst is load of this many times what the running replicas are for; None = no load is one."""
     panic_window_s: float = 3.0
     policy: FunctionPolicy | PrometheusPolicy | None = None
     """What decides; None = Ray Serve's formula on the load."""
@@ -339,6 +339,9 @@ class ReplicaContainer:
     container does not say (an earlier controller made it): the spec's port."""
     probe: tuple[int, str] | None = None
     """Port and path that it is asked at whether it is ready; None = the container does not say: the spec's."""
+    graceful_shutdown_timeout_s: float | None = None
+    stop_grace_period_s: float | None = None
+    """What it was made with, for when its service is no longer in the files; None = the container does not say."""
     node: str = ""
     """The machine that it was made on, by the engine's name for it; "" = the container does not say."""
     gpus: tuple[str, ...] = ()

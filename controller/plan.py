@@ -71,6 +71,9 @@ BLIND_DRAIN_S = 2.0
 FAILED_GRACE_S = 5.0
 """SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
 begun as a container's first ignores SIGTERM), and nobody waits for it."""
+USUAL_DRAIN_S = 20.0
+USUAL_GRACE_S = 30.0
+"""Of a replica whose service is gone from the files and which does not say what it was made with."""
 DRAIN_LOOK_S = 0.1
 BACKOFF_MAX_S = 60.0
 
@@ -380,7 +383,7 @@ def _drained(
     """Return why the replica may be stopped now, or None while it must be waited for."""
     container = replica.container
     waited_s = draft.now - retirement.draining_since
-    limit_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else 20.0
+    limit_s = _drain_s(outlook, container)
     if waited_s >= limit_s:
         return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
     if container.health is not Health.READY:
@@ -403,11 +406,27 @@ def _drained(
     return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
 
 
+def _drain_s(outlook: _Outlook, container: ReplicaContainer) -> float:
+    """How long it may go on with its requests: as the files say, else as it was made, else the usual time."""
+    if outlook.spec is not None:
+        return outlook.spec.graceful_shutdown_timeout_s
+    made_with_s = container.graceful_shutdown_timeout_s
+    return USUAL_DRAIN_S if made_with_s is None else made_with_s
+
+
+def _grace_s(outlook: _Outlook, container: ReplicaContainer) -> float:
+    """The same of the time from SIGTERM to SIGKILL."""
+    if outlook.spec is not None:
+        return outlook.spec.stop_grace_period_s
+    made_with_s = container.stop_grace_period_s
+    return USUAL_GRACE_S if made_with_s is None else made_with_s
+
+
 def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
     retirement = replica.retirement
     if retirement is None or retirement.stopping_since is None:
         raise AssertionError("internal: a replica stops without a time of its SIGTERM")
-    grace_s = outlook.spec.stop_grace_period_s if outlook.spec else 30.0
+    grace_s = _grace_s(outlook, replica.container)
     never_served = replica.container.health is Health.UNKNOWN and not replica.container.reported_draining
     if retirement.failed or never_served:
         grace_s = min(grace_s, FAILED_GRACE_S)

@@ -5,7 +5,6 @@ All problems are told at once, each as "path: what was expected, what was found"
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -208,7 +207,7 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
     fields = bounds.model_dump(exclude={"policy", "policy_kwargs"})
     policy = _policy(here, bounds, problems)
     if policy is not None and "target_ongoing_requests" not in bounds.model_fields_set:
-        fields["panic_threshold"] = math.inf  # what a replica is for is not known: no load is a burst
+        fields["panic_threshold"] = None  # what a replica is for is not known: no load is a burst
     return AutoscaleSpec(**fields, policy=policy)
 
 

@@ -11,6 +11,7 @@ cannot change.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -36,6 +37,7 @@ _UP = (ContainerState.RUNNING, ContainerState.PAUSED)
 _TEXTED = (*_UP, ContainerState.EXITED)
 """States in which a new start (or a failed one) changes what the list says, but for the first minute: "Up 3 seconds"
 and "Exited (1) Less than a second ago" may come twice, and "Created" stays that after a start that failed."""
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,10})?")
 
 Summary = Mapping[str, Any]
 
@@ -215,6 +217,8 @@ class EngineReader:
             ip=_address(summary, project) if details.state.is_up else None,
             port=_port(labels.get("pierhead.port", "")),
             probe=_probe(labels.get("pierhead.probe", "")),
+            graceful_shutdown_timeout_s=_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
+            stop_grace_period_s=_seconds(labels.get("pierhead.stop_grace_period_s", "")),
             node=labels.get("pierhead.node", ""),
             gpus=gpus,
             gpu_slot=gpu_slot,
@@ -325,6 +329,11 @@ def _probe(text: str) -> tuple[int, str] | None:
     digits, slash, rest = text.partition("/")
     port = _port(digits)
     return (port, slash + rest) if port is not None and slash else None
+
+
+def _seconds(text: str) -> float | None:
+    """A duration that a replica was made with; None where its label does not say, or says what no file could."""
+    return float(text) if _SECONDS.fullmatch(text) else None
 
 
 def _gpus(text: str) -> tuple[tuple[str, ...], GpuSlot | None]:

@@ -294,6 +294,7 @@ async def test_a_created_replica_is_not_a_running_one(world: World) -> None:
     assert (one.ip, one.started_at, one.exit_code, one.oom_killed, one.gpus) == (None, None, None, False, ())
     assert before - 2 <= one.created_at <= time.time() + 2
     assert one.node, "it knows the machine that it was made on"
+    assert (one.graceful_shutdown_timeout_s, one.stop_grace_period_s) == (20.0, 30.0)
 
 
 async def test_a_started_replica_has_an_address(world: World) -> None:

@@ -72,6 +72,8 @@ class FakeContainer:
     number: int = 0
     port: int | None = None
     probe: tuple[int, str] | None = None
+    graceful_shutdown_timeout_s: float | None = None
+    stop_grace_period_s: float | None = None
     node: str = ""
     gpus: tuple[str, ...] = ()
     gpu_slot: GpuSlot | None = None
@@ -401,6 +403,8 @@ class FakeEngine:
             number=action.number,
             port=spec.port,
             probe=(spec.probe.port, spec.probe.path),
+            graceful_shutdown_timeout_s=spec.graceful_shutdown_timeout_s,
+            stop_grace_period_s=spec.stop_grace_period_s,
             node=self.node,
             gpus=tuple(gpu.uuid for gpu in action.gpus),
             gpu_slot=action.gpu_slot,
@@ -504,6 +508,8 @@ def _replica(one: FakeContainer) -> ReplicaContainer:
         ip=one.ip,
         port=one.port,
         probe=one.probe,
+        graceful_shutdown_timeout_s=one.graceful_shutdown_timeout_s,
+        stop_grace_period_s=one.stop_grace_period_s,
         node=one.node,
         gpus=one.gpus,
         gpu_slot=one.gpu_slot,

@@ -66,7 +66,7 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         assert later["rejected"]["at"] == pytest.approx(after["rejected"]["at"] + 3600, abs=5)
         assert later["rejected"]["id"] == after["rejected"]["id"], "it is the same one"
         page = await (await client.get("/metrics")).text()
-        assert 'pierhead_service_rolled_back{service="web"} 1.0' in page
+        assert 'pierhead_service_rolled_back{service="web"} 0.0' in page
         assert 'pierhead_service_rollout_age_seconds{service="web"} 0.0' in page
         listed = (await (await client.get("/api/v1/services/web/revisions")).json())["revisions"]
         assert [(one["version"], one["current"], one["stable"]) for one in listed] == [

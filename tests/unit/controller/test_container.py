@@ -418,6 +418,8 @@ def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:
         "pierhead.replica": "shop-ranker-abcd1234-2",
         "pierhead.port": "50051",
         "pierhead.probe": "9100/readyz",
+        "pierhead.graceful_shutdown_timeout_s": f"{spec.graceful_shutdown_timeout_s:.10g}",
+        "pierhead.stop_grace_period_s": f"{spec.stop_grace_period_s:.10g}",
         "pierhead.gpus": "GPU-1,GPU-2",
         "pierhead.node": "gpu-7",
         "com.docker.compose.project": "shop",

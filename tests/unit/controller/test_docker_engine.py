@@ -286,6 +286,19 @@ async def test_a_state_of_a_later_engine(daemon: Daemon, running: bool, state: C
         assert (await docker.observe("shop", ["ranker"], [])).containers[0].state is state
 
 
+@pytest.mark.parametrize(
+    ("label", "seconds"),
+    [("605", 605.0), ("0.5", 0.5), ("", None), ("-1", None), ("inf", None), ("1e400", None), ("9" * 400, None)],
+)
+async def test_the_times_that_a_replica_was_made_with(daemon: Daemon, label: str, seconds: float | None) -> None:
+    labels = {"pierhead.graceful_shutdown_timeout_s": label, "pierhead.stop_grace_period_s": label}
+    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | labels)])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+    async with engine(daemon) as docker:
+        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
+        assert (replica.graceful_shutdown_timeout_s, replica.stop_grace_period_s) == (seconds, seconds)
+
+
 async def test_labels_that_were_tampered_with_are_reported_once(
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:

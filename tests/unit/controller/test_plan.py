@@ -425,6 +425,20 @@ def test_removed_service_is_drained() -> None:
     )
 
 
+def test_a_replica_of_a_removed_service_has_the_time_that_it_was_made_with() -> None:
+    made_with = {"graceful_shutdown_timeout_s": 605.0, "stop_grace_period_s": 615.0}
+    busy = replica(WEB, 1, ongoing=1, **made_with)
+
+    def after(seconds: float, **changes: float) -> str:
+        leaving = retirement(busy, draining_since=NOW - seconds, **changes)
+        return text(Desired(project="p"), observed(busy, retirements=leaving, routing=routing()))
+
+    assert after(600) == "nothing to do"
+    assert "still busy after 605 s" in after(606)
+    assert after(620, stopping_since=NOW - 614) == "nothing to do"
+    assert "send SIGKILL" in after(621, stopping_since=NOW - 616)
+
+
 def test_server_without_a_container_is_deleted() -> None:
     ghost = server(replica(WEB, 9), state=ServerState.MAINT)
     world = observed(specs=(WEB,), routing=routing(ghost))

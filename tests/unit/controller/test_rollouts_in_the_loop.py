@@ -21,6 +21,7 @@ from controller.model import (
     current_version,
 )
 from controller.routing.base import RoutingAction
+from controller.spec import parse
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -124,6 +125,7 @@ async def test_a_version_that_never_gets_ready_is_rolled_back_and_never_served(c
         assert "it does not become ready (3 tries); last: exited by itself with code 1" in said(control, "rollback")[0]
         assert "no such model" in said(control, "rollback")[0]
         await until(lambda: state_of(control) == "DEPLOY_FAILED")
+        assert 'pierhead_service_rolled_back{service="web"} 1.0' in control.loop.metrics.page().decode()
         row = next(row for row in control.loop.view.services if row.name == "web")
         assert "try it again with `pierhead deploy web`" in row.message
         assert row.converged
@@ -352,6 +354,35 @@ async def test_a_version_whose_image_was_pruned_cannot_come_back_and_says_so(con
         assert "this version cannot come back; `pierhead revisions web` lists others" in loop.view.services[0].message
         assert "make build" not in loop.view.services[0].message
         assert versions(control) == {second}, "what serves stays"
+
+
+async def test_a_version_whose_record_cannot_be_read_is_not_gone_back_to(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        first = version(control, web())
+        control.source.edit(web("d2"))
+        await stable_at(control, web("d2"))
+        kept = control.store.revisions[("web", first)]
+        control.store.drop_revision("web", first)
+        control.store.keep_revision(replace(kept, spec='{"name": 7}'))
+        with pytest.raises(InvalidRequest, match=f"how version {first} is made was kept .* it can go back to "):
+            loop.roll_back("web", None)
+        assert not phase(control)
+
+
+async def test_a_service_with_a_policy_of_its_own_goes_back_as_any_other(control: Control) -> None:
+    scaled = {"autoscale": {"min": 2, "max": 4, "policy": {"prometheus": {"query": "up", "target": 1}}}}
+    config = {"services": {"web": {"image": "image/web", "scale": 0, "x-serve": {"route": "/web", **scaled}}}}
+    parsed = parse("p", config).services["web"].autoscale
+    assert parsed is not None
+    first, second = web("d1", autoscale=parsed), web("d2", autoscale=parsed)
+    control.source.edit(first)
+    async with control.running() as loop:
+        await stable_at(control, first)
+        control.source.edit(second)
+        await stable_at(control, second)
+        loop.roll_back("web", None)
+        await until(lambda: versions(control) == {version(control, first)} and not phase(control), within_s=15)
 
 
 async def test_an_image_that_is_missing_keeps_nobody_from_scaling(control: Control) -> None:
