@@ -195,6 +195,7 @@ class Deployer:
             keep=keep,
             keep_spec=keep_spec,
             weight=service.rollout.canary_weight if keep else None,
+            goes_back=state.rollout is not None and state.rollout.phase is RolloutPhase.ROLLING_BACK,
         )
         return made or service, goal
 

@@ -267,6 +267,9 @@ class VersionGoal:
     """How that one is made; None = not known, so none can be replaced."""
     weight: int | None = None
     """Per cent of the requests for `version` while `keep` serves, too; None = by number of replicas."""
+    goes_back: bool = False
+    """Replicas of other versions are not to stay: so many go as are in the way of `version`, whatever max_unavailable
+    says; the last one only where that is not 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -534,6 +534,9 @@ def _outdated(draft: _Draft, outlook: _Outlook) -> list[tuple[_Replica, str]]:
         return []
     chosen, others, spare = _may_go(outlook, limits)
     found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=others, most=spare)
+    if not found.has_place and outlook.goal.goes_back:
+        most = len(others) - int(not spec.rollout.max_unavailable)
+        found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=others, most=most, fewest=True)
     if not found.has_place:
         outlook.bounds = limits = _bounds(draft, outlook, has_place=False) or limits
         chosen, _, _ = _may_go(outlook, limits)
@@ -573,11 +576,15 @@ def _swap(
     gone: list[_Replica],
     candidates: list[_Replica],
     most: int,
+    fewest: bool = False,
 ) -> Swap:
-    """Try out who of the candidates has to go for replicas of the wanted version to find a place, once `gone` are."""
+    """Try out who of the candidates has to go for replicas of the wanted version to find a place, once `gone` are.
+
+    `fewest`: for one of them only.
+    """
     goal, made = outlook.goal, outlook.made_as(outlook.version) + outlook.held.get(outlook.version, 0)
     total = outlook.total() - len(gone) - min(most, len(candidates))
-    count = max(0, min(limits.goal - made, limits.ceiling - total))
+    count = max(0, min(limits.goal - made, limits.ceiling - total, 1 if fewest else limits.goal))
     kept = 0 if goal.keep_spec is None else max(0, limits.keep - outlook.made_as(goal.keep))
     if count and (goal.spec is None or goal.version is None):
         return Swap((), has_place=False)

@@ -57,7 +57,9 @@ def bounds(
         unavailable = 1
     batch = min(target, max(surge, unavailable, 1))
     return Bounds(
-        floor=max(0, reachable - unavailable),
+        # Several may go for one that asks for more, so what is reachable gets less on the way: it is no measure of how
+        # many may be missing, but for one at a time.
+        floor=max(0, min(target - unavailable, reachable - 1)) if unavailable else reachable,
         # One that is stuck is planned nevertheless: the attempt says what is in the way.
         ceiling=target + max(surge, int(stuck and not one_by_one)),
         goal=batch if on_trial else target,

@@ -119,7 +119,7 @@ def swap(
     """Choose at most `most` of the candidates, who serve, to go for replicas of the new version, and of the kept one.
 
     `wanted` and `kept`: how many are to be started of each, and what one asks for. Where they find places without it, any
-    candidates may go. Writes to `places`.
+    candidates may go; else no more than it takes. Writes to `places`.
     """
     count, request = wanted
     victims: list[ReplicaContainer] = []
@@ -136,6 +136,6 @@ def swap(
         placed += found and is_new
         if lacking:
             break
-    if not lacking:
-        victims += [one for one in candidates if one not in victims][: most - len(victims)]
+    if not lacking and not victims:
+        victims += candidates[:most]
     return Swap(tuple(victims), has_place=placed > 0 or not count)

@@ -32,6 +32,7 @@ from controller.model import (
     AddServer,
     AutoscaleSpec,
     CreateContainer,
+    GpuRequest,
     RemoveContainer,
     RolloutSpec,
     ServiceSpec,
@@ -60,7 +61,8 @@ BAD = {
     "cannot start": Behaviour(start_error="exec: not found"),
     "out of memory": Behaviour(ready_after_s=NEVER_S, exits_after_s=1.0, oom=True),
 }
-SERVICES = ("web", "ranker")
+SERVICES = ("web", "ranker", "batch")
+ON_GPUS = ("ranker", "batch")
 STATISTICS: collections.Counter[str] = collections.Counter()
 
 names = st.sampled_from(SERVICES)
@@ -87,11 +89,14 @@ class ControllerMachine(RuleBasedStateMachine):
         self.specs: dict[str, ServiceSpec] = {
             "web": service("web", startup_deadline_s=30.0, rollout=rollout),
             "ranker": gpu_service("ranker", startup_deadline_s=30.0, rollout=rollout),
+            "batch": gpu_service("batch", startup_deadline_s=30.0, rollout=rollout, replicas=0),
         }
         self.bad: set[str] = set()
         """Versions that never work."""
         self.beside: dict[str, set[str]] = {}
         """By version: every user_config that was written beside it."""
+        self.gpu_counts: dict[str, int] = {}
+        """By version: how many GPUs a replica asks for, where it is not 1."""
         self.removed: set[str] = set()
         """Services that the compose files do not have now."""
         self._count = 0
@@ -198,9 +203,10 @@ class ControllerMachine(RuleBasedStateMachine):
         STATISTICS["versions deployed"] += 1
         self._count += 1
         self.edit(name, definition_hash=f"m{self._count}")
+        version, gpu = self.version(name), self.specs[name].gpu
+        self.gpu_counts[version] = gpu.count if gpu else 0
         if what != "good":
             STATISTICS["bad versions deployed"] += 1
-            version = self.version(name)
             self.bad.add(version)
             self.control.engine.behaviours[version] = BAD[what]
 
@@ -208,6 +214,13 @@ class ControllerMachine(RuleBasedStateMachine):
     def configure(self, name: str, number: int) -> None:
         STATISTICS["user_configs changed"] += 1
         self.edit(name, user_config=f'{{"number":{number}}}' if number else NO_USER_CONFIG)
+
+    @rule(name=st.sampled_from(ON_GPUS), count=st.integers(1, 3))
+    def ask_for_gpus(self, name: str, count: int) -> None:
+        STATISTICS["changes of GPUs asked for"] += 1
+        self._count += 1
+        self.edit(name, gpu=GpuRequest(count=count), definition_hash=f"m{self._count}")
+        self.gpu_counts[self.version(name)] = count
 
     @rule(name=names, pace=st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1)]), weight=st.sampled_from([None, 20]))
     def change_pace(self, name: str, pace: tuple[int, int], weight: int | None) -> None:
@@ -351,8 +364,12 @@ class ControllerMachine(RuleBasedStateMachine):
         self.control.actions_to_live = None
         for uuid in list(self.control.store.gpu_faults):
             self.control.loop.unmark_gpu(uuid)
+        with contextlib.suppress(UnknownService):
+            self.control.loop.scale("batch", 0)  # it may hold what the way back of the other one needs
         for name in SERVICES:
-            self.edit(name, max_replicas_per_node=None)  # a rollout of one replica under a bound of one would wait
+            # A rollout of one replica under a bound of one would wait; so would one that needs the last one's GPU.
+            pace = replace(self.specs[name].rollout, max_unavailable=1)
+            self.edit(name, max_replicas_per_node=None, rollout=pace)
             if self.control.loop.deployer.state(name).stable is None and self.version(name) in self.bad:
                 self.deploy(name, "good")  # nothing ever worked: only another version can
         started = self._loop.time()
@@ -378,11 +395,16 @@ class ControllerMachine(RuleBasedStateMachine):
         assert not self._life.done(), "the controller has ended"
         if view.desired is None:
             return False
-        most = {"ranker": GPUS}
-        fits = {name: min(self.wanted(name), most.get(name, 4)) for name in SERVICES if name not in self.removed}
+        fits = {name: self.fitting(name) for name in SERVICES if name not in self.removed}
         counts = {row.name: (row.ready, sum(bool(one.name) for one in row.replicas)) for row in view.services}
         at_rest = all(self.control.loop.deployer.state(name).rollout is None for name in SERVICES)
         return at_rest and not view.plan.steps and counts == {name: (count, count) for name, count in fits.items()}
+
+    def fitting(self, name: str) -> int:
+        """How many replicas there are when everything is as it was asked for. The other one on GPUs has none then."""
+        wanted, running = self.wanted(name), self.control.loop.deployer.state(name).stable
+        each = self.gpu_counts.get(running or "", 1)
+        return min(wanted, GPUS // each) if name in ON_GPUS and each else wanted
 
     def wanted(self, name: str) -> int:
         override, spec = self.control.store.overrides.get(name), self.specs[name]
