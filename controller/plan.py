@@ -6,8 +6,8 @@ Per service, in this order (each numbered in the code):
 
     1. finish   replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed
     2. retire   failed ones at once; outdated ones when enough others are ready; surplus, not-ready ones first
-    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py; those who
-                replace somebody before those who are more than there were
+    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py; who
+                replaces somebody comes before who is one more than there were
     4. register ready ones with HAProxy, and only those
 
 Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
@@ -90,8 +90,8 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         _hold_for_next_try(draft, outlook)
     for outlook in outlooks:
         outlook.bounds = _bounds(draft, outlook)
-    # GPUs are given out in this order: to those who follow somebody, to what is missing where versions change or replicas
-    # failed, to what is missing elsewhere, and to who comes for a while in addition.
+    # GPUs are given out in this order: to those who follow somebody, to what is missing where versions change or
+    # replicas failed, to what is missing elsewhere, and to who comes for a while in addition.
     for outlook in outlooks:
         _start_successors(draft, outlook)
     for outlook in outlooks:
@@ -611,7 +611,9 @@ def _set_server(draft: _Draft, outlook: _Outlook, replica: _Replica, state: Serv
 
 def _mends(draft: _Draft, outlook: _Outlook) -> bool:
     """Whether a service misses replicas that it had, as far as can be told: its versions change, or one failed."""
-    failed = ((outlook.name, version or "") in draft.observed.failures for version in (outlook.version, outlook.goal.keep))
+    failed = (
+        (outlook.name, version or "") in draft.observed.failures for version in (outlook.version, outlook.goal.keep)
+    )
     return outlook.bounds is not None or any(failed)
 
 
