@@ -6,8 +6,8 @@ Per service, in this order (each numbered in the code):
 
     1. finish   replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed
     2. retire   failed ones at once; outdated ones when enough others are ready; surplus, not-ready ones first
-    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py; those who
-                replace somebody before those who are more than there were
+    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py; who
+                replaces somebody comes before who is one more than there were
     4. register ready ones with HAProxy, and only those
     5. configure those that were given another user_config than they shall have
 
@@ -94,8 +94,8 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         _hold_for_next_try(draft, outlook)
     for outlook in outlooks:
         outlook.bounds = _bounds(draft, outlook)
-    # GPUs are given out in this order: to those who follow somebody, to what is missing where versions change or replicas
-    # failed, to what is missing elsewhere, and to who comes for a while in addition.
+    # GPUs are given out in this order: to those who follow somebody, to what is missing where versions change or
+    # replicas failed, to what is missing elsewhere, and to who comes for a while in addition.
     for outlook in outlooks:
         _start_successors(draft, outlook)
     for outlook in outlooks:
@@ -441,8 +441,10 @@ def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
 
 
 def _missed_its_signal(draft: _Draft, outlook: _Outlook, replica: _Replica, told_at: float) -> bool:
-    """Whether a replica goes on as if nobody had told it: a container's first process ignores SIGTERM until it has a
-    handler, which is after its imports. One that heard says so in its answers; one that never does is not told for ever.
+    """Whether a replica goes on as if nobody had told it.
+
+    A container's first process ignores SIGTERM until it has a handler, which is after its imports. One that heard says
+    so in its answers; one that never does is not told for ever.
     """
     container = replica.container
     heard = container.health is not Health.READY or container.reported_draining

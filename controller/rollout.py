@@ -86,8 +86,8 @@ class Facts:
     waits_for: str = ""
     """Why a new version may not begin yet, in words: a callee of the service changes, too."""
     no_place: str = ""
-    """Why the next replica cannot be started on this machine, in words, where nobody is on the way whose coming or going
-    may change that."""
+    """Why the next replica cannot be started on this machine, in words, where nobody is on the way whose coming or
+    going may change that."""
 
     def ready(self, version: str | None) -> int:
         """Ready replicas of a version."""
@@ -130,7 +130,8 @@ class Note:
 def advance(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, tuple[Note, ...]]:
     """The next state, and what happened on the way there."""
     notes: list[Note] = []
-    for _ in RolloutPhase:  # each step leads to another phase; more of them than there are phases would be a circle
+    # Each step leads to another phase, and one rollout may end for another one to begin; more would be a circle.
+    for _ in range(2 * len(RolloutPhase)):
         after, note = _step(state, facts, rules, now)
         if note:
             notes.append(note)

@@ -44,8 +44,9 @@ def bounds(
     whether a replica of the new version fits anywhere once those have gone who may go.
 
     Where nothing fits beside the replicas that are there, one of several goes before its successor comes, whatever
-    `max_unavailable` says: waiting would be for ever. A single replica stays, as nobody could answer meanwhile. And where
-    the successor would find no place even then, nobody goes, whatever `max_unavailable` says: it would be for nothing.
+    `max_unavailable` says: waiting would be for ever. A single replica stays, as nobody could answer meanwhile. And
+    where the successor would find no place even then, nobody goes, whatever `max_unavailable` says: it would be for
+    nothing.
     """
     surge = rollout.max_surge if room is None else max(0, min(rollout.max_surge, room - target))
     unavailable = rollout.max_unavailable if has_place else 0

@@ -1,7 +1,7 @@
 """Whom a new version takes the place of: nobody goes to make room that is then too small. Pure.
 
-Tried out on a copy of the GPU ledger: what is free now, what those leave who are on their way out, and what one more, or
-several of them together, would leave.
+Tried out on a copy of the GPU ledger: what is free now, what those leave who are on their way out, and what one more,
+or several together, would leave.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def swap(
 ) -> Swap:
     """Choose at most `most` of the candidates, who serve, to go for replicas of the new version, and of the kept one.
 
-    `wanted` and `kept`: how many are to be started of each, and what one asks for. Where they find places without it, any
-    candidates may go; else no more than it takes. Writes to `places`.
+    `wanted` and `kept`: how many are to be started of each, and what one asks for. Where they find places without it,
+    any candidates may go; else no more than it takes. Writes to `places`.
     """
     count, request = wanted
     victims: list[ReplicaContainer] = []

@@ -284,6 +284,36 @@ def test_a_promotion_ends_the_watch() -> None:
     assert rollout.promoted(V1, 3) is None
 
 
+NO_ROOM = "it asks for 4 GPUs and 0 of 4 are free"
+
+
+@pytest.mark.parametrize("phase", [STARTING, ROLLING])
+def test_a_version_that_finds_no_place_is_rolled_back_in_time(phase: RolloutPhase) -> None:
+    there = counts(v1=(2, 2)) if phase is STARTING else counts(v1=(1, 1), v2=(1, 1))
+    stuck = facts(counts=there, no_place=NO_ROOM)
+    state, phases = walk(in_phase(phase), (10, stuck), (69, stuck), (70, stuck))
+    assert phases == [phase.value, phase.value, "" if phase is STARTING else "ROLLING_BACK"]
+    assert state.rejected
+    assert state.rejected.reason == f"it does not fit for 60 s (startup.deadline_s): {NO_ROOM}"
+
+
+def test_the_time_without_a_place_begins_anew_when_something_moves() -> None:
+    stuck, moving = facts(no_place=NO_ROOM), facts()
+    state, phases = walk(in_phase(STARTING), (10, stuck), (69, moving), (71, stuck), (130, stuck))
+    assert phases == ["STARTING"] * 4
+    assert state.rollout
+    assert state.rollout.stuck_since == 71
+    assert walk(state, (131, stuck))[0].rejected
+
+
+def test_a_version_that_finds_no_place_stays_where_nobody_wants_it_back() -> None:
+    manual = replace(RULES, spec=RolloutSpec(bake_s=10, auto_rollback=False))
+    stuck = facts(no_place=NO_ROOM)
+    state, phases = walk(in_phase(STARTING), (10, stuck), (500, stuck), rules=manual)
+    assert phases == ["STARTING", "STARTING"]
+    assert rollout.trouble_of(state, stuck, manual, 500).startswith("it does not fit")
+
+
 versions = st.sampled_from(["v1", "v2", "v3"])
 tallies = st.builds(
     lambda answered, errors: Tally(answered, min(answered, errors)), st.integers(0, 500), st.integers(0, 500)
@@ -296,6 +326,7 @@ anything = st.builds(
     failures=st.dictionaries(versions, st.builds(FailureRecord, st.integers(1, 5), st.floats(0, 100), st.just("x"))),
     tallies=st.dictionaries(versions, tallies),
     waits_for=st.sampled_from(["", "", "a callee goes first"]),
+    no_place=st.sampled_from(["", "", NO_ROOM]),
 )
 asks = st.sampled_from(["", "", "", "retry", "abort", "promote", "return"])
 

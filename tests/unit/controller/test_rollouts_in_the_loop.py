@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from controller.errors import EngineError, EngineUnreachable, InvalidRequest, Ro
 from controller.model import (
     AddServer,
     CreateContainer,
+    GpuRequest,
     RolloutSpec,
     ServerState,
     ServiceSpec,
@@ -538,6 +540,80 @@ async def test_a_single_replica_on_a_full_machine_stays_and_says_so(tmp_path: Pa
         allowed = replace(ranker, definition_hash="d2", rollout=replace(QUICK, max_unavailable=1))
         control.source.edit(allowed)
         await stable_at(control, allowed)
+
+
+async def least_ready(control: Control, name: str, over: Callable[[], bool]) -> int:
+    """Wait for the end of something; return how few replicas were ready meanwhile."""
+    least = control.row(name)[1]
+
+    def look() -> bool:
+        nonlocal least
+        least = min(least, control.row(name)[1])
+        return over()
+
+    await until(look, 20.0)
+    return least
+
+
+@pytest.mark.parametrize("unavailable", [0, 1])
+async def test_a_version_that_does_not_fit_displaces_nobody_and_is_rolled_back(
+    tmp_path: Path, unavailable: int
+) -> None:
+    rollout = replace(QUICK, max_unavailable=unavailable)
+    ranker = gpu_service(replicas=4, startup_deadline_s=0.5, rollout=rollout)
+    control = Control.of(tmp_path, ranker)
+    control.engine.gpus = gpus(4)
+    async with control.running() as loop:
+        await control.settled("ranker", 4)
+        made = set(control.engine.containers)
+        control.source.edit(replace(ranker, gpu=GpuRequest(count=4), definition_hash="d2"))
+
+        def over() -> bool:
+            return loop.deployer.state("ranker").rejected is not None and not phase(control, "ranker")
+
+        assert await least_ready(control, "ranker", over) == 4
+        assert set(control.engine.containers) == made, "nobody was touched"
+        assert "it does not fit for 0.5 s (startup.deadline_s): it asks for 4 GPUs and 0 of 4 are free" in (
+            control.loop.view.services[0].message
+        )
+
+
+@pytest.mark.parametrize("pace", [(1, 0), (0, 1)])
+async def test_who_waits_for_a_gpu_takes_none_from_a_rollout(tmp_path: Path, pace: tuple[int, int]) -> None:
+    ranker = gpu_service(replicas=3, rollout=RolloutSpec(*pace, bake_s=0.1))
+    batch = gpu_service("batch", replicas=0)
+    control = Control.of(tmp_path, ranker, batch)
+    control.engine.gpus = gpus(3)
+    async with control.running() as loop:
+        await control.settled("ranker", 3)
+        loop.scale("batch", 3)
+        await until(lambda: len(loop.view.plan.pending) == 3)
+        new = replace(ranker, definition_hash="d2")
+        control.source.edit(new, batch)
+        wanted = version(control, new)
+
+        def over() -> bool:
+            return loop.deployer.state("ranker").stable == wanted and control.row("ranker") == (3, 3, 3)
+
+        assert await least_ready(control, "ranker", over) == 2
+        assert versions(control, "batch") == set()
+
+
+async def test_who_waits_for_a_gpu_takes_none_from_a_replica_that_crashes_again(tmp_path: Path) -> None:
+    ranker, batch = gpu_service(replicas=3), gpu_service("batch", replicas=0)
+    control = Control.of(tmp_path, ranker, batch)
+    control.engine.gpus = gpus(3)
+    async with control.running() as loop:
+        await control.settled("ranker", 3)
+        loop.scale("batch", 1)
+        await until(lambda: len(loop.view.plan.pending) == 1)
+        for failures in (1, 2):  # the second one is followed by a pause
+            crashed = next(one for one in control.engine.containers.values() if one.number == 1)
+            control.engine.crash(crashed.name)
+            await until(lambda gone=crashed.id: gone not in control.engine.containers)  # type: ignore[misc]
+            assert control.store.failures["ranker", crashed.version].count == failures
+            await until(lambda: control.row("ranker") == (3, 3, 3), 20.0)
+        assert versions(control, "batch") == set()
 
 
 @pytest.mark.parametrize("is_good", [True, False])

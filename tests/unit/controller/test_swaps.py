@@ -112,8 +112,8 @@ def test_nobody_goes_for_a_version_that_would_not_fit_all_the_same() -> None:
         assert not made.steps
         assert made.pending[0].has_no_place
         assert made.pending[0].reason.startswith(
-            f"it asks for 4 GPUs and 0 of 4 are free: 4 held by ranker; the 4 that serve stay, as {unavailable or 1} less "
-            "would not make room: raise x-serve.rollout.max_unavailable"
+            "it asks for 4 GPUs and 0 of 4 are free: 4 held by ranker; the 4 that serve stay, as "
+            f"{unavailable or 1} less would not make room: raise x-serve.rollout.max_unavailable"
         )
 
 
