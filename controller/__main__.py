@@ -22,7 +22,7 @@ from controller.discovery import DiscoveryServer
 from controller.down import is_going_down, remove_replicas
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
-from controller.errors import ControllerError, EngineUnreachable, SettingsError, StoreError
+from controller.errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError, StoreError
 from controller.lease import only_controller, own_container_id, state_lock
 from controller.loop import Loop, World
 from controller.measurements import Prometheus
@@ -72,6 +72,7 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
         is_manual=settings.is_manual,
         query=prometheus,
         policy_dir=settings.project_dir,
+        give=probe.give,
     )
     try:
         await _serve(settings, world, stop)
@@ -86,10 +87,12 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
 
 
 async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | None:
-    """Connect to the engine, for as long as it takes; None when told to stop meanwhile."""
+    """Connect to the engine, for as long as it takes; None when told to stop meanwhile. Raises EngineSocketGone."""
     while not stop.is_set():
         try:
             client = await asyncio.to_thread(open_client)
+        except EngineSocketGone:  # in vain: the next engine listens at another file
+            raise
         except EngineUnreachable as error:
             logger.warning("waiting for the Docker Engine: %s", error)
         else:

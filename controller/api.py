@@ -1,7 +1,7 @@
 """The REST API. It answers from what the loop published last; what it changes it only asks of the loop.
 
     GET  /api/v1/services[/<name>]           status rows
-    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time
+    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
     GET  /api/v1/services/<name>/revisions   versions that can be gone back to, the newest first
     PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
@@ -15,6 +15,7 @@
     GET  /api/v1/targets                     Prometheus http_sd
     GET  /healthz, /metrics
 
+Times are unix times by the machine's wall clock, as it is set now.
 Changes are taken from this machine or with the token only, and answered with 202: the world follows later.
 Errors: {"error": {"code", "message"}}.
 """
@@ -33,15 +34,18 @@ from typing import Any
 from aiohttp import web
 
 from controller.callers import Gatekeeper
-from controller.errors import ControllerError, InvalidRequest
+from controller.errors import ControllerError, InvalidRequest, NotYet
 from controller.explain import explanation
+from controller.log_lines import timed_lines
 from controller.loop import Loop
 from controller.metrics import action_name
-from controller.model import Action, Plan, ServiceStatus
+from controller.model import Action, Plan, Rejection, ServiceSpec, ServiceStatus
+from controller.plain_text import one_line
 from controller.plan_text import describe
 from controller.routes import routes_json
 from controller.status import View
 from controller.store import StoredEvent
+from controller.user_config import progress_words
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +57,8 @@ MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
 LONGEST_FAULT = 500
 BODY_LIMIT = 64 * 1024
+RETRY_AFTER_S = 1
+"""When to repeat what is answered with 503 because the controller was just started."""
 STUCK_AFTER_S = 120.0
 """A loop that has not turned for this long is not healthy; the slowest look at an engine takes less."""
 
@@ -100,7 +106,7 @@ class Api:
         return web.json_response(
             {
                 "project": view.project,
-                "at": view.at,
+                "at": view.wall_time(view.at),
                 "services": [service_json(row, view) for row in view.services],
                 "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
                 "gpu_memory_problem": view.gpu_memory_problem,
@@ -117,7 +123,7 @@ class Api:
         row = next((row for row in view.services if row.name == name), None)
         if row is None:
             self._loop.known(name)
-            raise web.HTTPServiceUnavailable(text=f"{name} was just added and not looked at yet; repeat in a second")
+            raise NotYet(f"{name} was just added and not looked at yet; repeat in a second")
         return web.json_response(service_json(row, view))
 
     async def scale(self, request: web.Request) -> web.Response:
@@ -134,19 +140,19 @@ class Api:
         """How far back a service can go."""
         name = request.match_info["name"]
         self._loop.known(name)
-        state, wanted = self._loop.deployer.state(name), self._loop.deployer.wanted(name)
+        state, wanted, view = self._loop.deployer.state(name), self._loop.deployer.wanted(name), self._loop.view
         listed = [
             {
                 "version": revision.version,
                 "image": revision.image,
                 "image_id": revision.image_id,
-                "first_at": revision.first_at,
+                "first_at": view.wall_time(revision.first_at),
                 "current": revision.version == wanted,
                 "stable": revision.version == state.stable,
             }
             for revision in self._loop.deployer.revisions(name)
         ]
-        return web.json_response({"service": name, "revisions": listed})
+        return web.json_response({"service": name, "at": self._loop.wall_now, "revisions": listed})
 
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
@@ -188,9 +194,10 @@ class Api:
         """Last log lines of a service's replicas."""
         name = request.match_info["name"]
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
-        texts = await self._loop.logs(name, _integer(request, "tail", 100, 1, MOST_LINES), after)
-        replicas = [{"name": replica, "lines": text.splitlines()} for replica, text in texts.items()]
-        return web.json_response({"service": name, "replicas": replicas})
+        tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._loop.wall_now
+        texts = await self._loop.logs(name, tail, after, timed=True)
+        replicas = [log_json(replica, text) for replica, text in texts.items()]
+        return web.json_response({"service": name, "at": at, "replicas": replicas})
 
     async def plan(self, request: web.Request) -> web.Response:
         """What the last tick saw to be done, and what is being done."""
@@ -225,18 +232,20 @@ class Api:
         return web.json_response([dict(group) for group in self._loop.view.targets])
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """200 while the loop turns; what else is wrong is in the body."""
+        """200 while the loop turns and comes to the end of its ticks; what else is wrong is in the body."""
         view = self._loop.view
         age_s = self._clock() - (self._loop.last_tick_at or self._loop.started_at)
+        status = "stuck" if age_s >= STUCK_AFTER_S else "failing" if self._loop.defect else "ok"
         body = {
-            "status": "ok" if age_s < STUCK_AFTER_S else "stuck",
+            "status": status,
             "last_tick_age_s": round(age_s, 3),
             "engine_reachable": view.engine_reachable,
             "haproxy_reachable": view.haproxy_reachable,
             "spec_problems": list(view.spec_problems),
             "store_trouble": self._loop.store_trouble,
+            "defect": self._loop.defect,
         }
-        return web.json_response(body, status=200 if age_s < STUCK_AFTER_S else 503)
+        return web.json_response(body, status=200 if status == "ok" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -265,12 +274,17 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """Turn every error into {"error": {"code", "message"}}."""
     try:
         return await handler(request)
+    except NotYet as error:
+        return _error(error.http_status, "not_yet", str(error), {"Retry-After": str(RETRY_AFTER_S)})
     except ControllerError as error:
         return _error(error.http_status, _snake(type(error).__name__), str(error))
     except web.HTTPException as error:
         if error.status < 400:
             raise
         return _error(error.status, _snake(error.reason), _http_words(request, error), error.headers)
+    except web.RequestPayloadError as error:
+        said = one_line(str(error)) or type(error).__name__
+        return _error(400, "bad_request", f"body: expected one that its Content-Encoding describes, found: {said}")
     except Exception as error:
         logger.exception("internal: %s %s raised", request.method, request.path)
         return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
@@ -301,7 +315,7 @@ def services_in(body: bytes) -> list[str] | None:
 def version_in(body: bytes) -> str | None:
     """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
     version = _document(body, "to", '{"to": "1a2b3c4d"} or {}').get("to")
-    if version is not None and not isinstance(version, str):
+    if version is not None and not (isinstance(version, str) and version):
         raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
     return version
 
@@ -309,9 +323,10 @@ def version_in(body: bytes) -> str | None:
 def fault_in(body: bytes) -> str | None:
     """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
     document = _document(body, "fault", '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}')
-    fault = document.get("fault", "")
+    found = document.get("fault", "")
+    fault = one_line(found) if isinstance(found, str) else found
     if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
-        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(fault)}")
+        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
     return fault
 
 
@@ -339,18 +354,26 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     spec = view.desired.services.get(row.name) if view.desired else None
     document = dataclasses.asdict(row)
     document |= {
-        "at": view.at,
+        "at": view.wall_time(view.at),
         "image": spec.image if spec else None,
         "protocol": spec.protocol if spec else None,
         "port": spec.port if spec else None,
         "route": spec.route if spec else None,
         "grpc_services": list(spec.grpc_services) if spec else [],
-        **rollout_json(row),
+        "user_config": user_config_json(row, spec),
+        **rollout_json(row, view),
     }
     return document | explanation(row.name, view)
 
 
-def rollout_json(row: ServiceStatus) -> dict[str, Any]:
+def user_config_json(row: ServiceStatus, spec: ServiceSpec | None) -> dict[str, Any] | None:
+    """Return a service's user_config, as it is written, and how far it has come; None where there is none."""
+    if row.user_config is None or spec is None:
+        return None
+    return {"value": json.loads(spec.user_config), **dataclasses.asdict(row.user_config)}
+
+
+def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     """Return which version a service is wanted in, and what is going on between its versions."""
     status = row.rollout
     if status is None:
@@ -366,15 +389,27 @@ def rollout_json(row: ServiceStatus) -> dict[str, Any]:
             "from": rollout.source,
             "to": rollout.to,
             "phase": rollout.phase,
-            "since": rollout.since,
-            "begun_at": rollout.begun_at,
+            "since": view.wall_time(rollout.since),
+            "begun_at": view.wall_time(rollout.begun_at),
             "cause": rollout.cause,
             "ready": status.ready,
             "wanted": row.wanted,
             "message": status.message,
         },
-        "rejected": status.state.rejected and dataclasses.asdict(status.state.rejected),
+        "rejected": status.state.rejected and rejection_json(status.state.rejected, view),
     }
+
+
+def rejection_json(rejection: Rejection, view: View) -> dict[str, Any]:
+    """Return why a version is not wanted. `id` stays the same however the clock is set meanwhile, `at` does not."""
+    told = {**dataclasses.asdict(rejection), "at": view.wall_time(rejection.at)}
+    return {**told, "id": f"{rejection.version}@{rejection.at:.6f}"}
+
+
+def log_json(replica: str, text: str) -> dict[str, Any]:
+    """Return the last lines of a replica's log, and the engine's time of each."""
+    entries = list(timed_lines(text))
+    return {"name": replica, "lines": [line for _, line in entries], "times": [time for time, _ in entries]}
 
 
 def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
@@ -382,7 +417,7 @@ def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
     if view.desired is None:
         return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
     doing = [f"in progress: {describe(action)}: {action.cause}" for action in in_progress]
-    changes = [line for row in view.services for line in rollout_lines(row)]
+    changes = [line for row in view.services for line in (*rollout_lines(row), *user_config_lines(row))]
     if (doing or changes) and not (view.plan.steps or view.plan.pending):
         return "\n".join([*changes, *doing])
     return "\n".join([*changes, *doing, str(view.plan)])
@@ -394,6 +429,15 @@ def rollout_lines(row: ServiceStatus) -> list[str]:
         return []
     message = row.rollout.message or f"{row.rollout.state.stable} -> {row.rollout.offered}"
     return [f"rollout of {row.name}: {message}", *(f"  {change}" for change in row.rollout.changes)]
+
+
+def user_config_lines(row: ServiceStatus) -> list[str]:
+    """Return what changes of a service's user_config, as a diff."""
+    config = row.user_config
+    if config is None or config.everywhere:
+        return []
+    lines = [f"user_config of {row.name}: {progress_words(config)}; no restart", *map("  {}".format, config.changes)]
+    return [*lines, *map("  {}".format, config.refused)]
 
 
 def plan_json(plan: Plan, in_progress: tuple[Action, ...], text: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from controller.model import (
     BeginRetirement,
     CreateContainer,
     DeleteServer,
+    GiveUserConfig,
     Plan,
     PullImage,
     RemoveContainer,
@@ -43,6 +44,8 @@ PARALLEL_ACTIONS = 8
 """Calls of the engine at a time. What does not go to it (HAProxy, notes) never waits behind an engine that is slow."""
 PARALLEL_PULLS = 2
 """Pulls have places of their own: hours of download must not keep a replica from being replaced."""
+PARALLEL_GIFTS = 16
+"""Replicas that are given a user_config at a time."""
 
 TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
     {
@@ -54,6 +57,7 @@ TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
         BeginRetirement: 10.0,
         DeleteServer: 30.0,
         WriteRouting: 60.0,
+        GiveUserConfig: 3.0,
     }
 )
 DEFAULT_TIMEOUT_S = 20.0
@@ -84,6 +88,8 @@ class Refusal:
     error: Exception
     failures: int
     until: float
+    since: float = 0.0
+    """When the first of these failures in a row was."""
 
 
 class RetryGate:
@@ -101,9 +107,10 @@ class RetryGate:
         if outcome.error is None:
             self._refusals.pop(key, None)
             return
-        failures = self._refusals[key].failures + 1 if key in self._refusals else 1
+        before = self._refusals.get(key)
+        failures, since = (before.failures + 1, before.since) if before else (1, now)
         wait_s = min(self.MAX_S, self.FIRST_S * 2.0 ** min(failures - 1, 16))
-        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s)
+        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s, since)
 
     def allows(self, action: Action, now: float) -> bool:
         """Whether the action may be tried now."""
@@ -149,6 +156,7 @@ class Executor:
         self._serial = 0
         self._places = asyncio.Semaphore(PARALLEL_ACTIONS)
         self._pull_places = asyncio.Semaphore(PARALLEL_PULLS)
+        self._gift_places = asyncio.Semaphore(PARALLEL_GIFTS)
 
     @property
     def in_progress(self) -> tuple[Action, ...]:
@@ -179,7 +187,7 @@ class Executor:
                 outcome = await self._attempt(step.action)
                 succeeded = outcome.error is None
                 self.gate.note(outcome, self._clock())
-                self._report(outcome)
+                self._tell(outcome)
             else:
                 logger.debug("skipped: a step before it failed", extra={"action": type(step.action).__name__})
         finally:
@@ -187,10 +195,21 @@ class Executor:
             if not end.done():
                 end.set_result(succeeded)
 
+    def _tell(self, outcome: Outcome) -> None:
+        try:
+            self._report(outcome)
+        except Exception:
+            # What was done is done, and the next look sees it: a defect in telling it must not end the controller.
+            logger.exception(
+                "internal: reporting %s of %s raised", type(outcome.action).__name__, outcome.action.target
+            )
+
     def _place_of(self, action: Action) -> contextlib.AbstractAsyncContextManager[object]:
         match action:
             case PullImage():
                 return self._pull_places
+            case GiveUserConfig():
+                return self._gift_places
             case CreateContainer() | StartContainer() | SignalContainer() | RemoveContainer():
                 return self._places
             case _:

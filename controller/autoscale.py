@@ -248,7 +248,7 @@ def _burst(situation: Situation) -> int | None:
     spec, recent = situation.spec, situation.recent.total
     if situation.running == 0:
         return wanted_replicas(replace(situation, load=situation.latest)) if situation.latest.total > 0 else None
-    if recent < spec.panic_threshold * spec.target_ongoing_requests * situation.running:
+    if spec.panic_threshold is None or recent < spec.panic_threshold * spec.target_ongoing_requests * situation.running:
         return None
     return spec.clamp(_ceil(recent / spec.target_ongoing_requests))
 

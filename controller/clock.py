@@ -83,14 +83,14 @@ class ContainerTimes:
             known[key] = self._known[key] if key in self._known else steady_time(at, now, ahead)
             return known[key]
 
-        found = tuple(
-            replace(
-                container,
-                created_at=over(container.id, container.created_at),
-                started_at=None if container.started_at is None else over(container.id, container.started_at),
-            )
-            for container in containers
-        )
+        def steady(container: ReplicaContainer) -> ReplicaContainer:
+            created = over(container.id, container.created_at)
+            started = None if container.started_at is None else over(container.id, container.started_at)
+            if (created, started) == (container.created_at, container.started_at):
+                return container  # nobody has set the clock: the usual case, without a copy of every replica
+            return replace(container, created_at=created, started_at=started)
+
+        found = tuple(steady(container) for container in containers)
         self._known = known
         return found
 

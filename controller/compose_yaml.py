@@ -57,9 +57,17 @@ def load_resolved(text: str) -> Any:
 
     Compose doubles every "$" of its output, so that the output can be read as a compose file again.
     """
-    return yaml.load(text.replace("$$", "$"), Loader=ResolvedLoader)  # noqa: S506 - a safe loader by inheritance
+    return _load(text.replace("$$", "$"), ResolvedLoader)
 
 
 def load_written(text: str) -> Any:
     """The value of one compose file as it stands, without variables or includes. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=WrittenLoader)  # noqa: S506 - a safe loader by inheritance
+    return _load(text, WrittenLoader)
+
+
+def _load(text: str, loader: type[ResolvedLoader]) -> Any:
+    try:
+        return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader by inheritance
+    except (LookupError, AttributeError, TypeError, ArithmeticError) as error:
+        # PyYAML takes a tag at its word and falls over a value that is none of it: `!!bool maybe`, `!!timestamp hello`.
+        raise yaml.YAMLError(f"a value is not what its tag says ({type(error).__name__}: {error})") from error

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.model import GPU_PARTS, Backpressure, Gpu, GpuRequest, ProbeSpec, ServiceSpec
+from controller.model import GPU_PARTS, NO_USER_CONFIG, Backpressure, Gpu, GpuRequest, ProbeSpec, ServiceSpec
 
 ADMIN_PORT = 9100
 DISCOVERY_ADDRESS = "controller:8101"
@@ -40,6 +40,10 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_DEBUG",
         "PIERHEAD_WORKERS",
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD",
+        "PIERHEAD_LOG_LEVEL",
+        "PIERHEAD_LOG_ENCODING",
+        "PIERHEAD_ACCESS_LOG",
+        "PIERHEAD_USER_CONFIG",
         "PIERHEAD_GPU_MEMORY_BYTES",
         "PIERHEAD_GPU_FRACTION",
     }
@@ -64,6 +68,9 @@ def managed_environment(
     debug: bool,
     workers: int,
     run_user_code_in_separate_thread: bool,
+    log_level: str,
+    log_encoding: str,
+    access_log: bool,
 ) -> dict[str, str]:
     """The environment that every replica of a managed service gets; `create_body` adds its name, version and machine.
 
@@ -83,6 +90,9 @@ def managed_environment(
         "PIERHEAD_DEBUG": _flag(debug),
         "PIERHEAD_WORKERS": str(workers),
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": _flag(run_user_code_in_separate_thread),
+        "PIERHEAD_LOG_LEVEL": log_level,
+        "PIERHEAD_LOG_ENCODING": log_encoding,
+        "PIERHEAD_ACCESS_LOG": _flag(access_log),
     }
 
 
@@ -96,9 +106,9 @@ def definition_hash(
     """Sha256 (hex) over everything that needs a new container when it changes.
 
     Request limits and timeouts count where they reach the container as environment, so only for managed services.
-    Replicas, routes, placement, the line at callers, the pace of probes and metrics do not count: they change without
-    touching a container. Where the probe goes does: a question that nobody answers must fail on a new replica, not on
-    those that serve.
+    Replicas, routes, placement, the line at callers, user_config, the pace of probes and metrics do not count: they
+    change without touching a container. Where the probe goes does: a question that nobody answers must fail on a new
+    replica, not on those that serve.
     """
     if not managed:
         # How long Docker's own `stop` waits: the controller's patience is the spec's, whatever the container says.
@@ -132,6 +142,8 @@ def create_body(
     body["Labels"] = {**body.get("Labels", {}), **_labels(spec, replica, version, number, gpus, project, node)}
     if spec.managed:
         own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
+        # Not part of `container`, and so of no version: running replicas are given another one when it changes.
+        own += [f"PIERHEAD_USER_CONFIG={spec.user_config}"] if spec.user_config != NO_USER_CONFIG else []
         body["Env"] = sorted([*body.get("Env", []), *own])
     if slot := _slot_environment(spec, gpus):
         body["Env"] = sorted([*body.get("Env", []), *slot])
@@ -154,6 +166,8 @@ def _labels(
         "pierhead.replica": replica,
         "pierhead.port": str(spec.port),
         "pierhead.probe": f"{spec.probe.port}{spec.probe.path}",
+        "pierhead.graceful_shutdown_timeout_s": f"{spec.graceful_shutdown_timeout_s:.10g}",
+        "pierhead.stop_grace_period_s": f"{spec.stop_grace_period_s:.10g}",
         "pierhead.gpus": ",".join(f"{gpu.uuid}{slot}" for gpu in gpus),
         "pierhead.node": node,
         "com.docker.compose.project": project,

@@ -32,7 +32,7 @@ from controller.model import (
     VersionGoal,
     current_version,
 )
-from controller.phases import staying
+from controller.phases import gets_traffic, is_ready, staying
 from controller.revisions import made_as, recorded, state_of, state_text, written
 from controller.rollout import Count, Facts, Rules
 from controller.rollout_words import rollout_words
@@ -42,6 +42,11 @@ logger = logging.getLogger(__name__)
 
 REVISIONS_KEPT = 10
 """Versions of a service that can be gone back to."""
+
+REFUSED_FOR_S = 30.0
+"""How long the engine must have refused a version's container before that is held against the version. Three tries take
+two seconds: an engine that is busy, or begins again, needs longer than that to be itself, and a rejection stays until
+somebody asks for the version anew."""
 
 Callers = Callable[[], Mapping[str, frozenset[str]]]
 """Who watches whom: name of a replica, or of anything else -> services."""
@@ -84,6 +89,8 @@ class Deployer:
         self._states = {service: state_of(text) for service, text in store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
+        self._user_configs: dict[tuple[str, str], str] = {}
+        """By service and version: the one that is known to be recorded."""
         self.directions = Directions()
 
     # -------------------------------------------------------------------------------------------------------- a look
@@ -121,7 +128,7 @@ class Deployer:
         return self.directions
 
     def _rules(self, service: ServiceSpec) -> Rules:
-        return Rules(service.rollout, service.startup_timeout_s, is_manual=self._is_manual)
+        return Rules(service.rollout, service.startup_deadline_s, is_manual=self._is_manual)
 
     def _facts(self, name: str, look: _Look) -> Facts:
         state = self._states.get(name, ServiceRollout())
@@ -236,7 +243,10 @@ class Deployer:
     def _record(self, service: ServiceSpec, look: _Look) -> None:
         """Remember how the offered version is made, and forget those that nobody will go back to."""
         version, image_id = self._offered[service.name], look.observed.images.get(service.image)
-        if version is None or not image_id or (service.name, version) in self._store.revisions:
+        if version is None or not image_id:
+            return
+        if (service.name, version) in self._store.revisions:
+            self._record_user_config(service, version)
             return
         state = self._states.get(service.name, ServiceRollout())
         needed = {version, state.stable, *state.previous[:REVISIONS_KEPT]}
@@ -250,7 +260,23 @@ class Deployer:
         except StoreError as error:
             logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
 
+    def _record_user_config(self, service: ServiceSpec, version: str) -> None:
+        """Remember the last user_config that the files had for a version: with it, it comes back."""
+        key = (service.name, version)
+        if self._user_configs.get(key) == service.user_config:
+            return
+        revision = self._store.revisions[key]
+        then = written(revision)
+        try:
+            if then is None or then.user_config != service.user_config:
+                self._store.renew_revision(recorded(service, version, revision.image_id, revision.first_at))
+            self._user_configs[key] = service.user_config
+        except StoreError as error:
+            logger.error("a user_config was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
+
     def _forget_others(self, spec: Spec) -> None:
+        offered = set(self._offered.items())
+        self._user_configs = {key: text for key, text in self._user_configs.items() if key in offered}
         for name in [name for name in self._states if name not in spec.services]:
             try:
                 self._store.forget_rollout(name)
@@ -287,7 +313,7 @@ class Deployer:
         state = self._states.get(name, ServiceRollout())
         if to is None and state.rollout is not None:
             return self.abort(name, now)
-        version = to or next(iter(state.previous), None)
+        version = next(iter(state.previous), None) if to is None else to
         known = [revision.version for revision in self.revisions(name)]
         if version is None:
             raise InvalidRequest(f"{name}: there was no earlier version; known is {', '.join(known) or 'none'}")
@@ -297,6 +323,13 @@ class Deployer:
             )
         if version == state.stable and state.rollout is None:
             raise InvalidRequest(f"{name}: version {version} is what runs")
+        if version != self._offered.get(name) and written(self._store.revisions[(name, version)]) is None:
+            readable = [revision.version for revision in self.revisions(name) if written(revision) is not None]
+            raise InvalidRequest(
+                f"{name}: how version {version} is made was kept by an earlier controller in a form that this one "
+                f"cannot read; it can go back to {', '.join(readable) or 'none'}, and to {version} by the files that "
+                "it was made of"
+            )
         if state.stable is None:
             raise InvalidRequest(f"{name}: no version has ever been ready, so there is nothing to go back from")
         if version == state.stable:
@@ -354,9 +387,12 @@ class Deployer:
 def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, Count]:
     """By version."""
     counts: dict[str, Count] = {}
-    for container, serves in staying(spec, observed, now):
+    for container, phase in staying(spec, observed, now):
         before = counts.get(container.version, Count())
-        counts[container.version] = Count(before.present + 1, before.ready + serves)
+        ready, reached = is_ready(container, phase), gets_traffic(container, spec, observed.routing)
+        counts[container.version] = Count(
+            before.present + 1, before.ready + (ready and reached), before.unreached + (ready and not reached)
+        )
     return counts
 
 
@@ -380,12 +416,12 @@ def _no_place(name: str, state: ServiceRollout, look: _Look, counts: Mapping[str
 
 
 def _failures(name: str, observed: Observed, refusals: Iterable[Refusal], now: float) -> Mapping[str, FailureRecord]:
-    """Failures by version; a container that the engine refuses to make, again and again, counts as one that fails."""
+    """Failures by version; a container that the engine refuses to make, for long, counts as one that fails."""
     found = {version: record for (service, version), record in observed.failures.items() if service == name}
     for refusal in refusals:
         action = refusal.action
         if not isinstance(action, CreateContainer) or action.service != name:
             continue
-        if refusal.failures >= machine.MOST_FAILURES:
+        if refusal.failures >= machine.MOST_FAILURES and now - refusal.since >= REFUSED_FOR_S:
             found[action.version] = FailureRecord(refusal.failures, now, f"it cannot be made: {refusal.error}")
     return found

@@ -69,7 +69,7 @@ def _settings(then: ServiceSpec, now: ServiceSpec) -> Iterator[str]:
         if getattr(then, name) != getattr(now, name):
             yield f"{name}: {getattr(then, name)} -> {getattr(now, name)}"
     if (then.probe.port, then.probe.path) != (now.probe.port, now.probe.path):
-        yield f"readiness: :{then.probe.port}{then.probe.path} -> :{now.probe.port}{now.probe.path}"
+        yield f"health.probe: :{then.probe.port}{then.probe.path} -> :{now.probe.port}{now.probe.path}"
     if then.gpu != now.gpu:
         yield f"gpu: {_shown(then.gpu and then.gpu.count)} -> {_shown(now.gpu and now.gpu.count)}"
 

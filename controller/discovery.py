@@ -117,6 +117,7 @@ class Board:
             epoch=self._epoch,
             unknown=told is None,
             max_queued_requests=told.max_queued_requests if told else None,
+            policy=told.policy if told else "",
         )
         if new == old:
             return False

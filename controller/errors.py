@@ -7,12 +7,15 @@ ControllerError                500  1
 |-- SettingsError              500  2   an environment variable of the controller has a value it cannot use
 |-- StoreError                 500  1   the state file cannot be read or written
 |-- PolicyError                500  1   an autoscaling policy of the user's gives no number; the target is held
+|-- NotYet                     503  1   the controller does not know the world yet; the same request works soon
 |-- Forbidden                  403  2   a change asked for from where no change may be asked for
 |-- EngineError                502  1   the Docker Engine refused or does not answer
 |   |-- EngineUnreachable      503  1
+|   |   `-- EngineSocketGone   503  1   its socket file is deleted; a controller that starts anew has the new one
 |   `-- ImageNotFound          502  1
-`-- RoutingError               502  1   HAProxy refused a command
-    `-- RoutingUnreachable     503  1
+|-- RoutingError               502  1   HAProxy refused a command
+|   `-- RoutingUnreachable     503  1
+`-- ReplicaError               502  1   a replica does not take what it is given
 """
 
 from __future__ import annotations
@@ -68,6 +71,12 @@ class AnotherController(ControllerError):
     exit_code = 3
 
 
+class NotYet(ControllerError):
+    """The controller was just started, or has not looked at something yet: the same request works soon."""
+
+    http_status = 503
+
+
 class Forbidden(ControllerError):
     """A change was asked for by somebody who may not ask for it."""
 
@@ -87,6 +96,10 @@ class EngineUnreachable(EngineError):
     http_status = 503
 
 
+class EngineSocketGone(EngineUnreachable):
+    """The Docker Engine does not answer, and never will at the socket file that this process has."""
+
+
 class ImageNotFound(EngineError):
     """The image is neither on this machine nor to be pulled."""
 
@@ -101,3 +114,9 @@ class RoutingUnreachable(RoutingError):
     """HAProxy's socket does not answer."""
 
     http_status = 503
+
+
+class ReplicaError(ControllerError):
+    """A replica's admin port refused a request, or does not answer."""
+
+    http_status = 502

@@ -12,6 +12,7 @@ from typing import Literal
 
 from controller.errors import StoreError
 from controller.model import Event
+from controller.plain_text import storable
 from controller.store import EVENTS_KEPT, Store, StoredEvent
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,9 @@ class EventLog:
         outcome: Literal["ok", "failed", "info", "warning"] = "info",
     ) -> None:
         """Keep and log one event; an unchanged repetition is counted on the earlier one."""
-        event = Event(self._clock(), kind, service, target or service, message, outcome)
-        fields = {"kind": kind, "service": service, "target": event.target, "outcome": outcome}
+        message = storable(message)
+        event = Event(self._clock(), kind, storable(service), storable(target or service), message, outcome)
+        fields = {"kind": kind, "service": event.service, "target": event.target, "outcome": outcome}
         logger.log(LEVELS[outcome], message, extra=fields)
         try:
             if not self._repeat(event):

@@ -28,7 +28,9 @@ def explanation(name: str, view: View) -> dict[str, Any]:
         "in_flight": load.running if load else None,
         "waiting": load.waiting if load else None,
         "spec_replicas": spec.replicas if spec else None,
-        "failure": {"count": record.count, "last_at": record.last_at, "detail": record.detail} if record else None,
+        "failure": {"count": record.count, "last_at": view.wall_time(record.last_at), "detail": record.detail}
+        if record
+        else None,
         "refusals": [_refusal(refusal, view.at) for refusal in mine],
     }
 

@@ -35,10 +35,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Unmark:
-    """A GPU may be used again."""
+    """A GPU may be used again. `asked`: somebody said so."""
 
     uuid: str
     why: str
+    asked: bool = False
 
 
 @dataclass(slots=True)

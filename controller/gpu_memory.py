@@ -90,6 +90,12 @@ class GpuMemoryWatch:
             if str(error) != self.problem:
                 logger.warning("%s", error)
             self._reading, self.problem = None, str(error)
+        except Exception as error:
+            # A defect that one machine brings out must not end the controller: placed is by what containers hold.
+            words = f"internal: reading the memory of the GPUs raised {type(error).__name__}: {error}"
+            if words != self.problem:
+                logger.exception("internal: reading the memory of the GPUs raised")
+            self._reading, self.problem = None, words
         else:
             self._reading, self.problem, self._worked = GpuReading(self._begun, used), "", True
         finally:

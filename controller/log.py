@@ -7,6 +7,8 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+from controller.plain_text import storable
+
 FIELDS = ("kind", "service", "target", "outcome", "action", "method", "path", "status")
 """What `extra=` may carry."""
 
@@ -24,7 +26,7 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name in FIELDS if (value := getattr(record, name, "")) != ""}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return storable(json.dumps(line, ensure_ascii=False))
 
 
 def configure(level: str) -> None:

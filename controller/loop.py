@@ -25,8 +25,11 @@ from controller.engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine, Eng
 from controller.errors import (
     ControllerError,
     EngineError,
+    EngineSocketGone,
     EngineUnreachable,
     InvalidRequest,
+    NotYet,
+    ReplicaError,
     SpecError,
     StoreError,
     UnknownService,
@@ -45,10 +48,12 @@ from controller.model import (
     RemoveContainer,
     ServiceSpec,
     Spec,
+    UserConfigReport,
     goal_of,
 )
 from controller.observe import Observer, Sight
-from controller.perform import Performer
+from controller.outlive import outlive
+from controller.perform import Give, Performer
 from controller.plan import plan as make_plan
 from controller.plan_text import describe
 from controller.policies import Functions, Policies
@@ -61,6 +66,7 @@ from controller.spec_watch import SpecSource, SpecWatch
 from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
 from controller.store import Override, Store
 from controller.transitions import transitions
+from controller.user_config import remembered
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +83,17 @@ DEBOUNCE_S = 0.02
 REOPEN_S = 1.0
 """Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
 ENGINE_LOST_S = 30.0
-"""An engine that comes back with a new socket file is out of reach of a container that has the old one mounted. After
-this long the controller ends: traffic goes on, and Docker starts it again with the new file."""
+"""After so long without the engine the controller ends: traffic goes on, and Docker starts it again when it is back."""
+SOCKET_GONE_S = 5.0
+"""The same where the engine's socket file is deleted: the one that the next engine makes is out of reach of a container
+that has the old one mounted. Not at once: while the engine is away anyway, there is somebody to say so."""
+DEFECT_WORDS = "internal: a tick raised"
+"""How the notice of a tick that did not come to its end begins."""
+
+
+async def _nobody_is_there(address: str, text: str) -> UserConfigReport:
+    raise ReplicaError(f"internal: nobody gives {len(text)} bytes of user_config to {address}")
+
 
 Planner = Callable[[Desired, Observed, float], Plan]
 
@@ -120,6 +135,7 @@ class World:
     query: Query = no_prometheus
     policy_dir: Path | None = None
     """Where autoscaling functions are looked for."""
+    give: Give = _nobody_is_there
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
@@ -151,16 +167,19 @@ class Loop:
         self._world = world
         self._spawn = spawn
         self._clock = clock
+        self._wall = wall
         self._planner = planner
         self._engine_lost_s = engine_lost_s
         self._wakeup = Wakeup()
         self.events = EventLog(world.store, wall)
         self.metrics = ControllerMetrics(lambda: self.view)
         self.board = Board()
-        self.view = View(at=clock(), project=world.project)
+        self.view = View(at=clock(), project=world.project, ahead_s=self._ahead_s())
         self.started_at = clock()
         self.last_tick_at: float | None = None
-        self._waiting_for_look: list[asyncio.Future[None]] = []
+        self._waiting_for_look: list[asyncio.Future[str]] = []
+        """Told, when a look has ended, why nothing was seen; "" = all of the world was."""
+        self._unseen = ""
         self.specs = SpecWatch(world.source, self.events, self._spec_changed)
         self._prober = Prober(world.ask, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
         self._observer = Observer(world.engine, world.router, self._prober, world.store, clock, wall)
@@ -172,6 +191,8 @@ class Loop:
             world.project,
             self._service_specs,
             lambda: self._edge,
+            world.give,
+            self._prober.learn,
             clock,
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
@@ -185,6 +206,7 @@ class Loop:
         """Why the state file cannot be written; "" when it can."""
         self._defect = ""
         self._edge: Mapping[str, ServiceSpec] = {}
+        self._user_configs: Mapping[str, str] = {}
         if world.store.set_aside is not None:
             lost = (
                 f"the state file was damaged and is kept at {world.store.set_aside}; scale targets are the files' again"
@@ -197,6 +219,11 @@ class Loop:
         return self._clock()
 
     @property
+    def wall_now(self) -> float:
+        """The time by the wall clock: what people and the engine go by."""
+        return self._wall()
+
+    @property
     def in_progress(self) -> tuple[Action, ...]:
         """Actions that have begun, or wait for others, and have not ended."""
         return self._executor.in_progress
@@ -205,9 +232,9 @@ class Loop:
 
     def start(self) -> None:
         """Begin: read the compose files, follow the engine, look and act. All of it ends with the owner of `spawn`."""
-        self._spawn(self.specs.run())
-        self._spawn(self._follow_engine())
-        self._spawn(self._run())
+        self._spawn(outlive("watching the compose files", self.specs.run))
+        self._spawn(outlive("following the engine", self._follow_engine, ends_with=(EngineUnreachable,)))
+        self._spawn(outlive("the loop", self._run))
 
     async def _run(self) -> None:
         while True:
@@ -221,28 +248,42 @@ class Loop:
             look_s = await self.tick()
         except Exception as error:
             # A defect that one state of the world brings out must not take the API and the probes down with it.
-            message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
+            message = f"{DEFECT_WORDS} {type(error).__name__}: {error}; nothing is done until this is over"
             if message != self._defect:  # its traceback once, not every second
                 logger.exception("internal: a tick raised")
             self._defect = message
+            self._show_defect(message)
             self.events.record("tick_failed", message, outcome="failed")
             self.metrics.tick_failed()
             look_s = LOOK_S
         else:
             self._defect = ""
+            self.last_tick_at = self._clock()
         for looked in waiting:
             if not looked.done():
-                looked.set_result(None)
-        self.last_tick_at = self._clock()
-        self.metrics.tick(self.last_tick_at - started)
+                looked.set_result(self._defect or self._unseen)
+        self.metrics.tick(self._clock() - started)
         return look_s
+
+    @property
+    def defect(self) -> str:
+        """Why the last tick did not come to its end, in words; "" when it did."""
+        return self._defect
+
+    def _show_defect(self, message: str) -> None:
+        """What was published last goes on to be shown, with the news that it is old."""
+        others = tuple(notice for notice in self.view.notices if not notice.startswith(DEFECT_WORDS))
+        self.view = replace(self.view, notices=(message, *others))
 
     async def tick(self) -> float:
         """Do one round; return after how many seconds the next is due at the latest."""
         self._watch_store()
         spec = self.specs.current
         if spec is None:
-            self.view = View(at=self._clock(), project=self._world.project, spec_problems=self.specs.problems)
+            self._unseen = "the compose files are not read yet"
+            self.view = View(
+                self._clock(), self._world.project, spec_problems=self.specs.problems, ahead_s=self._ahead_s()
+            )
             return LOOK_S
         in_progress = self._executor.in_progress
         sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
@@ -251,6 +292,7 @@ class Loop:
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
         self._measurements.sync(spec.services)
         seen = sight.complete and not sight.engine_error
+        self._unseen = "" if seen else sight.engine_error or "the containers were not read yet"
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
         desired = self._desired(spec, sight, targets_of(spec, overrides, autoscaled), now, seen=seen)
         # From a world that cannot be seen nothing can be concluded.
@@ -288,6 +330,8 @@ class Loop:
     def _publish(self, desired: Desired, sight: Sight, plan: Plan, now: float) -> None:
         refusals = self._executor.gate.refusals()
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
+        specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
+        self._user_configs = remembered(self._user_configs, specs)
         before, self.view = (
             self.view,
             View(
@@ -305,6 +349,7 @@ class Loop:
                     now,
                     self._scaler.rows,
                     self.deployer.directions.rows,
+                    self._user_configs,
                 ),
                 gpus=gpu_uses(sight.observed),
                 gpu_memory_problem=self._gpu_memory.problem,
@@ -315,6 +360,7 @@ class Loop:
                 refusals=refusals,
                 engine_reachable=not sight.engine_error,
                 haproxy_reachable=sight.observed.routing is not None,
+                ahead_s=self._ahead_s(),
             ),
         )
         if sight.complete:
@@ -323,6 +369,10 @@ class Loop:
             self.events.record(
                 change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
             )
+
+    def _ahead_s(self) -> float:
+        """By how much the wall clock is ahead of the controller's."""
+        return self._wall() - self._clock()
 
     def _watch_store(self) -> None:
         """Try again to write what could not be written, and tell when that begins and ends."""
@@ -354,8 +404,8 @@ class Loop:
                 self._world.store.mark_gpu(fault)
                 words = f"no replica is placed on GPU {fault.uuid}: {fault.reason}"
                 self.events.record("gpu_marked", words, target=fault.uuid, outcome="warning")
-            case Unmark(uuid, why):
-                self._world.store.unmark_gpu(uuid)
+            case Unmark(uuid, why, asked):
+                self._world.store.unmark_gpu(uuid, asked=asked)
                 self.events.record("gpu_unmarked", f"GPU {uuid} is used again: {why}", target=uuid, outcome="ok")
         self._wakeup.ring()
 
@@ -401,7 +451,7 @@ class Loop:
         """Take what files and images give now, for all services or these; return one sentence each.
 
         Both are read again first: whoever edits a file and deploys means what it says now. Raises UnknownService,
-        SpecError, StoreError, ControllerError (no look at the world ends).
+        SpecError, StoreError, ControllerError (no look at the world ends), EngineUnreachable (it saw nothing).
         """
         await self.specs.read_again()
         if self.specs.problems:
@@ -428,19 +478,27 @@ class Loop:
         return self._asked(self.deployer.promote(service, self._clock()))
 
     async def _next_look(self) -> None:
-        """Return when the loop has looked at all of the world once more. Raises ControllerError when it does not."""
+        """Return when the loop has looked at all of the world once more and has seen it.
+
+        Raises EngineUnreachable when it has not seen it, ControllerError when it does not look.
+        """
         looked = asyncio.get_running_loop().create_future()
         self._waiting_for_look.append(looked)
         self._observer.engine_changed()
         self._wakeup.ring()
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
-                await looked
+                unseen = await looked
         except TimeoutError:
             raise ControllerError(
                 f"the controller has not looked at the world for {LOOK_LIMIT_S:g} s; `pierhead status` says what it "
                 "waits for"
             ) from None
+        if unseen:
+            raise EngineUnreachable(
+                f"what files and images give now could not be seen, so nothing was changed: {unseen}; repeat it when "
+                "`pierhead status` shows the world again"
+            )
 
     def _asked(self, said: T) -> T:
         self._wakeup.ring()
@@ -456,38 +514,39 @@ class Loop:
         faults = self._world.store.gpu_faults
         if uuid not in faults:
             raise InvalidRequest(f"GPU {uuid} has no mark; with one: {', '.join(sorted(faults)) or 'none'}")
+        self._change_gpu(Unmark(uuid, "somebody said so", asked=True))
         self._gpus.forget(uuid)
-        self._change_gpu(Unmark(uuid, "somebody said so"))
 
     def _known_gpu(self, uuid: str) -> None:
         known = [gpu.uuid for gpu in self.view.gpus]
         if uuid not in known:
             raise InvalidRequest(f"there is no GPU {uuid!r}; this machine has {', '.join(known) or 'none'}")
 
-    async def logs(self, service: str, tail: int, after: float | None = None) -> Mapping[str, str]:
-        """Return the last `tail` lines of every replica, those from a unix time on, by name.
+    async def logs(
+        self, service: str, tail: int, after: float | None = None, *, timed: bool = False
+    ) -> Mapping[str, str]:
+        """Return the last `tail` lines of every replica, those from a unix time on, by name; `timed`: as the engine's.
 
         Raises UnknownService, EngineError.
         """
         mine = self.view.observed.containers_of(service) if self.view.observed else ()
         if not mine:
             self.known(service)
-        texts = await asyncio.gather(*(self._world.engine.logs(container.id, tail, after) for container in mine))
+        engine = self._world.engine
+        texts = await asyncio.gather(*(engine.logs(container.id, tail, after, timed=timed) for container in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 
     def known_spec(self) -> Spec:
-        """Return what the compose files say. Raises SpecError, ControllerError (they were not read yet)."""
+        """Return what the compose files say. Raises SpecError, NotYet (they were not read yet)."""
         spec = self.specs.current
         if spec is None:
             if self.specs.problems:
                 raise SpecError(self.specs.problems)
-            raise ControllerError(
-                "the controller has just been started and reads the compose files; repeat in a second"
-            )
+            raise NotYet("the controller has just been started and reads the compose files; repeat in a second")
         return spec
 
     def known(self, service: str) -> Spec:
-        """Return the spec if it has that service. Raises UnknownService, SpecError (there is no usable spec)."""
+        """Return the spec if it has that service. Raises UnknownService, SpecError (none is usable), NotYet."""
         spec = self.known_spec()
         if service not in spec.services:
             names = sorted(spec.services)
@@ -502,20 +561,23 @@ class Loop:
 
     def _spec_changed(self) -> None:
         spec = self.specs.current
-        for name, override in dict(self._world.store.overrides).items():
-            service = spec.services.get(name) if spec else None
-            if service is not None and service.replicas != override.spec_replicas:
-                self._drop_override(name, override, service.replicas)
+        if spec is not None and not self.specs.problems:  # of files that cannot be read nobody knows what they say
+            for name, override in dict(self._world.store.overrides).items():
+                service = spec.services.get(name)
+                if service is None:
+                    self._drop_override(name, override, f"the compose files no longer have {name}")
+                elif service.replicas != override.spec_replicas:
+                    self._drop_override(name, override, f"the compose files now say {service.replicas} replicas")
         self._wakeup.ring()
 
-    def _drop_override(self, service: str, override: Override, replicas: int) -> None:
+    def _drop_override(self, service: str, override: Override, why: str) -> None:
         """The compose files were edited after the scale call: the last word counts."""
         try:
             self._world.store.drop_override(service)
         except StoreError as error:
             logger.error("a scale target was kept: %s", error)  # noqa: TRY400 - the next change tries again
             return
-        message = f"{service}: the compose files now say {replicas} replicas; the {override.replicas} set by scale end"
+        message = f"{service}: {why}; the {override.replicas} set by scale end"
         self.events.record("scale", message, service=service)
 
     def _ended(self, outcome: Outcome) -> None:
@@ -556,9 +618,12 @@ class Loop:
             except EngineError as error:
                 logger.warning("the engine's event stream broke, opening it again: %s", error)
                 heard_at = heard_at if not self._observer.stream_open else self._clock()
-                if self._clock() - heard_at > self._engine_lost_s:
+                gone = isinstance(error, EngineSocketGone)
+                patience_s = min(SOCKET_GONE_S, self._engine_lost_s) if gone else self._engine_lost_s
+                if self._clock() - heard_at > patience_s:
+                    why = "its socket file is deleted" if gone else str(error)
                     raise EngineUnreachable(
-                        f"the Docker Engine has not answered for {self._engine_lost_s:g} s ({error}); "
+                        f"the Docker Engine has not answered for {patience_s:g} s ({why}); "
                         "the controller ends and Docker, when it is back, starts it again"
                     ) from error
             finally:

@@ -13,12 +13,14 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
 
 from controller.errors import PolicyError
 from controller.model import PrometheusPolicy, ServiceSpec
+from controller.outlive import outlive
 
 BODY_LIMIT = 1024 * 1024
 """A single number is far smaller; a query without an aggregation may answer with every series there is."""
@@ -82,7 +84,8 @@ class Measurements:
             if name not in self._watches:
                 now = self._clock()
                 watch = self._watches[name] = _Watch(policy, now, now)
-                watch.task = self._spawn(self._ask_forever(name, watch))
+                asking = partial(self._ask_forever, name, watch)
+                watch.task = self._spawn(outlive(f"asking for {name}'s value", asking, tell=partial(_fail, watch)))
 
     def value(self, service: str, policy: PrometheusPolicy, now: float) -> float | None:
         """The last good value; raises PolicyError when there is none or it is too old.
@@ -119,6 +122,10 @@ class Measurements:
             await asyncio.sleep(watch.policy.period_s)
 
 
+def _fail(watch: _Watch, words: str) -> None:
+    watch.error = words
+
+
 class Prometheus:
     """GET <url>/api/v1/query. Connections are kept, nothing is remembered."""
 
@@ -146,7 +153,7 @@ class Prometheus:
         except aiohttp.ClientConnectorError as error:
             reason = error.os_error.strerror or str(error.os_error)
             raise PolicyError(f"no connection to {policy.url}: {reason}") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, OverflowError) as error:  # the last two: of names and ports
             raise PolicyError(f"no valid answer from {policy.url}: {str(error) or type(error).__name__}") from error
         return number_in(response.status, body, policy.url)
 

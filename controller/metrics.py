@@ -16,7 +16,7 @@ from controller.apply import Outcome
 from controller.model import Action, Held, backend_name
 from controller.status import View
 
-TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
 ACTION_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -113,14 +113,17 @@ def _rollouts(view: View | None) -> Iterator[Metric]:
         "pierhead_service_rollout_age_seconds", "Since a change of version began; 0 = none goes on.", labels=["service"]
     )
     rejected = GaugeMetricFamily(
-        "pierhead_service_rolled_back", "1 while the files give a version that was rolled back.", labels=["service"]
+        "pierhead_service_rolled_back",
+        "1 while the files give a version that was rolled back, unless somebody asked for that.",
+        labels=["service"],
     )
     for row in view.services if view else ():
         if view is None or row.rollout is None:
             continue
         state = row.rollout.state
         age.add_metric([row.name], view.at - state.rollout.begun_at if state.rollout else 0.0)
-        rejected.add_metric([row.name], float(state.rejection_of(row.rollout.offered) is not None))
+        rejection = state.rejection_of(row.rollout.offered)
+        rejected.add_metric([row.name], float(rejection is not None and not rejection.is_asked))
     yield from (age, rejected)
 
 

@@ -28,6 +28,12 @@ EventOutcome = Literal["ok", "failed", "info", "warning"]
 """How what an event tells of ended."""
 Placement = Literal["pack", "spread"]
 
+DEFAULT_POLICY = "power_of_two"
+"""How callers choose among a service's replicas, unless it says otherwise."""
+
+NO_USER_CONFIG = "{}"
+"""The text of a user_config that sets nothing: what is in force in a replica that has just begun."""
+
 GPU_PARTS = 10_000
 """Into how many parts a GPU can be divided: the steps in which fractions count, as in Ray."""
 
@@ -147,8 +153,8 @@ class AutoscaleSpec:
     upscaling_factor: float = 1.0
     downscaling_factor: float = 1.0
     aggregation_function: Aggregation = "mean"
-    panic_threshold: float = 2.0
-    """A burst is load of this many times what the running replicas are for."""
+    panic_threshold: float | None = 2.0
+    """A burst is load of this many times what the running replicas are for; None = no load is one."""
     panic_window_s: float = 3.0
     policy: FunctionPolicy | PrometheusPolicy | None = None
     """What decides; None = Ray Serve's formula on the load."""
@@ -204,13 +210,20 @@ class ServiceSpec:
     """How many replicas may be on this machine at a time; None = as many as fit."""
     max_ongoing_requests: int = 100
     max_queued_requests: int = -1
+    router_policy: str = DEFAULT_POLICY
+    """How its callers choose among its replicas: a name of the runtime's, or an import path for them."""
     backpressure: Backpressure = Backpressure()
     request_timeout_s: float = 60.0
+    graceful_shutdown_wait_loop_s: float | None = None
+    """How long a draining replica goes on serving at least, for callers that have not heard of it yet; None = as long
+    as they need to hear of it."""
     graceful_shutdown_timeout_s: float = 20.0
     """How long a draining replica may finish what it has before it is told to stop regardless."""
     stop_grace_period_s: float = 30.0
     """Compose's stop_grace_period: time between SIGTERM and SIGKILL."""
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
+    user_config: str = NO_USER_CONFIG
+    """What `reconfigure` of its replicas gets, as canonical JSON; running ones are given another one as it changes."""
     metrics_port: int | None = None
     """Port of GET <metrics_path>; None = the replica exports no metrics."""
     metrics_path: str = "/metrics"
@@ -304,6 +317,16 @@ class Health(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class UserConfigReport:
+    """Which user_config a replica was last given, and which one is in force there, each by its digest."""
+
+    wanted: str
+    applied: str
+    error: str = ""
+    """Why the one that it was given is not in force; "" when it is, or is being applied."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaContainer:
     """One container that carries our labels, with what the probe knows of it."""
 
@@ -319,6 +342,9 @@ class ReplicaContainer:
     container does not say (an earlier controller made it): the spec's port."""
     probe: tuple[int, str] | None = None
     """Port and path that it is asked at whether it is ready; None = the container does not say: the spec's."""
+    graceful_shutdown_timeout_s: float | None = None
+    stop_grace_period_s: float | None = None
+    """What it was made with, for when its service is no longer in the files; None = the container does not say."""
     node: str = ""
     """The machine that it was made on, by the engine's name for it; "" = the container does not say."""
     gpus: tuple[str, ...] = ()
@@ -350,6 +376,8 @@ class ReplicaContainer:
     """When its work, or its start, was last seen to move; None where it does not say."""
     stalled_since: float | None = None
     """Since when it has had requests in flight at every look, and none of them moved; None when it works."""
+    user_config: UserConfigReport | None = None
+    """None where it does not say: a foreign image, an earlier runtime, a program that does not listen yet."""
     gpu_fault: str = ""
     """Why it cannot stay on its GPUs; "" when it may."""
 
@@ -531,6 +559,8 @@ class Rollout:
     cause: str
     stuck_since: float | None = None
     """Since when there has been no place for the next replica, and nobody on the way who may leave one."""
+    is_return: bool = False
+    """To an earlier version that somebody asked for: it has proved itself, so nobody waits to watch it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,6 +570,8 @@ class Rejection:
     version: str
     reason: str
     at: float
+    is_asked: bool = False
+    """Somebody wanted it so: nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -672,6 +704,16 @@ class RemoveContainer(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUserConfig(Action):
+    """Tell a replica which user_config it shall have; it goes on meanwhile. Target = replica name."""
+
+    container_id: str
+    address: str
+    """Of its admin port."""
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddServer(Action):
     """Give HAProxy a ready replica: add server, enable health, enable server."""
 
@@ -779,6 +821,7 @@ class ServiceEndpoints:
     replicas: tuple[Endpoint, ...] = ()
     max_queued_requests: int = -1
     """How many calls may wait at each caller; -1 = no bound."""
+    policy: str = DEFAULT_POLICY
 
 
 @dataclass(frozen=True, slots=True)
@@ -862,6 +905,8 @@ class ServiceStatus:
     """None for a service whose number of replicas is fixed."""
     rollout: RolloutStatus | None = None
     """None for a service that the compose files do not have any more."""
+    user_config: UserConfigStatus | None = None
+    """None where nothing is set, and nothing is in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -878,6 +923,26 @@ class RolloutStatus:
     message: str = ""
     changes: tuple[str, ...] = ()
     """What makes `offered` another version than the stable one."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserConfigStatus:
+    """How far a service's user_config has come. Replicas are those that serve and have the wanted version."""
+
+    wanted: str
+    """Its digest."""
+    applied: int
+    """Replicas in which it is in force."""
+    replicas: int
+    refused: tuple[str, ...] = ()
+    """One sentence for each replica that does not take it, those that start included."""
+    changes: tuple[str, ...] = ()
+    """What is another value in it than in the one that a replica has now; empty when all have it."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every replica has it."""
+        return self.applied == self.replicas and not self.refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from controller.errors import ControllerError, EngineError, StoreError
 from controller.gpu_faults import struck
 from controller.model import (
     Action,
+    GpuFault,
     Health,
     Observed,
     ReplicaContainer,
@@ -93,10 +94,7 @@ class Observer:
         if state is None:
             return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
         faults = self._store.gpu_faults
-        judged = (
-            replace(second_opinion(self._prober.judged(one), routing), gpu_fault=struck(one, faults))
-            for one in state.containers
-        )
+        judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
         observed = Observed(
             containers=self._times.brought_over(judged),
             strays=state.strays,
@@ -172,6 +170,12 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
         detail = f"{container.health_detail}; HAProxy's own check passes"
         return replace(container, health=Health.READY, health_detail=detail)
     return container
+
+
+def with_fault(container: ReplicaContainer, faults: Mapping[str, GpuFault]) -> ReplicaContainer:
+    """Return the replica with what is wrong with its GPUs, if there is anything."""
+    fault = struck(container, faults) if faults else ""
+    return replace(container, gpu_fault=fault) if fault else container
 
 
 def outdated_containers(

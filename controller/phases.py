@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import enum
 
-from controller.model import ContainerState, Health, Observed, ReplicaContainer, Retirement, ServiceSpec
+from controller.model import (
+    ContainerState,
+    Health,
+    Observed,
+    ReplicaContainer,
+    Retirement,
+    RoutingState,
+    ServerState,
+    ServiceSpec,
+)
 
-DEFAULT_STARTUP_TIMEOUT_S = 1800.0
+DEFAULT_STARTUP_DEADLINE_S = 1800.0
 
 
 class Phase(enum.StrEnum):
@@ -48,18 +57,29 @@ def phase_of(
     return (Phase.RUNNING if container.health is Health.READY else Phase.STARTING), ""
 
 
-def serves(container: ReplicaContainer, phase: Phase) -> bool:
-    """Whether a replica takes new requests: one that somebody told to stop behind our back is ready and takes none."""
+def is_ready(container: ReplicaContainer, phase: Phase) -> bool:
+    """Whether a replica would take requests: one that somebody told to stop behind our back takes none."""
     return phase is Phase.RUNNING and not container.reported_draining
 
 
-def staying(spec: ServiceSpec, observed: Observed, now: float) -> list[tuple[ReplicaContainer, bool]]:
-    """Replicas of a service that count towards its target, and whether each serves now."""
+def gets_traffic(container: ReplicaContainer, spec: ServiceSpec | None, routing: RoutingState | None) -> bool:
+    """Whether requests from outside reach a replica that is ready: HAProxy has its server, and finds it well.
+
+    True where none come from outside; and while HAProxy does not answer, since it goes on with the servers it has.
+    """
+    if spec is None or routing is None or not spec.is_routed:
+        return True
+    server = routing.server_of(container.service, container.name)
+    return server is not None and server.state is ServerState.READY and server.up
+
+
+def staying(spec: ServiceSpec, observed: Observed, now: float) -> list[tuple[ReplicaContainer, Phase]]:
+    """Replicas of a service that count towards its target."""
     phases = [
         (container, phase_of(container, spec, observed.retirements.get(container.id), now)[0])
         for container in observed.containers_of(spec.name)
     ]
-    return [(container, serves(container, phase)) for container, phase in phases if phase.serves_or_will]
+    return [(container, phase) for container, phase in phases if phase.serves_or_will]
 
 
 def _failure_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
@@ -75,7 +95,7 @@ def _failure_words(container: ReplicaContainer, spec: ServiceSpec | None, now: f
 
 def _late_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
     """Why a replica that starts takes too long; "" while it does not."""
-    limit_s = spec.startup_timeout_s if spec else DEFAULT_STARTUP_TIMEOUT_S
+    limit_s = spec.startup_deadline_s if spec else DEFAULT_STARTUP_DEADLINE_S
     started_at = container.started_at if container.started_at is not None else container.created_at
     moved_at = started_at if container.progressed_at is None else max(started_at, container.progressed_at)
     if now - moved_at <= limit_s:
@@ -83,7 +103,7 @@ def _late_words(container: ReplicaContainer, spec: ServiceSpec | None, now: floa
     waited = f"{limit_s:g} s after its start"
     if moved_at - started_at >= 1.0:
         waited = f"{now - started_at:.0f} s after its start and {limit_s:g} s after its last progress"
-    return f"not ready {waited} (startup_timeout_s): {container.health_detail or 'it never answered'}"
+    return f"not ready {waited} (startup.deadline_s): {container.health_detail or 'it never answered'}"
 
 
 def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
@@ -93,7 +113,7 @@ def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: f
         return ""
     return (
         f"it hangs: {container.ongoing} requests in flight, and none was answered or sent a message for {limit_s:g} s "
-        "(readiness.progress_timeout_s)"
+        "(health.progress_timeout_s)"
     )
 
 

@@ -73,7 +73,7 @@ class _Card:
 
     @property
     def size_known(self) -> bool:
-        return self.gpu.memory_bytes is not None
+        return bool(self.gpu.memory_bytes)  # a driver that tells none of it does not know it
 
     @property
     def free(self) -> int:
@@ -132,7 +132,7 @@ class GpuLedger:
         reading = observed.gpu_reading
         ledger = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S)
         for order, gpu in enumerate(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults):
-            card = _Card(gpu, order, GPU_PARTS if gpu.memory_bytes is None else gpu.memory_bytes)
+            card = _Card(gpu, order, gpu.memory_bytes or GPU_PARTS)
             ledger._cards[gpu.uuid] = card
             if gpu.parent:
                 ledger._parts.setdefault(gpu.parent, []).append(card)

@@ -9,6 +9,7 @@ Per service, in this order (each numbered in the code):
     3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/shares.py; who
                 replaces somebody comes before who is one more than there were
     4. register ready ones with HAProxy, and only those
+    5. configure those that were given another user_config than they shall have
 
 Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
 actions still in progress are left alone, but count: they hold their number, their GPUs and their place.
@@ -30,6 +31,7 @@ from controller.model import (
     DeleteServer,
     Desired,
     FailureRecord,
+    GiveUserConfig,
     Gpu,
     Health,
     Observed,
@@ -54,22 +56,24 @@ from controller.model import (
     goal_of,
     replica_name,
     service_address,
+    socket_address,
 )
-from controller.phases import Phase, phase_of, serves
+from controller.phases import Phase, gets_traffic, is_ready, phase_of
 from controller.placement import GpuLedger, Shortage
 from controller.shares import Bounds, bounds, weights
 from controller.swaps import Places, Swap, swap
+from controller.user_config import digest, is_due, wanted_in
 
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained when it was read this long after callers were told."""
 BLIND_DRAIN_S = 2.0
-"""Drain time of a replica that reports nothing, once HAProxy has nothing for it.
-
-Ray Serve's graceful_shutdown_wait_loop_s.
-"""
+"""Drain time of a replica that reports nothing, once HAProxy has nothing for it."""
 FAILED_GRACE_S = 5.0
 """SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
 begun as a container's first ignores SIGTERM), and nobody waits for it."""
+USUAL_DRAIN_S = 20.0
+USUAL_GRACE_S = 30.0
+"""Of a replica whose service is gone from the files and which does not say what it was made with."""
 DRAIN_LOOK_S = 0.1
 BACKOFF_MAX_S = 60.0
 
@@ -103,6 +107,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
     for outlook in outlooks:
         _start_rest(draft, outlook)
         _register(draft, outlook)
+        _configure(draft, outlook)
     draft.delete_ghost_servers()
     return Plan(
         steps=tuple(draft.steps),
@@ -203,14 +208,20 @@ class _Replica:
     retirement: Retirement | None
     outdated: bool
     busy: bool
+    is_reached: bool
+    """Whether requests from outside would get to it."""
 
     @property
     def name(self) -> str:
         return self.container.name
 
     @property
+    def is_ready(self) -> bool:
+        return is_ready(self.container, self.phase)
+
+    @property
     def serves(self) -> bool:
-        return serves(self.container, self.phase)
+        return self.is_ready and self.is_reached
 
 
 @dataclass(slots=True)
@@ -257,7 +268,8 @@ class _Outlook:
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
             outdated = goal.version is not None and container.version != goal.version
-            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy))
+            reached = gets_traffic(container, spec, draft.observed.routing)
+            replicas.append(_Replica(container, phase, detail, retirement, outdated, container.name in busy, reached))
         # A replacement has the name of the one it follows: until that is gone, the name is not yet the new one's.
         seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
         creating = tuple(
@@ -371,7 +383,7 @@ def _drained(
     """Return why the replica may be stopped now, or None while it must be waited for."""
     container = replica.container
     waited_s = draft.now - retirement.draining_since
-    limit_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else 20.0
+    limit_s = _drain_s(outlook, container)
     if waited_s >= limit_s:
         return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
     if container.health is not Health.READY:
@@ -383,28 +395,60 @@ def _drained(
         return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
     if server and (server.state is ServerState.READY or server.sessions or server.queued):
         return None
+    stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:
-        fresh = container.ongoing_at >= retirement.draining_since + PROPAGATION_S
+        # Not only that it has stayed: callers that have not heard of it may have begun something meanwhile.
+        fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
         return "nothing in flight" if fresh and container.ongoing == 0 else None
     if outlook.spec is None:
         return None  # its backend is gone, so HAProxy's earlier worker finishes what it has, and tells nobody how much
-    return "nothing in flight that HAProxy knows of" if waited_s >= BLIND_DRAIN_S else None
+    least_s = BLIND_DRAIN_S if stay_s is None else stay_s
+    return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
+
+
+def _drain_s(outlook: _Outlook, container: ReplicaContainer) -> float:
+    """How long it may go on with its requests: as the files say, else as it was made, else the usual time."""
+    if outlook.spec is not None:
+        return outlook.spec.graceful_shutdown_timeout_s
+    made_with_s = container.graceful_shutdown_timeout_s
+    return USUAL_DRAIN_S if made_with_s is None else made_with_s
+
+
+def _grace_s(outlook: _Outlook, container: ReplicaContainer) -> float:
+    """The same of the time from SIGTERM to SIGKILL."""
+    if outlook.spec is not None:
+        return outlook.spec.stop_grace_period_s
+    made_with_s = container.stop_grace_period_s
+    return USUAL_GRACE_S if made_with_s is None else made_with_s
 
 
 def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
     retirement = replica.retirement
     if retirement is None or retirement.stopping_since is None:
         raise AssertionError("internal: a replica stops without a time of its SIGTERM")
-    grace_s = outlook.spec.stop_grace_period_s if outlook.spec else 30.0
+    grace_s = _grace_s(outlook, replica.container)
     never_served = replica.container.health is Health.UNKNOWN and not replica.container.reported_draining
     if retirement.failed or never_served:
         grace_s = min(grace_s, FAILED_GRACE_S)
     left_s = retirement.stopping_since + grace_s - draft.now
-    if left_s > 0:
+    if left_s > 0 and _missed_its_signal(draft, outlook, replica, retirement.stopping_since):
+        _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; it was not listening yet when first told")
+    elif left_s > 0:
         draft.look_again_in(left_s)
-        return
-    _signal(draft, outlook, replica, "SIGKILL", f"{retirement.cause}; still running {grace_s:g} s after SIGTERM")
-    draft.look_again_in(1.0)
+    else:
+        _signal(draft, outlook, replica, "SIGKILL", f"{retirement.cause}; still running {grace_s:g} s after SIGTERM")
+        draft.look_again_in(1.0)
+
+
+def _missed_its_signal(draft: _Draft, outlook: _Outlook, replica: _Replica, told_at: float) -> bool:
+    """Whether a replica goes on as if nobody had told it: a container's first process ignores SIGTERM until it has a
+    handler, which is after its imports. One that heard says so in its answers; one that never does is not told for
+    ever.
+    """
+    container = replica.container
+    heard = container.health is not Health.READY or container.reported_draining
+    managed = outlook.spec is not None and outlook.spec.managed
+    return managed and not heard and FAILED_GRACE_S <= draft.now - told_at < 2 * FAILED_GRACE_S
 
 
 def _signal(
@@ -516,9 +560,9 @@ def _may_go(outlook: _Outlook, limits: Bounds) -> tuple[list[_Replica], list[_Re
     for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
         if replica.phase is not Phase.RUNNING:
             sure.append(replica)
-        elif ready - 1 >= max(limits.floor, outlook.reachable):
+        elif ready - replica.serves >= max(limits.floor, outlook.reachable):
             sure.append(replica)
-            ready -= 1
+            ready -= replica.serves
         else:
             maybe.append(replica)
     return sure, maybe, max(0, ready - limits.floor)
@@ -567,12 +611,12 @@ def _outdated_cause(outlook: _Outlook, limits: Bounds) -> str:
 
 
 def _least_useful_first(replicas: Iterable[_Replica]) -> list[_Replica]:
-    """Those that are not ready yet, then those with the least to finish; of equals the youngest number."""
+    """Those that do not serve yet, then those with the least to finish; of equals the youngest number."""
     order = {Phase.CREATED: 0, Phase.STARTING: 1, Phase.RUNNING: 2}
 
-    def usefulness(replica: _Replica) -> tuple[int, int, int, str]:
+    def usefulness(replica: _Replica) -> tuple[int, bool, int, int, str]:
         container = replica.container
-        return order[replica.phase], container.ongoing or 0, -container.number, replica.name
+        return order[replica.phase], replica.serves, container.ongoing or 0, -container.number, replica.name
 
     return sorted(replicas, key=usefulness)
 
@@ -938,10 +982,34 @@ def _server_weights(outlook: _Outlook) -> tuple[int, int]:
     """Weight of a server of the wanted version, and of one of any other."""
     if outlook.goal.keep is None:
         return 1, 1
-    serving = [replica.outdated for replica in outlook.alive() if replica.serves]
+    serving = [replica.outdated for replica in outlook.alive() if replica.is_ready]
     return weights(outlook.goal.weight, serving.count(False), serving.count(True))
 
 
 def _needs_reload(draft: _Draft, backend: str) -> bool:
     """Whether the backend comes only with the new routes: a reload that fails must not keep others from scaling."""
     return draft.observed.routing is None or backend not in draft.observed.routing.backends
+
+
+# -------------------------------------------------------------------------------------------------------- 5. configure
+
+
+def _configure(draft: _Draft, outlook: _Outlook) -> None:
+    spec = outlook.spec
+    for replica in outlook.alive():
+        container = replica.container
+        text = None if spec is None else wanted_in(container, spec, outlook.goal)
+        if spec is None or text is None or replica.busy or container.ip is None or not is_due(container, text):
+            continue
+        former = container.user_config.wanted if container.user_config else "none"
+        port = spec.probe.port if container.probe is None else container.probe[0]
+        draft.add(
+            GiveUserConfig(
+                target=replica.name,
+                service=outlook.name,
+                container_id=container.id,
+                address=socket_address(container.ip, port),
+                text=text,
+                cause=f"it was given {former}, and shall have {digest(text)}; no restart",
+            )
+        )

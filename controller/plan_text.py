@@ -11,6 +11,7 @@ from controller.model import (
     BeginRetirement,
     CreateContainer,
     DeleteServer,
+    GiveUserConfig,
     Plan,
     PullImage,
     RemoveContainer,
@@ -23,6 +24,7 @@ from controller.model import (
     WriteRouting,
 )
 from controller.placement import slot_words
+from controller.user_config import digest
 
 
 def render_plan(plan: Plan) -> str:
@@ -51,6 +53,8 @@ def describe(action: Action) -> str:  # noqa: C901 - one branch an action, each 
             return f"remove {action.target}"
         case AddServer():
             return f"add server {action.backend}/{action.target} at {action.address}"
+        case GiveUserConfig():
+            return f"give user_config {digest(action.text)} to {action.target}"
         case SetServerState():
             return f"set server {action.backend}/{action.target} to {action.state}"
         case SetServerWeight():

@@ -33,6 +33,8 @@ IMPORT_LIMIT_S = 5.0
 AGAIN_S = 30.0
 """After a failed import, or a call that took too long, the function is left alone for so long."""
 LONGEST_QUERY = 80
+MOST_WANTED = 1e15
+"""Replicas. Whoever asks for more than any bound allows may; what no float counts any more is no answer."""
 
 Ask = Callable[[str, Situation], Answer]
 """The answer for a service (its name) in a situation; raises PolicyError."""
@@ -73,7 +75,10 @@ class Policies:
         name = query_words(policy.query)
         if value is None:
             return Answer(situation.target, f"{name} gives nothing yet")
-        wanted = smoothed(situation.spec, situation.running, situation.running * value / policy.target)
+        goal = situation.running * value / policy.target
+        if not abs(goal) <= MOST_WANTED:  # nor is what is no number at all
+            raise PolicyError(f"{name} = {value:.4g} with a target of {policy.target:g} gives no number of replicas")
+        wanted = smoothed(situation.spec, situation.running, goal)
         return Answer(_keeps_the_last(situation, wanted), f"{name} = {value:.4g}, {policy.target:g} wanted")
 
 
@@ -120,6 +125,10 @@ class Functions:
             raise PolicyError(f"{policy.path} raised {_error_words(error)}") from error
         if not isinstance(wanted, int) or isinstance(wanted, bool):
             raise PolicyError(f"{policy.path} returned {_shown(wanted)}; a policy returns an integer")
+        if abs(wanted) > MOST_WANTED:
+            raise PolicyError(
+                f"{policy.path} returned an integer beyond {MOST_WANTED:g}, which no number of replicas is"
+            )
         return wanted
 
     def _load(self, policy: FunctionPolicy) -> Policy:

@@ -15,11 +15,15 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import aiohttp
 
-from controller.model import Health, ProbeSpec, ReplicaContainer, ServiceSpec
+from controller.errors import ReplicaError
+from controller.model import Health, ProbeSpec, ReplicaContainer, ServiceSpec, UserConfigReport
+from controller.outlive import outlive
+from controller.plain_text import one_line, storable
 
 EAGER_S = 0.25
 """Between readings of a replica that was never ready, for its first EAGER_FOR_S."""
@@ -29,6 +33,8 @@ PATIENT_S = 1.0
 RETIRING_S = 0.1
 """Between readings of a replica that drains: its end is waited for."""
 BODY_LIMIT = 64 * 1024
+MOST_COUNTED = 2**53
+"""Up to here a float counts one by one, as the autoscaler does; a greater number of a replica is taken as none."""
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
 """How a replica is asked that nobody describes: one of a service that was removed while no controller ran."""
 
@@ -49,6 +55,7 @@ class Reading:
     """Another number whenever its work, or its start, has moved."""
     told: str = ""
     """Why it is not ready, in the replica's own words."""
+    user_config: UserConfigReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,7 @@ class Verdict:
     stalled_since: float | None = None
     read_at: float | None = None
     ready_since: float | None = None
+    user_config: UserConfigReport | None = None
 
 
 class Judge:
@@ -108,13 +116,21 @@ class Judge:
             stalled_since=self._stalled_since(reading, progressed_at, now),
             read_at=now,
             ready_since=ready_since if health is Health.READY else None,
+            user_config=reading.user_config or before.user_config,
         )
         return before.health is not health or before.draining is not reading.draining
+
+    def learn(self, report: UserConfigReport) -> None:
+        """The replica has said between two readings which user_config it has."""
+        self.verdict = replace(self.verdict, user_config=report)
 
     def pause_s(self, now: float, *, retiring: bool) -> float:
         """Seconds until the next question."""
         if retiring:
             return RETIRING_S
+        config = self.verdict.user_config
+        if self._was_ready and config is not None and config.applied != config.wanted:
+            return min(PATIENT_S, self._spec.period_s)
         if self._was_ready:
             return self._spec.period_s
         pause_s = EAGER_S if now - self._since < EAGER_FOR_S else PATIENT_S
@@ -248,7 +264,15 @@ class Prober:
             told=verdict.told,
             progressed_at=verdict.progressed_at,
             stalled_since=verdict.stalled_since,
+            user_config=verdict.user_config,
         )
+
+    def learn(self, container_id: str, report: UserConfigReport) -> None:
+        """A replica has said which user_config it has; soon it is asked whether that is in force."""
+        watch = self._watches.get(container_id)
+        if watch is not None:
+            watch.judge.learn(report)
+            watch.nudge.set()
 
     def ready_since(self, container_id: str) -> float | None:
         """Since when the replica is ready without a break; None when it is not."""
@@ -268,7 +292,8 @@ class Prober:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
         watch = _Watch(subject, Judge(subject.spec, self._clock(), was_ready=was_ready))
         self._watches[subject.container_id] = watch
-        watch.task = self._spawn(self._ask_forever(watch))
+        # What it was judged to be it stays meanwhile: a defect of ours says nothing of the replica.
+        watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))
         return watch
 
     def _stop(self, container_id: str) -> None:
@@ -280,11 +305,11 @@ class Prober:
         while True:
             reading = await self._ask(watch.subject)
             now = self._clock()
-            had_ongoing = watch.judge.verdict.ongoing
+            before = watch.judge.verdict
             changed = watch.judge.record(reading, now)
             if reading.ok and changed:
                 self._note_ready(watch.subject.container_id, watch.subject.started_at)
-            if changed or not watch.asked.is_set() or (watch.retiring and had_ongoing != reading.ongoing):
+            if changed or not watch.asked.is_set() or _is_awaited(before, watch):
                 watch.asked.set()
                 self._changed()
             await self._pause(watch, watch.judge.pause_s(now, retiring=watch.retiring))
@@ -297,6 +322,12 @@ class Prober:
         except TimeoutError:
             return  # nobody was in a hurry: the usual case
         watch.nudge.clear()
+
+
+def _is_awaited(before: Verdict, watch: _Watch) -> bool:
+    """Whether the last reading says something else that the loop waits for."""
+    now = watch.judge.verdict
+    return before.user_config != now.user_config or (watch.retiring and before.ongoing != now.ongoing)
 
 
 def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
@@ -346,6 +377,22 @@ class HttpProbe:
             return Reading(ok=False, detail=f"no valid answer from {where}: {str(error) or type(error).__name__}")
         return _reading(response.status, where, _report(body) if subject.managed else {})
 
+    async def give(self, address: str, text: str) -> UserConfigReport:
+        """Give a replica a user_config; returns what it says of it. The caller sets a limit. Raises ReplicaError."""
+        url = f"http://{address}/user-config"
+        try:
+            async with self._session.put(url, data=text.encode(), allow_redirects=False) as response:
+                said = _report(await _body(response))
+                if not response.content.at_eof():
+                    response.close()
+        except (aiohttp.ClientError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise ReplicaError(f"{url} does not answer: {why}; it is tried again") from error
+        report = _config_report(said.get("user_config"))
+        if response.status != 200 or report is None:
+            raise ReplicaError(f"{url} refused it with {response.status}: {said.get('error') or 'no reason is given'}")
+        return report
+
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
     body = b""
@@ -356,8 +403,9 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
     ok = 200 <= status < 300
-    told = report.get("detail")
-    detail = f"{status} from {where}" + (f": {told}" if isinstance(told, str) and told else "")
+    said = report.get("detail")
+    told = one_line(said) if isinstance(said, str) else ""
+    detail = f"{status} from {where}" + (f": {told}" if told else "")
     draining = not ok and report.get("state") == "draining"
     return Reading(
         ok,
@@ -369,7 +417,8 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _count(report.get("answered")),
         _count(report.get("errors")),
         _count(report.get("progress")),
-        told if isinstance(told, str) and not ok else "",
+        "" if ok else told,
+        _config_report(report.get("user_config")),
     )
 
 
@@ -382,12 +431,24 @@ def _report(body: bytes) -> Mapping[str, Any]:
     return report if isinstance(report, dict) else {}
 
 
+def _config_report(value: object) -> UserConfigReport | None:
+    """What a replica says of its user_config; None where it cannot be read (an earlier runtime)."""
+    if not isinstance(value, dict):
+        return None
+    wanted, applied, error = value.get("wanted"), value.get("applied"), value.get("error")
+    if not (isinstance(wanted, str) and isinstance(applied, str) and isinstance(error, str)):
+        return None
+    return UserConfigReport(wanted, applied, error)
+
+
 def _counts(value: object) -> Mapping[str, int]:
     """A replica's calls that wait, by service; what cannot be read counts as none."""
     if not isinstance(value, dict):
         return {}
-    return {str(name): count for name, found in value.items() if (count := _count(found)) is not None}
+    return {storable(str(name)): count for name, found in value.items() if (count := _count(found)) is not None}
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MOST_COUNTED else None

@@ -59,8 +59,11 @@ class Problems:
         """Write down that something else was found than expected."""
         self.add(path, f"expected {expectation}, found {shown(found)}")
 
-    def unknown_key(self, path: str, key: object, known: Collection[str]) -> None:
-        """Write down a key that does not exist, with the nearest one that does."""
+    def unknown_key(self, path: str, key: object, known: Collection[str], instead: str = "") -> None:
+        """Write down a key that does not exist, with what to do instead where that is known, else the nearest one."""
+        if instead:
+            self.add(at(path, str(key)), f"unknown key; {instead}")
+            return
         near = difflib.get_close_matches(str(key)[:_SHOWN_LENGTH], known, n=1)
         guess = f'; did you mean "{near[0]}"?' if near else ";"
         self.add(at(path, str(key)), f"unknown key{guess} known keys: {', '.join(known)}")

@@ -2,7 +2,8 @@
 
 A version is made of a definition and an image. The definition is kept as it was; the image by its id, since its name
 may stand for another one by now. What needs no new container (replicas, route, limits of HAProxy, rollout settings) is
-not part of a version and stays as the files say now.
+not part of a version and stays as the files say now. A user_config is not part of it either, but a version comes back
+with the last one that the files had for it: what they say for another version may be nothing that it knows.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
         metrics_path=then.metrics_path,
         gpu=then.gpu,
         managed=then.managed,
+        user_config=then.user_config,
         container={**then.container, "Image": revision.image_id},
         definition_hash=then.definition_hash,
     )

@@ -63,10 +63,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Replicas of one version that stay: those that are there, and those of them that are ready."""
+    """Replicas of one version that stay: those that are there, and those of them that serve."""
 
     present: int = 0
     ready: int = 0
+    unreached: int = 0
+    """Ready by their own word, but HAProxy does not send to them: it refuses the server, or its own check fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Rules:
     """What the compose files and the controller's settings say of a service's rollouts."""
 
     spec: RolloutSpec
-    startup_timeout_s: float = 1800.0
+    startup_deadline_s: float = 1800.0
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
 
@@ -170,13 +172,17 @@ def aborted(state: ServiceRollout, now: float) -> ServiceRollout | None:
     rollout = state.rollout
     if rollout is None or rollout.phase is RolloutPhase.ROLLING_BACK:
         return None
-    return _back(state, "somebody asked for it", now)
+    return _back(state, "somebody asked for it", now, is_asked=True)
 
 
 def returned(state: ServiceRollout, version: str, offered: str | None, now: float) -> ServiceRollout:
-    """Somebody wants an earlier version: a rollout like any other, and what the files give waits until asked for."""
-    rejected = Rejection(offered, f"{version} was asked for in its place", now) if offered else None
-    rollout = Rollout(state.stable, version, RolloutPhase.STARTING, now, now, "somebody asked for it")
+    """Somebody wants an earlier version: a rollout that is not watched, and what the files give waits until asked for.
+
+    What they give and was rolled back before stays what it was: its reason is worth more than this one.
+    """
+    asked = Rejection(offered, f"{version} was asked for in its place", now, is_asked=True) if offered else None
+    rejected = state.rejection_of(offered) or asked
+    rollout = Rollout(state.stable, version, RolloutPhase.STARTING, now, now, "somebody asked for it", is_return=True)
     return replace(state, rollout=rollout, rejected=rejected, approved=None)
 
 
@@ -286,7 +292,7 @@ def _forward(
     state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None]:
     target, to = facts.target, rollout.to
-    waited_s = now - rollout.since
+    watched = now - rollout.since >= rules.spec.bake_s or rollout.is_return
 
     def enter(phase: RolloutPhase) -> ServiceRollout:
         return replace(state, rollout=replace(rollout, phase=phase, since=now, stuck_since=None))
@@ -299,12 +305,12 @@ def _forward(
             first = f"{facts.ready(to)} of {target} replicas"
             message = f"{first} of {to} serve beside {state.stable}; watched for {rules.spec.bake_s:g} s"
             return enter(RolloutPhase.BAKING), Note("rollout", message)
-        case RolloutPhase.BAKING if waited_s >= rules.spec.bake_s or not target:
+        case RolloutPhase.BAKING if watched or not target:
             return enter(RolloutPhase.ROLLING), Note("rollout", f"{to} {_held_out(facts, to)}: the rest follows")
         case RolloutPhase.ROLLING if facts.has_only(to):
             message = f"all {facts.ready(to)} replicas are of {to}; watched for {rules.spec.bake_s:g} s more"
             return enter(RolloutPhase.SETTLING), Note("rollout", message)
-        case RolloutPhase.SETTLING if waited_s >= rules.spec.bake_s or not target:
+        case RolloutPhase.SETTLING if watched or not target:
             message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"
             return _done(state, to, facts), Note("rolled_out", message, "ok")
         case _:
@@ -345,12 +351,12 @@ def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tu
     return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
 
 
-def _back(state: ServiceRollout, why: str, now: float) -> ServiceRollout:
+def _back(state: ServiceRollout, why: str, now: float, *, is_asked: bool = False) -> ServiceRollout:
     rollout = state.rollout
     if rollout is None or state.stable is None:
         raise AssertionError("internal: a rollback without a rollout, or without a version to go back to")
     back = Rollout(rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why)
-    return replace(state, rollout=back, rejected=Rejection(rollout.to, why, now), approved=None)
+    return replace(state, rollout=back, rejected=Rejection(rollout.to, why, now, is_asked), approved=None)
 
 
 # ------------------------------------------------------------------------------------------------------------ verdicts
@@ -362,15 +368,17 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
         return ""
     failure = facts.failures.get(rollout.to)
+    late = now - rollout.since >= rules.startup_deadline_s
+    if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
+        return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
     if failure is not None:
         if rollout.phase is RolloutPhase.STARTING:
-            late = now - rollout.since >= rules.startup_timeout_s
             if failure.count >= MOST_FAILURES or late:
                 return f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
         elif failure.count >= MOST_FAILURES or not _fails_too(state.stable, rollout, facts):
             return f"a replica of it failed in its first minutes: {failure.detail}"
-    if rollout.stuck_since is not None and now - rollout.stuck_since >= rules.startup_timeout_s:
-        return f"it does not fit for {rules.startup_timeout_s:g} s (startup_timeout_s): {facts.no_place}"
+    if rollout.stuck_since is not None and now - rollout.stuck_since >= rules.startup_deadline_s:
+        return f"it does not fit for {rules.startup_deadline_s:g} s (startup.deadline_s): {facts.no_place}"
     if rollout.phase not in SERVES_NEW:
         return ""
     return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))

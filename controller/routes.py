@@ -19,7 +19,7 @@ def routes_json(view: View) -> dict[str, Any]:
     routing = view.observed.routing if view.observed else None
     services = view.desired.services if view.desired else {}
     return {
-        "at": view.at,
+        "at": view.wall_time(view.at),
         "haproxy": _process(routing),
         "routes": [_route(*match, routing) for match in _matches(services.values())],
     }

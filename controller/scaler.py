@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from controller.autoscale import (
     Answer,
@@ -18,8 +18,8 @@ from controller.autoscale import (
 from controller.errors import PolicyError, StoreError
 from controller.events import EventLog
 from controller.loads import loads
-from controller.model import AutoscaleSpec, AutoscaleStatus, Observed, ServiceSpec
-from controller.phases import staying
+from controller.model import AutoscaleSpec, AutoscaleStatus, Observed, ReplicaContainer, ServiceSpec
+from controller.phases import Phase, is_ready, staying
 from controller.policies import Ask, ask_formula
 from controller.store import Store
 
@@ -52,20 +52,54 @@ class Scaler:
         rows = {}
         for name, spec in specs.items():
             history = self._histories.setdefault(name, LoadHistory())
-            history.add(now, found[name], window_s)
-            present = staying(services[name], observed, now)
-            paused = self._store.overrides.get(name)
-            if paused is not None:
-                self._settle(name, Decided(spec.clamp(paused.replicas)))
-            before = self._begin(name, spec, present=len(present))
-            ready = sum(serves for _, serves in present)
-            situation = situation_of(spec, history, ready, before.target, now, before.measured_from)
-            answer, problem = self._answer(name, situation)
-            if paused is None:
-                self._decide(name, before, situation, answer)
-            rows[name] = self._row(name, situation, answer, problem, paused=paused is not None)
+            try:
+                history.add(now, found[name], window_s)
+                rows[name] = self._look(name, spec, staying(services[name], observed, now), history, now)
+            except Exception as error:
+                # What one service's numbers bring out must not keep all others from being scaled and healed.
+                rows[name] = self._hold(name, spec, error, now)
         self.rows = rows
         return {name: self._decided[name].target for name in specs}
+
+    def _look(
+        self,
+        name: str,
+        spec: AutoscaleSpec,
+        present: Sequence[tuple[ReplicaContainer, Phase]],
+        history: LoadHistory,
+        now: float,
+    ) -> AutoscaleStatus:
+        """Decide for one service."""
+        paused = self._store.overrides.get(name)
+        if paused is not None:
+            self._settle(name, Decided(spec.clamp(paused.replicas)))
+        before = self._begin(name, spec, present=len(present))
+        ready = sum(is_ready(container, phase) for container, phase in present)
+        situation = situation_of(spec, history, ready, before.target, now, before.measured_from)
+        answer, problem = self._answer(name, situation)
+        if paused is None:
+            self._decide(name, before, situation, answer)
+        return self._row(name, situation, answer, problem, paused=paused is not None)
+
+    def _hold(self, name: str, spec: AutoscaleSpec, error: Exception, now: float) -> AutoscaleStatus:
+        """After a defect: the target stays, told as that of a policy is which gives no number."""
+        target = self._begin(name, spec, present=0).target
+        words = f"internal: autoscaling raised {type(error).__name__}: {error}"
+        if name not in self._failed_at:
+            logger.error("internal: autoscaling of %s raised", name, exc_info=error)
+            said = f"{name}: {target} replicas are held: {words}"
+            self._events.record("policy_failed", said, service=name, outcome="warning")
+        self._failed_at[name] = now
+        before = self.rows.get(name)
+        return AutoscaleStatus(
+            spec.min,
+            spec.max,
+            target,
+            before.load if before else 0.0,
+            target,
+            paused=name in self._store.overrides,
+            problem=words,
+        )
 
     def kept(self) -> Mapping[str, int]:
         """The targets decided so far: from a world that cannot be seen nothing new is concluded."""

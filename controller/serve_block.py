@@ -6,7 +6,9 @@ Null means "derived": the rule is in `controller/spec.py` and in the reference. 
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,9 +16,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from controller.problems import Problems, at
+from controller.model import DEFAULT_POLICY
+from controller.problems import Problems, at, shown
 
 MAX_REPLICAS = 1000
+ROUTER_POLICIES = (DEFAULT_POLICY, "round_robin", "least_ongoing", "consistent_hash")
+"""Those that HAProxy has a word for, too (controller/routing/haproxy_config.py)."""
 _PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9/._~?=&-]*")
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt])i?b?", re.IGNORECASE | re.ASCII)
@@ -25,9 +30,12 @@ _LEAST_MEMORY, _MOST_MEMORY = 1024**2, 1024**4
 _GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _URL = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9/._~-]*)?")
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST = 200
 _LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
+LARGEST_USER_CONFIG = 64 * 1024
+"""Bytes: it travels in an environment variable, of which Linux takes twice as much."""
 
 
 def _expected(expectation: str) -> PydanticCustomError:
@@ -76,6 +84,12 @@ def _check_policy(policy: object) -> object:
     raise _expected('an import path such as "autoscaling.night:wanted", or {prometheus: {query: ..., target: ...}}')
 
 
+def _check_router_policy(policy: object) -> object:
+    if isinstance(policy, str) and (policy in ROUTER_POLICIES or (_FUNCTION.fullmatch(policy) and len(policy) < 200)):
+        return policy
+    raise _expected(f'one of {", ".join(ROUTER_POLICIES)}, or an import path such as "my_package.routing:MyPolicy"')
+
+
 def _check_query(query: str) -> str:
     if not query.strip() or len(query) > _LONGEST_QUERY:
         raise _expected(f"a PromQL query of at most {_LONGEST_QUERY} characters that is not empty")
@@ -83,9 +97,67 @@ def _check_query(query: str) -> str:
 
 
 def _check_url(url: str) -> str:
-    if not _URL.fullmatch(url) or len(url) > _LONGEST:
+    match = _URL.fullmatch(url)
+    if match is None or len(url) > _LONGEST:
         raise _expected('an address such as "http://prometheus:9090", without user, password, query and fragment')
+    if not _is_host(match[1]) or not 0 < int((match[2] or ":80")[1:]) <= 65535:
+        raise _expected(
+            "an address whose host is an IP address or a name of 1 to 63 letters, digits, hyphens and underscores "
+            "between dots, and whose port, if any, is from 1 to 65535"
+        )
     return url.rstrip("/")
+
+
+def _check_user_config(config: object) -> object:
+    """Lets JSON through: what a replica gets is what was written, not what YAML made of it."""
+    if not isinstance(config, Mapping):
+        raise _expected("a mapping that JSON can hold, such as {threshold: 0.7}")
+    try:
+        if (culprit := _not_json(config, "user_config")) is not None:
+            raise _expected(f"what JSON can hold: {culprit}; write it in quotes")
+        size = len(user_config_text(config))
+    except RecursionError:
+        raise _expected("a mapping that is nested less deeply") from None
+    if size > LARGEST_USER_CONFIG:
+        raise _expected(
+            f"at most {LARGEST_USER_CONFIG} bytes as JSON (these are {size}; put what is large into a file that the "
+            "service mounts, and the file's name here)"
+        )
+    return config
+
+
+def user_config_text(config: Mapping[str, Any]) -> str:
+    """A user_config as canonical JSON, in ASCII: the same settings give the same text."""
+    return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _not_json(value: object, where: str) -> str | None:
+    """What in a value JSON cannot hold, in words; None when there is nothing."""
+    match value:
+        case None | bool() | int() | str():
+            return None
+        case float():
+            return None if math.isfinite(value) else f"{where} is {value}"
+        case Mapping():
+            odd = [f"{where} has the key {shown(key)}" for key in value if not isinstance(key, str)]
+            found = (_not_json(inner, at(where, key)) for key, inner in value.items())
+            return odd[0] if odd else next((words for words in found if words), None)
+        case list():
+            found = (_not_json(inner, at(where, number)) for number, inner in enumerate(value))
+            return next((words for words in found if words), None)
+        case _:
+            return f"{where} is a {type(value).__name__}"
+
+
+def _is_host(host: str) -> bool:
+    """Whether a host of a URL can be looked up: no part of a name is empty or too long for that."""
+    if not host.startswith("["):
+        return all(_HOST_LABEL.fullmatch(label) for label in host.removesuffix(".").split("."))
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return False
+    return True
 
 
 def _check_replicas(count: int) -> int:
@@ -102,6 +174,12 @@ def _pattern(pattern: re.Pattern[str]) -> Any:
 Route = Annotated[str, AfterValidator(_check_route), _pattern(_PATH)]
 ProbePath = Annotated[str, AfterValidator(_check_probe_path), _pattern(_PROBE_PATH)]
 GrpcName = Annotated[str, AfterValidator(_check_grpc_name), _pattern(_GRPC_NAME)]
+UserConfig = Annotated[dict[str, Any], BeforeValidator(_check_user_config)]
+RouterPolicy = Annotated[
+    str,
+    BeforeValidator(_check_router_policy),
+    Field(json_schema_extra={"anyOf": [{"enum": list(ROUTER_POLICIES)}, {"pattern": f"^{_FUNCTION.pattern}$"}]}),
+]
 GpuMemory = Annotated[str, BeforeValidator(_check_memory)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -110,15 +188,27 @@ class _Block(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class ReadinessBlock(_Block):
-    """How a replica is asked whether it is ready."""
+class ProbeBlock(_Block):
+    """Where a replica is asked whether it is ready."""
 
     path: ProbePath | None = None
     port: Port | None = None
+
+
+class HealthBlock(_Block):
+    """How a replica is asked whether it is ready, and when it counts as failed."""
+
+    probe: ProbeBlock = Field(default_factory=ProbeBlock)
     period_s: Annotated[float, Field(ge=0.1, le=3600)] = 1.0
     timeout_s: Annotated[float, Field(ge=0.05, le=3600)] = 2.0
     failures: Annotated[int, Field(ge=1, le=1000)] = 3
     progress_timeout_s: Annotated[float, Field(ge=1, le=86_400)] | None = None
+
+
+class StartupBlock(_Block):
+    """How long a replica may take until it is ready."""
+
+    deadline_s: Annotated[float, Field(ge=1, le=604_800)] = 1800.0
 
 
 class MetricsBlock(_Block):
@@ -128,11 +218,25 @@ class MetricsBlock(_Block):
     path: ProbePath = "/metrics"
 
 
+class RouterBlock(_Block):
+    """How a caller chooses among the replicas."""
+
+    policy: RouterPolicy = DEFAULT_POLICY
+
+
 class BackpressureBlock(_Block):
     """What an HTTP client is told when there is no room for its request."""
 
     status_code: Literal[503, 429] = 503
     retry_after_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+
+
+class LoggingBlock(_Block):
+    """What a replica writes to its log; Ray Serve's names. Where Docker keeps it is Compose's own `logging`."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    encoding: Literal["json", "text"] = "json"
+    enable_access_log: bool = True
 
 
 Replicas = Annotated[int, Field(ge=0), AfterValidator(_check_replicas)]
@@ -216,17 +320,34 @@ class ServeBlock(_Block):
     grpc_services: list[GrpcName] = Field(default_factory=list)
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     max_queued_requests: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
+    router: RouterBlock = Field(default_factory=RouterBlock)
     backpressure: BackpressureBlock = Field(default_factory=BackpressureBlock)
     request_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 60.0
+    graceful_shutdown_wait_loop_s: Annotated[float, Field(ge=0.25, le=86_400)] | None = None
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_460)] | None = None
-    startup_timeout_s: Annotated[float, Field(ge=1, le=604_800)] = 1800.0
+    startup: StartupBlock = Field(default_factory=StartupBlock)
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     run_user_code_in_separate_thread: bool = False
     debug: bool = False
+    logging: LoggingBlock = Field(default_factory=LoggingBlock)
+    user_config: UserConfig = Field(default_factory=dict)
     managed: bool | None = None
-    readiness: ReadinessBlock = Field(default_factory=ReadinessBlock)
+    health: HealthBlock = Field(default_factory=HealthBlock)
     metrics: MetricsBlock = Field(default_factory=MetricsBlock)
 
+
+_INSTEAD: Mapping[str, str] = {
+    "readiness": "write health, with path and port in health.probe",
+    "health.path": "write health.probe.path",
+    "health.port": "write health.probe.port",
+    "health_check_period_s": "write health.period_s",
+    "health_check_timeout_s": "write health.timeout_s",
+    "startup_timeout_s": "write startup.deadline_s",
+    "logging.logs_dir": "a replica writes to standard error and Docker keeps it as the service's own logging key "
+    "(beside x-serve) says; remove it",
+    "logging_config": "write logging",
+}
+"""Keys that are known from elsewhere, and what to do in their place."""
 
 Block = TypeVar("Block", bound=_Block)
 
@@ -266,7 +387,8 @@ def _tell(model: Mapping[str, Any], path: str, detail: ErrorDetails, problems: P
             parent_keys = list(schema["properties"])
         schema = _inner(schema, key, model)
     if kind in ("extra_forbidden", "invalid_key"):
-        problems.unknown_key(parent, location[-1], parent_keys)
+        instead = _INSTEAD.get(".".join(map(str, location)), "")
+        problems.unknown_key(parent, location[-1], parent_keys, instead)
     elif kind == _EXPECTED:
         problems.expected(here, detail["ctx"]["expectation"], found)
     elif kind == "missing":

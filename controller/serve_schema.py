@@ -50,7 +50,7 @@ def compose_schema(reference: str) -> dict[str, Any]:
 
 
 def descriptions(reference: str) -> Mapping[str, str]:
-    """Return what the reference says of each key ("readiness.path"): the comment right above it."""
+    """Return what the reference says of each key ("health.probe.path"): the comment right above it."""
     found: dict[str, str] = {}
     parents: list[tuple[int, str]] = []
     comment: list[str] = []

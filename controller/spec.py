@@ -5,7 +5,6 @@ All problems are told at once, each as "path: what was expected, what was found"
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from controller.model import (
     Spec,
 )
 from controller.problems import Problems, at, shown
-from controller.serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy
+from controller.serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
 from controller.service_source import ServiceSource
 from controller.translate import translate
 
@@ -128,11 +127,14 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         max_replicas_per_node=block.max_replicas_per_node,
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
+        router_policy=block.router.policy,
         backpressure=_backpressure(block),
         request_timeout_s=block.request_timeout_s,
+        graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,
         graceful_shutdown_timeout_s=drain_s,
         stop_grace_period_s=grace_s,
-        startup_timeout_s=block.startup_timeout_s,
+        startup_deadline_s=block.startup.deadline_s,
+        user_config=user_config_text(block.user_config),
         metrics_port=settings.metrics_port,
         metrics_path=block.metrics.path,
         gpu=gpu,
@@ -205,7 +207,7 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
     fields = bounds.model_dump(exclude={"policy", "policy_kwargs"})
     policy = _policy(here, bounds, problems)
     if policy is not None and "target_ongoing_requests" not in bounds.model_fields_set:
-        fields["panic_threshold"] = math.inf  # what a replica is for is not known: no load is a burst
+        fields["panic_threshold"] = None  # what a replica is for is not known: no load is a burst
     return AutoscaleSpec(**fields, policy=policy)
 
 
@@ -241,7 +243,7 @@ def _callees(definition: Mapping[str, Any]) -> tuple[str, ...]:
 def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:
     """Fill in what is derived, and check that the settings go together."""
     protocol: Protocol = block.protocol or ("http" if block.route is not None else "grpc")
-    managed = block.managed if block.managed is not None else block.readiness.path is None
+    managed = block.managed if block.managed is not None else block.health.probe.path is None
     port = block.port or DEFAULT_PORTS[protocol]
     _check_protocol(path, block, protocol, problems)
     _check_process(path, block, protocol, managed, problems)
@@ -279,6 +281,21 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
             problems.add(
                 at(path, key), "has no effect on an image that is not built on Pierhead's runtime (managed: false)"
             )
+    if not managed and "logging" in block.model_fields_set:
+        problems.add(
+            at(path, "logging"),
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): what it writes is "
+            "decided by its own program, by the means that has (command, environment); remove it",
+        )
+    if block.user_config and (not managed or block.health.probe.path is not None):
+        why = (
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): nothing in it could "
+            "be told of a change while it runs; write environment, or a file that it reads"
+            if not managed
+            else "needs the probe path of a managed replica (/readyz), where it says which one it has; remove "
+            "health.probe.path"
+        )
+        problems.add(at(path, "user_config"), why)
     if managed and protocol == "grpc" and block.workers > 1:
         problems.add(
             at(path, "workers"),
@@ -294,30 +311,31 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
 
 
 def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed: bool, problems: Problems) -> ProbeSpec:
-    readiness, here = block.readiness, at(path, "readiness")
-    if readiness.path is None and not managed:
+    health, asked = block.health, block.health.probe
+    here = at(path, "health.probe")
+    if asked.path is None and not managed:
         problems.add(
             at(here, "path"),
             "expected a path, found null: an image that is not built on Pierhead's runtime (managed: false) must be "
             "asked somewhere whether it is ready",
         )
-    elif readiness.path is None and readiness.port is not None:
-        problems.add(at(here, "port"), "has no effect without readiness.path; write both or none")
-    elif readiness.path is not None and readiness.port is None and not managed and protocol == "grpc":
+    elif asked.path is None and asked.port is not None:
+        problems.add(at(here, "port"), "has no effect without health.probe.path; write both or none")
+    elif asked.path is not None and asked.port is None and not managed and protocol == "grpc":
         problems.add(at(here, "port"), "expected a port, found null: readiness is asked over HTTP, and port takes gRPC")
-    if readiness.progress_timeout_s is not None and not managed:
+    if health.progress_timeout_s is not None and not managed:
         problems.add(
-            at(here, "progress_timeout_s"),
+            at(path, "health.progress_timeout_s"),
             "has no effect on an image that is not built on Pierhead's runtime (managed: false): only a replica that "
             "tells what it has in flight can be seen to stand still",
         )
     return ProbeSpec(
-        port=readiness.port or (ADMIN_PORT if managed else port),
-        path=readiness.path or "/readyz",
-        period_s=readiness.period_s,
-        timeout_s=readiness.timeout_s,
-        failures=readiness.failures,
-        progress_timeout_s=readiness.progress_timeout_s,
+        port=asked.port or (ADMIN_PORT if managed else port),
+        path=asked.path or "/readyz",
+        period_s=health.period_s,
+        timeout_s=health.timeout_s,
+        failures=health.failures,
+        progress_timeout_s=health.progress_timeout_s,
     )
 
 
@@ -330,18 +348,36 @@ def _metrics_port(path: str, block: ServeBlock, managed: bool, problems: Problem
 
 
 def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:
-    """How long a replica may finish what it has begun; longer than the longest request, or requests would be lost."""
+    """How long a replica may finish what it has begun; longer than the longest request, or requests would be lost, and
+    longer than it has to stay."""
     written = block.graceful_shutdown_timeout_s
-    if written is None:
-        return block.request_timeout_s + DRAIN_MARGIN_S
-    if written <= block.request_timeout_s:
+    drain_s = block.request_timeout_s + DRAIN_MARGIN_S if written is None else written
+    _check_stay(path, block, drain_s, problems)
+    if written is not None and written <= block.request_timeout_s:
         problems.add(
             at(path, "graceful_shutdown_timeout_s"),
             f"expected more than request_timeout_s ({block.request_timeout_s:.10g} s), found {written:.10g}: a replica "
             "that leaves would cut off requests that are still allowed to run; raise it, lower request_timeout_s, or "
             f"leave it out (then it is {block.request_timeout_s + DRAIN_MARGIN_S:.10g} s)",
         )
-    return written
+    return drain_s
+
+
+def _check_stay(path: str, block: ServeBlock, drain_s: float, problems: Problems) -> None:
+    stay_s = block.graceful_shutdown_wait_loop_s
+    if stay_s is None or stay_s < drain_s:
+        return
+    problems.add(
+        at(path, "graceful_shutdown_wait_loop_s"),
+        f"expected less than graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found {stay_s:.10g}: a "
+        "replica that leaves would be told to stop before it has stayed that long; lower it, or raise "
+        "graceful_shutdown_timeout_s",
+    )
+
+
+def _drain_words(block: ServeBlock | None, drain_s: float) -> str:
+    derived = block is not None and block.graceful_shutdown_timeout_s is None
+    return f"{drain_s:.10g} s" + (f", {DRAIN_MARGIN_S:g} s more than request_timeout_s" if derived else "")
 
 
 def _stop_grace_period_s(
@@ -354,13 +390,11 @@ def _stop_grace_period_s(
     nanoseconds = problems.duration_ns(at(path, "stop_grace_period"), written)
     grace_s = (nanoseconds or 0) / 1e9
     if nanoseconds is not None and drain_s and grace_s <= drain_s:
-        derived = block is not None and block.graceful_shutdown_timeout_s is None
-        from_what = f"{drain_s:.10g} s" + (f", {DRAIN_MARGIN_S:g} s more than request_timeout_s" if derived else "")
         problems.add(
             at(path, "stop_grace_period"),
-            f"expected more than x-serve.graceful_shutdown_timeout_s ({from_what}), found {shown(written)}: the "
-            "engine would kill replicas that still finish requests; raise it, lower graceful_shutdown_timeout_s, or "
-            f"leave it out (then it is {drain_s + STOP_MARGIN_S:.10g} s)",
+            f"expected more than x-serve.graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found "
+            f"{shown(written)}: the engine would kill replicas that still finish requests; raise it, lower "
+            f"graceful_shutdown_timeout_s, or leave it out (then it is {drain_s + STOP_MARGIN_S:.10g} s)",
         )
     return grace_s
 
@@ -397,6 +431,9 @@ def _managed_environment(
         debug=block.debug,
         workers=block.workers,
         run_user_code_in_separate_thread=block.run_user_code_in_separate_thread,
+        log_level=block.logging.log_level,
+        log_encoding=block.logging.encoding,
+        access_log=block.logging.enable_access_log,
     )
 
 

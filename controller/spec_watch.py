@@ -43,21 +43,37 @@ class SpecWatch:
         self.current: Spec | None = None
         self.problems: tuple[str, ...] = ()
         self._reading = asyncio.Lock()
+        self._blind = ""
+        """Why it cannot be told whether the files have changed; "" when it can."""
 
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""
-        read = self._source.fingerprint()
+        read = self._fingerprint()
         await self._read()
         before, waited_s = read, 0.0
         while True:
             await asyncio.sleep(LOOK_S)
             waited_s += LOOK_S
-            now = self._source.fingerprint()
+            now = self._fingerprint()
             settled, before = now == before, now
-            retry = bool(self.problems) and waited_s >= RETRY_S
+            retry = bool(self.problems or self._blind) and waited_s >= RETRY_S
             if settled and (now != read or retry):
                 read, waited_s = now, 0.0
                 await self._read()
+
+    def _fingerprint(self) -> Hashable:
+        """The files' fingerprint. What stands in for one that cannot be taken is another: they count as changed once,
+        reading them tells what is wrong with them, and from then on they are read now and then."""
+        try:
+            found = self._source.fingerprint()
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            if words != self._blind:
+                logger.exception("internal: looking whether the compose files have changed raised")
+            self._blind = words
+            return words
+        self._blind = ""
+        return found
 
     async def read_again(self) -> None:
         """Read the files now, whether they seem to have changed or not."""

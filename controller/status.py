@@ -36,15 +36,17 @@ from controller.model import (
     ServiceSpec,
     ServiceState,
     ServiceStatus,
+    UserConfigStatus,
     VersionGoal,
     goal_of,
     service_address,
     socket_address,
 )
-from controller.phases import Phase, phase_of
+from controller.phases import Phase, gets_traffic, phase_of
 from controller.placement import GpuLedger, slot_words
 from controller.plan_text import describe
 from controller.shares import weights
+from controller.user_config import progress_words, user_config_status
 
 CRASH_LOOP_FAILURES = 3
 
@@ -88,7 +90,10 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec."""
+    """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec.
+
+    All times in it are the controller's clock's; what people are told goes through `wall_time`.
+    """
 
     at: float
     project: str
@@ -109,6 +114,15 @@ class View:
     engine_reachable: bool | None = None
     """None = not asked yet."""
     haproxy_reachable: bool | None = None
+    ahead_s: float = 0.0
+    """By how much the wall clock was ahead of the controller's at `at`; behind it, where negative."""
+
+    def wall_time(self, at: float) -> float:
+        """What the wall clock would have said at a time of the controller's clock, as it is set now.
+
+        Ages are then right whenever somebody set it; and what events carry is of the same clock.
+        """
+        return at + self.ahead_s
 
 
 def service_rows(
@@ -120,8 +134,12 @@ def service_rows(
     now: float,
     autoscaled: Mapping[str, AutoscaleStatus] | None = None,
     rollouts: Mapping[str, RolloutStatus] | None = None,
+    user_configs: Mapping[str, str] | None = None,
 ) -> tuple[ServiceStatus, ...]:
-    """Return one row a service, by name; services that were removed and still have replicas are among them."""
+    """Return one row a service, by name; services that were removed and still have replicas are among them.
+
+    `user_configs`: those that were seen, by digest; a change is told as the difference from them.
+    """
     refusals = tuple(refusals)
     names = sorted({*desired.services, *observed.services})
     return tuple(
@@ -139,11 +157,22 @@ def service_rows(
                 override=overrides.get(name) if name in desired.services else None,
                 autoscale=(autoscaled or {}).get(name),
                 rollout=(rollouts or {}).get(name),
+                user_config=_user_config(name, desired, observed, user_configs or {}, now),
                 now=now,
             )
         )
         for name in names
     )
+
+
+def _user_config(
+    name: str, desired: Desired, observed: Observed, texts: Mapping[str, str], now: float
+) -> UserConfigStatus | None:
+    spec = desired.services.get(name)
+    if spec is None:
+        return None
+    mine = [container for container in observed.containers if container.service == name]
+    return user_config_status(mine, spec, goal_of(desired, observed, name), observed.retirements, texts, now)
 
 
 def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error: str, now: float) -> tuple[str, ...]:
@@ -196,7 +225,9 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpo
             found[container.service].append(endpoint)
     return {
         name: ServiceEndpoints(
-            tuple(_weighed(listed, goal_of(desired, observed, name))), desired.services[name].max_queued_requests
+            tuple(_weighed(listed, goal_of(desired, observed, name))),
+            desired.services[name].max_queued_requests,
+            desired.services[name].router_policy,
         )
         for name, listed in found.items()
     }
@@ -251,6 +282,7 @@ class _Material:
     override: int | None
     autoscale: AutoscaleStatus | None
     rollout: RolloutStatus | None
+    user_config: UserConfigStatus | None
     now: float
 
 
@@ -277,6 +309,7 @@ def _row(material: _Material) -> ServiceStatus:
         override=material.override,
         autoscale=material.autoscale,
         rollout=material.rollout,
+        user_config=material.user_config,
     )
 
 
@@ -290,8 +323,10 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
             message = f"not ready yet: {container.health_detail}" if container.health_detail else "not ready yet"
         case Phase.RUNNING if container.reported_draining:
             state, message = "DRAINING", "somebody told it to stop: it finishes what it has"
-        case Phase.RUNNING if _awaits_traffic(material, container):
-            state, message = "STARTING", "ready, HAProxy does not send to it yet"
+        case Phase.RUNNING if not gets_traffic(container, material.spec, material.observed.routing):
+            state, message = "STARTING", _unreached_words(material, container)
+        case Phase.RUNNING if container.user_config is not None and container.user_config.error:
+            message = f"goes on with its former user_config: {container.user_config.error}"
         case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
             message = material.observed.retirements[container.id].cause
         case _:
@@ -308,14 +343,20 @@ def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> Se
     offered = material.rollout.offered if material.rollout else ""
     if rollout.rollout is not None and rollout.rollout.phase is not RolloutPhase.WAITING:
         return "UPDATING"
-    if rollout.rejection_of(offered) is not None:
+    rejection = rollout.rejection_of(offered)
+    if rejection is not None and not rejection.is_asked:
         return "DEPLOY_FAILED"
     if ready < material.wanted:
         if material.rollout is not None and rollout.stable is None:
             return "DEPLOY_FAILED" if _is_crash_loop(material) else "UPDATING"
         failing = _failure(material) is not None or any(replica.state == "FAILED" for replica in replicas)
         return "UNHEALTHY" if failing or material.refusals or _blocked(material) else "UPSCALING"
-    return "DOWNSCALING" if len(replicas) > material.wanted else "HEALTHY"
+    if len(replicas) > material.wanted:
+        return "DOWNSCALING"
+    config = material.user_config
+    if config is None or config.everywhere:
+        return "HEALTHY"
+    return "DEPLOY_FAILED" if config.refused else "UPDATING"
 
 
 def _failure(material: _Material) -> FailureRecord | None:
@@ -327,12 +368,12 @@ def _is_crash_loop(material: _Material) -> bool:
     return failure is not None and failure.count >= CRASH_LOOP_FAILURES
 
 
-def _awaits_traffic(material: _Material, container: ReplicaContainer) -> bool:
-    spec, routing = material.spec, material.observed.routing
-    if spec is None or routing is None or not spec.is_routed:
-        return False
-    server = routing.server_of(material.name, container.name)
-    return server is None or server.state is not ServerState.READY
+def _unreached_words(material: _Material, container: ReplicaContainer) -> str:
+    routing = material.observed.routing
+    server = routing.server_of(material.name, container.name) if routing else None
+    if server is not None and server.state is ServerState.READY:
+        return "ready, but HAProxy's own check of it fails, so HAProxy does not send to it"
+    return "ready, HAProxy does not send to it yet"
 
 
 def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:
@@ -361,11 +402,11 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     """Say the one thing that matters most: what is in the way, else what is going on, else where the number is from."""
     if material.spec is None:
         return "the compose files have it no more: its replicas finish and go"
-    obstacles = _obstacles(material, ready)
+    obstacles = [*_obstacles(material, ready), *(material.user_config.refused if material.user_config else ())]
     rollout = material.rollout
     if rollout is not None and rollout.state.rollout is not None:
         return "; ".join([rollout.message, *obstacles])
-    going_on = ", ".join([*_going_on(replicas), *_held_words(material)])
+    going_on = ", ".join([*_going_on(replicas), *_held_words(material), *_config_words(material)])
     said = "; ".join(obstacles) or going_on or (rollout.message if rollout else "")
     return said or _rest_words(material, material.spec)
 
@@ -425,11 +466,21 @@ def _refusal_words(refusal: Refusal, now: float) -> str:
 
 def _held_words(material: _Material) -> Iterable[str]:
     held = held_at_edge(material.name, material.observed)
-    if held:
-        requests = "1 held request" if held == 1 else f"{held} held requests"
-        yield (
-            f"woken by {requests}" if material.autoscale and material.autoscale.min == 0 else f"{requests} wait for it"
-        )
+    if not held:
+        return
+    requests, wait = ("1 held request", "waits") if held == 1 else (f"{held} held requests", "wait")
+    scaled = material.autoscale
+    if material.override == 0:  # nothing wakes it; HAProxy goes on holding, as scaling never reloads it
+        yield f"{requests} {wait}; set to 0 by scale"
+    elif scaled and scaled.min == 0 and not scaled.paused:
+        yield f"woken by {requests}"
+    else:
+        yield f"{requests} {wait} for it"
+
+
+def _config_words(material: _Material) -> Iterable[str]:
+    if material.user_config is not None and not material.user_config.everywhere:
+        yield progress_words(material.user_config)
 
 
 def _going_on(replicas: Iterable[ReplicaStatus]) -> Iterable[str]:

@@ -16,6 +16,7 @@ lost is named by `set_aside`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,9 @@ from types import MappingProxyType
 from controller.clock import Anchor
 from controller.errors import StoreError
 from controller.model import Event, FailureKey, FailureRecord, GpuFault, Retirement, Revision
+from controller.plain_text import storable
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "state.db"
 SCHEMA_VERSION = 4
@@ -233,7 +237,7 @@ class Store:
     def failure(self, key: FailureKey, now: float, detail: str) -> None:
         """Count one more failed replica of a service's version."""
         before = self._failures.get(key)
-        record = FailureRecord(count=before.count + 1 if before else 1, last_at=now, detail=detail)
+        record = FailureRecord(count=before.count + 1 if before else 1, last_at=now, detail=storable(detail))
         values = (*key, record.count, record.last_at, record.detail)
         self._keep(("failures", *key), "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", values)
         self._failures[key] = record
@@ -275,6 +279,11 @@ class Store:
             self._write("INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?, ?, ?)", astuple(revision))
             self._revisions[key] = revision
 
+    def renew_revision(self, revision: Revision) -> None:
+        """Remember a version anew: what is not part of it has changed. Raises StoreError."""
+        self._write("INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?, ?, ?)", astuple(revision))
+        self._revisions[(revision.service, revision.version)] = revision
+
     def drop_revision(self, service: str, version: str) -> None:
         """Nobody will go back to that version."""
         if (service, version) in self._revisions:
@@ -305,18 +314,20 @@ class Store:
         return MappingProxyType(dict(self._gpu_faults))
 
     def mark_gpu(self, fault: GpuFault) -> None:
-        """Keep a mark; one that was there before is replaced."""
-        self._keep(
-            ("gpu_faults", fault.uuid),
-            "INSERT OR REPLACE INTO gpu_faults (uuid, reason, at, kind) VALUES (?, ?, ?, ?)",
-            astuple(fault),
-        )
+        """Keep a mark; one that was there before is replaced.
+
+        One that somebody asked for is refused while it cannot be kept: it is what they were told. Raises StoreError.
+        """
+        fault = replace(fault, reason=storable(fault.reason))
+        statement = "INSERT OR REPLACE INTO gpu_faults (uuid, reason, at, kind) VALUES (?, ?, ?, ?)"
+        self._keep_or_write(("gpu_faults", fault.uuid), statement, astuple(fault), asked=fault.kind == "marked")
         self._gpu_faults[fault.uuid] = fault
 
-    def unmark_gpu(self, uuid: str) -> None:
-        """Drop a mark."""
+    def unmark_gpu(self, uuid: str, *, asked: bool = False) -> None:
+        """Drop a mark. Raises StoreError where that cannot be kept and somebody asked for it."""
         if uuid in self._gpu_faults:
-            self._keep(("gpu_faults", uuid), "DELETE FROM gpu_faults WHERE uuid = ?", (uuid,))
+            statement = "DELETE FROM gpu_faults WHERE uuid = ?"
+            self._keep_or_write(("gpu_faults", uuid), statement, (uuid,), asked=asked)
             del self._gpu_faults[uuid]
 
     # ---------------------------------------------------------------------------------------------------------- clock
@@ -378,13 +389,16 @@ class Store:
             except sqlite3.Error as error:
                 self._trouble = self._refusal(error)
                 return
+            except Exception:
+                # No disk is to blame for this one: tried again it would raise again, in this controller and the next.
+                logger.exception("internal: %s is not kept, as it cannot be written", "/".join(map(str, key)))
             del self._owed[key]
         self._trouble = ""
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
         """Write something that somebody is told is kept. Raises StoreError."""
         try:
-            self._db.execute(statement, values)
+            self._db.execute(statement, _storable(values))
         except sqlite3.Error as error:
             self._trouble = self._refusal(error)
             self._owed.setdefault(("probe",), (_PROBE, ()))  # by this is seen when there is room again
@@ -396,8 +410,18 @@ class Store:
         What is owed has one statement a key, the last one, so it is bounded as the world is.
         """
         self._owed.pop(key, None)
-        self._owed[key] = (statement, values)
+        self._owed[key] = (statement, _storable(values))
         self.settle()
+
+    def _keep_or_write(
+        self, key: tuple[object, ...], statement: str, values: tuple[object, ...], *, asked: bool
+    ) -> None:
+        """`_write` where somebody asked, `_keep` where it has happened anyhow."""
+        if not asked:
+            self._keep(key, statement, values)
+            return
+        self._write(statement, values)
+        self._owed.pop(key, None)  # what was owed on the same thing is out of date
 
     def _refusal(self, error: sqlite3.Error) -> str:
         return f"{self._path}: {error}; look at the disk of the controller's state volume"
@@ -450,6 +474,10 @@ def _prepare(db: sqlite3.Connection) -> None:
 
 def _tables(db: sqlite3.Connection) -> Iterator[str]:
     return (name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'"))
+
+
+def _storable(values: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple(storable(value) if isinstance(value, str) else value for value in values)
 
 
 _PROBE = "UPDATE sqlite_sequence SET seq = seq WHERE name = 'events'"

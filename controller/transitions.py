@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from controller.model import ReplicaStatus
+from controller.model import ReplicaStatus, UserConfigStatus
 from controller.status import View
+from controller.user_config import progress_words
 
 _HOW_FAR = re.compile(r", \d+ %$")
 
@@ -26,7 +27,12 @@ class Transition:
 
 def transitions(before: View, after: View) -> tuple[Transition, ...]:
     """Return the changes of state that people want to know of, in a fixed order."""
-    return (*_edges(before, after), *_replicas(before, after), *_blocked(before, after))
+    return (
+        *_edges(before, after),
+        *_replicas(before, after),
+        *_blocked(before, after),
+        *_user_configs(before, after),
+    )
 
 
 def _edges(before: View, after: View) -> Iterator[Transition]:
@@ -97,3 +103,27 @@ def _blocked(before: View, after: View) -> Iterator[Transition]:
     for service in after.services:
         if service.blocked and service.blocked != old.get(service.name, ""):
             yield Transition("replica_pending", service.blocked, service.name, outcome="warning")
+
+
+def _user_configs(before: View, after: View) -> Iterator[Transition]:
+    """A change that begins, that has come everywhere, and who refuses it."""
+    if before.observed is None:
+        return  # what this controller has found is no change
+    old = {service.name: service.user_config for service in before.services}
+    for service in after.services:
+        name, then, now = service.name, old.get(service.name), service.user_config
+        if now is not None and now != then:
+            yield from _user_config(name, then, now)
+        elif now is None and then is not None and not then.everywhere:
+            yield Transition("user_config_applied", f"{name}: no user_config is set any more", name, outcome="ok")
+
+
+def _user_config(name: str, then: UserConfigStatus | None, now: UserConfigStatus) -> Iterator[Transition]:
+    is_new = then is None or then.wanted != now.wanted
+    if is_new and now.changes:
+        yield Transition("user_config", f"{name}: user_config {now.wanted}: {'; '.join(now.changes)}; no restart", name)
+    for sentence in now.refused:
+        if then is None or sentence not in then.refused:
+            yield Transition("user_config_refused", sentence, name, sentence.partition(":")[0], "failed")
+    if now.everywhere and now.replicas and (is_new or not (then and then.everywhere)):
+        yield Transition("user_config_applied", f"{name}: {progress_words(now)}", name, outcome="ok")

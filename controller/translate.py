@@ -89,6 +89,13 @@ _FORBIDDEN: Mapping[str, str] = {
     "platform": "a replica runs the image that is on this machine; build or pull it for that platform and remove this",
 }
 
+_KEY_OF_VARIABLE: Mapping[str, str] = {
+    "PIERHEAD_LOG_LEVEL": "logging.log_level",
+    "PIERHEAD_LOG_ENCODING": "logging.encoding",
+    "PIERHEAD_ACCESS_LOG": "logging.enable_access_log",
+}
+"""Variables that somebody may know from the runtime's own documentation, and the key that sets them in a stack."""
+
 _OMITTED_WHEN_NULL = frozenset({"command", "entrypoint", "environment", "networks"})
 
 
@@ -341,7 +348,9 @@ def _environment(source: ServiceSource, extra: Mapping[str, str], problems: Prob
     without_value = [name for name in value if value[name] is None] if isinstance(value, Mapping) else []
     for name, text in ({} if value is None else problems.text_map(path, value) or {}).items():
         if name in RESERVED_ENVIRONMENT:
-            problems.add(at(path, name), "the controller sets this variable; remove it")
+            key = _KEY_OF_VARIABLE.get(name) if name in extra else None
+            instead = f"write x-serve.{key} in its place" if key else "remove it"
+            problems.add(at(path, name), f"the controller sets this variable; {instead}")
         # A name alone takes the variable away that the image sets, as in Compose.
         entries[name] = name if name in without_value else f"{name}={text}"
     return sorted(entries.values())

@@ -12,6 +12,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/stack.sh"
 
 readonly READY_S=${PIERHEAD_UP_TIMEOUT_S:-300}
+readonly CONTROLLER_S=30
 
 main() {
   choose_files "${1:-}" "${2:-}"
@@ -24,9 +25,11 @@ main() {
   warn_about_missing_gpus
   choose_build_inputs
   build_images
+  tell_what_goes
   step "Starting the stack" docker compose --progress plain up --detach --no-build ||
     give_up "the stack did not start; the lines above say why."
   step "Waiting until every app answers" wait_for_apps || explain_silence
+  step "Waiting for the controller" wait_for_controller || explain_controller
   print_addresses
   "$here/control.sh" status || true
 }
@@ -46,6 +49,16 @@ refuse_another_clones_stack() {
     --format '{{.Label "com.docker.compose.project.working_dir"}}' | grep -vxF "$root/compose" | head -n 1 || true)
   [ -z "$elsewhere" ] || refuse "a stack named \"$project\" runs from another clone: $(dirname "$elsewhere")." \
     "Stop it there (make down), or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, PIERHEAD_*_PORT)."
+}
+
+# The controller removes what the files do not have any more. Whoever forgot to name an app reads it here first.
+tell_what_goes() {
+  local gone
+  gone=$(comm -23 \
+    <(docker ps --filter "label=pierhead.project=$project" --format '{{.Label "pierhead.service"}}' | sort -u) \
+    <(docker compose config --services 2>/dev/null | sort -u) | tr '\n' ' ')
+  [ -z "${gone// /}" ] || warn "These run and are not among the chosen files, so they are removed: ${gone% }." \
+    "To keep them, name their files in COMPOSE_FILE (.env), or their apps: make up APPS=\"...\""
 }
 
 # --- ports ---------------------------------------------------------------------------------------------------------
@@ -112,13 +125,12 @@ first_request() {
   esac
 }
 
-# http_status PATH: the status of one GET to the stack; 000 where nothing answers. Needs no curl.
+# http_status PORT PATH: the status of one GET to the stack; 000 where nothing answers. Needs no curl.
 http_status() {
-  local port line=''
-  port=$(setting PIERHEAD_HTTP_PORT 8000)
+  local line=''
   # shellcheck disable=SC2016  # expanded by the inner shell
   line=$(timeout 10 bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$1" &&
-    printf "GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" "$2" >&3 && head -n 1 <&3' - "$port" "$1" 2>/dev/null) || true
+    printf "GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" "$2" >&3 && head -n 1 <&3' - "$1" "$2" 2>/dev/null) || true
   line=${line#HTTP/* }
   line=${line:0:3}
   printf '%s' "${line:-000}"
@@ -132,11 +144,27 @@ wait_for_apps() {
     until [ -z "$request" ] || [ "$status" = 200 ]; do
       [ "$((SECONDS - began))" -lt "$READY_S" ] || return 1
       [ -z "$status" ] || sleep 0.5
-      status=$(http_status "$request")
+      status=$(http_status "$(setting PIERHEAD_HTTP_PORT 8000)" "$request")
       [ "$status" = "$said" ] || echo "GET $request: ${status/000/no answer}"
       said=$status
     done
   done
+}
+
+# Replicas go on serving without it, so that apps answer says nothing about the controller.
+wait_for_controller() {
+  local port began=$SECONDS
+  port=$(setting PIERHEAD_API_PORT 8100)
+  until [ "$(http_status "$port" /healthz)" = 200 ]; do
+    [ "$((SECONDS - began))" -lt "$CONTROLLER_S" ] || return 1
+    sleep 0.5
+  done
+}
+
+explain_controller() {
+  docker compose logs --no-log-prefix --tail 5 controller >&2 || true
+  give_up "the controller does not answer after $CONTROLLER_S s; above are the last lines of its log (make logs SERVICE=controller)." \
+    "What runs goes on serving; nothing is scaled or healed meanwhile."
 }
 
 explain_silence() {

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -51,7 +52,14 @@ def main() -> NoReturn:
     if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
+        _check_encoding(sys.argv[1:])
         code = app(args=sys.argv[1:] or ["--help"], prog_name="pierhead", standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as error:
+        # Typer takes a closed pipe for a failure.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _end_unread()
     except CommandError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
@@ -61,10 +69,23 @@ def main() -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has read enough (`| head`). The interpreter must not try to flush it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        _end_unread()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end_unread() -> NoReturn:
+    """Whoever read our output has read enough (`| head`). The interpreter must not try to flush it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def _check_encoding(arguments: Sequence[str]) -> None:
+    """Raises BadInput for an argument that is no text: nothing could show it, or send it."""
+    for number, argument in enumerate(arguments, start=1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise BadInput(f"argument {number}: expected UTF-8, found {os.fsencode(argument)!r}") from None
 
 
 def _end_with_stdin() -> None:

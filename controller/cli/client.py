@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 import os
@@ -11,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from controller.cli.errors import BadInput, CommandError, Unreachable
+from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
 
 DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0
@@ -48,10 +49,11 @@ class Client:
         return self._send("POST", path, json.dumps(document).encode())
 
     def _send(self, method: str, path: str, body: bytes | None) -> Any:
-        if not self._url.startswith(("http://", "https://")):
+        if not is_address(self._url):
             raise BadInput(f"PIERHEAD_API_URL: expected http://host:port, found {self._url!r}")
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if self._token:
+            _check_token(self._token)
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - checked above
         try:
@@ -59,7 +61,7 @@ class Client:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             with error:
-                raise _refusal(error.code, error.read()) from None
+                raise _refusal(error.code, error.read(), is_passing="Retry-After" in error.headers) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(
@@ -68,6 +70,31 @@ class Client:
             ) from error
         except ValueError as error:
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is not JSON") from error
+
+
+def is_address(url: str) -> bool:
+    """Whether a URL names a host that HTTP may be spoken with."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and url.isprintable()
+            and " " not in url
+        )
+    except ValueError:  # half an IPv6 address, or a port that is no number
+        return False
+
+
+def _check_token(token: str) -> None:
+    """Raises BadInput for one that no header can carry; the token itself is not shown."""
+    odd = next((number for number, character in enumerate(token) if not " " <= character <= "~"), None)
+    if odd is not None:
+        raise BadInput(
+            f"PIERHEAD_API_TOKEN: expected printable ASCII, found {token[odd]!a} as character {odd + 1} of "
+            f"{len(token)}; a token that was read from a file may end with a line end of that file"
+        )
 
 
 def segment(name: str) -> str:
@@ -80,11 +107,13 @@ def service_path(name: str, *below: str) -> str:
     return "/".join(["/api/v1/services", segment(name), *below])
 
 
-def _refusal(status: int, body: bytes) -> CommandError:
+def _refusal(status: int, body: bytes, *, is_passing: bool) -> CommandError:
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return CommandError(
             f"the API answered {status}, without a reason; `docker compose logs controller` may have it"
         )
+    if status == http.HTTPStatus.SERVICE_UNAVAILABLE and is_passing:
+        return NotYet(message)
     return (BadInput if status in _BAD_INPUT else CommandError)(message)

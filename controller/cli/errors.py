@@ -37,6 +37,10 @@ class Unreachable(CommandError):
     exit_code = UNREACHABLE
 
 
+class NotYet(CommandError):
+    """The controller was just started: the same request works in a moment."""
+
+
 class TimedOut(CommandError):
     """The world did not get there in time."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from controller.cli.errors import BadInput
 
 Document = Mapping[str, Any]
+LogLine = tuple[str, str]
+"""(when the engine got it, as it writes times; the line)."""
+L = TypeVar("L")
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 _UNITS_S = (86_400, 3_600, 60, 1)
@@ -56,9 +59,25 @@ def last_failure(events: Iterable[Document]) -> Document | None:
     return failures[-1] if failures else None
 
 
-def new_lines(shown: list[str], now: list[str]) -> list[str]:
+def timed(log: Document) -> list[LogLine]:
+    """Return a replica's lines of an answer; an older controller sends no times."""
+    lines = log["lines"]
+    return list(zip(log.get("times") or [""] * len(lines), lines, strict=True))
+
+
+def new_lines(shown: Sequence[L], now: Sequence[L]) -> Sequence[L]:
     """Return the lines of `now` that were not in `shown`; both are the last lines of one growing log."""
     for overlap in range(min(len(shown), len(now)), 0, -1):
         if shown[-overlap] == now[0] and shown[-overlap:] == now[:overlap]:
             return now[overlap:]
     return now
+
+
+def leaves_a_gap(shown: Sequence[LogLine], fresh: Sequence[LogLine], now: Sequence[LogLine], after: float) -> bool:
+    """Whether lines between `shown` and `fresh` were not sent: asked for from `after` on, the last one shown is gone.
+
+    Without times nobody can say.
+    """
+    if not shown or not now or len(fresh) < len(now) or not shown[-1][0]:
+        return False
+    return shown[-1][0] >= datetime.fromtimestamp(after, UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from controller.cli.errors import BAD_INPUT, BadInput, CommandError, TimedOut, Unreachable
+from controller.cli.errors import BAD_INPUT, BadInput, CommandError, NotYet, TimedOut, Unreachable
 from controller.cli.progress import Progress
 from controller.cli.wait import TargetMovedError, Verdict
 
@@ -44,12 +44,12 @@ def wait(look: Callable[[], Verdict], timeout_s: float, stays: str) -> Verdict:
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Ask again for a while where nobody answers: the controller may just be being restarted."""
+    """Ask again for a while where nobody answers, or not yet: the controller may just be being restarted."""
     deadline = time.monotonic() + GIVE_UP_SILENT_S
     while True:
         try:
             return ask()
-        except Unreachable:
+        except (Unreachable, NotYet):
             if time.monotonic() >= deadline:
                 raise
         time.sleep(POLL_S)

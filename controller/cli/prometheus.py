@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from controller.cli.client import is_address
+
 STACK_URL = "http://prometheus:9090"
 """As the controller's container knows it."""
 TIMEOUT_S = 2.0
@@ -72,7 +74,7 @@ def read(url: str, window: str = "1m", timeout_s: float = TIMEOUT_S) -> Reading:
     """Ask once; returns within about `timeout_s` seconds, whatever the network does."""
     if not url:
         return Reading(problem="PIERHEAD_PROMETHEUS_URL does not say where Prometheus is")
-    if not url.startswith(("http://", "https://")):
+    if not is_address(url):
         return Reading(problem=f"PIERHEAD_PROMETHEUS_URL: expected http://host:port, found {url!r}")
     # A socket's timeout does not cover looking up the name; the thread ends with the process at the latest.
     answers: queue.SimpleQueue[Reading] = queue.SimpleQueue()

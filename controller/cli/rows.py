@@ -55,16 +55,32 @@ def who_decides(row: Document) -> str:
     autoscale, name = row.get("autoscale"), row["name"]
     if autoscale:
         bounds = f"{autoscale['min']} to {autoscale['max']}"
-        load = f"the load is {autoscale['load']:.1f} requests, which are for {autoscale['wanted']} replicas"
         if autoscale["paused"]:
-            return f"set by scale; the autoscaler ({bounds}) pauses until `pierhead scale {name} auto`; {load}"
-        lasting = "" if autoscale["wanted"] == autoscale["target"] else " if they last"
-        return f"the autoscaler decides, {bounds}; {load}{lasting}"
+            found = _what_it_finds(autoscale)
+            return f"set by scale; the autoscaler ({bounds}) pauses until `pierhead scale {name} auto`; {found}"
+        return f"the autoscaler decides, {bounds}; {_what_it_finds(autoscale)}{_unless_settled(autoscale)}"
     if row.get("override") is not None:
         written = row.get("spec_replicas")
         files = "" if written is None else f"; the compose files say {written}"
         return f"set by scale{files} (`pierhead scale {name} auto` goes back to them)"
     return "the compose files say so"
+
+
+def _what_it_finds(autoscale: Document) -> str:
+    """What an autoscaler goes by: a policy of the user's where there is one, else the load."""
+    if autoscale.get("problem"):
+        return f"its policy gives no number: {autoscale['problem']}"
+    if autoscale.get("basis"):
+        return str(autoscale["basis"])
+    return f"the load is {autoscale['load']:.1f} requests, which are for {autoscale['wanted']} replicas"
+
+
+def _unless_settled(autoscale: Document) -> str:
+    if autoscale.get("problem"):
+        return f"; {autoscale['target']} are held meanwhile"
+    if autoscale["wanted"] == autoscale["target"]:
+        return ""
+    return f"; {autoscale['wanted']} replicas if that lasts" if autoscale.get("basis") else " if they last"
 
 
 def rollout_words(row: Document) -> str:

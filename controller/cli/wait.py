@@ -135,12 +135,12 @@ class RolloutWait:
         part = Part(name, row["ready"], row["wanted"], row["message"])
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
             return Verdict(f"{name}: the controller has not taken it up yet", parts=(part,))
-        if rejected and rejected != self._before.get(name, {}).get("rejected") and not self._reverting:
+        if rejected and not _is_same(rejected, self._before.get(name, {}).get("rejected")) and not self._reverting:
             return _rolled_back(row, part)
         words = f"{name}: {row['ready']} of {row['wanted']} ready"
         if row["converged"] and self._came_back(row):
             return _came_back(row, part)
-        if state(row) == "DEPLOY_FAILED" and not (self._reverting and row["converged"]):
+        if state(row) == "DEPLOY_FAILED" and not self._reverting:
             return _deploy_failed(row, part)
         if row["converged"] and state(row) == "UPDATING":
             return Verdict(f"{words}; UPDATING", parts=(part,))
@@ -154,6 +154,11 @@ class RolloutWait:
         if before is None or before.get("rollout") or not self._reverting or row["name"] not in self._rolling:
             return False
         return version(row) == version(before)
+
+
+def _is_same(rejected: Document, before: Document | None) -> bool:
+    """Whether a version was rejected before; an older controller tells it by the time alone."""
+    return before is not None and rejected.get("id", rejected) == before.get("id", before)
 
 
 def _unusable_files(document: Document) -> Verdict | None:

@@ -86,8 +86,11 @@ def obstacles(case: Case) -> Iterator[str]:
     if failure and not row["converged"]:
         again = f"{failure['count']} times in a row" if failure["count"] > 1 else "once"
         yield f"a replica failed {again}, last {rows.age(failure['last_at'], row['at'])} ago: {failure['detail']}"
+    refused = (row.get("user_config") or {}).get("refused", ())
+    yield from refused
+    told = {sentence.partition(":")[0] for sentence in refused}
     for replica in row["replicas"]:
-        if replica["name"] and replica["state"] in ("STARTING", "FAILED"):
+        if replica["name"] and replica["name"] not in told and replica["state"] in ("STARTING", "FAILED"):
             yield f"{replica['name']}: {replica['message']}"
     if not row["converged"] and not pending and row["blocked"]:
         yield row["blocked"]
@@ -123,15 +126,25 @@ def _rollout(row: Document) -> list[str]:
         since = row["rollout"].get("since")
         lasting = f", for {rows.age(since, row['at'])}" if since else ""
         lines.append(f"{rows.rollout_words(row)}{lasting}")
-        lines.append(
-            f"`pierhead abort {row['name']}` ends it; `pierhead promote {row['name']}` does not wait any longer"
-        )
+        lines += _ways_on(row["name"], row["rollout"]["phase"])
     rejected = row.get("rejected")
     if rejected:
         ago = f" {rows.age(rejected['at'], row['at'])} ago" if rejected.get("at") else ""
         lines.append(f"version {rejected['version']} was rejected{ago}: {rejected['reason']}")
         lines.append(f"`pierhead deploy {row['name']}` tries it again")
     return lines
+
+
+def _ways_on(name: str, phase: str) -> list[str]:
+    """What somebody can do about a rollout: the controller takes an abort unless it goes back already, and a promote
+    while a first batch is watched.
+    """
+    if phase == "ROLLING_BACK":
+        return []
+    ways = [f"`pierhead abort {name}` ends it"]
+    if phase == "BAKING":
+        ways.append(f"`pierhead promote {name}` does not wait any longer")
+    return ["; ".join(ways)]
 
 
 def _step(step: Document) -> str:

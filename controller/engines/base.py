@@ -82,8 +82,11 @@ class ClusterEngine(Protocol):
         """
         ...
 
-    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
-        """Last `tail` lines of a container's output, those from a unix time on; empty when it is gone."""
+    async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
+        """Last `tail` lines of a container's output, those from a unix time on; empty when it is gone.
+
+        `timed`: before each line, the engine's time of it (2026-01-31T18:00:00.000000000Z) and a space.
+        """
         ...
 
     async def exists(self, project: str, compose_service: str) -> bool:
@@ -97,7 +100,7 @@ class ClusterEngine(Protocol):
     def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """Yield CONNECTED, then events until cancelled; ends with EngineUnreachable when the stream breaks.
 
-        The caller reopens it.
+        The caller reopens it; in vain after EngineSocketGone.
         """
         ...
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import docker.auth
@@ -22,8 +23,9 @@ from controller.engines.docker_controllers import running_controllers
 from controller.engines.docker_errors import explanation, image_missing, refusal, translated
 from controller.engines.docker_events import EventQueue, EventReader
 from controller.engines.docker_reader import EngineReader
+from controller.engines.docker_socket import SOCKET, is_orphaned, socket_of
 from controller.engines.gpu_discovery import GpuDiscovery, GpuSources
-from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model import (
     CreateContainer,
     Gpu,
@@ -52,10 +54,18 @@ _LONGEST_LOG = 64 * 1024
 _SEVERAL_NETWORKS_AT_CREATE = (1, 44)
 
 
-def open_client(base_url: str | None = None) -> APIClient:
-    """A docker-py client that speaks the engine's own API version. Raises EngineUnreachable. Blocking."""
-    with translated("connecting"):
-        return APIClient(base_url=base_url, version="auto", timeout=int(_HTTP_TIMEOUT_S))
+def open_client(base_url: str | None = None, socket: Path = SOCKET) -> APIClient:
+    """A docker-py client that speaks the engine's own API version. Blocking.
+
+    Raises EngineUnreachable; EngineSocketGone where `socket`, the file that is used without a `base_url`, is orphaned.
+    """
+    try:
+        with translated("connecting"):
+            return APIClient(base_url=base_url, version="auto", timeout=int(_HTTP_TIMEOUT_S))
+    except EngineUnreachable as error:
+        if base_url is None and is_orphaned(socket):
+            raise EngineSocketGone(str(error)) from error
+        raise
 
 
 class DockerEngine:
@@ -74,10 +84,13 @@ class DockerEngine:
         # Pulls take minutes; they must not keep the others from a thread.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
         self._event_readers: set[EventReader] = set()
+        self._unstarted: set[str] = set()
+        """Names of the replicas that were made here and whose start has not ended yet; worker threads add to it."""
+        self._socket = socket_of(client)
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """See `ClusterEngine.observe`."""
-        read = partial(self._reader.read, project, frozenset(service_names), tuple(images))
+        read = partial(self._reader.read, project, frozenset(service_names), tuple(images), self._unstarted)
         return await self._call("reading containers", read, _OBSERVE_TIMEOUT_S, self._looks)
 
     async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
@@ -90,11 +103,12 @@ class DockerEngine:
                     raise EngineError(f"create of replica {action.target}: no definition of service {action.service}")
                 await self._call(f"create of replica {action.target}", partial(self._create, action, project, spec))
             case StartContainer():
-                await self._call(f"start of replica {action.target}", partial(self._client.start, action.target))
+                await self._start(action.target)
             case SignalContainer():
                 await self._call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
                 await self._call(f"removal of replica {action.target}", partial(self._remove, action))
+                self._unstarted.discard(action.target)
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
         """See `ClusterEngine.used_gpu_memory`."""
@@ -106,9 +120,9 @@ class DockerEngine:
                 "containers hold alone (CDI files as `nvidia-ctk cdi generate` writes them bring nvidia-smi along)"
             ) from error
 
-    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
-        """See `ClusterEngine.logs`; at most the last 64 KiB."""
-        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after))
+    async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
+        """See `ClusterEngine.logs`; whole lines, at most the last 64 KiB of them."""
+        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed))
 
     async def exists(self, project: str, compose_service: str) -> bool:
         """See `ClusterEngine.exists`."""
@@ -130,11 +144,15 @@ class DockerEngine:
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """See `ClusterEngine.events`."""
         queue = EventQueue(asyncio.get_running_loop())
-        reader = EventReader(self._client, queue, partial(self._accept, project))
+        reader = EventReader(self._client, queue, partial(self._accept, project), self._follow)
         self._event_readers.add(reader)
         try:
             while True:
                 yield await queue.get()
+        except EngineUnreachable as error:
+            if is_orphaned(self._socket):
+                raise EngineSocketGone(str(error)) from error
+            raise
         finally:
             reader.close()
             self._event_readers.discard(reader)
@@ -147,6 +165,13 @@ class DockerEngine:
         self._looks.shutdown(wait=False, cancel_futures=True)
         self._pulls.shutdown(wait=False, cancel_futures=True)
         self._client.close()
+
+    async def _start(self, name: str) -> None:
+        self._unstarted.add(name)
+        try:
+            await self._call(f"start of replica {name}", partial(self._client.start, name))
+        finally:
+            self._unstarted.discard(name)
 
     async def _call(
         self, what: str, call: Callable[[], T], limit_s: float = _CALL_TIMEOUT_S, pool: ThreadPoolExecutor | None = None
@@ -170,6 +195,7 @@ class DockerEngine:
         at_create, later = self._split_networks(body)
         try:
             self._client.create_container_from_config(at_create, name=action.target)  # type: ignore[no-untyped-call]
+            self._unstarted.add(action.target)
         except docker.errors.ImageNotFound as error:
             self._reader.forget_images()
             raise image_missing(spec) from error
@@ -236,13 +262,17 @@ class DockerEngine:
             if "already in progress" not in explanation(error):
                 raise
 
-    def _logs(self, container_id: str, tail: int, after: float | None) -> str:
+    def _logs(self, container_id: str, tail: int, after: float | None, timed: bool) -> str:
         try:
             since = None if after is None else max(after, 1.0)  # the library refuses 0
-            output = self._client.logs(container_id, tail=tail, since=since)
+            output = self._client.logs(container_id, tail=tail, since=since, timestamps=timed)
         except docker.errors.NotFound:
             return ""
-        return output[-_LONGEST_LOG:].decode(errors="replace")
+        return _end_of(output, _LONGEST_LOG).decode(errors="replace")
+
+    def _follow(self, on: bool) -> None:
+        """Runs in the event thread."""
+        self._reader.follow(on=on)
 
     def _accept(self, project: str, raw: Mapping[str, Any]) -> EngineEvent | None:
         """The event if it may change a plan of this project. Runs in the event thread."""
@@ -253,6 +283,7 @@ class DockerEngine:
             self._reader.forget_images()
             return EngineEvent(f"image {kind}", "", attributes.get("name", ""))
         container_id = str(actor.get("ID", ""))
+        self._reader.told(container_id)
         ours = project in (attributes.get("com.docker.compose.project"), attributes.get("pierhead.project"))
         if not ours and not self._reader.holds_gpu(container_id):
             return None
@@ -299,6 +330,18 @@ class DockerEngine:
                 said = json.loads(line).get("error") if line.strip() else None
                 if said:
                     raise _pull_failed(image, what, str(said))
+
+
+def _end_of(log: bytes, most: int) -> bytes:
+    """The last lines that fit into so many bytes, whole ones: whoever compares two readings must find the same lines.
+
+    Of a line that does not fit, where it is the last, its end.
+    """
+    if len(log) <= most:
+        return log
+    begins_a_line = log[-most - 1 : -most] == b"\n"
+    kept = log[-most:]
+    return kept if begins_a_line else kept.partition(b"\n")[2] or kept
 
 
 def _message(response: requests.Response) -> str:

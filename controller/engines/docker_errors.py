@@ -55,7 +55,17 @@ def refusal(what: str, said: str) -> str:
 
 
 def image_missing(spec: ServiceSpec) -> ImageNotFound:
-    """The error for a replica whose image is not on this machine."""
+    """The error for a replica whose image is not on this machine.
+
+    An earlier version names its image by id: nothing brings that very image back, and a build makes yet another one.
+    """
+    image = str(spec.container.get("Image", spec.image))
+    if image != spec.image:
+        return ImageNotFound(
+            f"service {spec.name}: image {image}, which this version was made of, is not on this machine any more "
+            f"(`docker image prune` removes such images), so this version cannot come back; `pierhead revisions "
+            f"{spec.name}` lists others, `pierhead deploy {spec.name}` takes what files and images give now"
+        )
     if spec.has_build:
         todo = f"build it with `make build` (or `docker compose build {spec.name}`)"
     else:

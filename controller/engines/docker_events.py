@@ -91,11 +91,14 @@ class EventReader:
         client: APIClient,
         queue: EventQueue,
         accept: Callable[[Mapping[str, Any]], EngineEvent | None],
+        followed: Callable[[bool], None] = lambda _: None,
         quiet_s: float = _QUIET_S,
     ) -> None:
+        """`followed` is told when a stream has been opened (every event comes from now on), and when it is over."""
         self._client = client
         self._queue = queue
         self._accept = accept
+        self._followed = followed
         self._quiet_s = quiet_s
         self._lock = threading.Lock()
         self._closed = False
@@ -141,6 +144,7 @@ class EventReader:
                 if self._closed:
                     return
                 self._response = response
+            self._followed(True)
             self._queue.put(CONNECTED)
             try:
                 for line in _lines(response):
@@ -152,6 +156,7 @@ class EventReader:
                     raise
                 return
             finally:
+                self._followed(False)
                 with self._lock:
                     self._response = None
         if not self._closed:

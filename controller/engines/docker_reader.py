@@ -1,14 +1,17 @@
 """Reads the engine's part of a snapshot. A world at rest costs one call: `GET /containers/json`.
 
-Everything else is remembered under a key that changes with it. Details of a container: its state and the engine's own
-text on it ("Up 2 minutes": a restart that the state alone hides would change it), once it is a minute old. Image ids:
-ten seconds, or until an image event. GPUs: half a minute. Device requests of foreign containers: for as long as they
-run, for they cannot change.
+Everything else is remembered under a key that changes with it. Details of a container: its state and exit code, for as
+long as the engine's events are followed and none was about it (a hundred replicas that start would else be a hundred
+calls more in every look for a minute). While events may be missed: its state and the engine's own text on it ("Up 2
+minutes": a restart that the state alone hides would change it), once it is a minute old. Image ids: ten seconds, or
+until an image event. GPUs: half a minute. Device requests of foreign containers: for as long as they run, for they
+cannot change.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -30,6 +33,11 @@ _log = logging.getLogger(__name__)
 
 _IMAGE_PERIOD_S = 10.0
 _NEVER = "0001-01-01"
+_UP = (ContainerState.RUNNING, ContainerState.PAUSED)
+_TEXTED = (*_UP, ContainerState.EXITED)
+"""States in which a new start (or a failed one) changes what the list says, but for the first minute: "Up 3 seconds"
+and "Exited (1) Less than a second ago" may come twice, and "Created" stays that after a start that failed."""
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,10})?")
 
 Summary = Mapping[str, Any]
 
@@ -45,8 +53,61 @@ class _Details:
     oom_killed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Details, and what they were read under."""
+
+    state: str
+    text: str
+    news: int
+    """How many events there had been before they were read (`_News`)."""
+    details: _Details
+
+
+class _News:
+    """Which containers the engine has told something of, and since when it tells all. Used by two threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._followed_from: int | None = None
+        self._of: dict[str, int] = {}
+
+    @property
+    def count(self) -> int:
+        """A number that grows with everything that is told."""
+        with self._lock:
+            return self._count
+
+    def follow(self, *, on: bool) -> None:
+        """Say that from now on every event is told of, or that some may be missed."""
+        with self._lock:
+            self._count += 1
+            self._followed_from = self._count if on else None
+            self._of.clear()
+
+    def told(self, container_id: str) -> None:
+        """Something happened to a container."""
+        with self._lock:
+            self._count += 1
+            if self._followed_from is not None:
+                self._of[container_id] = self._count
+
+    def nothing_since(self, container_id: str, count: int) -> bool:
+        """Whether surely nothing has happened to a container since `count` was read."""
+        with self._lock:
+            return self._followed_from is not None and count >= max(self._followed_from, self._of.get(container_id, 0))
+
+    def keep_only(self, container_ids: Collection[str]) -> None:
+        """Forget the others: they are gone."""
+        with self._lock:
+            self._of = {
+                container_id: count for container_id, count in self._of.items() if container_id in container_ids
+            }
+
+
 class EngineReader:
-    """Blocking; one read at a time. `forget_images` and `holds_gpu` may be called from any thread."""
+    """Blocking; one read at a time. `forget_images`, `holds_gpu`, `follow` and `told` may be called from any thread."""
 
     def __init__(
         self,
@@ -60,18 +121,25 @@ class EngineReader:
         self._cdi_kind = cdi_kind
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._details: dict[str, tuple[tuple[str, str], _Details]] = {}
+        self._known: dict[str, _Known] = {}
+        self._news = _News()
         self._requests: dict[str, frozenset[str]] = {}
         self._images: dict[str, str | None] = {}
         self._images_due = float("-inf")
 
-    def read(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
-        """One snapshot. Raises what docker-py raises."""
+    def read(
+        self, project: str, service_names: Collection[str], images: Collection[str], unstarted: Collection[str] = ()
+    ) -> EngineState:
+        """One snapshot. Raises what docker-py raises.
+
+        `unstarted` are names of replicas whose first start has not ended. The list tells all there is to know of them,
+        and whoever asks about one that is being started has to wait until it has started.
+        """
         with self._lock:
             inventory = self._discovery.inventory()
             # Foreign containers matter only for the GPUs they hold.
             summaries = self._list(project, everybody=bool(inventory.gpus))
-            replicas, strays = self._sort(summaries, project, service_names)
+            replicas, strays = self._sort(summaries, project, service_names, unstarted)
             known = {replica.id for replica in replicas}
             holders: dict[str, str] = {}
             if inventory.gpus:
@@ -85,6 +153,14 @@ class EngineReader:
         """Look all image ids up again at the next read."""
         self._images_due = float("-inf")
 
+    def follow(self, *, on: bool) -> None:
+        """Say that every event is told of from now on, or that events may be missed."""
+        self._news.follow(on=on)
+
+    def told(self, container_id: str) -> None:
+        """Look at that container again at the next read: an event was about it."""
+        self._news.told(container_id)
+
     def holds_gpu(self, container_id: str) -> bool:
         """Whether a foreign container was seen to hold a GPU: its end may let a replica start."""
         return bool(self._requests.get(container_id))
@@ -97,7 +173,7 @@ class EngineReader:
         return summaries
 
     def _sort(
-        self, summaries: Iterable[Summary], project: str, service_names: Collection[str]
+        self, summaries: Iterable[Summary], project: str, service_names: Collection[str], unstarted: Collection[str]
     ) -> tuple[tuple[ReplicaContainer, ...], tuple[StrayContainer, ...]]:
         """Tell our replicas from strays, and forget the details of containers that are gone."""
         replicas: list[ReplicaContainer] = []
@@ -105,16 +181,19 @@ class EngineReader:
         for summary in summaries:
             labels: Mapping[str, str] = summary.get("Labels") or {}
             if labels.get("pierhead.project") == project:
-                replica = self._replica(summary, labels, project)
+                replica = self._replica(summary, labels, project, unstarted)
                 if replica is not None:
                     replicas.append(replica)
             elif _is_stray(labels, project, service_names):
                 strays.append(StrayContainer(summary["Id"], _name(summary), labels["com.docker.compose.service"]))
         alive = {replica.id for replica in replicas}
-        self._details = {key: entry for key, entry in self._details.items() if key in alive}
+        self._known = {key: entry for key, entry in self._known.items() if key in alive}
+        self._news.keep_only(alive)
         return tuple(sorted(replicas, key=lambda one: one.name)), tuple(sorted(strays, key=lambda one: one.name))
 
-    def _replica(self, summary: Summary, labels: Mapping[str, str], project: str) -> ReplicaContainer | None:
+    def _replica(
+        self, summary: Summary, labels: Mapping[str, str], project: str, unstarted: Collection[str]
+    ) -> ReplicaContainer | None:
         """One of ours; None when it vanished between two calls, or when its labels were tampered with."""
         number = labels.get("pierhead.number", "")
         if not number.isdecimal() or "pierhead.service" not in labels or "pierhead.version" not in labels:
@@ -123,7 +202,8 @@ class EngineReader:
                 f"it is left alone; remove it with `docker rm -f {_name(summary)}`"
             )
             return None
-        details = self._inspected(summary)
+        is_new = summary.get("State") == ContainerState.CREATED and _name(summary) in unstarted
+        details = _before_its_start(summary) if is_new else self._inspected(summary)
         if details is None:
             return None
         gpus, gpu_slot = _gpus(labels.get("pierhead.gpus", ""))
@@ -137,6 +217,8 @@ class EngineReader:
             ip=_address(summary, project) if details.state.is_up else None,
             port=_port(labels.get("pierhead.port", "")),
             probe=_probe(labels.get("pierhead.probe", "")),
+            graceful_shutdown_timeout_s=_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
+            stop_grace_period_s=_seconds(labels.get("pierhead.stop_grace_period_s", "")),
             node=labels.get("pierhead.node", ""),
             gpus=gpus,
             gpu_slot=gpu_slot,
@@ -147,16 +229,20 @@ class EngineReader:
         )
 
     def _inspected(self, summary: Summary) -> _Details | None:
-        key = (str(summary.get("State")), str(summary.get("Status")))
-        known = self._details.get(summary["Id"])
-        if known is not None and known[0] == key:
-            return known[1]
+        container_id, state, text = summary["Id"], str(summary.get("State")), str(summary.get("Status"))
+        known = self._known.get(container_id)
+        if known is not None and known.state == state:
+            same_text = known.text == text and "second" not in text
+            same_outcome = state in _UP or _outcome(known.text) == _outcome(text)
+            if same_text or (same_outcome and self._news.nothing_since(container_id, known.news)):
+                return known.details
+        news = self._news.count  # before: what is told while it is being read makes it be read again
         try:
-            details = _details(self._client.inspect_container(summary["Id"]))
+            details = _details(self._client.inspect_container(container_id))
         except docker.errors.NotFound:
             return None
-        if _tells_a_restart(*key):
-            self._details[summary["Id"]] = (key, details)
+        if state in _TEXTED:
+            self._known[container_id] = _Known(state, text, news, details)
         return details
 
     # ---------------------------------------------------------------------------------------------- GPUs and images
@@ -245,6 +331,11 @@ def _probe(text: str) -> tuple[int, str] | None:
     return (port, slash + rest) if port is not None and slash else None
 
 
+def _seconds(text: str) -> float | None:
+    """A duration that a replica was made with; None where its label does not say, or says what no file could."""
+    return float(text) if _SECONDS.fullmatch(text) else None
+
+
 def _gpus(text: str) -> tuple[tuple[str, ...], GpuSlot | None]:
     """The GPUs of a replica, and what it has of its one GPU (None = all): "GPU-1,GPU-2", "GPU-1=fraction:0.5"."""
     uuids, _, amount = text.partition("=")
@@ -266,12 +357,16 @@ def _details(container: Mapping[str, Any]) -> _Details:
     )
 
 
-def _tells_a_restart(state: str, status: str) -> bool:
-    """Whether a new start (or a failed one) is sure to change what the list says of a container.
+def _outcome(text: str) -> str:
+    """What the list says of an end but its age: "Exited (1". A start that fails is no event; it changes the code."""
+    return text.partition(")")[0]
 
-    "Up 3 seconds" and "Exited (1) Less than a second ago" may come twice, "Created" also after a failed start.
-    """
-    return state in (ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.EXITED) and "second" not in status
+
+def _before_its_start(summary: Summary) -> _Details:
+    """What the list tells of a container that never ran."""
+    return _Details(
+        ContainerState.CREATED, float(summary["Created"]), started_at=None, exit_code=None, oom_killed=False
+    )
 
 
 def _state(state: Mapping[str, Any]) -> ContainerState:

@@ -52,6 +52,10 @@ HARD_STOP_FLOOR_S = 120
 HEAL_HOLD_S = 5.0
 """How long a request waits for a service that should have a server and has none: its only replica crashed and is being
 replaced. With a service that scales to zero it is the whole of `request_timeout_s`: a model takes its time to load."""
+SESSION_HEADER = "x-session-id"
+SESSION_HASH = "hash-type consistent crc32 avalanche\n    hash-balance-factor 125"
+"""As the runtime's consistent_hash does it: a server that comes or goes moves only its own sessions, and none has more
+than 1.25 times its share of the requests (hash-balance-factor 125)."""
 HELD_MOST = 1000
 """Requests that one service may have held where it does not bound its queue; all services together: hold.lua."""
 
@@ -87,6 +91,8 @@ class _Service:
     route_pattern: str
     strip_prefix: bool
     balance: str
+    hash: str
+    """How sessions are mapped to servers; "" = they are not."""
     grpc_services: tuple[str, ...]
     probe_path: str
     max_queued_requests: int
@@ -245,8 +251,8 @@ def _service(spec: ServiceSpec) -> _Service:
         route=route,
         route_pattern=(route or "").replace(".", "[.]"),
         strip_prefix=spec.strip_prefix,
-        # Servers without requests are all the same to leastconn, whatever their weights: it cannot keep a share.
-        balance="leastconn" if spec.rollout.canary_weight is None else "random(2)",
+        balance=_balance(spec),
+        hash=SESSION_HASH if spec.router_policy == "consistent_hash" else "",
         grpc_services=tuple(
             _matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
         ),
@@ -264,6 +270,21 @@ def _service(spec: ServiceSpec) -> _Service:
         longest_call_s=(timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
         server_options=" ".join(server_options(spec)),
     )
+
+
+def _balance(spec: ServiceSpec) -> str:
+    """The service's policy in HAProxy's words. HAProxy sees all of a service's requests, so where callers draw two
+    replicas and take the less loaded, it takes the least loaded of all, and so it does for a policy of the user's
+    own, which it cannot run.
+    """
+    match spec.router_policy:
+        case "round_robin":
+            return "roundrobin"
+        case "consistent_hash":
+            return f"hdr({SESSION_HEADER})"  # in turn for requests without it
+        case _:
+            # Servers without requests are all the same to leastconn, whatever their weights: it cannot keep a share.
+            return "leastconn" if spec.rollout.canary_weight is None else "random(2)"
 
 
 def _hold_ms(spec: ServiceSpec) -> int:

@@ -25,6 +25,10 @@ from random import Random
 from controller.errors import InvalidRequest
 
 MOST_REQUESTS = 10_000_000
+LONGEST_S = 7 * 86_400.0
+"""A week: some minutes, as the controller looks once a second whether anything happens or not."""
+MOST_PIECES = 1_000_000
+"""Times that a shape may change its rate."""
 PIECE_S = 1.0
 """A rate that changes all the time is taken to be constant for so long."""
 STEP = 2.0
@@ -99,7 +103,21 @@ def _numbers(name: str, words: str) -> dict[str, float]:
             least = "> 0" if key in _POSITIVE else ">= 0"
             raise InvalidRequest(f'TRACE: {name}: {key}: expected a number {least}, found "{value}"')
         numbers[key] = number
+    _check_length(f"{name}: duration", numbers["duration"])
+    if name == "noise" and numbers["duration"] / numbers["length"] > MOST_PIECES:
+        shortest = numbers["duration"] / MOST_PIECES
+        raise InvalidRequest(
+            f"TRACE: noise: length: expected at least {shortest:g} s for a duration of {numbers['duration']:g} s "
+            f"(the rate changes {MOST_PIECES:,} times at most), found {numbers['length']:g}"
+        )
     return numbers
+
+
+def _check_length(what: str, duration_s: float) -> None:
+    if duration_s > LONGEST_S:
+        raise InvalidRequest(
+            f"TRACE: {what}: the simulator takes {LONGEST_S:,.0f} s (a week) at most, found {duration_s:,.0f}"
+        )
 
 
 def _pieces(name: str, numbers: Mapping[str, float], rng: Random) -> Iterator[Piece]:
@@ -162,6 +180,7 @@ def _from_file(path: Path, rng: Random) -> Trace:
     if not rows:
         raise InvalidRequest(f"TRACE: {path} has no line after its header")
     columns = [array("d", column) for column in zip(*rows, strict=True)]
+    _check_length(f"{path}: last t_s", columns[0][-1])
     if header == ["t_s", "rate_per_s"]:
         pieces = list(zip(columns[0], columns[1], strict=True))
         # The last rate holds for as long as the one before it.

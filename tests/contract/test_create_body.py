@@ -97,7 +97,7 @@ def twins(client: APIClient, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     compose(tmp_path, "up", "--no-start", "--no-build")
     try:
         serving = "scale: 0\n    x-serve: {request_timeout_s: 4, graceful_shutdown_timeout_s: 5, managed: false, "
-        serving += "protocol: http, readiness: {path: /}}"
+        serving += "protocol: http, health: {probe: {path: /}}}"
         (tmp_path / "compose.yaml").write_text(text.replace("SERVE", serving))
         yield project, tmp_path
     finally:

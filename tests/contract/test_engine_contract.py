@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -293,6 +294,7 @@ async def test_a_created_replica_is_not_a_running_one(world: World) -> None:
     assert (one.ip, one.started_at, one.exit_code, one.oom_killed, one.gpus) == (None, None, None, False, ())
     assert before - 2 <= one.created_at <= time.time() + 2
     assert one.node, "it knows the machine that it was made on"
+    assert (one.graceful_shutdown_timeout_s, one.stop_grace_period_s) == (20.0, 30.0)
 
 
 async def test_a_started_replica_has_an_address(world: World) -> None:
@@ -528,6 +530,10 @@ async def test_logs_have_a_tail(world: World) -> None:
 
     assert (await eventually(said)).split() == ["one", "two", "three"]
     assert (await world.engine.logs(one.id, 2)).split() == ["two", "three"]
+    timed = [line.split(" ") for line in (await world.engine.logs(one.id, 10, timed=True)).splitlines()]
+    assert [line for _, line in timed] == ["one", "two", "three"]
+    assert [time for time, _ in timed] == sorted({time for time, _ in timed}), "each line has a time of its own"
+    assert all(datetime.fromisoformat(time) for time, _ in timed)
     assert one.started_at is not None
     assert (await world.engine.logs(one.id, 10, one.started_at - 60)).split() == ["one", "two", "three"]
     assert await world.engine.logs(one.id, 10, one.started_at + 3600) == ""

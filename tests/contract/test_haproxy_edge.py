@@ -721,3 +721,68 @@ async def test_no_grpc_call_fails_while_servers_come_and_go_and_routes_change(ed
             stop.set()
         await grown[-1].server.stop(0)
     assert outcomes.keys() == {grpc.StatusCode.OK}
+
+
+# ------------------------------------------------------------------------------------------------------ x-serve.router
+
+
+async def answered_by(edge: Edge, session: str | None) -> str:
+    headers = {"x-session-id": session} if session else {}
+    async with edge.http.get("/echo", headers=headers) as answer:
+        assert answer.status == 200
+        return str((await answer.json())["replica"])
+
+
+async def homes(edge: Edge) -> dict[str, str]:
+    """Who answers each of some sessions."""
+    return {f"session-{n}": await answered_by(edge, f"session-{n}") for n in range(60)}
+
+
+async def balanced(edge: Edge, policy: str, count: int) -> list[Replica]:
+    """So many servers that are up, of a service with that policy."""
+    await edge.route(service("echo", router_policy=policy))
+    replicas = [await edge.serve("echo", f"echo-{number}") for number in range(count)]
+
+    async def all_up() -> bool:
+        return all([await edge.is_up(replica.name) for replica in replicas])
+
+    await until(all_up, "all servers are up")
+    return replicas
+
+
+async def test_a_session_stays_where_it_is_and_only_those_of_a_server_that_comes_or_goes_move(edge: Edge) -> None:
+    await balanced(edge, "consistent_hash", 3)
+    first = await homes(edge)
+    assert await homes(edge) == first
+    assert set(first.values()) == {"echo-0", "echo-1", "echo-2"}
+    await edge.serve("echo", "echo-3")
+    await until(lambda: edge.is_up("echo-3"), "a fourth one is up")
+    second = await homes(edge)
+    moved = {session for session in first if second[session] != first[session]}
+    assert {second[session] for session in moved} == {"echo-3"}, "those that move go to the new one"
+    assert 0 < len(moved) < 40
+    await edge.remove("echo", "echo-3")
+    assert await homes(edge) == first, "and come back"
+    assert len({await answered_by(edge, None) for _ in range(30)}) == 3, "without a session they are taken in turn"
+
+
+async def test_no_server_gets_more_than_its_share_of_a_busy_session(edge: Edge) -> None:
+    replicas = await balanced(edge, "consistent_hash", 3)
+    headers = {"x-session-id": "busy"}
+    calls = [asyncio.ensure_future(edge.http.get("/echo/hold", headers=headers)) for _ in range(12)]
+
+    async def all_there() -> bool:
+        return sum(replica.requests for replica in replicas) == 12
+
+    await until(all_there, "all requests have begun")
+    assert max(replica.requests for replica in replicas) <= 1.25 * 12 / 3 + 1
+    for replica in replicas:
+        replica.let_go.set()
+    for answer in await asyncio.gather(*calls):
+        answer.release()
+
+
+async def test_servers_are_taken_in_turn(edge: Edge) -> None:
+    await balanced(edge, "round_robin", 2)
+    answers = [await answered_by(edge, None) for _ in range(8)]
+    assert answers in (["echo-0", "echo-1"] * 4, ["echo-1", "echo-0"] * 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.load import Load
-from tests.harness.stack import ROOT, Stack
+from tests.harness.stack import ROOT, Stack, request
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -65,6 +66,14 @@ def gpu_stack(fake_gpus: None) -> Iterator[Stack]:
 @pytest.fixture
 def echo_stack() -> Iterator[Stack]:
     for stack in started(Stack("pierhead-test-echo", ["compose/apps/echo.yaml"])):
+        stack.wait_settled(echo=1, **{"echo-child": 1})
+        eventually(lambda stack=stack: stack.get("/echo?message=hi").status == 200, "echo answers")  # type: ignore[misc]
+        yield stack
+
+
+@pytest.fixture
+def full_disk_stack() -> Iterator[Stack]:
+    for stack in started(Stack("pierhead-test-full", ["compose/apps/echo.yaml", "tests/e2e/apps/full_disk.yaml"])):
         stack.wait_settled(echo=1, **{"echo-child": 1})
         eventually(lambda stack=stack: stack.get("/echo?message=hi").status == 200, "echo answers")  # type: ignore[misc]
         yield stack
@@ -295,6 +304,32 @@ def test_a_changed_service_rolls_without_losing_a_request(edited_stack: tuple[St
     assert stack.haproxy_workers() == workers
 
 
+def test_a_replica_that_is_to_leave_serves_for_as_long_as_its_service_says(edited_stack: tuple[Stack, Path]) -> None:
+    stack, app = edited_stack
+    stay_s, containers = 4.0, stack.replica_ids()
+    keys = f"replicas: 2\n      graceful_shutdown_wait_loop_s: {stay_s}"
+    app.write_text(app.read_text().replace("replicas: 1", keys, 1))
+    stack.wait_settled(echo=2)
+    assert containers <= stack.replica_ids(), "nobody was replaced for it"
+    addresses = [replica["address"] for replica in stack.service("echo")["replicas"]]
+    began = time.monotonic()
+    assert stack.api("/api/v1/services/echo/scale", "PUT", {"replicas": 1}).status == 202
+    eventually(lambda: not all(serves(address) for address in addresses), "one is told to stop", every_s=0.01)
+    took = time.monotonic() - began
+    assert stay_s <= took <= stay_s + 5.0, "not before, and long before its graceful_shutdown_timeout_s of 35 s"
+    stack.wait_settled(echo=1)
+
+
+def serves(address: str) -> bool:
+    """Whether a replica that is asked by its address answers, and has no SIGTERM yet."""
+    admin = f"{address.partition(':')[0]}:9100"
+    try:
+        told = request(f"http://{admin}/readyz").status != 200
+        return not told and request(f"http://{address}/echo?message=x").status == 200
+    except OSError:
+        return False
+
+
 def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(edited_stack: tuple[Stack, Path]) -> None:
     stack, app = edited_stack
     before, written = stack.replica_ids(), app.read_text()
@@ -343,25 +378,54 @@ def test_a_gpu_that_is_gone_is_marked_and_its_replica_moves(gpu_stack: Stack) ->
     held = {c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values()}
     lost = min(held)
     left = [index for index in range(GPUS) if f"GPU-000{index}" != lost]
-    write_gpus(left)
-    eventually(
-        lambda: any(
-            f"GPU {lost} is not used" in notice for notice in gpu_stack.api("/api/v1/services").json["notices"]
-        ),
-        "the status says which GPU is not used",
-        within_s=180,
-    )
-    eventually(
-        lambda: lost not in {c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values()},
-        "no replica is on it",
-        within_s=60,
-    )
-    gpu_stack.wait_settled(pinned=2)
+    with Load([gpu_stack.url("/faulty")], connections=4) as load:
+        write_gpus(left)
+        eventually(
+            lambda: f"GPU {lost} is not used" in _notices(gpu_stack),
+            "the status says which GPU is not used",
+            within_s=180,
+        )
+        eventually(
+            lambda: lost not in {c.labels["pierhead.gpus"] for c in gpu_stack.replicas("pinned").values()},
+            "no replica is on it",
+            within_s=60,
+        )
+        gpu_stack.wait_settled(pinned=2)
+    load.assert_no_failure()
     assert {"gpu_marked", "replica_failed"} <= {event["kind"] for event in gpu_stack.events()}
     write_gpus(range(GPUS))
     eventually(
         lambda: any(event["kind"] == "gpu_unmarked" for event in gpu_stack.events()), "it is used again", within_s=60
     )
+
+
+def test_a_full_state_volume_stops_no_healing(full_disk_stack: Stack) -> None:
+    stack, state = full_disk_stack, "/var/lib/pierhead"
+    stack.scale("echo-child", 2)
+    controller = stack.container("controller")
+    with Load([stack.url("/echo?message=x")], connections=8) as load:
+        code, output = controller.exec_run(["dd", "if=/dev/zero", f"of={state}/filler", "bs=1k"])
+        assert code == 1, output
+        victim = next(iter(stack.replicas("echo-child").values()))
+        killed_at = stack.kill_process(victim)
+        eventually(lambda: "state volume" in _notices(stack), "the status says what is wrong")
+        eventually(lambda: victim.id not in stack.replica_ids(), "the dead replica's container is gone")
+        stack.wait_settled(echo=1, **{"echo-child": 2})
+        refused = stack.pierhead("scale", "echo", "2")
+        assert refused.returncode == 1
+        assert "state volume" in refused.stdout + refused.stderr
+        assert stack.service("echo")["wanted"] == 1, "who was told that it is not kept does not get it"
+        controller.exec_run(["rm", f"{state}/filler"])
+        eventually(lambda: "state volume" not in _notices(stack), "there is room again")
+        stack.scale("echo", 2)
+    assert not [failure for failure in load.result.failures if failure.at > killed_at + 1.0]
+    assert load.result.failed <= 8, "only what the killed replica had begun"
+    assert {"store_failing", "store_works", "replica_failed"} <= {event["kind"] for event in stack.events()}
+    assert stack.container("controller").attrs["RestartCount"] == 0
+
+
+def _notices(stack: Stack) -> str:
+    return " ".join(stack.api("/api/v1/services").json["notices"])
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def edit(app: Path, name: str, *, rollout: str = "{bake_s: 1}", startup_s: int =
     """Write another version of the service."""
     variables = "".join(f"\n      {key}: {value!r}" for key, value in {"NAME": name, **environment}.items())
     text = APP.read_text().replace("\n      NAME: v0", variables).replace("rollout: {bake_s: 1}", f"rollout: {rollout}")
-    app.write_text(text.replace("startup_timeout_s: 60", f"startup_timeout_s: {startup_s}"))
+    app.write_text(text.replace("deadline_s: 60", f"deadline_s: {startup_s}"))
 
 
 def began(stack: Stack, offered: str) -> bool:

@@ -13,12 +13,14 @@ import hashlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, RunningController
 from controller.engines.docker_errors import image_missing
-from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model import (
+    NO_USER_CONFIG,
     ContainerState,
     CreateContainer,
     Gpu,
@@ -52,6 +54,8 @@ class Behaviour:
     start_error: str | None = None
     """What the engine says when it is started; it then stays "created" with exit code 128."""
     output: str = ""
+    logging_driver: str = "json-file"
+    """"none" gives nothing back."""
 
 
 @dataclass(slots=True)
@@ -68,9 +72,13 @@ class FakeContainer:
     number: int = 0
     port: int | None = None
     probe: tuple[int, str] | None = None
+    graceful_shutdown_timeout_s: float | None = None
+    stop_grace_period_s: float | None = None
     node: str = ""
     gpus: tuple[str, ...] = ()
     gpu_slot: GpuSlot | None = None
+    user_config: str = NO_USER_CONFIG
+    """What its environment says, or what it was given since."""
     ours: bool = True
     one_off: bool = False
     state: ContainerState = ContainerState.CREATED
@@ -80,6 +88,8 @@ class FakeContainer:
     oom_killed: bool = False
     hanging: bool = False
     terminated_at: float | None = None
+    said: list[tuple[float, str]] = field(default_factory=list)
+    """Lines that it has logged since its start, and when."""
     network_lost: bool = False
     created_by_s: float = 0.0
     """By how much the wall clock was off when it was created, and when it was started."""
@@ -121,11 +131,16 @@ class FakeEngine:
     clock_set_by_s: float = 0.0
     """What somebody has set the machine's wall clock forward by (or back); what containers do goes on as it was."""
     reachable: bool = True
+    has_socket: bool = True
     daemons: dict[str, list[RunningController]] = field(default_factory=dict)
     """By project: containers that run the controller's daemon."""
     done: list[EngineAction] = field(default_factory=list)
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
+    _ids: dict[str, str] = field(default_factory=dict)
+    """Of all containers, by name."""
+    _ending: set[str] = field(default_factory=set)
+    """Ids of the containers that run and may end by themselves, sooner or later."""
     _image_ids: set[str] = field(default_factory=set)
     """Ids of all images that ever were: a name that stands for another one by now leaves the former one there."""
     _failures: list[tuple[type[EngineAction], EngineError]] = field(default_factory=list)
@@ -176,12 +191,20 @@ class FakeEngine:
             raise EngineError("nvidia-smi cannot be asked for the memory of the GPUs: there is none (fake)")
         return dict(self.gpu_memory)
 
-    async def logs(self, container_id: str, tail: int, after: float | None = None) -> str:
+    async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
         await self._turn()
         one = self.containers.get(container_id)
-        if one is None or one.started_at is None or (after is not None and one.started_at < after):
+        if one is None or one.started_at is None:
             return ""
-        return "".join(one.behaviour.output.splitlines(keepends=True)[-tail:])
+        if one.behaviour.logging_driver == "none":
+            raise EngineError("logs failed: the Docker Engine says: configured logging driver does not support reading")
+        at_start = [(one.started_at, line) for line in one.behaviour.output.splitlines()]
+        lines = [
+            f"{_log_time(at, number)} {line}\n" if timed else f"{line}\n"
+            for number, (at, line) in enumerate([*at_start, *one.said])
+            if after is None or at >= after
+        ]
+        return "".join(lines[-tail:])
 
     async def exists(self, project: str, compose_service: str) -> bool:
         await self._turn()
@@ -220,6 +243,10 @@ class FakeEngine:
         self._emit_to_all(EngineEvent("image tag", "", reference))
         return self.images[reference]
 
+    def remove_image(self, image_id: str) -> None:
+        """`docker image prune`: an image that no name stands for any more is gone."""
+        self._image_ids.discard(image_id)
+
     def add_container(
         self,
         name: str,
@@ -243,7 +270,7 @@ class FakeEngine:
             ours=False,
             one_off=one_off,
         )
-        self.containers[one.id] = one
+        self._add(one)
         self._start(one)
         return one
 
@@ -251,14 +278,18 @@ class FakeEngine:
         """Let the next action of that kind fail, before it changes anything. May be called several times."""
         self._failures.append((kind, error))
 
-    def go_away(self) -> None:
-        """The daemon stops answering, containers go on."""
-        self.reachable = False
+    def go_away(self, *, with_its_socket: bool = False) -> None:
+        """The daemon stops answering, containers go on. With its socket: this one client never hears of it again."""
+        self.reachable, self.has_socket = False, not with_its_socket
         self._break_streams("the stream ended")
 
     def come_back(self) -> None:
         """The daemon answers again."""
         self.reachable = True
+
+    def say(self, name: str, *lines: str) -> None:
+        """It logs these lines now."""
+        self.by_name(name).said += [(self.clock(), line) for line in lines]
 
     def kill(self, name: str) -> None:
         """`docker kill`: SIGKILL from outside."""
@@ -290,16 +321,13 @@ class FakeEngine:
         one = self.by_name(name)
         if one.state.is_up:
             self._end(one, 137)
-        del self.containers[one.id]
+        del self.containers[one.id], self._ids[one.name]
         self._emit("destroy", one)
 
     def by_name(self, name: str) -> FakeContainer:
         """The container of that name; KeyError when there is none."""
         self._advance()
-        for one in self.containers.values():
-            if one.name == name:
-                return one
-        raise KeyError(name)
+        return self.containers[self._ids[name]]
 
     def names(self) -> list[str]:
         """Names of all containers, sorted."""
@@ -325,14 +353,15 @@ class FakeEngine:
         """Every call yields to the event loop once, as a real one does, and fails while the daemon is away."""
         await asyncio.sleep(0)
         if not self.reachable:
-            raise EngineUnreachable("the Docker Engine does not answer (fake)")
+            error = EngineUnreachable if self.has_socket else EngineSocketGone
+            raise error("the Docker Engine does not answer (fake)")
         self._advance()
 
     def _advance(self) -> None:
         """Let end what has ended by now."""
         now = self.clock()
-        for one in self.containers.values():
-            if not one.state.is_up or one.ends_at is None or one.ends_at > now:
+        for one in [self.containers[container_id] for container_id in sorted(self._ending)]:  # in order of their ages
+            if one.ends_at is None or one.ends_at > now:
                 continue
             by_itself = one.behaviour.exits_after_s is not None and one.terminated_at is None
             if by_itself and one.behaviour.oom:
@@ -374,16 +403,23 @@ class FakeEngine:
             number=action.number,
             port=spec.port,
             probe=(spec.probe.port, spec.probe.path),
+            graceful_shutdown_timeout_s=spec.graceful_shutdown_timeout_s,
+            stop_grace_period_s=spec.stop_grace_period_s,
             node=self.node,
             gpus=tuple(gpu.uuid for gpu in action.gpus),
             gpu_slot=action.gpu_slot,
+            user_config=spec.user_config,
         )
         with contextlib.suppress(KeyError):  # the name is free: the usual case
             _refuse_unless_same(self.by_name(action.target), new)
             return
         new.id = self._next_id()
-        self.containers[new.id] = new
+        self._add(new)
         self._emit("create", new)
+
+    def _add(self, one: FakeContainer) -> None:
+        self.containers[one.id] = one
+        self._ids[one.name] = one.id
 
     def _behaviour(self, action: CreateContainer, spec: ServiceSpec) -> Behaviour:
         bad = [self.bad_gpus[gpu.uuid] for gpu in action.gpus if gpu.uuid in self.bad_gpus]
@@ -400,6 +436,8 @@ class FakeEngine:
         one.state, one.started_at, one.exit_code, one.oom_killed = ContainerState.RUNNING, self.clock(), None, False
         one.hanging, one.terminated_at, one.started_by_s = False, None, self.clock_set_by_s
         one.ip = None if one.network_lost else self._free_address()
+        if one.behaviour.exits_after_s is not None:
+            self._ending.add(one.id)
         self._emit("start", one)
         self._advance()
 
@@ -417,6 +455,7 @@ class FakeEngine:
             self._end(one, 137)
         elif one.terminated_at is None:
             one.terminated_at = self.clock()
+            self._ending.add(one.id)
             self._advance()
 
     def _remove(self, action: RemoveContainer) -> None:
@@ -434,6 +473,7 @@ class FakeEngine:
         if oom:
             self._emit("oom", one)
         one.end(code, oom=oom)
+        self._ending.discard(one.id)
         self._emit("die", one)
 
     def _emit(self, kind: str, one: FakeContainer) -> None:
@@ -451,6 +491,12 @@ class FakeEngine:
             queue.put_nowait(EngineUnreachable(f"event stream: the Docker Engine does not answer ({why})"))
 
 
+def _log_time(at: float, number: int) -> str:
+    """As Docker writes it; the line's number makes times distinct, which nanoseconds do for Docker."""
+    second, rest = divmod(at, 1)
+    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{int(rest * 1e4):04}{number % 100_000:05}Z"
+
+
 def _replica(one: FakeContainer) -> ReplicaContainer:
     return ReplicaContainer(
         id=one.id,
@@ -462,6 +508,8 @@ def _replica(one: FakeContainer) -> ReplicaContainer:
         ip=one.ip,
         port=one.port,
         probe=one.probe,
+        graceful_shutdown_timeout_s=one.graceful_shutdown_timeout_s,
+        stop_grace_period_s=one.stop_grace_period_s,
         node=one.node,
         gpus=one.gpus,
         gpu_slot=one.gpu_slot,

@@ -55,7 +55,6 @@ class Stack:
     extra_env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.docker = docker.from_env()
         self.ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
         self.env = {
             **os.environ,
@@ -66,6 +65,7 @@ class Stack:
             "PWD": str(ROOT),
             **self.extra_env,
         }
+        self.docker = docker.from_env(environment=self.env)
 
     # ------------------------------------------------------------------------------------------------- as a user does
 
@@ -186,6 +186,12 @@ class Stack:
         (directory / "logs.txt").write_text(self.compose("logs", "--no-color", "--timestamps", "--tail", "2000").stdout)
         for name, container in self.replicas().items():
             (directory / f"{name}.log").write_bytes(container.logs(tail=500))
+
+
+def address_of(container: Container) -> str:
+    """Its IP address on the first of its networks, as it is now."""
+    container.reload()
+    return str(next(iter(container.attrs["NetworkSettings"]["Networks"].values()))["IPAddress"])
 
 
 def request(

@@ -19,6 +19,7 @@ PURE = {
     "controller.callees",
     "controller.differences",
     "controller.loads",
+    "controller.log_lines",
     "controller.recovery",
     "controller.revisions",
     "controller.rollout",
@@ -29,8 +30,10 @@ PURE = {
     "controller.swaps",
     "controller.phases",
     "controller.placement",
+    "controller.plain_text",
     "controller.plan",
     "controller.plan_text",
+    "controller.user_config",
 }
 ACTING = {
     "controller.apply",

@@ -18,7 +18,7 @@ from controller.cli.wait import RolloutWait, ScaleWait, Verdict, judge_all
 
 MOST_REPLICAS = 1000
 ROLLOUT_S = 1800.0
-"""A replica may take as long as this to start; `startup_timeout_s` has the same default."""
+"""A replica may take as long as this to start; `startup.deadline_s` has the same default."""
 
 Number = Annotated[str, typer.Argument(metavar="N", help="how many replicas, or auto")]
 Some = Annotated[

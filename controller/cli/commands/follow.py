@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -19,6 +19,10 @@ from controller.cli.patience import patiently
 
 FOLLOW_S = 1.0
 FOLLOWED_LINES = 1000
+MOST_LINES = 10_000
+"""That the controller sends of one replica."""
+OVERLAP_S = 5.0
+"""Longer than a line takes from a replica into the engine's log, and than a new replica takes to be known."""
 EVENTS_KEPT = 1000
 """By the controller, and the most that it sends at once."""
 WAIT_S = 25
@@ -31,7 +35,9 @@ Kinds = Annotated[
 ]
 Since = Annotated[str, typer.Option("--since", metavar="TIME", help="from then on: 10m, 2h30m, 2026-01-31T18:00")]
 Newest = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=EVENTS_KEPT, help="how many of the newest")]
-Lines = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=10_000, help="how many lines of each replica")]
+Lines = Annotated[
+    int, typer.Option("-n", metavar="COUNT", min=1, max=MOST_LINES, help="how many lines of each replica")
+]
 Pictures = Annotated[int | None, typer.Option("-n", metavar="COUNT", min=1, help="so many pictures, then end")]
 Once = Annotated[bool, typer.Option("--once", help="one picture, as -n 1")]
 Interval = Annotated[
@@ -79,18 +85,31 @@ def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since 
     if since:
         query["after"] = str(int(feeds.since_time(since, time.time())))
     document = api.get(path, query)
-    shown: dict[str, list[str]] = {replica["name"]: replica["lines"] for replica in document["replicas"]}
+    shown = {replica["name"]: feeds.timed(replica) for replica in document["replicas"]}
     if not shown and not follow:
         sys.stderr.write(f"{service} has no replica now; `pierhead why {service}` says why\n")
     for name, lines in shown.items():
         _print_lines(name, lines[-n:], as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
+        if "at" in document:  # what was sent before need not be sent again, but for what was just being written
+            query["after"] = str(max(int(document["at"] - OVERLAP_S), 0))
         document = patiently(partial(api.get, path, query))
         for replica in document["replicas"]:
-            fresh = feeds.new_lines(shown.get(replica["name"], []), replica["lines"])
-            _print_lines(replica["name"], fresh, as_json=as_json)
-            shown[replica["name"]] = replica["lines"]
+            known = shown.get(replica["name"], [])
+            shown[replica["name"]] = _follow_on(replica, known, float(query.get("after", 0)), as_json=as_json)
+
+
+def _follow_on(
+    log: Mapping[str, Any], shown: list[feeds.LogLine], after: float, *, as_json: bool
+) -> list[feeds.LogLine]:
+    """Print what is new of a replica's log; return what has been shown of it now."""
+    now = feeds.timed(log)
+    fresh = feeds.new_lines(shown, now)
+    if feeds.leaves_a_gap(shown, fresh, now, after):
+        sys.stderr.write(f"{log['name']} logs more than is sent at a time: lines are missing here\n")
+    _print_lines(log["name"], fresh, as_json=as_json)
+    return [*shown, *fresh][-MOST_LINES:]
 
 
 def top(n: Pictures = None, once: Once = False, interval: Interval = 2.0, output: Output = "text") -> None:
@@ -141,8 +160,8 @@ def _print_events(listed: list[Any], *, as_json: bool) -> None:
             out.say(feeds.event_line(event))
 
 
-def _print_lines(replica: str, lines: list[str], *, as_json: bool) -> None:
-    for line in lines:
+def _print_lines(replica: str, lines: Sequence[feeds.LogLine], *, as_json: bool) -> None:
+    for _, line in lines:
         if as_json:
             out.print_json_line({"replica": replica, "line": line})
         else:

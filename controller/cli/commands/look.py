@@ -92,7 +92,7 @@ def revisions(service: Service, output: Output = "text") -> None:
     if as_json:
         out.print_json(document)
         return
-    _show(lambda width: tables.revisions(document, time.time(), width))
+    _show(lambda width: tables.revisions(document, document.get("at", time.time()), width))
 
 
 def _show(page: Callable[[int], Iterable[RenderableType]]) -> None:

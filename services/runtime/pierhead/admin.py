@@ -1,8 +1,9 @@
-"""The admin port of a replica: /livez, /readyz, /metrics. The controller and Prometheus ask there; clients do not.
+"""The admin port of a replica: /livez, /readyz, /metrics, and PUT /user-config. The controller and Prometheus ask
+there; clients do not.
 
-Three GET requests without bodies are all that comes here, so a few lines read them: the HTTP library would take a
-quarter of the memory of a replica that has no other use for it (14 MB of 57, measured), and a third of that of a parent
-of workers.
+Three GET requests without bodies, and a PUT with a short one, are all that comes here, so a few lines read them: the
+HTTP library would take a quarter of the memory of a replica that has no other use for it (14 MB of 57, measured), and a
+third of that of a parent of workers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from http import HTTPStatus
 from typing import Literal, NamedTuple
 
 from pierhead.metrics import CONTENT_TYPE
+from pierhead.user_config import MAX_BYTES, ConfigReport
 
 logger = logging.getLogger("pierhead")
 
@@ -55,6 +57,8 @@ class Readiness:
     progress: int = 0
     """Another number whenever work has moved: a request was answered in time, a message of a stream was sent, a step of
     the start was reported."""
+    user_config: ConfigReport | None = None
+    """Which user_config it has; None before it can take one."""
 
 
 class Page(NamedTuple):
@@ -63,10 +67,28 @@ class Page(NamedTuple):
     status: int
     content_type: str
     body: bytes
+    allow: str = "GET, HEAD"
+    """The methods that the path takes, for a 405."""
 
 
 Pages = Mapping[str, Callable[[], Awaitable[Page]]]
 """Path -> what makes the answer."""
+
+Takers = Mapping[str, Callable[[bytes], Page]]
+"""Path -> what takes the body of a PUT request, and makes the answer."""
+
+
+def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport]) -> Takers:
+    """What the admin port takes. `offer` raises ValueError for a config that cannot be."""
+
+    def user_config(body: bytes) -> Page:
+        try:
+            offer(body.decode())
+        except ValueError as error:  # UnicodeDecodeError is one
+            return _json(400, {"error": f"user_config: {error}"})
+        return _json(200, {"user_config": asdict(report())})
+
+    return {"/user-config": user_config}
 
 
 def admin_pages(read: Callable[[], Readiness], expose: Callable[[], Awaitable[bytes]]) -> Pages:
@@ -86,10 +108,11 @@ def admin_pages(read: Callable[[], Readiness], expose: Callable[[], Awaitable[by
 
 
 class AdminServer:
-    """Answers GET and HEAD requests for a few pages, over HTTP/1.1 connections that stay open."""
+    """Answers GET and HEAD requests for a few pages, over HTTP/1.1 connections that stay open; takes PUT requests."""
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: Pages, takers: Takers | None = None) -> None:
         self._pages = pages
+        self._takers = takers or {}
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -130,18 +153,34 @@ class AdminServer:
                 except asyncio.LimitOverrunError:
                     head = b""
             request = read_head(head)
-            page = await self._answer(request)
+            taker = self._takers.get(request.path) if request.method == "PUT" else None
+            if taker is not None and 0 < request.length <= MAX_BYTES:
+                async with asyncio.timeout(SLOW_S):
+                    page = self._taken(request, taker, await reader.readexactly(request.length))
+            else:
+                page = await self._answer(request)
             goes_on, patience_s = request.goes_on, IDLE_S
             writer.write(_response(page, request))
             async with asyncio.timeout(SLOW_S):
                 await writer.drain()
 
+    def _taken(self, request: Request, take: Callable[[bytes], Page], body: bytes) -> Page:
+        try:
+            return take(body)
+        except Exception:
+            logger.exception("internal: %s failed", request.path)
+            return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
+
     async def _answer(self, request: Request) -> Page:
         if not request.method:
             return _json(400, {"error": "this is not an HTTP request that the admin port understands"})
+        if request.path in self._takers:
+            if request.method != "PUT":
+                return _json(405, {"error": f"{request.path} takes PUT"})._replace(allow="PUT")
+            return _json(413, {"error": f"{request.path}: expected a body of 1 to {MAX_BYTES} bytes and its length"})
         make = self._pages.get(request.path)
         if make is None:
-            return _json(404, {"error": f"the admin port answers {', '.join(self._pages)}"})
+            return _json(404, {"error": f"the admin port answers {', '.join((*self._pages, *self._takers))}"})
         if request.method not in ("GET", "HEAD"):
             return _json(405, {"error": f"{request.path} takes GET"})
         try:
@@ -159,6 +198,8 @@ class Request(NamedTuple):
     path: str = ""
     goes_on: bool = False
     """Whether another request may follow on the connection."""
+    length: int = 0
+    """Bytes of the body of a PUT; -1 where that cannot be told. Its connection is closed behind the answer."""
 
 
 def read_head(head: bytes) -> Request:
@@ -174,10 +215,19 @@ def read_head(head: bytes) -> Request:
         if not colon or not name or name != name.strip():
             return Request("")
         headers[name.lower()] = value.strip().lower()
-    # A body is not read: what follows it could not be told from it.
-    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    length = _length(headers)
     wishes = headers.get("connection", "keep-alive" if version == "HTTP/1.1" else "close")
-    return Request(method, target.partition("?")[0], not has_body and "keep-alive" in wishes)
+    # A body that nobody wants is not read: what follows it could not be told from it.
+    goes_on = length == 0 and "keep-alive" in wishes
+    return Request(method, target.partition("?")[0], goes_on, length if method == "PUT" else 0)
+
+
+def _length(headers: Mapping[str, str]) -> int:
+    """Bytes of a request's body; -1 where that cannot be told."""
+    text = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not (text.isascii() and text.isdigit() and len(text) < 10):
+        return -1
+    return int(text)
 
 
 def _response(page: Page, request: Request) -> bytes:
@@ -186,7 +236,7 @@ def _response(page: Page, request: Request) -> bytes:
         f"HTTP/1.1 {page.status} {reason}\r\nContent-Type: {page.content_type}\r\nContent-Length: {len(page.body)}\r\n"
     )
     if page.status == 405:
-        head += "Allow: GET, HEAD\r\n"
+        head += f"Allow: {page.allow}\r\n"
     head += f"Connection: {'keep-alive' if request.goes_on else 'close'}\r\n\r\n"
     return head.encode() + (b"" if request.method == "HEAD" else page.body)
 

@@ -22,7 +22,8 @@ class HandleOptions:
     """What a handle was told; see `pierhead.handle.handle`."""
 
     service: str
-    policy: str = "power_of_two"
+    policy: str | None = None
+    """None = as the service says."""
     timeout_s: float | None = None
     max_queued_requests: int | None = None
     transport: str | None = None

@@ -15,6 +15,7 @@ from pierhead.call import Call
 from pierhead.calls import StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
 from pierhead.connection import Kind, Method
 from pierhead.metrics import PROCESS, RuntimeMetrics
+from pierhead.policies import DEFAULT_POLICY
 from pierhead.pool import Pool
 from pierhead.routing import Router
 
@@ -66,8 +67,9 @@ class HandleChannel(grpc.aio.Channel):
     def _make_router(self) -> Router:
         options = self.options
         return Router(
-            options.policy,
+            options.policy or DEFAULT_POLICY,
             Random(self._rng.random()),  # noqa: S311 - one for each thread
+            follows=options.policy is None,
             prefer_local=options.prefer_local,
             eject_outliers=options.eject_outliers,
         )

@@ -21,8 +21,9 @@ from pierhead.settings import DEFAULT_GRPC_PORT, Settings
 
 logger = logging.getLogger("pierhead")
 
-Update = Callable[[Iterable[Endpoint], int | None], None]
-"""Takes the complete list of a service's replicas, and how many calls may wait for them (None = nobody says)."""
+Update = Callable[[Iterable[Endpoint], int | None, str | None], None]
+"""Takes the complete list of a service's replicas, how many calls may wait for them, and the policy that chooses among
+them (None = nobody says)."""
 
 RECONNECT_S = (0.1, 5.0)
 """Shortest and longest pause before asking the controller again; doubled at each failure, jittered."""
@@ -49,7 +50,7 @@ class Directory:
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._updates: dict[str, list[Update]] = {}
-        self._last: dict[str, tuple[list[Endpoint], int | None]] = {}
+        self._last: dict[str, tuple[list[Endpoint], int | None, str | None]] = {}
         self._dns: dict[str, asyncio.Task[None]] = {}
         self._told_by_controller: set[str] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -78,10 +79,16 @@ class Directory:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _tell(self, service: str, endpoints: list[Endpoint], max_queued_requests: int | None = None) -> None:
-        self._last[service] = (endpoints, max_queued_requests)
+    def _tell(
+        self,
+        service: str,
+        endpoints: list[Endpoint],
+        max_queued_requests: int | None = None,
+        policy: str | None = None,
+    ) -> None:
+        self._last[service] = (endpoints, max_queued_requests, policy)
         for update in self._updates[service]:
-            update(endpoints, max_queued_requests)
+            update(endpoints, max_queued_requests, policy)
 
     def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
@@ -148,6 +155,7 @@ class Directory:
                 for endpoint in state.endpoints
             ],
             state.max_queued_requests if state.HasField("max_queued_requests") else None,
+            state.policy or None,
         )
 
     # ---- DNS

@@ -21,7 +21,7 @@ def handle(
     stub: Callable[[grpc.aio.Channel], StubT],
     service: str,
     *,
-    policy: str = "power_of_two",
+    policy: str | None = None,
     timeout_s: float | None = None,
     max_queued_requests: int | None = None,
     transport: str | None = None,
@@ -36,7 +36,8 @@ def handle(
 
     - policy: how a replica is chosen: "power_of_two", "round_robin", "least_ongoing", "consistent_hash" (keeps a
       session at one replica), one that `register_policy` made known, or "my_package.my_module:MyPolicy"; see
-      `pierhead.policies`.
+      `pierhead.policies`. None = what the service says of itself (`router` in its x-serve block, by way of the
+      controller), also when it says something else later; and where nobody says, "power_of_two".
     - timeout_s: deadline of calls that give no `timeout`, in seconds; None = PIERHEAD_REQUEST_TIMEOUT_S. A call made
       while working on a request never gets longer than that request has left.
     - max_queued_requests: how many calls of this handle may wait for a replica with room, -1 = no bound but the

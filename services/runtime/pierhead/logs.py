@@ -1,4 +1,4 @@
-"""One JSON object per line on standard error, the request's id on each that belongs to one.
+"""One line a record on standard error, as JSON or for people, the request's id on each that belongs to one.
 
 Nothing of it waits for the stream: lines go through a `LineWriter`. The standard library's QueueHandler would do the
 same for records, but not for the line of each request: making a record costs five times what the whole line may.
@@ -22,6 +22,11 @@ from pierhead.settings import Settings
 
 RequestLog = Callable[[str, str, float, str], None]
 """Called with method or route, status, seconds and request id when a request has ended."""
+
+RequestLine = Callable[[str, str, str, float, str], str]
+"""Makes the line of that: from the time as it is to be shown, method, status, milliseconds and request id."""
+
+ACCESS_LOGGER = "pierhead.access"
 
 
 class JsonFormatter(logging.Formatter):
@@ -47,6 +52,26 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record for people: time, level, logger, [request id], message; a traceback follows on lines of its own.
+
+    Without the names of service and replica: whoever reads it has asked for that replica's log.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        time_of_it = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = _text_line(
+            time_of_it, record.levelname, record.name, getattr(record, "request_id", ""), record.getMessage()
+        )
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _text_line(time_of_it: str, level: str, logger: str, request_id: str, message: str) -> str:
+    request = f" [{request_id}]" if request_id else ""
+    return f"{time_of_it} {level:<7} {logger}{request} {message}"
 
 
 class RecordFactory:
@@ -92,11 +117,8 @@ class RequestLines:
     """Writes a line for each request that has ended. Called on the path of every request, hence no log record."""
 
     def __init__(self, writer: LineWriter, settings: Settings) -> None:
-        names = {"level": "info", "logger": "pierhead.access"}
-        names |= {"service": settings.service} if settings.service else {}
-        names |= {"replica": settings.replica} if settings.replica else {}
         self._put = writer.put
-        self._same = json.dumps(names, ensure_ascii=False)[1:-1]
+        self._line = _text_request if settings.log_encoding == "text" else _json_request(settings)
         self._second = 0
         self._date = ""
 
@@ -106,11 +128,29 @@ class RequestLines:
         second = int(now)
         if second != self._second:
             self._second, self._date = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        self._put(
-            f'{{"time": "{self._date}.{int((now - second) * 1000):03}+00:00", {self._same}, '
-            f'"method": {encode_basestring(method)}, "status": "{status}", "duration_ms": {seconds * 1000:.3f}, '
-            f'"request_id": {encode_basestring(request_id)}}}'
+        time_of_it = f"{self._date}.{int((now - second) * 1000):03}+00:00"
+        self._put(self._line(time_of_it, method, status, seconds * 1000, request_id))
+
+
+def _json_request(settings: Settings) -> RequestLine:
+    names = {"level": "info", "logger": ACCESS_LOGGER}
+    names |= {"service": settings.service} if settings.service else {}
+    names |= {"replica": settings.replica} if settings.replica else {}
+    same = json.dumps(names, ensure_ascii=False)[1:-1]
+
+    def line(time_of_it: str, method: str, status: str, duration_ms: float, request_id: str) -> str:
+        return (
+            f'{{"time": "{time_of_it}", {same}, "method": {encode_basestring(method)}, "status": "{status}", '
+            f'"duration_ms": {duration_ms:.3f}, "request_id": {encode_basestring(request_id)}}}'
         )
+
+    return line
+
+
+def _text_request(time_of_it: str, method: str, status: str, duration_ms: float, request_id: str) -> str:
+    if not method.isprintable() or not request_id.isprintable():  # what comes from outside must not make lines
+        method, request_id = encode_basestring(method), encode_basestring(request_id)
+    return _text_line(time_of_it, "INFO", ACCESS_LOGGER, request_id, f"{method} {status} {duration_ms:.3f} ms")
 
 
 _handler: LineHandler | None = None
@@ -124,7 +164,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     writer = LineWriter(stream or sys.stderr, _complaint(settings))
     handler = LineHandler(writer)
-    handler.setFormatter(JsonFormatter(settings.service, settings.replica))
+    handler.setFormatter(_formatter(settings))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
@@ -153,8 +193,12 @@ def flush() -> None:
         _handler.flush()
 
 
+def _formatter(settings: Settings) -> logging.Formatter:
+    return TextFormatter() if settings.log_encoding == "text" else JsonFormatter(settings.service, settings.replica)
+
+
 def _complaint(settings: Settings) -> Callable[[int], str]:
-    formatter = JsonFormatter(settings.service, settings.replica)
+    formatter = _formatter(settings)
 
     def complain(count: int) -> str:
         message = "%d log lines were dropped: they came faster than they could be written"

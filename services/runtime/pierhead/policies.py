@@ -10,7 +10,8 @@ A policy that keeps something of its own about replicas may have two more method
     on_replica_gone(name)         no list has the replica any more: forget what is kept of it
 
 To use one: `register_policy("name", Class)` and `handle(..., policy="name")`, or without registering it
-`handle(..., policy="my_package.my_module:MyPolicy")`. Each handle gets an object of its own, used in one event loop.
+`handle(..., policy="my_package.my_module:MyPolicy")`; for all callers of a service, `x-serve.router.policy` of that
+service takes such an import path, too. Each handle gets an object of its own, used in one event loop.
 """
 
 from __future__ import annotations
@@ -175,6 +176,9 @@ class ConsistentHash:
 
 _name = attrgetter("name")
 _load = attrgetter("load")
+
+DEFAULT_POLICY = "power_of_two"
+"""Where neither the handle nor the service says anything."""
 
 Make = Callable[[Random], Policy]
 

@@ -89,6 +89,8 @@ class Pool:
         """Whether any source has answered yet."""
         self.max_queued_requests: int | None = None
         """How many calls may wait at each handle, by the service's own word; -1 = no bound, None = it has not said."""
+        self.policy: str | None = None
+        """How handles choose that name no policy of their own, by the service's own word; None = it has not said."""
         self.closed = False
         self._clock = clock
         self._connect = connect
@@ -114,10 +116,16 @@ class Pool:
 
     # ---- what sources tell
 
-    def set_endpoints(self, endpoints: Iterable[Endpoint], max_queued_requests: int | None = None) -> None:
+    def set_endpoints(
+        self, endpoints: Iterable[Endpoint], max_queued_requests: int | None = None, policy: str | None = None
+    ) -> None:
         """Replace the list. Replicas are known by address: one that stays keeps its connection and its counts."""
         self.listed = True
         self.max_queued_requests = max_queued_requests
+        if policy != self.policy:
+            self.policy = policy
+            for router in list(self._watching):
+                router.follow(policy)
         before = self._listed_names()
         wanted = {endpoint.address: endpoint for endpoint in endpoints}
         for address, replica in list(self._replicas.items()):
@@ -139,8 +147,11 @@ class Pool:
         return self._replicas.values()
 
     def watch(self, router: Router) -> None:
-        """Tell `router` of replicas that are gone, for as long as somebody holds it."""
-        if router.watches_replicas:
+        """Tell `router` of replicas that are gone, and how the service is to be called, for as long as somebody holds
+        it.
+        """
+        router.follow(self.policy)
+        if router.watches_replicas or router.follows:
             self._watching.add(router)
 
     @property

@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar
 from pierhead.errors import UserCodeError
 from pierhead.hash_ring import position
 from pierhead.multiplex_routing import prefer_holders
-from pierhead.policies import Candidate, Policy, RoutedCall, make_policy
+from pierhead.policies import DEFAULT_POLICY, Candidate, Policy, RoutedCall, make_policy
 from pierhead.request import new_request_id
 
 logger = logging.getLogger("pierhead")
@@ -25,13 +25,44 @@ C = TypeVar("C", bound=Candidate)
 class Router:
     """A handle's policy and preferences. `choose` and `routed` raise UserCodeError and nothing else."""
 
-    def __init__(self, policy: str, rng: Random, *, prefer_local: bool = False, eject_outliers: bool = True) -> None:
-        self._name = policy
-        self.policy: Policy = make_policy(policy, rng)
+    def __init__(
+        self,
+        policy: str,
+        rng: Random,
+        *,
+        follows: bool = False,
+        prefer_local: bool = False,
+        eject_outliers: bool = True,
+    ) -> None:
+        self.follows = follows
+        """Whether the policy is the service's to say, not the handle's."""
         self.eject_outliers = eject_outliers
         self.prefer_local = prefer_local
         self.node = ""
         """Where this process runs; "" = not known, then nothing is near."""
+        self._rng = rng
+        self._told = policy
+        self._use(policy, make_policy(policy, rng))
+
+    def follow(self, policy: str | None) -> None:
+        """Choose as the service says from now on; None = it does not say. Only a router that `follows` does.
+
+        One that cannot be made here, as the module is not in this image, is told in the log, and the default does.
+        """
+        policy = policy or DEFAULT_POLICY
+        if not self.follows or policy == self._told:
+            return
+        self._told = policy
+        try:
+            made = make_policy(policy, self._rng)
+        except ValueError as error:
+            logger.error("x-serve.router of the called service: %s; %s does in its place", error, DEFAULT_POLICY)  # noqa: TRY400
+            policy, made = DEFAULT_POLICY, make_policy(DEFAULT_POLICY, self._rng)
+        self._use(policy, made)
+
+    def _use(self, name: str, policy: Policy) -> None:
+        self._name = name
+        self.policy = policy
         self._choose = self.policy.choose
         self._on_routed = getattr(self.policy, "on_routed", None)
         self._on_replica_gone = getattr(self.policy, "on_replica_gone", None)

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pierhead import logs
 from pierhead import metrics as runtime_metrics
-from pierhead.admin import AdminServer, Readiness, State, admin_pages
+from pierhead.admin import AdminServer, Readiness, State, admin_pages, admin_takers
 from pierhead.admission import Admission
 from pierhead.edge import REFUSAL_REASONS, Edge
 from pierhead.errors import SettingsError, cannot_listen
@@ -31,6 +31,7 @@ from pierhead.methods import methods_of, registration_of
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 from pierhead.starting import START
 from pierhead.tally import Tally, tally
+from pierhead.user_config import Hook, UserConfig, call_hook
 from pierhead.user_loop import UserLoop
 from pierhead.workers.board import Numbers, WorkerState
 from pierhead.workers.seat import Seat
@@ -46,6 +47,9 @@ drain yet get a refusal they can act upon, instead of a broken connection."""
 
 QUIET_TRIES = 20
 """Somebody who keeps asking a draining replica does not keep it alive for longer than this many such moments."""
+
+HOOKS = ("check_health", "reconfigure")
+"""Methods that make any object a part."""
 
 _STATE_OF_WORKER: dict[State, WorkerState] = {
     "starting": WorkerState.ILL,  # said only by one that was ready
@@ -79,6 +83,7 @@ class ReplicaServer:
         self._listeners = listeners_of(part for part in parts if registration_of(part) is None)
         self._user: UserLoop | None = None
         self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run_check)
+        self._config = UserConfig(parts, self.settings.user_config, self._run_hook)
         self._reject_unknown(parts)
         self._reject_settings()
         name = self.settings.replica or self.settings.service or "this replica"
@@ -110,12 +115,13 @@ class ReplicaServer:
                 life = tasks.create_task(self._live(), name="replica")
                 helpers = [
                     tasks.create_task(self._stay_well(), name="health"),
+                    tasks.create_task(self._stay_configured(), name="user_config"),
                     tasks.create_task(self._end_when_told(life), name="stop now"),
                 ]
                 if self._user is not None:
                     helpers.append(tasks.create_task(self._user.lives(), name="user code"))
                 if self._seat is not None:
-                    attended = self._seat.attend(self.metrics.expose, self._numbers, self._orphaned)
+                    attended = self._seat.attend(self.metrics.expose, self._numbers, self._config, self._orphaned)
                     helpers.append(tasks.create_task(attended, name="seat"))
                 await asyncio.wait([life])
                 for helper in helpers:
@@ -131,15 +137,17 @@ class ReplicaServer:
         """What /readyz says."""
         waiting = {target: int(count) for (target,), count in list(self.metrics.queued.values.items()) if count}
         answers = tally(dict(self.metrics.requests.values))
+        config = self._config.report()
         return Readiness(
             self.state,
             self._admission.ongoing,
             sum(waiting.values()),
-            self._detail if self.ready.is_set() else START.words or self._detail,
+            self._detail if self.ready.is_set() else config.error or START.words or self._detail,
             waiting,
             answers.answered,
             answers.errors,
             self._progress(answers),
+            config,
         )
 
     def _numbers(self) -> Numbers:
@@ -162,12 +170,12 @@ class ReplicaServer:
 
     def _reject_unknown(self, parts: tuple[object, ...]) -> None:
         for part in parts:
-            known = part in self._servicers or id(part) in self._listeners or hasattr(part, "check_health")
+            known = part in self._servicers or id(part) in self._listeners or any(hasattr(part, hook) for hook in HOOKS)
             if not known:
                 raise TypeError(
                     f"serve() cannot serve a {type(part).__name__}: expected a subclass of a generated ...Servicer, an "
                     "aiohttp.web.Application, an ASGI application (or asgi(one)), or an object with "
-                    "`async def check_health(self)`"
+                    "`async def check_health(self)` or `def reconfigure(self, user_config)`"
                 )
         if len(self._listeners) > 1:
             raise TypeError(
@@ -203,11 +211,13 @@ class ReplicaServer:
             await self._listen_admin()
         if self._user is not None:
             await self._user.start()
+        await self._config.settle()
         await self._watch.check_all()
         await self._listen()
         # What lives now lives for good: keep it out of every later garbage collection.
         gc.collect()
         gc.freeze()
+        await self._config.settle()  # another one may have come meanwhile
         await self._say_ready()
         self.ready.set()
         await self._stop_asked.wait()
@@ -216,7 +226,8 @@ class ReplicaServer:
     # ---- listening
 
     async def _listen_admin(self) -> None:
-        self._admin = AdminServer(admin_pages(self.readiness, self._expose))
+        takers = admin_takers(self._config.offer, self._config.report)
+        self._admin = AdminServer(admin_pages(self.readiness, self._expose), takers)
         host, port = self.settings.host, self.settings.admin_port
         try:
             self.admin_port = await self._admin.start(host, port)
@@ -265,6 +276,16 @@ class ReplicaServer:
             await self._user.run(check)
         else:  # in a task of its own, whose end gives back what it keeps of models
             await asyncio.ensure_future(check())
+
+    async def _run_hook(self, hook: Hook, config: object) -> None:
+        if self._user is not None:
+            await self._user.run(call_hook, hook, config)
+        else:
+            await asyncio.ensure_future(call_hook(hook, config))
+
+    async def _stay_configured(self) -> None:
+        await self.ready.wait()
+        await self._config.keep()
 
     async def _stay_well(self) -> None:
         await self.ready.wait()

@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pierhead.user_config import NOTHING
+from pierhead.user_config import read as read_user_config
+
 T = TypeVar("T")
 
 DEFAULT_GRPC_PORT = 50051
@@ -42,8 +45,10 @@ class Settings:
     | PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD | true: servicer methods run on an event loop in a thread of their own |
     | PIERHEAD_DEBUG | true: clients see the tracebacks of user code |
     | PIERHEAD_TRANSPORT | how handles call: lane (default) or grpc |
+    | PIERHEAD_USER_CONFIG | JSON object for `reconfigure(user_config)` before the replica is ready, default {} |
     | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
-    | PIERHEAD_LOG_LEVEL | debug, info, warning or error |
+    | PIERHEAD_LOG_LEVEL | debug, info (default), warning or error; the line per request is of level info |
+    | PIERHEAD_LOG_ENCODING | json (default): an object per line; text: lines for people |
     | PIERHEAD_ACCESS_LOG | false: no log line per request |
     """
 
@@ -75,8 +80,12 @@ class Settings:
     """What handles use that name none: "lane" or "grpc"."""
     node: str = ""
     """Empty = not known."""
+    user_config: str = NOTHING
+    """JSON: what `reconfigure` gets at the start."""
     access_log: bool = True
     log_level: str = "info"
+    log_encoding: str = "json"
+    """"json" or "text"."""
     health_period_s: float = 10.0
     health_timeout_s: float = 10.0
 
@@ -112,8 +121,10 @@ class Settings:
             run_user_code_in_separate_thread=reader.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
             transport=read("PIERHEAD_TRANSPORT", "lane", _transport, "lane or grpc"),
             node=reader.text("PIERHEAD_NODE", ""),
+            user_config=read("PIERHEAD_USER_CONFIG", NOTHING, _user_config, "a JSON object of at most 64 KiB"),
             access_log=reader.flag("PIERHEAD_ACCESS_LOG", True),
             log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
+            log_encoding=read("PIERHEAD_LOG_ENCODING", "json", _encoding, "json or text"),
         )
         if reader.problems:
             from pierhead.errors import SettingsError  # with it comes gRPC, which a supervisor of workers does not need
@@ -217,6 +228,17 @@ def _level(raw: str) -> str:
     if raw.lower() not in ("debug", "info", "warning", "error"):
         raise ValueError
     return raw.lower()
+
+
+def _encoding(raw: str) -> str:
+    if raw.lower() not in ("json", "text"):
+        raise ValueError
+    return raw.lower()
+
+
+def _user_config(raw: str) -> str:
+    read_user_config(raw)
+    return raw
 
 
 def _transport(raw: str) -> str:

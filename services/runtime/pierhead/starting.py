@@ -32,7 +32,7 @@ HAND_OVER_S = 5.0
 def progress(doing: str, done: float | None = None, total: float = 1.0) -> None:
     """Tell what the start is doing, and how much of it is `done` of `total` (None = not known).
 
-    Shown by `make status` and in the events. `x-serve.startup_timeout_s` counts anew from each report that shows
+    Shown by `make status` and in the events. `x-serve.startup.deadline_s` counts anew from each report that shows
     progress: a description that was not given before, or more done than ever of a known one. May be called from any
     thread, and at any rate; after the replica was ready once it changes nothing.
     """

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from controller.errors import RoutingError
+from controller.errors import ReplicaError, RoutingError
 from controller.loop import Loop, World
 from controller.measurements import Query, no_prometheus
 from controller.model import (
+    NO_USER_CONFIG,
     AddServer,
     DeleteServer,
     Held,
@@ -26,13 +27,15 @@ from controller.model import (
     SetServerWeight,
     ShutdownSessions,
     Spec,
+    UserConfigReport,
     WriteRouting,
     backend_name,
 )
 from controller.probe import Reading, Subject
 from controller.routing.base import RoutingAction
 from controller.store import Store
-from tests.fakes.fake_engine import FakeEngine
+from controller.user_config import digest
+from tests.fakes.fake_engine import FakeContainer, FakeEngine
 
 PROJECT = "p"
 
@@ -192,6 +195,12 @@ class Control:
     """Names of replicas that say they are ready and have two requests that never move."""
     starts: dict[str, tuple[int, str]] = field(default_factory=dict)
     """By service: progress and words of its replicas that start."""
+    user_configs: dict[str, str] = field(default_factory=dict)
+    """By container: what is in force there."""
+    refused: set[str] = field(default_factory=set)
+    """User_configs that no replica takes."""
+    given: list[tuple[str, str]] = field(default_factory=list)
+    """Addresses of replicas, and the user_config that each was given."""
     is_manual: bool = False
     actions_to_live: int | None = None
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
@@ -207,10 +216,36 @@ class Control:
         source = FakeSource({service.name: service for service in services})
         return cls(directory, engine, FakeRouter(), source)
 
+    async def give(self, address: str, text: str) -> UserConfigReport:
+        """Take a user_config the way the replica at that address would."""
+        await asyncio.sleep(0)
+        if self.actions_to_live == 0:
+            raise Died
+        self.given.append((address, text))
+        for container in self.engine.containers.values():
+            if address == f"{container.ip}:9100" and self.engine.readiness(container.name) in ("ready", "starting"):
+                container.user_config = text
+                return self.configured(container)
+        raise ReplicaError(f"http://{address}/user-config does not answer: nobody is there")
+
+    def configured(self, container: FakeContainer) -> UserConfigReport:
+        """What a replica says of its user_config."""
+        wanted, error = container.user_config, ""
+        if wanted in self.refused:
+            error = "Part.reconfigure raised ValueError: no such threshold"
+        else:
+            self.user_configs[container.id] = wanted
+        return UserConfigReport(digest(wanted), digest(self.user_configs.get(container.id, NO_USER_CONFIG)), error)
+
     async def ask(self, subject: Subject) -> Reading:
         """Answer a probe the way the fake engine's container would."""
         await asyncio.sleep(0)
         container = self.engine.containers.get(subject.container_id)
+        reading = self._reading(container)
+        says = container is not None and reading.ongoing is not None
+        return replace(reading, user_config=self.configured(container)) if container and says else reading
+
+    def _reading(self, container: FakeContainer | None) -> Reading:
         name = container.name if container else ""
         state = "silent" if name in self.silent else self.engine.readiness(name)
         match state:
@@ -267,6 +302,7 @@ class Control:
                     is_manual=self.is_manual,
                     query=self.query,
                     policy_dir=self.directory,
+                    give=self.give,
                 )
                 self.loop = Loop(
                     world, tasks.create_task, clock=self.clock, wall=self.wall, engine_lost_s=self.engine_lost_s

@@ -20,7 +20,7 @@ from controller.api import MOST_REPLICAS, Api, fault_in, replicas_in
 from controller.callers import Gatekeeper
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.explain import explanation
-from controller.model import AddServer
+from controller.model import AddServer, Spec
 from controller.routes import routes_json
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
@@ -64,6 +64,52 @@ async def test_services_as_status_shows_them(control: Control) -> None:
         assert {replica["state"] for replica in row["replicas"]} == {"RUNNING"}
 
 
+async def test_before_the_files_are_read_everything_is_to_be_repeated(control: Control) -> None:
+    reading, load = asyncio.Event(), control.source.load
+
+    async def wait_and_load() -> Spec:
+        await reading.wait()
+        return await load()
+
+    control.source.load = wait_and_load  # type: ignore[method-assign]
+    async with serving(control) as client:
+        for path in ("/api/v1/services/web", "/api/v1/services/web/logs"):
+            response = await client.get(path)
+            assert response.headers["Retry-After"] == "1"
+            status, code, message = await error_of(response)
+            assert (status, code) == (503, "not_yet")
+            assert message.startswith("the controller has just been started and reads the compose files")
+        reading.set()
+        await control.settled("web", 2)
+        assert (await client.get("/api/v1/services/web")).status == 200
+
+
+@pytest.mark.parametrize("set_by_s", [-8 * 3600.0, 8 * 3600.0])
+async def test_all_times_are_of_one_clock_however_it_is_set(control: Control, set_by_s: float) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        control.set_clock(set_by_s)
+        control.engine.behaviours["web"] = Behaviour(ready_after_s=1e9)
+        control.engine.crash(control.engine.names()[-1])
+        await until(lambda: "replica_failed" in control.kinds())
+        await until(lambda: explanation("web", control.loop.view)["failure"])
+        row = await (await client.get("/api/v1/services/web")).json()
+        told = (await (await client.get("/api/v1/events")).json())["events"]
+        revisions = await (await client.get("/api/v1/services/web/revisions")).json()
+        everything = await (await client.get("/api/v1/services")).json()
+        routes = await (await client.get("/api/v1/routes")).json()
+        times = {
+            "event": next(event["at"] for event in told if event["kind"] == "replica_failed"),
+            "row": row["at"],
+            "failure": row["failure"]["last_at"],
+            "revisions": revisions["at"],
+            "first": revisions["revisions"][0]["first_at"],
+            "services": everything["at"],
+            "routes": routes["at"],
+        }
+        assert {name: at for name, at in times.items() if abs(at - control.wall()) > 60} == {}
+
+
 async def test_scaling(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
@@ -104,6 +150,17 @@ def test_only_integers_in_range_are_targets(value: object) -> None:
     else:
         with pytest.raises(InvalidRequest):
             replicas_in(body)
+
+
+async def test_a_body_that_is_not_what_its_encoding_says_is_the_caller_s_fault(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        response = await client.put("/api/v1/services/web/scale", data=b"not gzip at all", headers=headers)
+        status, code, message = await error_of(response)
+        assert (status, code) == (400, "bad_request")
+        assert message.startswith("body: expected one that its Content-Encoding describes, found: ")
+        assert control.row("web")[0] == 2
 
 
 async def test_refused_scales_change_nothing(control: Control) -> None:
@@ -271,6 +328,9 @@ async def test_logs(control: Control) -> None:
         await control.settled("web", 2)
         document = await (await client.get("/api/v1/services/web/logs?tail=2")).json()
         assert [replica["lines"] for replica in document["replicas"]] == [["two", "three"]] * 2
+        for replica in document["replicas"]:
+            assert replica["times"] == sorted(set(replica["times"])), "each line has a time of its own"
+            assert len(replica["times"]) == 2
         assert (await error_of(await client.get("/api/v1/services/nobody/logs")))[0] == 404
         assert (await error_of(await client.get("/api/v1/services/web/logs?tail=0")))[0] == 400
 
@@ -315,9 +375,31 @@ async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> N
             assert (response.status, (await response.json())["status"]) == (503, "stuck")
 
 
+async def test_a_loop_whose_ticks_fail_is_not_healthy(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        planner, control.loop._planner = control.loop._planner, lambda *_: 1 / 0  # type: ignore[assignment]
+        await until(lambda: control.loop.defect)
+        response = await client.get("/healthz")
+        health = await response.json()
+        assert (response.status, health["status"]) == (503, "failing")
+        assert health["defect"].startswith("internal: a tick raised ZeroDivisionError")
+        notices = (await (await client.get("/api/v1/services")).json())["notices"]
+        assert notices == [health["defect"]]
+        control.loop._planner = planner
+        await until(lambda: not control.loop.defect)
+        assert (await client.get("/healthz")).status == 200
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
-    [(b"{}", 'found ""'), (b'{"fault": ""}', 'found ""'), (b'{"fault": 7}', "found 7"), (b"x", "expected JSON")],
+    [
+        (b"{}", 'found ""'),
+        (b'{"fault": ""}', 'found ""'),
+        (b'{"fault": "\\n"}', "found"),
+        (b'{"fault": 7}', "found 7"),
+        (b"x", "expected JSON"),
+    ],
 )
 def test_bad_marks(body: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -335,5 +417,7 @@ async def test_marks_on_gpus_are_for_those_who_may_change_things(control: Contro
         assert dict(control.store.gpu_faults) == {}
         assert (await client.put(path, json=fault, headers=allowed)).status == 202
         assert control.store.gpu_faults["GPU-0"].reason == "loud fan"
+        assert (await client.put(path, json={"fault": "\ud800\nfan"}, headers=allowed)).status == 202
+        assert control.store.gpu_faults["GPU-0"].reason == "\\ud800 fan"
         assert (await client.put(path, json={"fault": None}, headers=allowed)).status == 202
         assert dict(control.store.gpu_faults) == {}

@@ -56,12 +56,17 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         assert (await client.post("/api/v1/services/web/promote", json={})).status == 202
         await until(lambda: phase(control) == "SETTLING")
         assert (await client.post("/api/v1/services/web/abort")).status == 202
-        await until(lambda: not phase(control))
+        await until(lambda: not phase(control) and control.loop.view.services[0].converged)
         after = await row()
-        assert (after["state"], after["rejected"]["version"]) == ("DEPLOY_FAILED", told["to"])
+        assert (after["state"], after["rejected"]["version"]) == ("HEALTHY", told["to"]), "nothing has failed"
         assert after["rejected"]["reason"] == "somebody asked for it"
+        control.set_clock(3600.0)
+        await until(lambda: control.loop.view.ahead_s > 3000)
+        later = await (await client.get("/api/v1/services/web")).json()
+        assert later["rejected"]["at"] == pytest.approx(after["rejected"]["at"] + 3600, abs=5)
+        assert later["rejected"]["id"] == after["rejected"]["id"], "it is the same one"
         page = await (await client.get("/metrics")).text()
-        assert 'pierhead_service_rolled_back{service="web"} 1.0' in page
+        assert 'pierhead_service_rolled_back{service="web"} 0.0' in page
         assert 'pierhead_service_rollout_age_seconds{service="web"} 0.0' in page
         listed = (await (await client.get("/api/v1/services/web/revisions")).json())["revisions"]
         assert [(one["version"], one["current"], one["stable"]) for one in listed] == [
@@ -86,6 +91,7 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         ("services/wep/rollback", b"", 404, "did you mean 'web'?"),
         ("services/web/rollback", b"", 400, "web: there was no earlier version; known is "),
         ("services/web/rollback", b'{"to": 7}', 400, "to: expected a version such as 1a2b3c4d, found 7"),
+        ("services/web/rollback", b'{"to": ""}', 400, 'to: expected a version such as 1a2b3c4d, found ""'),
         ("services/web/rollback", b'{"to": "0"}', 400, "web: nobody remembers how version 0 is made; known are "),
         ("services/web/abort", b'{"to": "0"}', 400, 'body: expected {} and nothing else, found {"to": "0"}'),
         ("services/web/abort", b"{}", 400, "web: no rollout is going on that could be ended"),

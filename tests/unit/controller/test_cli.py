@@ -179,6 +179,30 @@ async def test_followed_events_go_on_with_what_is_asked_for(control: Control) ->
         assert (process.returncode, err) == (130, b"")
 
 
+async def test_a_followed_log_says_each_line_once(control: Control) -> None:
+    control.engine.behaviours["api"] = Behaviour(output="begins\n")
+    async with served(control) as pierhead:
+        await control.settled("api", 1)
+        (name,) = control.router.ready("api")
+        process = await pierhead.begin("logs", "-f", "api")
+        assert process.stdout is not None
+        seen = []
+        for lines in [["tick"] * 3, ["tick"], ["tock"]]:  # each is said when the one before has been shown
+            async with asyncio.timeout(20):
+                seen.append((await process.stdout.readline()).decode())
+                while len(lines) == 1 and seen.count(f"{name} | tick\n") < 3:
+                    seen.append((await process.stdout.readline()).decode())
+            control.engine.say(name, *lines)
+        async with asyncio.timeout(20):
+            while not seen[-1].endswith("| tock\n"):
+                seen.append((await process.stdout.readline()).decode())
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            _, err = await process.communicate()
+        assert seen == [f"{name} | {line}\n" for line in ["begins", *["tick"] * 4, "tock"]]
+        assert (process.returncode, err) == (130, b"")
+
+
 async def test_it_ends_with_whoever_called_it_from_outside_a_container(control: Control) -> None:
     async with served(control) as pierhead:
         await control.settled("web", 2)
@@ -233,6 +257,30 @@ async def test_a_reader_who_has_read_enough_is_no_error(control: Control) -> Non
         async with asyncio.timeout(30):
             out, err = await process.communicate()
         assert (len(out.splitlines()), err) == (1, b"")
+
+
+@pytest.mark.parametrize("arguments", [("schema",), ("--help",), ("simulate", "step:rate=1,duration=5"), ("status",)])
+async def test_a_reader_who_reads_nothing_is_no_error(control: Control, arguments: tuple[str, ...]) -> None:
+    async with served(control) as pierhead:
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            command = [sys.executable, "-m", "controller.cli", *arguments]
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=write, stderr=PIPE, env=pierhead.environment(), cwd=control.directory
+            )
+        finally:
+            os.close(write)
+        async with asyncio.timeout(30):
+            _, err = await process.communicate()
+        assert (process.returncode, err) == (0, b"")
+
+
+async def test_an_argument_that_is_no_text_is_bad_input(control: Control) -> None:
+    async with served(control) as pierhead:
+        done = await pierhead("mark", "GPU-1", "broken \udcff")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == "argument 3: expected UTF-8, found b'broken \\xff'\n"
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from controller.cli import patience, prometheus
 from controller.cli.client import Client, service_path
-from controller.cli.errors import BadInput, CommandError, Unreachable
+from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
 from tests.unit.controller.test_cli_prometheus import sends, serving
 
 
@@ -48,6 +50,20 @@ def test_refusals(status: int, body: bytes, kind: type[CommandError], words: str
     assert words in str(caught.value)
 
 
+def test_what_works_in_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "POLL_S", 0.01)
+    answers: list[tuple[int, bytes, dict[str, str]]] = [
+        (503, refusal("just started"), {"Retry-After": "1"}),
+        (200, b"{}", {}),
+    ]
+    with serving(lambda handler: sends(handler, *answers.pop(0))) as url:
+        assert patience.patiently(lambda: Client(url).get("/")) == {}
+    with serving(lambda handler: sends(handler, 503, refusal("the engine is away"))) as url:
+        with pytest.raises(CommandError, match="the engine is away") as caught:
+            patience.patiently(lambda: Client(url).get("/"))
+        assert not isinstance(caught.value, NotYet), "nobody said that it passes"
+
+
 def test_silence_is_told_from_refusal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
@@ -57,6 +73,30 @@ def test_silence_is_told_from_refusal() -> None:
         Client(url).get("/")
 
 
-def test_an_address_that_is_none() -> None:
-    with pytest.raises(BadInput, match="PIERHEAD_API_URL: expected http://host:port, found 'gpu-box:8100'"):
-        Client("gpu-box:8100").get("/")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "gpu-box:8100",
+        "http://[::1",
+        "http://:8100",
+        "http://gpu-box:8100\n",
+        "http://gpu box",
+        "http://gpu-box:x",
+        "http://gpu-box:99999",
+        "ftp://a",
+    ],
+)
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        Client(url).get("/")
+    assert str(caught.value) == f"PIERHEAD_API_URL: expected http://host:port, found {url!r}"
+    assert prometheus.read(url).problem == f"PIERHEAD_PROMETHEUS_URL: expected http://host:port, found {url!r}"
+
+
+@pytest.mark.parametrize(
+    ("token", "found"), [("secret\r", r"'\r' as character 7 of 7"), ("s\u20ac", r"'\u20ac' as character 2")]
+)
+def test_a_token_that_no_header_can_carry(token: str, found: str) -> None:
+    with pytest.raises(BadInput, match=f"PIERHEAD_API_TOKEN: .*found {re.escape(found)}") as caught:
+        Client("http://127.0.0.1:1", token).get("/")
+    assert "secret" not in str(caught.value)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cli.errors import BadInput
-from controller.cli.feeds import chosen, event_line, last_failure, new_lines, since_time
+from controller.cli.feeds import chosen, event_line, last_failure, leaves_a_gap, new_lines, since_time, timed
 from tests.unit.controller.cli_documents import AT, event
 
 
@@ -27,6 +27,26 @@ def test_followed_logs_of_distinct_lines_are_exact() -> None:
     assert new_lines([], log) == log
     assert new_lines(log, log) == []
     assert new_lines(log[:5], log[10:]) == log[10:], "more was logged than is shown at once"
+
+
+def test_followed_logs_of_equal_lines_are_told_apart_by_their_times() -> None:
+    log = [(f"2026-01-31T18:00:0{number}.000000000Z", "tick") for number in range(9)]
+    assert new_lines(log[:5], log[3:7]) == log[5:7]
+    assert new_lines(log[:5], []) == []
+    assert new_lines(log[:5], log[5:]) == log[5:]
+
+
+def test_lines_that_were_not_sent_are_told() -> None:
+    log = [(f"1970-01-01T00:00:0{number}.000000000Z", "tick") for number in range(9)]
+    assert leaves_a_gap(log[:5], log[6:], log[6:], after=4.0), "the last one shown was asked for, and is not there"
+    assert not leaves_a_gap(log[:5], log[6:], log[6:], after=5.0)
+    assert not leaves_a_gap(log[:5], log[5:], log[4:], after=4.0)
+    assert not leaves_a_gap([], log, log, after=0.0)
+
+
+def test_an_older_controller_sends_lines_without_times() -> None:
+    assert timed({"lines": ["a", "b"]}) == [("", "a"), ("", "b")]
+    assert timed({"lines": ["a"], "times": ["t"]}) == [("t", "a")]
 
 
 def test_an_event_on_its_lines() -> None:

@@ -167,10 +167,10 @@ def test_words_are_those_above_the_key() -> None:
     words = descriptions(
         "services:\n  a:\n    # not ours\n    scale: 0\n    x-serve:\n"
         "      # The\n      # first.\n      replicas: 1\n\n"
-        "      # Lost, as a blank line follows.\n\n      port: null\n      # How.\n      readiness:\n        # Where.\n"
+        "      # Lost, as a blank line follows.\n\n      port: null\n      # How.\n      health:\n        # Where.\n"
         "        path: null\n"
     )
-    assert words == {"replicas": "The first.", "readiness": "How.", "readiness.path": "Where."}
+    assert words == {"replicas": "The first.", "health": "How.", "health.path": "Where."}
 
 
 def test_the_reference_itself_fits_the_schema() -> None:

@@ -214,6 +214,18 @@ def test_why_of_a_rollout_says_how_to_end_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("phase", "offered"),
+    [("WAITING", ["abort"]), ("BAKING", ["abort", "promote"]), ("ROLLING", ["abort"]), ("ROLLING_BACK", [])],
+)
+def test_why_offers_what_the_controller_would_take(phase: str, offered: list[str]) -> None:
+    text = shown(why_page(case(rolling(phase=phase)), 120), 120)
+    assert [way for way in ("abort", "promote") if f"pierhead {way} ranker" in text] == offered
+
+
+POLICY = {"min": 1, "max": 8, "target": 2, "load": 0.0, "wanted": 2, "paused": False, "basis": "", "problem": ""}
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({}, "the compose files say so"),
@@ -228,6 +240,28 @@ def test_why_of_a_rollout_says_how_to_end_it() -> None:
                 "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web auto`; "
                 "the load is 1.0 requests, which are for 1 replicas"
             ),
+        ),
+        (
+            {"autoscale": {**POLICY, "problem": "demand.py:3: KeyError: 'x'"}},
+            (
+                "the autoscaler decides, 1 to 8; its policy gives no number: demand.py:3: KeyError: 'x'; "
+                "2 are held meanwhile"
+            ),
+        ),
+        (
+            {"override": 4, "autoscale": {**POLICY, "paused": True, "problem": "Prometheus does not answer"}},
+            (
+                "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web auto`; "
+                "its policy gives no number: Prometheus does not answer"
+            ),
+        ),
+        (
+            {"autoscale": {**POLICY, "wanted": 3, "basis": "demand:want asks for 3"}},
+            "the autoscaler decides, 1 to 8; demand:want asks for 3; 3 replicas if that lasts",
+        ),
+        (
+            {"autoscale": {**POLICY, "basis": "the query gives 12"}},
+            "the autoscaler decides, 1 to 8; the query gives 12",
         ),
     ],
 )

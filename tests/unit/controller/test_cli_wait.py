@@ -96,6 +96,14 @@ def test_what_was_rejected_before_is_no_outcome() -> None:
     assert views(RolloutWait(["ranker"], document(rejected)), rejected, rejected, rejected)[-1].done
 
 
+def test_a_rejection_is_known_again_when_the_clock_was_set() -> None:
+    before = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@1", "at": 1.0})
+    now = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@1", "at": 9.0})
+    assert views(RolloutWait(["ranker"], document(before)), now, now, now)[-1].done
+    again = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@2", "at": 9.0})
+    assert views(RolloutWait(["ranker"], document(before)), again, again, again)[-1].hopeless
+
+
 def test_a_rollback_does_not_fail_because_of_what_it_leaves_behind() -> None:
     left = settled(version="1a2b3c4d", rejected={**REJECTED, "reason": "rolled back by hand"})
     wait = RolloutWait(["ranker"], document(settled()), reverting=True)
@@ -107,6 +115,9 @@ def test_a_rollback_is_done_whatever_is_still_rejected() -> None:
     old = settled(version="00000000", state="DEPLOY_FAILED", rejected=REJECTED)
     last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), old)[-1]
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 00000000")
+    drains = {**old, "converged": False, "message": "1 draining"}
+    last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), drains)[-1]
+    assert (last.done, last.hopeless) == (False, False), "those that go are on their way"
 
 
 def test_a_rollback_to_what_does_not_work_either_fails() -> None:

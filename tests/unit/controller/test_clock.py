@@ -86,7 +86,7 @@ def test_what_was_brought_over_stays_when_the_clock_is_set_later() -> None:
 
 @STEPS
 async def test_nothing_happens_to_replicas_when_the_clock_is_set(tmp_path: Path, step: float) -> None:
-    control = Control.of(tmp_path, service("web"), service("slow", replicas=1, startup_timeout_s=600.0))
+    control = Control.of(tmp_path, service("web"), service("slow", replicas=1, startup_deadline_s=600.0))
     control.engine.behaviours["slow"] = Behaviour(ready_after_s=1.0)
     async with control.running() as loop:
         await control.settled("web", 2)
@@ -101,7 +101,7 @@ async def test_nothing_happens_to_replicas_when_the_clock_is_set(tmp_path: Path,
 
 @STEPS
 async def test_a_replica_that_starts_after_the_clock_was_set_gets_its_whole_time(tmp_path: Path, step: float) -> None:
-    control = Control.of(tmp_path, service("web", replicas=1, startup_timeout_s=600.0))
+    control = Control.of(tmp_path, service("web", replicas=1, startup_deadline_s=600.0))
     async with control.running() as loop:
         await control.settled("web", 1)
         control.set_clock(step)
@@ -116,13 +116,13 @@ async def test_a_replica_that_starts_after_the_clock_was_set_gets_its_whole_time
 
 @STEPS
 async def test_a_startup_deadline_is_still_kept_after_the_clock_was_set(tmp_path: Path, step: float) -> None:
-    control = Control.of(tmp_path, service("web", replicas=1, startup_timeout_s=0.5))
+    control = Control.of(tmp_path, service("web", replicas=1, startup_deadline_s=0.5))
     control.engine.behaviours["web"] = Behaviour(ready_after_s=1000.0)
     async with control.running():
         await until(control.engine.names)
         control.set_clock(step)
         await until(lambda: "replica_failed" in control.kinds())
-        assert any("startup_timeout_s" in record.detail for record in control.store.failures.values())
+        assert any("startup.deadline_s" in record.detail for record in control.store.failures.values())
 
 
 @STEPS

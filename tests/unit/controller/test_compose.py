@@ -316,7 +316,21 @@ def test_files_that_include_each_other_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "[1, 2]", "\0", "services: [a]", "services: {a: 3}", "include: {path: 3}", 'include: ["a\\0b"]']
+    "text",
+    [
+        "a: [",
+        "[1, 2]",
+        "\0",
+        "services: [a]",
+        "services: {a: 3}",
+        "include: {path: 3}",
+        'include: ["a\\0b"]',
+        "x: !!bool maybe",
+        "x: !!timestamp hello",
+        "x: !!timestamp 2001-99-99",
+        'x: !!int ""',
+        "x: !!float one",
+    ],
 )
 def test_files_that_are_broken_are_watched(tmp_path: Path, text: str) -> None:
     write(tmp_path / "compose.yaml", text)

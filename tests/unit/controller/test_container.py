@@ -14,7 +14,7 @@ from controller.spec import parse
 from controller.translate import IGNORED
 from tests.unit.controller.compose_configs import PROJECT, config, problems, problems_of, ranker, read, service
 
-FOREIGN = {"protocol": "http", "readiness": {"path": "/"}}
+FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}
 
 
 def container(**definition: Any) -> Any:
@@ -305,6 +305,13 @@ ONE = "not possible with x-serve: all replicas would have the same one; remove i
             "environment.PIERHEAD_PORT: the controller sets this variable; remove it",
         ),
         (
+            {"environment": {"PIERHEAD_LOG_LEVEL": "debug"}},
+            (
+                "environment.PIERHEAD_LOG_LEVEL: the controller sets this variable; write x-serve.logging.log_level in "
+                "its place"
+            ),
+        ),
+        (
             {"labels": {"pierhead.service": "x"}},
             "labels.pierhead.service: the controller sets labels of this name itself; choose another prefix",
         ),
@@ -374,12 +381,15 @@ def test_the_environment_of_a_managed_replica() -> None:
     spec = ranker({"port": 7000, "request_timeout_s": 2.5}, environment={"MODEL": "x"})
     assert body(spec)["Env"] == [
         "MODEL=x",
+        "PIERHEAD_ACCESS_LOG=true",
         "PIERHEAD_ADMIN_PORT=9100",
         "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S=1",
         "PIERHEAD_BACKPRESSURE_STATUS_CODE=503",
         "PIERHEAD_DEBUG=false",
         "PIERHEAD_DISCOVERY=controller:8101",
         "PIERHEAD_DRAIN_TIMEOUT_S=7.5",
+        "PIERHEAD_LOG_ENCODING=json",
+        "PIERHEAD_LOG_LEVEL=info",
         "PIERHEAD_MAX_ONGOING_REQUESTS=100",
         "PIERHEAD_NODE=gpu-7",
         "PIERHEAD_PORT=7000",
@@ -408,6 +418,8 @@ def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:
         "pierhead.replica": "shop-ranker-abcd1234-2",
         "pierhead.port": "50051",
         "pierhead.probe": "9100/readyz",
+        "pierhead.graceful_shutdown_timeout_s": f"{spec.graceful_shutdown_timeout_s:.10g}",
+        "pierhead.stop_grace_period_s": f"{spec.stop_grace_period_s:.10g}",
         "pierhead.gpus": "GPU-1,GPU-2",
         "pierhead.node": "gpu-7",
         "com.docker.compose.project": "shop",

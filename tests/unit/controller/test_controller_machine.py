@@ -28,6 +28,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError, UnknownService
 from controller.model import (
+    NO_USER_CONFIG,
     AddServer,
     AutoscaleSpec,
     CreateContainer,
@@ -86,14 +87,16 @@ class ControllerMachine(RuleBasedStateMachine):
         self._loop = VirtualLoop()
         rollout = RolloutSpec(bake_s=5.0)
         self.specs: dict[str, ServiceSpec] = {
-            "web": service("web", startup_timeout_s=30.0, rollout=rollout),
-            "ranker": gpu_service("ranker", startup_timeout_s=30.0, rollout=rollout),
-            "batch": gpu_service("batch", startup_timeout_s=30.0, rollout=rollout, replicas=0),
+            "web": service("web", startup_deadline_s=30.0, rollout=rollout),
+            "ranker": gpu_service("ranker", startup_deadline_s=30.0, rollout=rollout),
+            "batch": gpu_service("batch", startup_deadline_s=30.0, rollout=rollout, replicas=0),
         }
         self.bad: set[str] = set()
         """Versions that never work."""
         self.gpu_counts: dict[str, int] = {}
         """By version: how many GPUs a replica asks for, where it is not 1."""
+        self.beside: dict[str, set[str]] = {}
+        """By version: every user_config that was written beside it."""
         self.removed: set[str] = set()
         """Services that the compose files do not have now."""
         self._count = 0
@@ -214,6 +217,11 @@ class ControllerMachine(RuleBasedStateMachine):
         self.edit(name, gpu=GpuRequest(count=count), definition_hash=f"m{self._count}")
         self.gpu_counts[self.version(name)] = count
 
+    @rule(name=names, number=st.integers(0, 3))
+    def configure(self, name: str, number: int) -> None:
+        STATISTICS["user_configs changed"] += 1
+        self.edit(name, user_config=f'{{"number":{number}}}' if number else NO_USER_CONFIG)
+
     @rule(name=names, pace=st.sampled_from([(1, 0), (2, 0), (0, 1), (1, 1)]), weight=st.sampled_from([None, 20]))
     def change_pace(self, name: str, pace: tuple[int, int], weight: int | None) -> None:
         self.edit(name, rollout=RolloutSpec(*pace, bake_s=5.0, canary_weight=weight))
@@ -221,8 +229,8 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(name=names, bounds=st.sampled_from([None, (1, 3), (0, 2), (2, 4)]))
     def change_scaling(self, name: str, bounds: tuple[int, int] | None) -> None:
         STATISTICS["changes of scaling"] += 1
-        delays = {"look_back_period_s": 3.0, "upscale_delay_s": 1.0, "downscale_delay_s": 5.0}
-        self.edit(name, autoscale=AutoscaleSpec(*bounds, **delays) if bounds else None)
+        quick = AutoscaleSpec(look_back_period_s=3.0, upscale_delay_s=1.0, downscale_delay_s=5.0)
+        self.edit(name, autoscale=replace(quick, min=bounds[0], max=bounds[1]) if bounds else None)
 
     @rule(name=names, most=st.sampled_from([None, 1, 2]))
     def change_bound(self, name: str, most: int | None) -> None:
@@ -237,6 +245,8 @@ class ControllerMachine(RuleBasedStateMachine):
     def edit(self, name: str, **changes: Any) -> None:
         """Write other compose files."""
         self.specs[name] = replace(self.specs[name], **changes)
+        if name not in self.removed:
+            self.beside.setdefault(self.version(name), {NO_USER_CONFIG}).add(self.specs[name].user_config)
         self.control.source.edit(*(spec for spec in self.specs.values() if spec.name not in self.removed))
 
     @rule(name=names, ask=st.sampled_from(["roll_back", "abort", "promote", "deploy"]))
@@ -311,6 +321,11 @@ class ControllerMachine(RuleBasedStateMachine):
             assert name.rsplit("-", 2)[1] not in self.bad, f"{name} gets traffic and never worked"
 
     @invariant()
+    def no_version_gets_the_user_config_of_another(self) -> None:
+        for one in self.control.engine.containers.values():
+            assert one.user_config in self.beside.get(one.version, {NO_USER_CONFIG}), one.name
+
+    @invariant()
     def no_gpu_has_two_owners(self) -> None:
         owners = [gpu for one in self.control.engine.containers.values() for gpu in one.gpus]
         assert len(owners) == len(set(owners)), owners
@@ -365,6 +380,11 @@ class ControllerMachine(RuleBasedStateMachine):
             versions = {one.version for one in self.control.engine.containers.values() if one.service == name}
             assert len(versions) <= 1
             assert not versions & self.bad, self.told()
+        for one in self.control.engine.containers.values():
+            text = self.control.user_configs.get(one.id, NO_USER_CONFIG)
+            assert text in self.beside.get(one.version, {NO_USER_CONFIG}), one.name
+            if one.version == self.version(one.service):
+                assert text == self.specs[one.service].user_config, f"{one.name}\n{self.told()}"
         routed = {one.name for one in self.control.engine.containers.values() if one.service == "web"}
         assert {name for _, name in self.control.router.servers} == routed
         assert self.control.store.retirements == {}

@@ -37,7 +37,7 @@ def test_every_kind_of_change_is_one_line() -> None:
         "environment.C: added",
         "environment.TOKEN: changed",
         "port: 8080 -> 9090",
-        "readiness: :9100/readyz -> :9100/healthz",
+        "health.probe: :9100/readyz -> :9100/healthz",
         "gpu: nothing -> 2",
         "command: serve --fast -> serve",
         "deploy.resources.limits.memory: 1073741824 -> 2147483648",

@@ -8,10 +8,10 @@ import pytest
 
 from controller.engines.docker_errors import refusal
 from controller.errors import EngineError, StoreError
-from controller.model import CreateContainer
+from controller.model import CreateContainer, GpuFault
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
-from tests.unit.controller.worlds import service
+from tests.unit.controller.worlds import gpus, service
 
 
 async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp_path: Path) -> None:
@@ -143,3 +143,25 @@ async def test_a_service_that_crashes_again_and_again_touches_no_other(tmp_path:
         await until(is_told)
         assert web <= set(control.engine.containers)
         assert len(control.router.ready("web")) == 2
+
+
+async def test_a_mark_that_cannot_be_kept_is_refused_to_who_asks_for_it(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web"))
+    control.engine.gpus = gpus(2)
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        loop.mark_gpu("GPU-1", "loud fan")
+        control.store._db.execute("PRAGMA query_only = ON")
+        with pytest.raises(StoreError, match="state volume"):
+            loop.mark_gpu("GPU-0", "loud fan")
+        with pytest.raises(StoreError, match="state volume"):
+            loop.unmark_gpu("GPU-1")
+        assert set(control.store.gpu_faults) == {"GPU-1"}
+        control.store.mark_gpu(GpuFault("GPU-0", "the engine does not list it any more", 1.0, "gone"))
+        assert set(control.store.gpu_faults) == {"GPU-0", "GPU-1"}, "what has happened is known all the same"
+        control.store._db.execute("PRAGMA query_only = OFF")
+        loop.mark_gpu("GPU-0", "loud fan")
+        loop.unmark_gpu("GPU-1")
+        await until(lambda: not loop.store_trouble)
+    async with control.running():
+        assert {uuid: fault.kind for uuid, fault in control.store.gpu_faults.items()} == {"GPU-0": "marked"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -79,6 +80,18 @@ async def test_the_bound_of_the_line_and_the_machines_are_told() -> None:
         second = await read(call)
         assert second.HasField("max_queued_requests")
         assert (second.max_queued_requests, second.generation) == (0, 2), "a new bound alone is told too"
+
+
+async def test_how_replicas_are_chosen_is_told_and_told_again_when_it_changes() -> None:
+    board = Board()
+    board.publish({"web": of(endpoint(1))})
+    async with serving(board) as stub:
+        call = aiter(stub.Watch(request("web", "nobody")))
+        assert (await read(call)).policy == "power_of_two"
+        assert (await read(call)).policy == "", "of a service that is not known nothing is said"
+        board.publish({"web": replace(of(endpoint(1)), policy="my.routing:Mine")})
+        second = await read(call)
+        assert (second.policy, second.generation) == ("my.routing:Mine", 2)
 
 
 async def test_services_come_and_go() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.server
 import json
 import logging
+import os
+import socket
 import socketserver
 import threading
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +22,11 @@ import pytest
 from docker import APIClient
 
 from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
-from controller.engines.docker import DockerEngine
+from controller.engines.docker import DockerEngine, _end_of
 from controller.engines.docker_events import EventQueue, EventReader
+from controller.engines.docker_socket import is_orphaned
 from controller.engines.gpu_discovery import GpuSources
-from controller.errors import EngineError, EngineUnreachable, ImageNotFound
+from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model import (
     ContainerState,
     CreateContainer,
@@ -29,6 +34,7 @@ from controller.model import (
     ProbeSpec,
     PullImage,
     RemoveContainer,
+    ReplicaContainer,
     ServiceSpec,
     SignalContainer,
     StartContainer,
@@ -160,6 +166,37 @@ def inspected(**state: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
+def logs_of(*entries: bytes) -> bytes:
+    """What the engine sends of a log: frames of standard output."""
+    return b"".join(b"\x01\0\0\0" + len(entry).to_bytes(4, "big") + entry for entry in entries)
+
+
+async def test_a_long_log_is_cut_between_two_lines(daemon: Daemon) -> None:
+    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
+    lines = [f"{number} ".encode() + b"x" * 90 + b"\n" for number in range(2000)]
+
+    def answer(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.chunk(logs_of(*lines))
+        handler.end_stream()
+
+    daemon.answers["GET /containers/c1/logs"] = answer
+    async with engine(daemon) as ours:
+        text = await ours.logs("c1", 2000)
+        assert text == b"".join(lines[-len(text.splitlines()) :]).decode()
+        assert 64 * 1024 - 100 < len(text) <= 64 * 1024
+        await ours.logs("c1", 2000, timed=True)
+        asked = [query["timestamps"] for query in daemon.bodies if "tail" in query]
+        assert asked == [["0"], ["1"]]
+
+
+def test_the_end_of_a_log() -> None:
+    assert _end_of(b"a\nb\n", 4) == b"a\nb\n"
+    assert _end_of(b"aa\nb\n", 4) == b"b\n"
+    assert _end_of(b"aa\nb\n", 2) == b"b\n", "cut between two lines, nothing of them is dropped"
+    assert _end_of(b"x" * 9, 4) == b"xxxx", "a line that does not fit"
+
+
 async def test_a_world_at_rest_costs_one_call(daemon: Daemon) -> None:
     daemon.answers["GET /containers/json"] = (200, [summary("c1"), summary("c2")])
     daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": "sha256:1"})
@@ -247,6 +284,19 @@ async def test_a_state_of_a_later_engine(daemon: Daemon, running: bool, state: C
     daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="stopping", Running=running))
     async with engine(daemon) as docker:
         assert (await docker.observe("shop", ["ranker"], [])).containers[0].state is state
+
+
+@pytest.mark.parametrize(
+    ("label", "seconds"),
+    [("605", 605.0), ("0.5", 0.5), ("", None), ("-1", None), ("inf", None), ("1e400", None), ("9" * 400, None)],
+)
+async def test_the_times_that_a_replica_was_made_with(daemon: Daemon, label: str, seconds: float | None) -> None:
+    labels = {"pierhead.graceful_shutdown_timeout_s": label, "pierhead.stop_grace_period_s": label}
+    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | labels)])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+    async with engine(daemon) as docker:
+        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
+        assert (replica.graceful_shutdown_timeout_s, replica.stop_grace_period_s) == (seconds, seconds)
 
 
 async def test_labels_that_were_tampered_with_are_reported_once(
@@ -467,6 +517,110 @@ async def test_an_image_event_makes_its_id_be_read_again(daemon: Daemon) -> None
         await events.aclose()  # type: ignore[attr-defined]
 
 
+async def test_while_events_are_followed_a_container_that_has_just_started_is_asked_about_once(daemon: Daemon) -> None:
+    restarted, over = threading.Event(), threading.Event()
+
+    def stream(handler: Handler) -> None:
+        handler.begin_stream()
+        restarted.wait()
+        handler.say(**event("restart"))
+        over.wait()
+        handler.end_stream()
+
+    daemon.answers["GET /events"] = stream
+    daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 1 second")])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+
+    async def started_at() -> float | None:
+        daemon.calls.clear()
+        return (await docker.observe("shop", ["ranker"], [])).containers[0].started_at
+
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        before = await started_at()
+        events = aiter(docker.events("shop"))
+        assert await anext(events) == CONNECTED
+        assert await started_at() == before
+        assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"], "what was read before may be old"
+        daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 2 seconds")])
+        assert await started_at() == before
+        assert daemon.calls == ["GET /containers/json"]
+
+        daemon.answers["GET /containers/c1/json"] = (200, inspected(StartedAt="2026-01-02T04:00:00Z"))
+        restarted.set()
+        assert (await anext(events)).kind == "restart"
+        assert await started_at() != before
+        assert await started_at() != before
+        assert daemon.calls == ["GET /containers/json"]
+
+        over.set()
+        with pytest.raises(EngineUnreachable):
+            await anext(events)
+        for _ in range(2):
+            await started_at()
+            assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"], "events may be missed"
+
+
+async def test_a_start_that_fails_is_no_event_and_shows_in_the_code(daemon: Daemon) -> None:
+    def stream(handler: Handler) -> None:
+        handler.begin_stream()
+        handler.server.ending.wait()
+
+    def ended(code: int, age: str) -> None:
+        daemon.calls.clear()
+        daemon.answers["GET /containers/json"] = (200, [summary(State="exited", Status=f"Exited ({code}) {age} ago")])
+        daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="exited", Running=False, ExitCode=code))
+
+    async def exit_code() -> int | None:
+        return (await docker.observe("shop", ["ranker"], [])).containers[0].exit_code
+
+    daemon.answers["GET /events"] = stream
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        events = aiter(docker.events("shop"))
+        assert await anext(events) == CONNECTED
+        ended(1, "2 seconds")
+        assert await exit_code() == 1
+        ended(1, "3 seconds")
+        assert await exit_code() == 1
+        assert daemon.calls == ["GET /containers/json"]
+        ended(128, "3 seconds")
+        assert await exit_code() == 128
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+async def test_what_happens_while_a_container_is_being_read_makes_it_be_read_again(daemon: Daemon) -> None:
+    asked, told = threading.Event(), threading.Event()
+
+    def stream(handler: Handler) -> None:
+        handler.begin_stream()
+        asked.wait()
+        handler.say(**event("restart"))
+        handler.server.ending.wait()
+
+    def inspect(handler: Handler) -> None:
+        asked.set()
+        told.wait()
+        body = json.dumps(inspected()).encode()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    daemon.answers["GET /events"] = stream
+    daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 1 second")])
+    daemon.answers["GET /containers/c1/json"] = inspect
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        events = aiter(docker.events("shop"))
+        assert await anext(events) == CONNECTED
+        reading = asyncio.ensure_future(docker.observe("shop", ["ranker"], []))
+        assert (await anext(events)).kind == "restart"
+        told.set()
+        await reading
+        daemon.calls.clear()
+        await docker.observe("shop", ["ranker"], [])
+        assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"]
+        await events.aclose()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, status: int) -> None:
     def end(handler: Handler) -> None:
@@ -478,6 +632,42 @@ async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, stat
         with pytest.raises(EngineUnreachable, match="event stream: the Docker Engine does not answer"):
             async for _ in docker.events("shop"):
                 pass
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A socket file as a container has it: the same, whatever becomes of its name outside. Nobody listens there."""
+    listen_at(tmp_path / "docker.sock")
+    descriptor = os.open(tmp_path / "docker.sock", os.O_PATH)
+    with warnings.catch_warnings():  # docker-py leaves a socket that did not connect to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield Path(f"/proc/self/fd/{descriptor}")
+        gc.collect()
+    os.close(descriptor)
+
+
+def listen_at(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+
+
+async def test_a_socket_file_that_is_deleted_is_told_from_an_engine_that_is_away(mounted: Path, tmp_path: Path) -> None:
+    docker = DockerEngine(APIClient(base_url=f"unix://{mounted}", version="1.45"), body)
+    assert await how_events_end(docker) is EngineUnreachable
+    path = tmp_path / "docker.sock"
+    path.unlink()
+    assert await how_events_end(docker) is EngineSocketGone
+    listen_at(path)  # the next engine's, of the same name
+    assert await how_events_end(docker) is EngineSocketGone
+    await docker.close()
+    assert [is_orphaned(one) for one in (mounted, path, tmp_path / "none", None)] == [True, False, False, False]
+
+
+async def how_events_end(docker: DockerEngine) -> type[BaseException]:
+    with pytest.raises(EngineUnreachable, match="Connection refused") as ended:
+        async for _ in docker.events("shop"):
+            pass
+    return ended.type
 
 
 async def test_a_quiet_stream_is_opened_anew(daemon: Daemon) -> None:
@@ -559,6 +749,42 @@ async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
         for task in starts:
             task.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def test_nobody_asks_about_a_container_before_its_first_start_has_ended(daemon: Daemon) -> None:
+    """The engine would answer after the start."""
+    begun, over = threading.Event(), threading.Event()
+
+    def start(handler: Handler) -> None:
+        begun.set()
+        over.wait()
+        handler.send_response(204)
+        handler.end_headers()
+
+    async def seen() -> ReplicaContainer:
+        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
+        return replica
+
+    name = CREATE.target
+    listed = summary(Names=[f"/{name}"], State="created", Status="Created", Created=1767323045)
+    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
+    daemon.answers[f"POST /containers/{name}/start"] = start
+    daemon.answers["GET /containers/json"] = (200, [listed])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="created", ExitCode=128))
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        assert (await seen()).exit_code == 128, "one that an earlier controller made"
+        await docker.perform(CREATE, "shop", with_networks("a"))
+        daemon.calls.clear()
+        made = await seen()
+        assert (made.state, made.created_at) == (ContainerState.CREATED, 1767323045.0)
+        assert (made.started_at, made.exit_code, made.ip) == (None, None, None)
+        starting = asyncio.create_task(docker.perform(StartContainer(target=name, service="ranker"), "shop", None))
+        await asyncio.to_thread(begun.wait)
+        assert await seen() == made
+        assert "GET /containers/c1/json" not in daemon.calls
+        over.set()
+        await starting
+        assert (await seen()).exit_code == 128, "its start has failed"
 
 
 # ---------------------------------------------------------------------------------------------------- other controllers

@@ -114,3 +114,18 @@ async def test_a_reading_from_before_a_holder_ended_is_not_believed() -> None:
         assert await watched.reads(WAITING), "at once, however short ago the last one was"
         assert watched.watch.seen(after).gpu_reading == GpuReading(watched.now, {"GPU-0": 7})
         assert watched.watch.seen(before).gpu_reading is not AWAITED, "who comes changes nothing"
+
+
+async def test_a_defect_in_reading_is_a_problem_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched()
+
+    async def used_gpu_memory() -> dict[str, int]:
+        raise KeyError("N/A")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watched.engine, "used_gpu_memory", used_gpu_memory)
+        assert await watched.reads(WAITING)
+    assert watched.watch.problem == "internal: reading the memory of the GPUs raised KeyError: 'N/A'"
+    assert watched.watch.seen(observed()).gpu_reading is None
+    assert await watched.reads(WAITING, after_s=HOPELESS_S)
+    assert watched.watch.problem == ""

@@ -242,6 +242,29 @@ def test_checks_that_go_to_the_port_of_requests_follow_each_server() -> None:
     assert " port " not in " ".join(config.server_options(foreign))
 
 
+@pytest.mark.parametrize(
+    ("policy", "lines"),
+    [
+        ("power_of_two", ["balance leastconn"]),
+        ("least_ongoing", ["balance leastconn"]),
+        ("round_robin", ["balance roundrobin"]),
+        ("my.routing:Mine", ["balance leastconn"]),
+        (
+            "consistent_hash",
+            ["balance hdr(x-session-id)", "hash-type consistent crc32 avalanche", "hash-balance-factor 125"],
+        ),
+    ],
+)
+def test_the_edge_chooses_as_callers_do(policy: str, lines: list[str]) -> None:
+    spec = replace(WEB, router_policy=policy)
+    backend = config.render([spec]).partition(f"\nbackend svc_{WEB.name}\n")[2].partition("\nbackend ")[0]
+    found = [line.strip() for line in backend.splitlines() if line.strip().startswith(("balance", "hash-"))]
+    assert found == lines
+    keeps_weights = policy in ("round_robin", "consistent_hash")
+    tried = config.render([replace(spec, rollout=RolloutSpec(canary_weight=5))])
+    assert ("balance random(2)" in tried) is not keeps_weights
+
+
 def test_a_share_of_the_requests_needs_an_algorithm_that_keeps_it() -> None:
     tried = replace(WEB, rollout=RolloutSpec(canary_weight=5))
     assert "balance leastconn" in config.render([WEB])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from controller import perform
+from controller.apply import Outcome
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound, RoutingError, SpecError, UnknownService
 from controller.loop import Wakeup
-from controller.model import AddServer, CreateContainer, Gpu, StartContainer
-from tests.fakes.fake_engine import Behaviour
+from controller.model import AddServer, CreateContainer, Gpu, ProbeSpec, StartContainer
+from controller.probe import Reading, Subject
+from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
@@ -55,6 +59,59 @@ async def test_a_killed_replica_is_replaced_and_the_cause_told(control: Control)
         assert "code 3" in failed[0].message
         assert failed[0].message.endswith("boom")
         assert ["boom" in record.detail for record in control.store.failures.values()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("output", "gist"),
+    [
+        ('{"message": "cannot read caf\\udce9.txt"}\n', "cannot read caf\\udce9.txt"),
+        ('{"message": "one\\ntwo\\u001b[31m"}\n', "one two [31m"),
+        ("[" * 60_000, "[" * 200 + "..."),
+    ],
+)
+async def test_a_replica_s_last_words_may_be_anything(control: Control, output: str, gist: str) -> None:
+    control.engine.behaviours["web"] = Behaviour(output=output)
+    async with control.running():
+        await control.settled("web", 2)
+        control.engine.crash(control.router.ready("web")[0])
+        await until(lambda: control.store.failures)
+        assert [record.detail.endswith(f": {gist}") for record in control.store.failures.values()] == [True]
+        await control.settled("web", 2)
+    async with control.running():
+        await control.settled("web", 2)
+
+
+async def test_a_failed_replica_whose_log_cannot_be_read_is_replaced_all_the_same(control: Control) -> None:
+    control.engine.behaviours["web"] = Behaviour(logging_driver="none")
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        victim = control.router.ready("web")[0]
+        control.engine.crash(victim, code=3)
+        await until(lambda: "replica_failed" in control.kinds())
+        await control.settled("web", 2)
+        (failed,) = [one.event.message for one in loop.events.select(limit=1000) if one.event.kind == "replica_failed"]
+        words = "its log cannot be read: logs failed: the Docker Engine says: configured logging driver does not"
+        assert words in failed
+        assert [words in record.detail for record in control.store.failures.values()] == [True]
+        assert "remove_container" not in control.kinds("failed")
+
+
+async def test_a_failed_replica_s_log_is_not_waited_for_for_long(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def logs(engine: FakeEngine, container_id: str, tail: int, after: float | None = None) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(FakeEngine, "logs", logs)
+    monkeypatch.setattr(perform, "LOG_LIMIT_S", 0.05)
+    async with control.running():
+        await control.settled("web", 2)
+        control.engine.crash(control.router.ready("web")[0], code=3)
+        await until(lambda: "replica_failed" in control.kinds())
+        await control.settled("web", 2)
+        (record,) = control.store.failures.values()
+        assert record.detail.endswith("its log cannot be read: the engine gave nothing of it within 0.05 s")
 
 
 async def test_a_crash_loop_is_slowed_and_named(control: Control) -> None:
@@ -104,6 +161,22 @@ async def test_scale_targets_outlive_the_controller_until_the_files_change(contr
         assert control.store.overrides == {}
 
 
+async def test_a_scale_target_ends_with_its_service(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        loop.scale("web", 3)
+        await control.settled("web", 3)
+        control.source.edit(error=SpecError(["services: not valid YAML"]))
+        await until(lambda: loop.view.spec_problems)
+        assert set(control.store.overrides) == {"web"}
+        control.source.edit(service("api", replicas=1))
+        await until(lambda: not control.store.overrides)
+        told = "web: the compose files no longer have web; the 3 set by scale end"
+        assert told in [stored.event.message for stored in loop.events.select(limit=1000)]
+        control.source.edit(service("web"), service("api", replicas=1))
+        await control.settled("web", 2, within_s=15)
+
+
 async def test_a_restarted_haproxy_gets_its_servers_back(control: Control) -> None:
     async with control.running():
         await control.settled("web", 2)
@@ -146,6 +219,19 @@ async def test_a_controller_whose_engine_stays_away_ends_and_touches_nothing(con
             control.engine.go_away()
             await until(lambda: False, within_s=10.0)
     assert len(control.engine.done) == done
+
+
+async def test_a_controller_whose_engine_will_have_another_socket_ends_sooner(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.loop.SOCKET_GONE_S", 0.5)
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineUnreachable, match="its socket file is deleted")):
+        async with control.running() as loop:
+            await control.settled("web", 2)
+            control.engine.go_away(with_its_socket=True)
+            await until(lambda: loop.view.engine_reachable is False)
+            await until(lambda: False, within_s=10.0)
+    assert len(control.router.ready("web")) == 2
 
 
 async def test_a_spec_error_at_run_time_touches_nothing(control: Control) -> None:
@@ -327,9 +413,16 @@ async def test_a_defect_in_the_planner_is_an_event_and_ends_nothing(control: Con
         await control.settled("web", 2)
         planner, loop._planner = loop._planner, lambda *_: 1 / 0  # type: ignore[assignment]
         await until(lambda: "tick_failed" in control.kinds("failed"))
+        told = "internal: a tick raised ZeroDivisionError: division by zero; nothing is done until this is over"
+        ended_at = loop.last_tick_at
+        control.engine.crash(control.router.ready("web")[0])
+        await until(lambda: loop.events.select(limit=1)[0].times >= 2)
+        assert (loop.view.notices, loop.defect) == ((told,), told)
+        assert loop.last_tick_at == ended_at, "a tick that fails is no sign of life"
         loop._planner = planner
         loop.scale("web", 3)
         await control.settled("web", 3)
+        assert (loop.view.notices, loop.defect) == ((), "")
 
 
 async def test_a_burst_of_wakes_is_one() -> None:
@@ -362,3 +455,50 @@ async def test_a_defect_in_reading_the_files_is_a_problem_and_ends_nothing(contr
         assert loop.view.spec_problems == ("internal: reading the compose files raised KeyError: 'services'",)
         control.source.edit(service("web", replicas=1))
         await control.settled("web", 1)
+
+
+async def test_a_defect_in_looking_for_changes_is_no_reason_not_to_read(control: Control) -> None:
+    fingerprint = control.source.fingerprint
+
+    def broken() -> Hashable:
+        raise KeyError("maybe")
+
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        control.source.error = SpecError(["services.web.x: expected true or false"])
+        control.source.fingerprint = broken  # type: ignore[method-assign]
+        await until(lambda: loop.view.spec_problems == ("services.web.x: expected true or false",))
+        control.source.error = None
+        control.source.fingerprint = fingerprint  # type: ignore[method-assign]
+        await until(lambda: not loop.view.spec_problems)
+        await control.settled("web", 2)
+
+
+async def test_a_defect_in_asking_one_replica_ends_nothing(control: Control, caplog: pytest.LogCaptureFixture) -> None:
+    ask = control.ask
+
+    async def asked(subject: Subject) -> Reading:
+        if subject.spec.port == 9101:
+            raise KeyError("state")
+        return await ask(subject)
+
+    control.ask = asked  # type: ignore[method-assign]
+    control.source.services["api"] = service("api", replicas=1, probe=ProbeSpec(9101, "/readyz"))
+    async with control.running():
+        await control.settled("web", 2)
+        await until(lambda: "asking a replica raised" in caplog.text)
+        control.ask = ask  # type: ignore[method-assign]
+        control.engine.crash(control.router.ready("web")[0])
+        await until(lambda: "replica_failed" in control.kinds())
+        await control.settled("web", 2)
+
+
+async def test_a_defect_in_telling_of_an_action_ends_nothing(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(outcome: Outcome) -> None:
+        raise KeyError(outcome.action.target)
+
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        monkeypatch.setattr(loop.metrics, "action", broken)
+        loop.scale("web", 3)
+        await control.settled("web", 3)

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from controller.errors import PolicyError
-from controller.measurements import FIRST_S, Measurements, Prometheus, number_in
+from controller.measurements import BREAK_S, FIRST_S, Measurements, Prometheus, number_in
 from controller.model import AutoscaleSpec, PrometheusPolicy, ServiceSpec
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import service
@@ -113,13 +113,20 @@ class TestPrometheus:
             await prometheus("llm", PrometheusPolicy("up", 1.0, "http://127.0.0.1:1"))
         await prometheus.close()
 
+    @pytest.mark.parametrize("url", ["http://prom..local:9090", f"http://{'a' * 70}:9090", "http://prom:99999"])
+    async def test_an_address_that_is_none(self, url: str) -> None:
+        prometheus = Prometheus()
+        with pytest.raises(PolicyError, match=r"^no (valid answer from|connection to) "):
+            await prometheus("llm", PrometheusPolicy("up", 1.0, url))
+        await prometheus.close()
+
 
 class Book:
     """Measurements with a clock and answers set by the test."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.answers: list[float | PolicyError] = []
+        self.answers: list[float | Exception] = []
         self.asked: list[str] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.measurements = Measurements(self.query, self.spawn, lambda: self.now)
@@ -130,7 +137,7 @@ class Book:
         if not self.answers:
             await asyncio.Event().wait()
         found = self.answers[0]
-        if isinstance(found, PolicyError):
+        if isinstance(found, Exception):
             raise found
         return found
 
@@ -180,7 +187,7 @@ async def test_the_last_good_value_counts_for_three_periods() -> None:
 @pytest.mark.parametrize(
     ("answers", "problem"), [([], "no answer from http://prom"), ([PolicyError("refused")], "refused")]
 )
-async def test_a_first_value_is_waited_for_while_it_is_needed(answers: list[float | PolicyError], problem: str) -> None:
+async def test_a_first_value_is_waited_for_while_it_is_needed(answers: list[float | Exception], problem: str) -> None:
     book = Book()
     book.answers = answers
     book.measurements.sync(services(POLICY))
@@ -216,3 +223,21 @@ async def test_an_edited_query_is_asked_afresh_and_a_removed_one_no_more() -> No
     assert book.value(other) is None
     book.measurements.sync({})
     await until(lambda: not book.tasks)
+
+
+async def test_a_defect_in_asking_is_told_and_asked_over(caplog: pytest.LogCaptureFixture) -> None:
+    book = Book()
+    book.answers = [KeyError("label")]
+    book.measurements.sync(services(QUICK))
+    await until(lambda: book.asked)
+    while book.now <= 100.0 + FIRST_S:
+        assert book.value(QUICK) is None
+        book.now += BREAK_S
+    with pytest.raises(PolicyError, match="internal: asking for llm's value raised KeyError"):
+        book.value(QUICK)
+    book.answers = [7.0]
+    asked = len(book.asked)
+    await until(lambda: len(book.asked) >= asked + 2)
+    assert book.value(QUICK) == 7.0
+    assert caplog.text.count("Traceback") == 1
+    await book.end()

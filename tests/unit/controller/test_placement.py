@@ -187,6 +187,16 @@ def test_packing_fills_the_fullest_gpu_on_which_there_is_room() -> None:
     assert places(made(world, tenth, HALF, llm=2, tenth=7)) == ["GPU-2"] * 4 + ["GPU-1"] * 2
 
 
+@pytest.mark.parametrize("placement", ["pack", "spread"])
+def test_a_gpu_that_tells_no_memory_is_one_whose_memory_is_not_known(placement: str) -> None:
+    none = Gpu("GPU-0", memory_bytes=0)
+    share = slot_service(GpuSlot(fraction=0.5), placement=placement)
+    assert places(made(observed(specs=(share,), gpus=(none,)), share, llm=2)) == ["GPU-0", "GPU-0"]
+    sized = slot_service(memory(1), placement=placement)
+    (pending,) = made(observed(specs=(sized,), gpus=(none,)), sized, llm=1).pending
+    assert "the memory of 1 is not known" in pending.reason
+
+
 def test_spreading_takes_the_gpu_with_the_fewest_of_the_service_then_the_emptiest() -> None:
     spread = slot_service(GpuSlot(fraction=0.2), "spread", placement="spread")
     world = observed(holding(HALF, 1, "GPU-0"), specs=(spread, HALF), gpus=gpus(3))

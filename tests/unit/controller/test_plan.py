@@ -157,6 +157,38 @@ def test_drained_replica_is_told_to_stop() -> None:
     )
 
 
+def test_a_replica_stays_as_long_as_its_service_says() -> None:
+    patient = gpu_service(graceful_shutdown_wait_loop_s=5.0)
+    leaving = replica(patient, 2, ongoing_at=NOW - 0.1)
+    stays = retirement(leaving, draining_since=NOW - 5)
+    early = observed(replica(patient, 1), leaving, specs=(patient,), retirements=stays)
+    result = made(desired(patient, ranker=1), early)
+    assert str(result) == "nothing to do", "callers may have begun something since the count was read"
+    assert result.next_look_s is not None
+    late = observed(replica(patient, 1), replace(leaving, ongoing_at=NOW), specs=(patient,), retirements=stays)
+    assert text(desired(patient, ranker=1), late).endswith("; nothing in flight")
+    busy = observed(
+        replica(patient, 1), replace(leaving, ongoing_at=NOW, ongoing=1), specs=(patient,), retirements=stays
+    )
+    assert text(desired(patient, ranker=1), busy) == "nothing to do"
+
+
+def test_how_long_a_replica_stays_counts_for_foreign_ones_too() -> None:
+    foreign = service(managed=False, graceful_shutdown_wait_loop_s=5.0)
+    leaving = replica(foreign, 2, ongoing=None)
+    drained = routing(server(replica(foreign, 1)), server(leaving, state=ServerState.DRAIN))
+    world = observed(replica(foreign, 1), leaving, specs=(foreign,), retirements=retirement(leaving), routing=drained)
+    assert str(plan(desired(foreign, web=1), world, NOW + 3.9)) == "nothing to do"
+    assert "nothing in flight that HAProxy knows of" in str(plan(desired(foreign, web=1), world, NOW + 4.1))
+
+
+def test_nobody_has_to_stay_who_does_not_serve() -> None:
+    patient = gpu_service(graceful_shutdown_wait_loop_s=5.0)
+    leaving = replica(patient, 2, health=Health.UNKNOWN)
+    world = observed(replica(patient, 1), leaving, specs=(patient,), retirements=retirement(leaving))
+    assert "it serves nobody: it is not ready" in text(desired(patient, ranker=1), world)
+
+
 def test_drain_has_a_deadline() -> None:
     leaving = replica(WEB, 2, ongoing=3)
     world = observed(replica(WEB, 1), leaving, specs=(WEB,), retirements=retirement(leaving, draining_since=NOW - 20))
@@ -241,7 +273,7 @@ def test_hung_replica_keeps_its_gpu_until_it_is_gone() -> None:
 
 def test_replica_that_never_gets_ready_fails_at_its_deadline() -> None:
     slow = replica(WEB, 1, health=Health.UNKNOWN, started_at=NOW - 1801, health_detail="503 from /readyz")
-    assert "not ready 1800 s after its start (startup_timeout_s): 503 from /readyz" in text(
+    assert "not ready 1800 s after its start (startup.deadline_s): 503 from /readyz" in text(
         desired(WEB, web=1), observed(slow, specs=(WEB,))
     )
 
@@ -299,6 +331,19 @@ def test_one_that_was_never_ready_is_not_waited_for_long() -> None:
     drains = replace(starting, reported_draining=True)  # seen so by a new controller, which never saw it ready
     world = observed(replica(WEB, 1), drains, specs=(WEB,), retirements=told)
     assert "send SIGKILL" not in text(desired(WEB, web=1), world)
+
+
+@pytest.mark.parametrize(("told_s", "again"), [(1, False), (6, True), (11, False)])
+def test_one_that_could_not_hear_is_told_again(told_s: float, again: bool) -> None:
+    told = replica(WEB, 2)
+    marks = retirement(told, draining_since=NOW - told_s, stopping_since=NOW - told_s)
+    world = observed(replica(WEB, 1), told, specs=(WEB,), retirements=marks)
+    assert ("send SIGTERM" in text(desired(WEB, web=1), world)) is again
+    heard = observed(replica(WEB, 1), replace(told, reported_draining=True), specs=(WEB,), retirements=marks)
+    assert "SIGTERM" not in text(desired(WEB, web=1), heard)
+    foreign = service(managed=False)
+    world = observed(replica(foreign, 1), told, specs=(foreign,), retirements=marks)
+    assert "SIGTERM" not in text(desired(foreign, web=1), world), "it has no words for that"
 
 
 def test_replacement_that_waits_for_the_removal_of_its_namesake_is_not_made_twice() -> None:
@@ -378,6 +423,20 @@ def test_removed_service_is_drained() -> None:
         f"#1 set server svc_web/p-web-{V}-1 to drain: the compose files have no service web any more",
         f"#2 drain p-web-{V}-1: the compose files have no service web any more",
     )
+
+
+def test_a_replica_of_a_removed_service_has_the_time_that_it_was_made_with() -> None:
+    made_with = {"graceful_shutdown_timeout_s": 605.0, "stop_grace_period_s": 615.0}
+    busy = replica(WEB, 1, ongoing=1, **made_with)
+
+    def after(seconds: float, **changes: float) -> str:
+        leaving = retirement(busy, draining_since=NOW - seconds, **changes)
+        return text(Desired(project="p"), observed(busy, retirements=leaving, routing=routing()))
+
+    assert after(600) == "nothing to do"
+    assert "still busy after 605 s" in after(606)
+    assert after(620, stopping_since=NOW - 614) == "nothing to do"
+    assert "send SIGKILL" in after(621, stopping_since=NOW - 616)
 
 
 def test_server_without_a_container_is_deleted() -> None:

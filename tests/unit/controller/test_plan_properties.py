@@ -270,12 +270,13 @@ def check_safety(world: World, result: Plan) -> None:
 
 def check_drained(world: World, action: SignalContainer) -> None:
     container = world.containers[action.target]
+    spec = world.specs[container.service]
     mark = world.retirements[container.id]
     waited = world.now - mark.draining_since
-    if container.health is not Health.READY or waited >= world.specs[container.service].graceful_shutdown_timeout_s:
+    if container.health is not Health.READY or waited >= spec.graceful_shutdown_timeout_s:
         return
     assert container.ongoing == 0
-    assert waited >= min(PROPAGATION_S, BLIND_DRAIN_S)
+    assert waited >= (spec.graceful_shutdown_wait_loop_s or min(PROPAGATION_S, BLIND_DRAIN_S))
     server = world.servers.get(action.target)
     if world.haproxy_up and server:
         assert server.state is not ServerState.READY
@@ -283,7 +284,7 @@ def check_drained(world: World, action: SignalContainer) -> None:
 
 
 def new_world() -> World:
-    specs = {"web": service(), "ranker": gpu_service()}
+    specs = {"web": service(), "ranker": gpu_service(graceful_shutdown_wait_loop_s=3.0)}
     return World(specs=specs, targets={"web": 2, "ranker": 3})
 
 

@@ -104,6 +104,14 @@ class TestFunctions:
             ("def wanted(situation):\n    return True\n", "PATH returned true; a policy returns an integer"),
             ("def wanted(situation):\n    pass\n", "PATH returned null; a policy returns an integer"),
             ("def wanted(situation):\n    return [3]\n", "PATH returned a list; a policy returns an integer"),
+            (
+                "def wanted(situation):\n    return 10**5000\n",
+                "PATH returned an integer beyond 1e+15, which no number of replicas is",
+            ),
+            (
+                "def wanted(situation):\n    return -10**5000\n",
+                "PATH returned an integer beyond 1e+15, which no number of replicas is",
+            ),
             ("wanted = 3\n", "PATH is no function: FILE has 3"),
             ("other = 3\n", "PATH is no function: FILE has nothing of that name"),
             (

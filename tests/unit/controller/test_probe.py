@@ -152,6 +152,18 @@ async def test_a_starting_one_says_why() -> None:
         assert reading == Reading(False, detail, ongoing=0, told="loading weights")
 
 
+async def test_a_replica_s_words_are_one_line_that_can_be_kept() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        report = {"detail": "reading\n  caf\udce9.bin\x1b[0m", "waiting": {"r\udce9": 1}}
+        return web.json_response(report, status=503)
+
+    async with listening(answer) as target:
+        reading = await ask(target)
+        assert reading.told == "reading caf\\udce9.bin [0m"
+        assert reading.detail == f"503 from :{target.spec.port}/readyz: {reading.told}"
+        assert reading.waiting == {"r\\udce9": 1}
+
+
 async def test_a_draining_one_is_seen() -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response({"state": "draining", "ongoing": 4}, status=503)
@@ -169,6 +181,8 @@ async def test_a_draining_one_is_seen() -> None:
         b'{"ongoing": -1}',
         b'{"ongoing": true}',
         b'{"ongoing": "2"}',
+        b'{"ongoing": 1' + b"0" * 400 + b"}",
+        b'{"ongoing": 9007199254740993}',
         b"\xff\xfe",
         b"1" * 300_000,
         b"[" * 60_000,

@@ -21,8 +21,7 @@ def test_one_that_hangs_longer_than_it_may_has_failed() -> None:
     phase, why = phase_of(hanging, spec, None, NOW)
     assert phase is Phase.FAILED
     assert why == (
-        "it hangs: 3 requests in flight, and none was answered or sent a message for 30 s "
-        "(readiness.progress_timeout_s)"
+        "it hangs: 3 requests in flight, and none was answered or sent a message for 30 s (health.progress_timeout_s)"
     )
     assert phase_of(replace(hanging, stalled_since=NOW - 29.0), spec, None, NOW)[0] is Phase.RUNNING
     assert phase_of(replace(hanging, stalled_since=None), spec, None, NOW)[0] is Phase.RUNNING
@@ -43,7 +42,7 @@ def test_what_hangs_is_not_waited_for() -> None:
 
 
 def test_progress_extends_the_deadline_of_a_start() -> None:
-    spec = service(startup_timeout_s=60.0)
+    spec = service(startup_deadline_s=60.0)
     slow = replica(
         spec, 1, health=Health.UNKNOWN, started_at=NOW - 600.0, health_detail="503 from :9100/readyz: loading, 37 %"
     )
@@ -52,7 +51,7 @@ def test_progress_extends_the_deadline_of_a_start() -> None:
     phase, why = phase_of(replace(slow, progressed_at=NOW - 61.0), spec, None, NOW)
     assert phase is Phase.FAILED
     assert why == (
-        "not ready 600 s after its start and 60 s after its last progress (startup_timeout_s): "
+        "not ready 600 s after its start and 60 s after its last progress (startup.deadline_s): "
         "503 from :9100/readyz: loading, 37 %"
     )
 
@@ -76,7 +75,7 @@ async def test_a_replica_that_hangs_is_replaced_and_others_are_left_alone(tmp_pa
 
 
 async def test_a_start_that_gets_on_outlives_its_deadline_and_one_that_stops_does_not(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web", replicas=1, startup_timeout_s=0.6))
+    control = Control.of(tmp_path, service("web", replicas=1, startup_deadline_s=0.6))
     control.engine.behaviours["web"] = Behaviour(ready_after_s=1000.0)
     async with control.running() as loop:
         await until(control.engine.names)
@@ -93,4 +92,4 @@ async def test_a_start_that_gets_on_outlives_its_deadline_and_one_that_stops_doe
         steps = [event.message for event in told if event.kind == "replica_progress"]
         assert len(steps) <= 2, "a stage is told once, not each of its steps"
         assert steps[-1].endswith(": compiling")
-        assert any("after its last progress (startup_timeout_s)" in event.message for event in told)
+        assert any("after its last progress (startup.deadline_s)" in event.message for event in told)

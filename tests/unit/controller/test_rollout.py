@@ -13,7 +13,7 @@ from controller import rollout
 from controller.model import FailureRecord, Rejection, Rollout, RolloutPhase, RolloutSpec, ServiceRollout
 from controller.rollout import Count, Facts, Rules, Tally, advance, goal_version, worse
 
-RULES = Rules(RolloutSpec(bake_s=10), startup_timeout_s=60)
+RULES = Rules(RolloutSpec(bake_s=10), startup_deadline_s=60)
 V1 = ServiceRollout(stable="v1")
 WAITING, STARTING, BAKING = RolloutPhase.WAITING, RolloutPhase.STARTING, RolloutPhase.BAKING
 ROLLING, SETTLING, ROLLING_BACK = RolloutPhase.ROLLING, RolloutPhase.SETTLING, RolloutPhase.ROLLING_BACK
@@ -129,7 +129,7 @@ def test_a_version_that_does_not_become_ready_is_rolled_back() -> None:
     assert (state.stable, state.rejected and state.rejected.version) == ("v1", "v2")
 
 
-def test_one_failure_that_took_the_whole_startup_timeout_is_enough() -> None:
+def test_one_failure_that_took_the_whole_startup_deadline_is_enough() -> None:
     seen = facts(
         counts=counts(v1=(2, 2), v2=(1, 0)), failures={"v2": FailureRecord(1, 61.0, "not ready 60 s after its start")}
     )
@@ -249,13 +249,13 @@ def test_more_replicas_than_fit_do_not_keep_a_rollout_from_its_end() -> None:
 def test_an_abort_goes_back_and_rejects() -> None:
     state = rollout.aborted(in_phase(BAKING), 4)
     assert state
-    assert state.rejected == Rejection("v2", "somebody asked for it", 4)
+    assert state.rejected == Rejection("v2", "somebody asked for it", 4, is_asked=True)
     assert walk(state, (5, facts(counts=counts(v1=(2, 2)))))[1] == [""]
     assert rollout.aborted(V1, 4) is None
     assert rollout.aborted(state, 5) is None, "it is going back already"
 
 
-def test_an_earlier_version_is_rolled_out_and_the_files_wait() -> None:
+def test_an_earlier_version_is_taken_without_a_watch_and_the_files_wait() -> None:
     at_v2 = ServiceRollout(stable="v2", previous=("v1",))
     state = rollout.returned(at_v2, "v1", "v2", 0)
     serving = counts(v2=(2, 2))
@@ -267,10 +267,12 @@ def test_an_earlier_version_is_rolled_out_and_the_files_wait() -> None:
         (21, facts(counts=counts(v1=(2, 2)))),
         (99, facts(counts=counts(v1=(2, 2)))),
     )
-    assert phases == ["STARTING", "BAKING", "SETTLING", "", ""]
+    assert phases == ["STARTING", "ROLLING", "", "", ""]
     assert (state.stable, state.previous) == ("v1", ("v2",))
     assert state.rejected
-    assert state.rejected.version == "v2"
+    assert (state.rejected.version, state.rejected.is_asked) == ("v2", True)
+    failed = replace(at_v2, rejected=Rejection("v3", "it crashed", 1))
+    assert rollout.returned(failed, "v1", "v3", 2).rejected == failed.rejected, "why it failed is worth more"
 
 
 def test_a_promotion_ends_the_watch() -> None:
@@ -292,7 +294,7 @@ def test_a_version_that_finds_no_place_is_rolled_back_in_time(phase: RolloutPhas
     state, phases = walk(in_phase(phase), (10, stuck), (69, stuck), (70, stuck))
     assert phases == [phase.value, phase.value, "" if phase is STARTING else "ROLLING_BACK"]
     assert state.rejected
-    assert state.rejected.reason == f"it does not fit for 60 s (startup_timeout_s): {NO_ROOM}"
+    assert state.rejected.reason == f"it does not fit for 60 s (startup.deadline_s): {NO_ROOM}"
 
 
 def test_the_time_without_a_place_begins_anew_when_something_moves() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,19 @@ from pathlib import Path
 import pytest
 
 from controller.api import plan_words
-from controller.errors import EngineError, InvalidRequest, SpecError, UnknownService
-from controller.model import CreateContainer, GpuRequest, RolloutSpec, ServiceSpec, current_version
+from controller.deployer import REFUSED_FOR_S
+from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError, SpecError, UnknownService
+from controller.model import (
+    AddServer,
+    CreateContainer,
+    GpuRequest,
+    RolloutSpec,
+    ServerState,
+    ServiceSpec,
+    current_version,
+)
+from controller.routing.base import RoutingAction
+from controller.spec import parse
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -50,8 +62,19 @@ def said(control: Control, kind: str) -> list[str]:
     return [s.event.message for s in control.loop.events.select(limit=1000) if s.event.kind == kind]
 
 
+def refused(control: Control) -> int:
+    """How often in a row the engine has refused to make a container."""
+    return max((refusal.failures for refusal in control.loop.view.refusals), default=0)
+
+
 def state_of(control: Control, name: str = "web") -> str:
     return next(row.state for row in control.loop.view.services if row.name == name)
+
+
+def messages(control: Control, name: str = "web") -> str:
+    """What the status says of a service and each of its replicas."""
+    rows = [row for row in control.loop.view.services if row.name == name]
+    return " ".join([row.message for row in rows] + [one.message for row in rows for one in row.replicas])
 
 
 async def stable_at(control: Control, spec: ServiceSpec, within_s: float = 10.0) -> None:
@@ -104,6 +127,7 @@ async def test_a_version_that_never_gets_ready_is_rolled_back_and_never_served(c
         assert "it does not become ready (3 tries); last: exited by itself with code 1" in said(control, "rollback")[0]
         assert "no such model" in said(control, "rollback")[0]
         await until(lambda: state_of(control) == "DEPLOY_FAILED")
+        assert 'pierhead_service_rolled_back{service="web"} 1.0' in control.loop.metrics.page().decode()
         row = next(row for row in control.loop.view.services if row.name == "web")
         assert "try it again with `pierhead deploy web`" in row.message
         assert row.converged
@@ -171,12 +195,94 @@ async def test_a_call_that_fails_once_is_no_reason_to_roll_back(control: Control
         assert said(control, "rollback") == []
 
 
+def taking(control: Control) -> set[str]:
+    """Names of the servers that get requests from outside."""
+    return {
+        server.name for server in control.router.servers.values() if server.up and server.state is ServerState.READY
+    }
+
+
+async def test_a_version_that_haproxy_refuses_takes_nothing_away(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        await until(lambda: len(taking(control)) == 2)
+        old = taking(control)
+        control.router.failing[AddServer] = RoutingError("no more servers (test)")
+        control.source.edit(web("d2"))
+        await until(lambda: len([refusal for refusal in loop.view.refusals if refusal.failures >= 3]) == 1)
+        assert taking(control) == old
+        assert (phase(control), state_of(control)) == ("STARTING", "UPDATING")
+        control.router.failing.clear()
+        await stable_at(control, web("d2"))
+
+
+async def test_a_version_that_only_haproxy_finds_ill_is_rolled_back(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perform = control.router.perform
+
+    async def and_down(action: RoutingAction, spec: ServiceSpec | None) -> None:
+        await perform(action, spec)
+        if isinstance(action, AddServer) and version(control, new) in action.target:
+            control.router.mark_down(action.target)
+
+    new = web("d2", startup_deadline_s=1.0)
+    async with control.running():
+        await stable_at(control, web())
+        await until(lambda: len(taking(control)) == 2)
+        old = taking(control)
+        monkeypatch.setattr(control.router, "perform", and_down)
+        control.source.edit(new)
+        await until(lambda: "HAProxy's own check of it fails" in messages(control))
+        await until(lambda: bool(said(control, "rolled_back")))
+        assert said(control, "rolled_back")[0].endswith("1 s after its begin HAProxy does not send to it")
+        assert taking(control) == old
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("surge", [1, 5])
+async def test_the_old_ones_are_drained_once_haproxy_sends_to_the_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int, surge: int
+) -> None:
+    pace = RolloutSpec(max_surge=surge, bake_s=0.0)
+    control = Control.of(tmp_path, web(replicas=replicas, rollout=pace))
+    perform, fewest = control.router.perform, [replicas]
+
+    async def and_count(action: RoutingAction, spec: ServiceSpec | None) -> None:
+        await perform(action, spec)
+        fewest.append(len(taking(control)))
+
+    async with control.running():
+        await stable_at(control, web(replicas=replicas))
+        await until(lambda: len(taking(control)) == replicas)
+        monkeypatch.setattr(control.router, "perform", and_count)
+        control.source.edit(web("d2", replicas=replicas, rollout=pace))
+        await stable_at(control, web("d2", replicas=replicas))
+        assert min(fewest) == replicas
+
+
+async def test_an_engine_in_trouble_for_seconds_is_no_reason_to_reject_a_version(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        for _ in range(4):
+            control.engine.fail_next(CreateContainer, EngineError("context deadline exceeded (test)"))
+        control.source.edit(web("d2"))
+        await until(lambda: refused(control) == 4, within_s=15)
+        await stable_at(control, web("d2"), within_s=20)
+        assert said(control, "rollback") == []
+
+
 async def test_an_image_that_cannot_be_made_is_rolled_back(control: Control) -> None:
+    ahead_s = 0.0
+    control.clock = lambda: time.time() + ahead_s
     async with control.running():
         await stable_at(control, web())
         control.source.edit(web("d2"))
         for _ in range(6):
             control.engine.fail_next(CreateContainer, EngineError("no such volume (test)"))
+        await until(lambda: refused(control) == 3, within_s=15)
+        assert said(control, "rollback") == []
+        ahead_s = REFUSED_FOR_S
         await until(lambda: said(control, "rolled_back"), within_s=15)
         assert "it does not become ready (3 tries); last: it cannot be made" in said(control, "rollback")[0]
 
@@ -234,6 +340,51 @@ async def test_back_to_an_earlier_version_and_its_image(control: Control) -> Non
         assert versions(control) == {first}
         await loop.deploy(["web"])
         await until(lambda: loop.deployer.state("web").stable == second and not phase(control))
+
+
+async def test_a_version_whose_image_was_pruned_cannot_come_back_and_says_so(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        pruned = control.engine.images["image/web"]
+        control.engine.add_image("image/web", "2")
+        await stable_at(control, web())
+        second = version(control, web())
+        control.engine.remove_image(pruned)
+        loop.roll_back("web", None)
+        words = f"image {pruned}, which this version was made of, is not on this machine any more"
+        await until(lambda: words in loop.view.services[0].message)
+        assert "this version cannot come back; `pierhead revisions web` lists others" in loop.view.services[0].message
+        assert "make build" not in loop.view.services[0].message
+        assert versions(control) == {second}, "what serves stays"
+
+
+async def test_a_version_whose_record_cannot_be_read_is_not_gone_back_to(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        first = version(control, web())
+        control.source.edit(web("d2"))
+        await stable_at(control, web("d2"))
+        kept = control.store.revisions[("web", first)]
+        control.store.drop_revision("web", first)
+        control.store.keep_revision(replace(kept, spec='{"name": 7}'))
+        with pytest.raises(InvalidRequest, match=f"how version {first} is made was kept .* it can go back to "):
+            loop.roll_back("web", None)
+        assert not phase(control)
+
+
+async def test_a_service_with_a_policy_of_its_own_goes_back_as_any_other(control: Control) -> None:
+    scaled = {"autoscale": {"min": 2, "max": 4, "policy": {"prometheus": {"query": "up", "target": 1}}}}
+    config = {"services": {"web": {"image": "image/web", "scale": 0, "x-serve": {"route": "/web", **scaled}}}}
+    parsed = parse("p", config).services["web"].autoscale
+    assert parsed is not None
+    first, second = web("d1", autoscale=parsed), web("d2", autoscale=parsed)
+    control.source.edit(first)
+    async with control.running() as loop:
+        await stable_at(control, first)
+        control.source.edit(second)
+        await stable_at(control, second)
+        loop.roll_back("web", None)
+        await until(lambda: versions(control) == {version(control, first)} and not phase(control), within_s=15)
 
 
 async def test_an_image_that_is_missing_keeps_nobody_from_scaling(control: Control) -> None:
@@ -341,6 +492,22 @@ async def test_whoever_edits_and_deploys_means_what_the_files_say_now(control: C
             await loop.deploy(None)
 
 
+async def test_nothing_is_deployed_from_a_world_that_cannot_be_seen(control: Control) -> None:
+    control.is_manual = True
+    async with control.running() as loop:
+        await stable_at(control, web())
+        new = web("d2")
+        control.source.edit(new)
+        control.engine.go_away()
+        with pytest.raises(EngineUnreachable, match=r"nothing was changed: the Docker Engine does not answer"):
+            await loop.deploy(["web"])
+        assert loop.deployer.state("web").approved is None
+        control.engine.come_back()
+        await until(lambda: "waits for `pierhead deploy web`" in loop.deployer.directions.rows["web"].message)
+        await loop.deploy(["web"])
+        await stable_at(control, new)
+
+
 async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:
     ranker = gpu_service(replicas=3, rollout=QUICK)
     control = Control.of(tmp_path, ranker)
@@ -393,7 +560,7 @@ async def test_a_version_that_does_not_fit_displaces_nobody_and_is_rolled_back(
     tmp_path: Path, unavailable: int
 ) -> None:
     rollout = replace(QUICK, max_unavailable=unavailable)
-    ranker = gpu_service(replicas=4, startup_timeout_s=0.5, rollout=rollout)
+    ranker = gpu_service(replicas=4, startup_deadline_s=0.5, rollout=rollout)
     control = Control.of(tmp_path, ranker)
     control.engine.gpus = gpus(4)
     async with control.running() as loop:
@@ -406,7 +573,7 @@ async def test_a_version_that_does_not_fit_displaces_nobody_and_is_rolled_back(
 
         assert await least_ready(control, "ranker", over) == 4
         assert set(control.engine.containers) == made, "nobody was touched"
-        assert "it does not fit for 0.5 s (startup_timeout_s): it asks for 4 GPUs and 0 of 4 are free" in (
+        assert "it does not fit for 0.5 s (startup.deadline_s): it asks for 4 GPUs and 0 of 4 are free" in (
             control.loop.view.services[0].message
         )
 

@@ -332,3 +332,41 @@ def test_a_burst_and_a_first_request_do_not_wait_for_a_policy_that_fails(asked: 
     assert asked.look(3) == 0
     asked.load = 1
     assert asked.look(1) == 1
+
+
+async def test_a_value_beyond_all_numbers_holds_the_target_and_nobody_else(tmp_path: Path) -> None:
+    async def query(service: str, policy: PrometheusPolicy) -> float:
+        return 1.7e308
+
+    measured = service("model", replace(QUICK, policy=PrometheusPolicy("up", 0.5)))
+    control = Control.of(tmp_path, measured, service("web", None))
+    control.query = query
+    async with control.running():
+        await control.settled("model", 1, within_s=30)
+        await until(lambda: "policy_failed" in control.kinds(), within_s=30)
+        assert "up = 1.7e+308 with a target of 0.5 gives no number" in events(control, "policy_failed")[0].event.message
+        await control.settled("web", 1, within_s=30)
+        assert control.row("model") == (1, 1, 1)
+        assert "tick_failed" not in control.kinds()
+
+
+async def test_a_defect_in_scaling_one_service_holds_it_and_nobody_else(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("model", replace(QUICK, initial=2)), service("other", QUICK))
+    async with control.running() as loop:
+        await control.settled("model", 2, within_s=30)
+        ask = loop._scaler._ask
+
+        def broken(name: str, situation: Situation) -> Answer:
+            if name == "model":
+                raise OverflowError("int too large to convert to float")
+            return ask(name, situation)
+
+        loop._scaler._ask = broken
+        control.work = {"model": 40, "other": 40}
+        await control.settled("other", 4, within_s=30)
+        assert control.row("model") == (2, 2, 2)
+        (told,) = events(control, "policy_failed")
+        words = "internal: autoscaling raised OverflowError: int too large to convert to float"
+        assert (told.times, told.event.message) == (1, f"model: 2 replicas are held: {words}")
+        assert loop._scaler.rows["model"].problem == words
+        assert "tick_failed" not in control.kinds()

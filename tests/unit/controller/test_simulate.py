@@ -329,6 +329,7 @@ def test_files(tmp_path: Path) -> None:
                 "999,999,999", "1,000,000,000"
             ),
         ),
+        ("t_s\n0\n1e8\n", "FILE: last t_s: the simulator takes 604,800 s (a week) at most, found 100,000,000"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str) -> None:
@@ -360,6 +361,17 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str) -> N
             (
                 '--service-time: expected seconds ("0.2"), "uniform:LOW:HIGH", "exp:MEAN" or "lognormal:MEDIAN:P99", '
                 'each number from 0 to 86400, found "exp:0"'
+            ),
+        ),
+        (
+            ["ramp:duration=9e8,rate=0"],
+            "TRACE: ramp: duration: the simulator takes 604,800 s (a week) at most, found 900,000,000",
+        ),
+        (
+            ["noise:length=1e-6,duration=60"],
+            (
+                "TRACE: noise: length: expected at least 6e-05 s for a duration of 60 s "
+                "(the rate changes 1,000,000 times at most), found 1e-06"
             ),
         ),
         (["step", "--begin", "-1"], "--begin: expected a number from 0 to 1000, found -1"),

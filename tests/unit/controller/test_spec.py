@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -20,11 +19,15 @@ from tests.unit.controller.compose_configs import config, problems, problems_of,
 
 KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
-    "grpc_services, max_ongoing_requests, max_queued_requests, backpressure, request_timeout_s, "
-    "graceful_shutdown_timeout_s, startup_timeout_s, workers, run_user_code_in_separate_thread, debug, managed, "
-    "readiness, metrics"
+    "grpc_services, max_ongoing_requests, max_queued_requests, router, backpressure, request_timeout_s, "
+    "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup, workers, "
+    "run_user_code_in_separate_thread, debug, logging, user_config, managed, health, metrics"
 )
-AN_IMAGE = {"readiness": {"path": "/health", "port": 8000}}
+A_ROUTER = (
+    "expected one of power_of_two, round_robin, least_ongoing, consistent_hash, or an import path such as "
+    '"my_package.routing:MyPolicy"'
+)
+AN_IMAGE = {"health": {"probe": {"path": "/health", "port": 8000}}}
 
 
 def nvidia(**device: Any) -> dict[str, Any]:
@@ -42,6 +45,7 @@ def test_a_block_without_keys_is_a_managed_grpc_service() -> None:
     assert (spec.metrics_port, spec.metrics_path) == (9100, "/metrics")
     assert (spec.max_ongoing_requests, spec.max_queued_requests) == (100, -1)
     assert (spec.request_timeout_s, spec.graceful_shutdown_timeout_s, spec.stop_grace_period_s) == (60, 65, 75)
+    assert spec.graceful_shutdown_wait_loop_s is None
     assert (spec.route, spec.grpc_services, spec.gpu, spec.has_build) == (None, (), None, False)
 
 
@@ -50,8 +54,8 @@ def test_a_route_makes_it_http() -> None:
     assert (spec.protocol, spec.port, spec.route) == ("http", 8080, "/rank")
 
 
-def test_a_readiness_path_makes_it_somebody_elses_image() -> None:
-    spec = ranker({"protocol": "http", "port": 8000, "readiness": {"path": "/v2/health/ready"}})
+def test_a_probe_path_makes_it_somebody_elses_image() -> None:
+    spec = ranker({"protocol": "http", "port": 8000, "health": {"probe": {"path": "/v2/health/ready"}}})
     assert not spec.managed
     assert (spec.probe.port, spec.probe.path) == (8000, "/v2/health/ready")
     assert spec.metrics_port is None
@@ -59,7 +63,7 @@ def test_a_readiness_path_makes_it_somebody_elses_image() -> None:
 
 
 def test_a_managed_image_may_be_asked_elsewhere() -> None:
-    spec = ranker({"managed": True, "readiness": {"path": "/mine"}})
+    spec = ranker({"managed": True, "health": {"probe": {"path": "/mine"}}})
     assert spec.managed
     assert (spec.probe.port, spec.probe.path) == (9100, "/mine")
 
@@ -81,6 +85,16 @@ def test_what_a_process_is_to_do_reaches_it() -> None:
     } <= set(spec.container["Env"])
     threaded = ranker({"run_user_code_in_separate_thread": True})
     assert "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=true" in threaded.container["Env"]
+
+
+def test_what_a_replica_is_to_log_reaches_it() -> None:
+    driver = {"driver": "json-file", "options": {"max-size": "1m"}}
+    written = {"log_level": "debug", "encoding": "text", "enable_access_log": False}
+    spec = ranker({"logging": written}, logging=driver)
+    assert {"PIERHEAD_LOG_LEVEL=debug", "PIERHEAD_LOG_ENCODING=text", "PIERHEAD_ACCESS_LOG=false"} <= set(
+        spec.container["Env"]
+    )
+    assert spec.container["HostConfig"]["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "1m"}}
 
 
 def test_the_line_at_callers_is_no_business_of_the_replica() -> None:
@@ -231,6 +245,17 @@ A_POLICY = 'an import path such as "autoscaling.night:wanted", or {prometheus: {
                 'password, query and fragment, found "http://u:p@prom:9090"'
             ),
         ),
+        *(
+            (
+                {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 1, "url": url}}}},
+                (
+                    "autoscale.policy.prometheus.url: expected an address whose host is an IP address or a name of 1 "
+                    "to 63 letters, digits, hyphens and underscores between dots, and whose port, if any, is from 1 to "
+                    f'65535, found "{url}"'
+                ),
+            )
+            for url in ("http://prom..local:9090", f"http://{'a' * 64}", "http://[::::]:9090", "http://prom:65536")
+        ),
         (
             {"autoscale": {"policy": {"prometheus": {"query": "up", "target": 1, "period_s": 0}}}},
             "autoscale.policy.prometheus.period_s: expected a number of seconds from 1 to 3600, found 0",
@@ -271,7 +296,7 @@ def test_policies() -> None:
 
 
 def test_with_a_policy_no_load_is_a_burst_until_somebody_says_what_a_replica_is_for() -> None:
-    for changes, threshold in [({}, math.inf), ({"target_ongoing_requests": 2}, 2.0)]:
+    for changes, threshold in [({}, None), ({"target_ongoing_requests": 2}, 2.0)]:
         spec = ranker({"autoscale": {"policy": "a:b", **changes}}).autoscale
         assert spec is not None
         assert spec.panic_threshold == threshold
@@ -430,17 +455,67 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
             {"request_timeout_s": "60s"},
             'request_timeout_s: expected a number of seconds from 0.001 to 86400, found "60s"',
         ),
+        (
+            {"graceful_shutdown_wait_loop_s": 0},
+            "graceful_shutdown_wait_loop_s: expected a number of seconds from 0.25 to 86400, found 0",
+        ),
+        ({"logging": "debug"}, 'logging: expected a mapping, found "debug"'),
+        (
+            {"logging": {"log_level": "DEBUG"}},
+            'logging.log_level: expected "debug" or "info" or "warning" or "error", found "DEBUG"',
+        ),
+        ({"logging": {"encoding": "xml"}}, 'logging.encoding: expected "json" or "text", found "xml"'),
+        (
+            {"logging": {"enable_access_log": "no"}},
+            'logging.enable_access_log: expected true or false, found "no"',
+        ),
+        (
+            {"logging": {"level": "info"}},
+            (
+                'logging.level: unknown key; did you mean "log_level"? known keys: log_level, encoding, '
+                "enable_access_log"
+            ),
+        ),
+        (
+            {"logging": {"logs_dir": "/var/log"}},
+            (
+                "logging.logs_dir: unknown key; a replica writes to standard error and Docker keeps it as the "
+                "service's own logging key (beside x-serve) says; remove it"
+            ),
+        ),
+        ({"logging_config": {}}, "logging_config: unknown key; write logging"),
         ({"grpc_services": "a.B"}, 'grpc_services: expected a list of strings, found "a.B"'),
         ({"grpc_services": [1]}, "grpc_services[0]: expected a string, found 1"),
-        ({"readiness": None}, "readiness: expected a mapping, found null"),
-        ({"readiness": {"failures": 0}}, "readiness.failures: expected an integer from 1 to 1000, found 0"),
+        ({"health": None}, "health: expected a mapping, found null"),
+        ({"health": {"failures": 0}}, "health.failures: expected an integer from 1 to 1000, found 0"),
         (
-            {"readiness": {"prt": 1}},
+            {"health": {"perod_s": 1}},
             (
-                'readiness.prt: unknown key; did you mean "port"? known keys: path, port, period_s, timeout_s, '
+                'health.perod_s: unknown key; did you mean "period_s"? known keys: probe, period_s, timeout_s, '
                 "failures, progress_timeout_s"
             ),
         ),
+        (
+            {"health": {"probe": {"prt": 1}}},
+            'health.probe.prt: unknown key; did you mean "port"? known keys: path, port',
+        ),
+        ({"health": {"probe": "/ready"}}, 'health.probe: expected a mapping, found "/ready"'),
+        ({"startup": 60}, "startup: expected a mapping, found 60"),
+        (
+            {"startup": {"deadline_s": 0}},
+            "startup.deadline_s: expected a number of seconds from 1 to 604800, found 0",
+        ),
+        ({"startup": {"timeout_s": 5}}, "startup.timeout_s: unknown key; known keys: deadline_s"),
+        # Names that blocks have had, or have in Ray Serve.
+        (
+            {"readiness": {"path": "/health"}},
+            "readiness: unknown key; write health, with path and port in health.probe",
+        ),
+        ({"health": {"path": "/health"}}, "health.path: unknown key; write health.probe.path"),
+        ({"health": {"port": 8000}}, "health.port: unknown key; write health.probe.port"),
+        ({"startup_timeout_s": 60}, "startup_timeout_s: unknown key; write startup.deadline_s"),
+        ({"health_check_period_s": 10}, "health_check_period_s: unknown key; write health.period_s"),
+        ({"health_check_timeout_s": 30}, "health_check_timeout_s: unknown key; write health.timeout_s"),
         ({"workers": 0}, "workers: expected an integer from 1 to 256, found 0"),
         ({"workers": "auto"}, 'workers: expected an integer from 1 to 256, found "auto"'),
         ({"debug": "on"}, 'debug: expected true or false, found "on"'),
@@ -448,6 +523,10 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
             {"run_user_code_in_separate_thread": 1},
             "run_user_code_in_separate_thread: expected true or false, found 1",
         ),
+        ({"router": "round_robin"}, 'router: expected a mapping, found "round_robin"'),
+        ({"router": {"policy": "pow2"}}, f'router.policy: {A_ROUTER}, found "pow2"'),
+        ({"router": {"policy": None}}, f"router.policy: {A_ROUTER}, found null"),
+        ({"router": {"header": "x"}}, "router.header: unknown key; known keys: policy"),
         ({"backpressure": 503}, "backpressure: expected a mapping, found 503"),
         ({"backpressure": {"status_code": 500}}, "backpressure.status_code: expected 503 or 429, found 500"),
         ({"backpressure": {"status_code": "503"}}, 'backpressure.status_code: expected 503 or 429, found "503"'),
@@ -525,10 +604,10 @@ def test_right_routes(route: str) -> None:
 
 @pytest.mark.parametrize("path", ["health", "/a b", "/a\n", "/%[src]", '/"'])
 def test_wrong_probe_paths(path: str) -> None:
-    (problem,) = problems({"protocol": "http", "readiness": {"path": path}})
+    (problem,) = problems({"protocol": "http", "health": {"probe": {"path": path}}})
     assert problem.startswith(
-        'services.ranker.x-serve.readiness.path: expected a path that starts with "/" and has only letters, digits and '
-        '"/-_.~?=&" (at most 200), found "'
+        'services.ranker.x-serve.health.probe.path: expected a path that starts with "/" and has only letters, digits '
+        'and "/-_.~?=&" (at most 200), found "'
     )
 
 
@@ -578,6 +657,13 @@ def test_wrong_grpc_names(name: str) -> None:
             "debug: has no effect on an image that is not built on Pierhead's runtime (managed: false)",
         ),
         (
+            {**AN_IMAGE, "logging": {"log_level": "info"}},
+            (
+                "logging: has no effect on an image that is not built on Pierhead's runtime (managed: false): what it "
+                "writes is decided by its own program, by the means that has (command, environment); remove it"
+            ),
+        ),
+        (
             {"protocol": "grpc", "route": "/a"},
             (
                 'route: a route takes HTTP requests and this service has protocol "grpc"; write grpc_services in its '
@@ -596,14 +682,17 @@ def test_wrong_grpc_names(name: str) -> None:
         (
             {"managed": False},
             (
-                "readiness.path: expected a path, found null: an image that is not built on Pierhead's runtime "
+                "health.probe.path: expected a path, found null: an image that is not built on Pierhead's runtime "
                 "(managed: false) must be asked somewhere whether it is ready"
             ),
         ),
-        ({"readiness": {"port": 1}}, "readiness.port: has no effect without readiness.path; write both or none"),
         (
-            {"readiness": {"path": "/ready"}},
-            "readiness.port: expected a port, found null: readiness is asked over HTTP, and port takes gRPC",
+            {"health": {"probe": {"port": 1}}},
+            "health.probe.port: has no effect without health.probe.path; write both or none",
+        ),
+        (
+            {"health": {"probe": {"path": "/ready"}}},
+            "health.probe.port: expected a port, found null: readiness is asked over HTTP, and port takes gRPC",
         ),
         (
             {**AN_IMAGE, "metrics": {"path": "/m"}},
@@ -637,6 +726,33 @@ def test_the_chain_of_timeouts() -> None:
             'than request_timeout_s), found "40s": the engine would kill replicas that still finish requests; raise '
             "it, lower graceful_shutdown_timeout_s, or leave it out (then it is 75 s)"
         )
+    ]
+
+
+def test_a_replica_may_not_have_to_stay_longer_than_it_can() -> None:
+    assert ranker({"graceful_shutdown_wait_loop_s": 64}).graceful_shutdown_wait_loop_s == 64
+    path = "services.ranker.x-serve.graceful_shutdown_wait_loop_s"
+    why = (
+        "a replica that leaves would be told to stop before it has stayed that long; lower it, or raise "
+        "graceful_shutdown_timeout_s"
+    )
+    assert problems({"graceful_shutdown_wait_loop_s": 65}) == [
+        (
+            f"{path}: expected less than graceful_shutdown_timeout_s (65 s, 5 s more than request_timeout_s), found "
+            f"65: {why}"
+        )
+    ]
+    written = {"request_timeout_s": 5, "graceful_shutdown_timeout_s": 20, "graceful_shutdown_wait_loop_s": 30}
+    assert problems(written) == [f"{path}: expected less than graceful_shutdown_timeout_s (20 s), found 30: {why}"]
+
+
+def test_the_chain_of_timeouts_tells_each_link_that_is_wrong() -> None:
+    written = {"request_timeout_s": 30, "graceful_shutdown_timeout_s": 20, "graceful_shutdown_wait_loop_s": 25}
+    told = problems(written, stop_grace_period="10s")
+    assert [line.partition(", found")[0] for line in told] == [
+        "services.ranker.x-serve.graceful_shutdown_wait_loop_s: expected less than graceful_shutdown_timeout_s (20 s)",
+        "services.ranker.x-serve.graceful_shutdown_timeout_s: expected more than request_timeout_s (30 s)",
+        "services.ranker.stop_grace_period: expected more than x-serve.graceful_shutdown_timeout_s (20 s)",
     ]
 
 

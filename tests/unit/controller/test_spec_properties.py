@@ -132,7 +132,7 @@ RICH: dict[str, Any] = {
             "reservations": {"devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]},
         }
     },
-    "x-serve": {"replicas": 2, "route": "/a", "readiness": {"period_s": 2, "failures": 4}},
+    "x-serve": {"replicas": 2, "route": "/a", "health": {"period_s": 2, "failures": 4}},
 }
 
 
@@ -180,21 +180,25 @@ def test_what_needs_a_new_container_and_what_does_not() -> None:
         ({"protocol": "http", "route": "/a"}, {}),
         ({"protocol": "http", "route": "/a", "strip_prefix": True}, {}),
         ({"grpc_services": ["a.B"]}, {}),
-        ({"startup_timeout_s": 5}, {}),
-        ({"readiness": {"period_s": 5, "timeout_s": 1, "failures": 9}}, {}),
+        ({"startup": {"deadline_s": 5}}, {}),
+        ({"health": {"period_s": 5, "timeout_s": 1, "failures": 9}}, {}),
         ({"metrics": {"port": 5}}, {}),
         ({"max_queued_requests": 5}, {}),
+        ({"graceful_shutdown_wait_loop_s": 5}, {}),
         ({}, {"depends_on": {"x": {}}, "profiles": ["p"], "build": {"context": "/"}, "restart": "always"}),
     ]
     for x_serve, definition in same:
         assert ranker({"port": 7000, **x_serve}, **definition).definition_hash == base, (x_serve, definition)
     other: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"port": 7001}, {}),
-        ({"managed": False, "readiness": {"path": "/", "port": 1}}, {}),
+        ({"managed": False, "health": {"probe": {"path": "/", "port": 1}}}, {}),
         ({"max_ongoing_requests": 5}, {}),
         ({"backpressure": {"status_code": 429}}, {}),
         ({"backpressure": {"retry_after_s": 5}}, {}),
         ({"debug": True}, {}),
+        ({"logging": {"log_level": "debug"}}, {}),
+        ({"logging": {"encoding": "text"}}, {}),
+        ({"logging": {"enable_access_log": False}}, {}),
         ({"run_user_code_in_separate_thread": True}, {}),
         ({"protocol": "http", "workers": 2}, {}),
         ({"request_timeout_s": 5}, {}),
@@ -211,7 +215,7 @@ def test_what_needs_a_new_container_and_what_does_not() -> None:
 
 
 def test_limits_of_somebody_elses_image_need_no_new_container() -> None:
-    image = {"protocol": "http", "readiness": {"path": "/"}}
+    image = {"protocol": "http", "health": {"probe": {"path": "/"}}}
     changed = {**image, "max_ongoing_requests": 7, "request_timeout_s": 7, "max_queued_requests": 7}
     assert ranker(image).definition_hash == ranker(changed).definition_hash
 

@@ -15,10 +15,14 @@ from controller.serve_block import (
     AutoscaleBlock,
     BackpressureBlock,
     GpuBlock,
+    HealthBlock,
+    LoggingBlock,
     MetricsBlock,
+    ProbeBlock,
     PrometheusBlock,
-    ReadinessBlock,
+    RouterBlock,
     ServeBlock,
+    StartupBlock,
 )
 from controller.spec import parse
 
@@ -36,8 +40,12 @@ def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None
     block = written["services"]["reference"]["x-serve"]
     assert block == ServeBlock().model_dump()
     assert list(block) == list(ServeBlock.model_fields)
-    assert list(block["readiness"]) == list(ReadinessBlock.model_fields)
+    assert list(block["health"]) == list(HealthBlock.model_fields)
+    assert list(block["health"]["probe"]) == list(ProbeBlock.model_fields)
+    assert list(block["startup"]) == list(StartupBlock.model_fields)
+    assert list(block["router"]) == list(RouterBlock.model_fields)
     assert list(block["backpressure"]) == list(BackpressureBlock.model_fields)
+    assert list(block["logging"]) == list(LoggingBlock.model_fields)
     assert list(block["metrics"]) == list(MetricsBlock.model_fields)
     bounds = written["services"]["autoscaled"]["x-serve"]["autoscale"]
     assert bounds == AutoscaleBlock().model_dump()
@@ -74,7 +82,8 @@ def test_every_key_is_explained() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlock, ReadinessBlock, MetricsBlock]
+    "model",
+    [ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlock, StartupBlock, HealthBlock, MetricsBlock],
 )
 def test_bounds_are_told_in_the_reference(model: type[BaseModel]) -> None:
     text = REFERENCE.read_text()

@@ -199,6 +199,21 @@ def test_what_haproxy_holds_for_a_service_is_said(held: int, scaled: AutoscaleSt
     assert row.message == words
 
 
+@pytest.mark.parametrize("scaled", [AutoscaleStatus(0, 3, 0, 3.0, 1, paused=True), None])
+def test_what_is_set_to_zero_by_scale_is_woken_by_nothing(scaled: AutoscaleStatus | None) -> None:
+    world = observed(routing=replace(routing(), held={"svc_web": Held(now=3)}))
+    autoscaled = {"web": scaled} if scaled else {}
+    (row,) = service_rows(desired(WEB, web=0), world, Plan(), (), {"web": 0}, NOW, autoscaled)
+    assert row.message == "3 held requests wait; set to 0 by scale"
+
+
+def test_a_number_set_by_scale_is_no_waking() -> None:
+    world = observed(routing=replace(routing(), held={"svc_web": Held(now=1)}))
+    scaled = {"web": AutoscaleStatus(0, 3, 1, 1.0, 1, paused=True)}
+    (row,) = service_rows(desired(WEB, web=1), world, Plan(), (), {"web": 1}, NOW, scaled)
+    assert row.message == "1 held request waits for it"
+
+
 def test_a_removed_service_is_shown_until_it_is_gone() -> None:
     row = row_of(observed(replica(WEB, 1)), desired())
     assert (row.name, row.wanted, row.converged) == ("web", 0, False)
@@ -228,10 +243,10 @@ def test_endpoints() -> None:
     assert six[0].address == "[fd00::1]:50051"
 
 
-def test_endpoints_carry_the_bound_of_the_line_and_the_machine() -> None:
-    spec = replace(RANKER, max_queued_requests=7)
+def test_endpoints_carry_the_bound_of_the_line_the_policy_and_the_machine() -> None:
+    spec = replace(RANKER, max_queued_requests=7, router_policy="round_robin")
     (told,) = endpoints(desired(spec), observed(replica(spec, 1, node="gpu-7"))).values()
-    assert told.max_queued_requests == 7
+    assert (told.max_queued_requests, told.policy) == (7, "round_robin")
     assert [one.node for one in told.replicas] == ["gpu-7"]
 
 

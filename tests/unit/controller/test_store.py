@@ -12,7 +12,7 @@ import pytest
 
 from controller.errors import StoreError
 from controller.events import EventLog
-from controller.model import Event, FailureRecord, Retirement, Revision
+from controller.model import Event, FailureRecord, GpuFault, Retirement, Revision
 from controller.store import EVENTS_KEPT, FILE_NAME, Override, Store
 
 
@@ -64,6 +64,37 @@ def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     assert found.seen_ready("c2", 7.0)
     assert not found.seen_ready("c2", 8.0)
     assert [stored.event for stored in found.events()] == [event()]
+    found.close()
+    store.close()
+
+
+def test_half_a_character_from_outside_is_kept_as_its_escape(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    log = EventLog(store, lambda: 1.0)
+    log.record("replica_failed", "caf\udce9", target="\ud800", outcome="failed")
+    store.failure(("web", "v1"), 3.0, "caf\udce9")
+    store.mark_gpu(GpuFault("GPU-0", "caf\udce9", 1.0, "marked"))
+    store.retire(replace(retirement(), cause="caf\udce9"))
+    store.note_rollout("web", "caf\udce9")
+    assert store.failures[("web", "v1")].detail == "caf\\udce9"
+    store.close()
+    found = Store(tmp_path)
+    assert [stored.event.message for stored in found.events()] == ["caf\\udce9"]
+    assert found.failures == {("web", "v1"): FailureRecord(1, 3.0, "caf\\udce9")}
+    assert found.gpu_faults["GPU-0"].reason == "caf\\udce9"
+    assert found.retirements["c1"].cause == "caf\\udce9"
+    assert dict(found.rollouts) == {"web": "caf\\udce9"}
+    found.close()
+
+
+def test_what_can_never_be_written_stops_nothing_that_can(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path)
+    store.note_autoscaled("web", 10**400)
+    store.note_autoscaled("api", 3)
+    assert store.trouble == ""
+    assert "autoscaled/web is not kept" in caplog.text
+    found = again(store, tmp_path)
+    assert dict(found.autoscaled) == {"api": 3}
     found.close()
     store.close()
 

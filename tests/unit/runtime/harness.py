@@ -193,6 +193,7 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         limit: int = 0,
         max_queued: int | None = None,
         nodes: Mapping[str, str] | None = None,
+        policy: str = "",
     ) -> None:
         """The whole list of a service: (name, address, draining) each."""
         known = self._states.get(service)
@@ -212,6 +213,7 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
                 for name, where, draining in replicas
             ],
             max_queued_requests=max_queued,
+            policy=policy,
         )
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

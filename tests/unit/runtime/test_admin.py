@@ -10,7 +10,8 @@ from aiohttp import ClientSession
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import admin
-from pierhead.admin import MAX_HEAD_BYTES, AdminServer, Readiness, Request, admin_pages, read_head
+from pierhead.admin import MAX_HEAD_BYTES, AdminServer, Readiness, Request, admin_pages, admin_takers, read_head
+from pierhead.user_config import MAX_BYTES, ConfigReport
 
 
 class Admin:
@@ -21,12 +22,19 @@ class Admin:
         self.metrics = b"some_total 1.0\n"
         self.problem: Exception | None = None
         self.server = AdminServer(admin_pages(lambda: self.readiness, self.expose))
+        self.taken: list[str] = []
+        self.taking = AdminServer({}, admin_takers(self.take, lambda: ConfigReport("1", "0")))
         self.port = 0
 
     async def expose(self) -> bytes:
         if self.problem is not None:
             raise self.problem
         return self.metrics
+
+    def take(self, text: str) -> None:
+        if text == "{}":
+            raise ValueError("expected another one")
+        self.taken.append(text)
 
     @property
     def url(self) -> str:
@@ -65,6 +73,7 @@ async def test_the_three_pages(served: Admin) -> None:
                 "answered": 0,
                 "errors": 0,
                 "progress": 0,
+                "user_config": None,
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
@@ -166,6 +175,42 @@ async def test_closing_closes_open_connections(served: Admin) -> None:
         await asyncio.open_connection("127.0.0.1", served.port)
 
 
+async def put(made: Admin, body: bytes, method: str = "PUT") -> tuple[int, str]:
+    port = await made.taking.start("127.0.0.1", 0)
+    try:
+        async with ClientSession() as client:
+            url = f"http://127.0.0.1:{port}/user-config"
+            async with client.request(method, url, data=body) as answer:
+                return answer.status, await answer.text()
+    finally:
+        await made.taking.close()
+
+
+@pytest.mark.parametrize("size", [1, MAX_BYTES])
+async def test_a_body_is_taken_whole(served: Admin, size: int) -> None:
+    status, text = await put(served, b"x" * size)
+    assert (status, text) == (200, '{"user_config": {"wanted": "1", "applied": "0", "error": ""}}')
+    assert served.taken == ["x" * size]
+
+
+@pytest.mark.parametrize(
+    ("body", "method", "expected"),
+    [
+        (b"{}", "PUT", (400, '{"error": "user_config: expected another one"}')),
+        (b"\xff", "PUT", (400, "user_config: 'utf-8' codec can't decode")),
+        (b"", "PUT", (413, "/user-config: expected a body of 1 to 65536 bytes and its length")),
+        (b"x" * (MAX_BYTES + 1), "PUT", (413, "/user-config: expected a body of 1 to 65536 bytes and its length")),
+        (b"", "GET", (405, "/user-config takes PUT")),
+        (b"x", "POST", (405, "/user-config takes PUT")),
+    ],
+)
+async def test_other_bodies_are_refused(served: Admin, body: bytes, method: str, expected: tuple[int, str]) -> None:
+    status, text = await put(served, body, method)
+    assert status == expected[0]
+    assert expected[1] in text
+    assert served.taken == []
+
+
 @pytest.mark.parametrize(
     ("head", "request_"),
     [
@@ -177,6 +222,9 @@ async def test_closing_closes_open_connections(served: Admin) -> None:
         ("POST /a HTTP/1.1\r\nContent-Length: 5", Request("POST", "/a", goes_on=False)),
         ("POST /a HTTP/1.1\r\nContent-Length: 0", Request("POST", "/a", goes_on=True)),
         ("POST /a HTTP/1.1\r\nTransfer-Encoding: chunked", Request("POST", "/a", goes_on=False)),
+        ("PUT /a HTTP/1.1\r\nContent-Length: 5", Request("PUT", "/a", goes_on=False, length=5)),
+        ("PUT /a HTTP/1.1\r\nContent-Length: 1_0", Request("PUT", "/a", goes_on=False, length=-1)),
+        ("PUT /a HTTP/1.1\r\nTransfer-Encoding: chunked", Request("PUT", "/a", goes_on=False, length=-1)),
     ],
 )
 def test_heads(head: str, request_: Request) -> None:

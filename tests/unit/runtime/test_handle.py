@@ -559,7 +559,7 @@ class TestDiscovery:
         directory = Directory(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         heard: list[str] = []
 
-        def update(endpoints: Iterable[Endpoint], _: int | None) -> None:
+        def update(endpoints: Iterable[Endpoint], _: int | None, __: str | None) -> None:
             heard.extend(endpoint.name for endpoint in endpoints)
             if len(heard) == 1:
                 raise RuntimeError("a defect")
@@ -616,6 +616,32 @@ class TestDiscovery:
             await stub.Echo(echo(), timeout=1)
         service.gate.set()
         await asyncio.gather(*calls)
+        await discovery.close()
+
+    async def test_the_service_says_how_its_replicas_are_chosen(self, cluster: Cluster) -> None:
+        servers = [await cluster.start(EchoService(name)) for name in ("r1", "r2")]
+        listed = [(f"r{number}", address(server), False) for number, server in enumerate(servers, 1)]
+        discovery = FakeDiscovery()
+        discovery.say("echo-child", *listed, policy="round_robin")
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        (stub, channel), (_, own) = make(), make(policy="least_ongoing")
+
+        def policies() -> list[str]:
+            return [type(one.binding().router.policy).__name__ for one in (channel, own)]
+
+        await channel.channel_ready()
+        await until(lambda: len(channel.pool().replicas()) == 2, "both are known")
+        await until(lambda: all(r.connection.ready for r in channel.pool().replicas()), "both are there")
+        assert policies() == ["RoundRobin", "LeastOngoing"], "a handle that says something is not overruled"
+        answers = [await _reply(stub, "hi") for _ in range(6)]
+        assert answers in (["r1: hi", "r2: hi"] * 3, ["r2: hi", "r1: hi"] * 3)
+
+        discovery.say("echo-child", *listed, policy="consistent_hash")
+        await until(lambda: policies() == ["ConsistentHash", "LeastOngoing"], "it says something else")
+        same = {(await stub.Echo(echo("hi"), metadata=(("x-session-id", "s"),))).response for _ in range(10)}
+        assert len(same) == 1
+        discovery.say("echo-child", *listed)
+        await until(lambda: policies() == ["PowerOfTwo", "LeastOngoing"], "it says nothing any more")
         await discovery.close()
 
     async def test_replicas_on_this_machine_come_first(self, cluster: Cluster) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -149,6 +150,55 @@ class TestRequestLog:
     def test_there_is_none_where_logging_is_not_the_runtime_s(self, restored: None) -> None:
         assert logs.request_log() is None
         Edge(Settings(), Admission(1), RuntimeMetrics()).finished("GET /", "200", 0, "mine")
+
+
+class TestText:
+    """Lines for people."""
+
+    @pytest.fixture
+    def text(self, restored: None) -> Callable[[], list[str]]:
+        stream = io.StringIO()
+        logs.configure(Settings(service="ranker", replica="ranker-1", log_encoding="text"), stream)
+
+        def lines() -> list[str]:
+            logs.flush()
+            return stream.getvalue().splitlines()
+
+        return lines
+
+    async def test_a_line_has_time_level_logger_request_and_message(self, text: Callable[[], list[str]]) -> None:
+        logging.getLogger("of a service").warning("the shelf is %s", "empty")
+        CURRENT.set(RequestContext("request-1", 0))
+        logging.getLogger("of a service").info("at work")
+        first, second = text()
+        assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}\.\d{3}\+00:00 WARNING of a service the shelf is empty", first)
+        assert second.endswith("+00:00 INFO    of a service [request-1] at work")
+
+    def test_a_traceback_follows(self, text: Callable[[], list[str]]) -> None:
+        logging.getLogger("of a service").error("it failed", exc_info=ValueError("boom"))
+        first, *rest = text()
+        assert first.endswith(" ERROR   of a service it failed")
+        assert rest == ["ValueError: boom"]
+
+    def test_a_request_has_one_line(self, text: Callable[[], list[str]]) -> None:
+        Edge(Settings(), Admission(1), RuntimeMetrics()).finished("GET /items/{id}", "200", 0.0012345, "mine")
+        (line,) = text()
+        assert re.fullmatch(
+            r"20\d\d-\d\d-\d\dT[\d:]{8}\.\d{3}\+00:00 INFO    pierhead.access \[mine\] "
+            r"GET /items/\{id\} 200 1\.23[45] ms",
+            line,
+        )
+
+    @pytest.mark.parametrize("sent", ["GET /a\nb", "a\rb", "a\x1b[2Jb"])
+    def test_what_clients_send_makes_no_lines(self, text: Callable[[], list[str]], sent: str) -> None:
+        Edge(Settings(), Admission(1), RuntimeMetrics()).finished(sent, "200", 0, sent)
+        (line,) = text()
+        assert line.isprintable()
+
+    def test_lines_that_were_dropped_are_told(self, text: Callable[[], list[str]]) -> None:
+        assert logs._handler is not None
+        logs._handler.writer.dropped = 7
+        assert "WARNING pierhead 7 log lines were dropped" in text()[0]
 
 
 def test_lines_that_were_dropped_are_told(restored: None) -> None:

@@ -491,6 +491,20 @@ def recording(world: World) -> tuple[Router, Recording]:
 
 
 class TestPolicies:
+    async def test_handles_that_follow_hear_of_the_service_s_policy_whenever_they_come(self) -> None:
+        world = World(1, 1)
+        early, late = (Router("power_of_two", Random(1), follows=True) for _ in range(2))
+        own = Router("power_of_two", Random(1))
+        world.pool.watch(early)
+        listed = [Endpoint(replica.name, replica.address) for replica in world.pool.replicas()]
+        world.pool.set_endpoints(listed, None, "round_robin")
+        world.pool.watch(late)
+        world.pool.watch(own)
+        assert [type(router.policy).__name__ for router in (early, late, own)] == [
+            "RoundRobin", "RoundRobin", "PowerOfTwo",
+        ]  # fmt: skip
+        assert [world.must_take(early).replica.name for _ in range(4)] == ["r0", "r1", "r0", "r1"]
+
     async def test_hooks_hear_of_every_call_and_of_every_replica_that_is_gone(self) -> None:
         world = World(1, 1, 1)
         router, policy = recording(world)

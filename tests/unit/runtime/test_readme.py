@@ -21,7 +21,7 @@ from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, START, EVENTS, POLICY, STREAM, MODELS, LOCAL, *_OUTSIDE = (dedent(text) for text in SHOWN)
+SERVICE, CALLER, CONFIG, START, EVENTS, POLICY, STREAM, MODELS, LOCAL, *_OUTSIDE = (dedent(text) for text in SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
@@ -32,6 +32,14 @@ async def test_the_service_shown_works(cluster: Cluster) -> None:
     assert (await stub.Echo(echo("hi"))).response == "HI"
     with pytest.raises(BadRequest, match="message: expected some text, found none"):
         await stub.Echo(echo(""))
+
+
+async def test_the_settings_shown_are_taken(cluster: Cluster) -> None:
+    shown: dict[str, Any] = {}
+    exec(CONFIG, shown)  # noqa: S102
+    part = shown["Settings"]()
+    await cluster.start(EchoService(), part, user_config='{"greeting":"Ahoy"}')
+    assert part.greeting == "Ahoy"
 
 
 def test_the_start_shown_tells_its_progress() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pierhead.policies import ConsistentHash
 from pierhead.routing import Router, for_model, near
 
-from tests.unit.runtime.test_policies import CALL, Fake, FakeCall
+from tests.unit.runtime.test_policies import CALL, POLICIES, Fake, FakeCall
 
 MODELS = st.sampled_from(["", "a", "b", "c"])
 
@@ -61,6 +63,65 @@ def test_a_handle_prefers_near_ones_only_where_it_was_told_to() -> None:
     assert here.choose(of[:1], CALL).name == "r0", "the near one is full: it is no candidate"
     here.node = ""
     assert {here.choose(of, CALL).name for _ in range(4)} == {"r0", "r1"}, "nobody knows what is near"
+
+
+def kind(router: Router) -> str:
+    return type(router.policy).__name__
+
+
+class TestFollowing:
+    def test_only_who_was_told_nothing_follows_the_service(self) -> None:
+        own, following = Router("round_robin", Random(1)), Router("power_of_two", Random(1), follows=True)
+        for router in (own, following):
+            router.follow("least_ongoing")
+        assert [kind(router) for router in (own, following)] == ["RoundRobin", "LeastOngoing"]
+        following.follow(None)
+        assert kind(following) == "PowerOfTwo"
+
+    def test_what_is_told_again_changes_nothing(self) -> None:
+        router = Router("power_of_two", Random(1), follows=True)
+        router.follow("round_robin")
+        policy = router.policy
+        router.follow("round_robin")
+        assert router.policy is policy, "it goes on where it was"
+
+    def test_one_that_is_not_in_this_image_is_told_once_and_the_default_does(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        router = Router("power_of_two", Random(1), follows=True)
+        router.follow("round_robin")
+        for _ in range(2):
+            router.follow("nowhere.to_be_found:Policy")
+        assert kind(router) == "PowerOfTwo"
+        [line] = caplog.messages
+        assert line == (
+            'x-serve.router of the called service: policy "nowhere.to_be_found:Policy": the module '
+            '"nowhere.to_be_found" '
+            "cannot be imported: ModuleNotFoundError: No module named 'nowhere'; power_of_two does in its place"
+        )
+        router.follow("least_ongoing")
+        assert kind(router) == "LeastOngoing"
+
+    def test_hooks_are_those_of_the_policy_in_force(self) -> None:
+        router = Router("power_of_two", Random(1), follows=True)
+        watched = [router.watches_replicas]
+        router.follow("consistent_hash")
+        watched.append(router.watches_replicas)
+        assert watched == [False, True]
+        of = replicas([("", set())] * 3)
+        router.choose(of, FakeCall("s"))
+        router.replica_gone("r1")
+        assert isinstance(router.policy, ConsistentHash)
+        assert router.policy._ring.names == {"r0", "r2"}
+
+    @given(st.lists(st.sampled_from([None, *POLICIES, "no.such:Policy"]), max_size=12), worlds)
+    def test_whatever_is_told_one_of_the_candidates_is_chosen(
+        self, told: list[str | None], world: list[tuple[str, set[str]]]
+    ) -> None:
+        router, of = Router("power_of_two", Random(1), follows=True), replicas(world)
+        for policy in told:
+            router.follow(policy)
+            assert router.choose(of, FakeCall("s")) in of
 
 
 def test_a_model_s_calls_go_to_the_replica_that_holds_it() -> None:

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.errors import SettingsError
 from pierhead.server import ReplicaServer
+from pierhead.user_config import digest
 
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, generate, until
 
@@ -27,7 +28,11 @@ def plain(server: ReplicaServer) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address(server), options=[("grpc.use_local_subchannel_pool", 1)])
 
 
-AT_REST = {"ongoing": 0, "queued": 0, "detail": "", "waiting": {}, "answered": 0, "errors": 0, "progress": 0}
+UNCONFIGURED = {"wanted": digest("{}"), "applied": digest("{}"), "error": ""}
+AT_REST = {
+    "ongoing": 0, "queued": 0, "detail": "", "waiting": {}, "answered": 0, "errors": 0, "progress": 0,
+    "user_config": UNCONFIGURED,
+}  # fmt: skip
 
 
 async def readyz(server: ReplicaServer) -> tuple[int, dict[str, Any]]:

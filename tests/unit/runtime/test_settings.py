@@ -30,12 +30,13 @@ def test_what_the_controller_gives_is_read() -> None:
             "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": "1",
             "PIERHEAD_NODE": "gpu-7",
             "PIERHEAD_ACCESS_LOG": "False",
+            "PIERHEAD_LOG_ENCODING": "text",
         }
     )
     assert (settings.port, settings.max_ongoing_requests, settings.request_timeout_s) == (50051, 1000, 2.5)
     assert settings.discovery == "controller:8101"
     assert (settings.backpressure_status_code, settings.backpressure_retry_after_s) == (429, 2.5)
-    assert (settings.debug, settings.access_log) == (True, False)
+    assert (settings.debug, settings.access_log, settings.log_encoding) == (True, False, "text")
     assert (settings.workers, settings.run_user_code_in_separate_thread) == (4, True)
     assert settings.node == "gpu-7"
 
@@ -67,6 +68,7 @@ def test_what_the_controller_gives_is_read() -> None:
             "on",
             'PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD: expected true or false, found "on"',
         ),
+        ("PIERHEAD_LOG_ENCODING", "xml", 'PIERHEAD_LOG_ENCODING: expected json or text, found "xml"'),
         ("PIERHEAD_LOG_LEVEL", "loud", "expected debug, info, warning or error"),
     ],
 )

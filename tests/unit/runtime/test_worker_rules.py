@@ -8,11 +8,12 @@ from hypothesis import given
 from pierhead import Settings
 from pierhead.errors import Backpressure
 from pierhead.metrics import RuntimeMetrics
+from pierhead.user_config import ConfigReport
 from pierhead.workers.board import DETAIL_BYTES, Board, Seen, WorkerState
 from pierhead.workers.pages import Ledger, Page, read_page
 from pierhead.workers.place import Place
 from pierhead.workers.seat import SharedAdmission
-from pierhead.workers.supervision import HUNG_S, LONGEST_S, SHORTEST_S, WELL_S, Backoff, hung, verdict
+from pierhead.workers.supervision import HUNG_S, LONGEST_S, SHORTEST_S, WELL_S, Backoff, config_of, hung, verdict
 from pierhead.workers.supervisor import read_settings, settings_text
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -52,6 +53,39 @@ class TestVerdict:
             assert READY in states
             assert ILL not in states
             assert was_ready or set(states) == {READY}
+
+
+class TestUserConfig:
+    OLD, NEW = "00000000000a", "00000000000b"
+
+    @pytest.mark.parametrize(
+        ("told", "expected"),
+        [
+            ([None, None], ConfigReport(NEW, "")),
+            ([ConfigReport(NEW, NEW), None], ConfigReport(NEW, NEW)),
+            ([ConfigReport(NEW, NEW), ConfigReport(OLD, OLD)], ConfigReport(NEW, OLD)),
+            ([ConfigReport(NEW, NEW), ConfigReport(NEW, NEW)], ConfigReport(NEW, NEW)),
+            ([ConfigReport(NEW, NEW), ConfigReport(NEW, OLD, "no")], ConfigReport(NEW, OLD, "worker 2: no")),
+            ([ConfigReport(OLD, OLD, "no"), ConfigReport(NEW, NEW)], ConfigReport(NEW, OLD)),
+        ],
+    )
+    def test_a_replica_has_it_once_every_worker_has(
+        self, told: list[ConfigReport | None], expected: ConfigReport
+    ) -> None:
+        workers = [Seen(READY, 0, 0, 100.0, "", config=config) for config in told]
+        assert config_of(self.NEW, workers) == expected
+
+    def test_the_board_carries_a_worker_s_report(self) -> None:
+        board = Board.make(2)
+        other = Board(board.descriptor, 2)
+        report = ConfigReport(self.NEW, self.OLD, "Part.reconfigure raised ValueError: no")
+        other.configure(1, report)
+        other.tell(1, ILL, "no GPU")
+        assert [one.config for one in board.seen()] == [None, report]
+        assert board.seen()[1].detail == "no GPU"
+        board.clear(1)
+        assert board.seen()[1].config is None
+        board.close()
 
 
 def test_one_whose_loop_stands_still_hangs_but_not_one_that_loads() -> None:

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import ClientSession, TCPConnector
 from pierhead import Settings
+from pierhead.user_config import digest
 from pierhead.workers import supervision
 from pierhead.workers.supervisor import Supervisor
 from prometheus_client.parser import text_string_to_metric_families
@@ -479,3 +480,82 @@ class TestSupervisor:
         supervisor.stop()
         await until(lambda: not alive(victim), "it is killed")
         assert "does not end; it is killed" in caplog.text
+
+
+CONFIGURED = """
+import os
+from aiohttp import web
+from pierhead import serve
+
+class Part:
+    greeting = "none"
+    def reconfigure(self, user_config):
+        if user_config["greeting"] == "bad":
+            raise ValueError("no such greeting")
+        self.greeting = user_config["greeting"]
+
+part = Part()
+async def greet(request):
+    return web.json_response({"pid": os.getpid(), "greeting": part.greeting})
+app = web.Application()
+app.add_routes([web.get("/pid", greet)])
+serve(app, part)
+"""
+
+
+async def test_every_worker_gets_the_user_config_those_that_come_later_too(replica: Replica) -> None:
+    await replica.start(CONFIGURED, PIERHEAD_USER_CONFIG='{"greeting": "first"}')
+    await replica.ready()
+    assert await greetings(replica) == {"first"}
+
+    assert (await reconfigure(replica, '{"greeting": "second"}'))["wanted"] == digest('{"greeting": "second"}')
+    await until(lambda: applied(replica, '{"greeting": "second"}'), "both workers have it")
+    assert await greetings(replica) == {"second"}
+
+    dead = min(await replica.pids())
+    os.kill(dead, signal.SIGKILL)
+    await until(lambda: replaced(replica, dead), "another worker came")
+    assert await greetings(replica) == {"second"}, "not what was there at the start"
+
+    await reconfigure(replica, '{"greeting": "bad"}')
+    refusal = "worker 1: Part.reconfigure raised ValueError: no such greeting"
+    await until(lambda: refuses(replica, refusal), "both refuse it; the first is quoted")
+    assert (await replica.readyz())["state"] == "ready"
+    assert await greetings(replica) == {"second"}
+    replica.process.send_signal(signal.SIGTERM)
+    assert await replica.ended() == 0, replica.output
+
+
+async def greetings(replica: Replica) -> set[str]:
+    """What both workers say."""
+    found: dict[int, str] = {}
+    async with replica.session() as client:
+
+        async def both() -> bool:
+            async with client.get(f"{replica.url}/pid") as answer:
+                said = await answer.json()
+            found[said["pid"]] = said["greeting"]
+            return len(found) == 2
+
+        await until(both, "both workers answer")
+    return set(found.values())
+
+
+async def reconfigure(replica: Replica, text: str) -> dict[str, Any]:
+    async with replica.session() as client, client.put(f"{replica.admin}/user-config", data=text) as answer:
+        assert answer.status == 200
+        found: dict[str, Any] = (await answer.json())["user_config"]
+        return found
+
+
+async def applied(replica: Replica, text: str) -> bool:
+    return bool((await replica.readyz())["user_config"]["applied"] == digest(text))
+
+
+async def refuses(replica: Replica, error: str) -> bool:
+    return bool((await replica.readyz())["user_config"]["error"] == error)
+
+
+async def replaced(replica: Replica, dead: int) -> bool:
+    """Two workers answer, none of them the dead one."""
+    return dead not in await replica.pids()

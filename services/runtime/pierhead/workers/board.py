@@ -12,9 +12,13 @@ import tempfile
 from enum import IntEnum
 from typing import NamedTuple
 
+from pierhead.user_config import ConfigReport
+
 WORD = 8
-COLUMNS = 7
+COLUMNS = 9
 DETAIL_BYTES = 512
+TEXTS = 2
+"""Of DETAIL_BYTES each, for each worker: why it is ill, and why its user_config was refused."""
 
 
 class WorkerState(IntEnum):
@@ -49,6 +53,8 @@ class Seen(NamedTuple):
     answered: int = 0
     errors: int = 0
     progress: int = 0
+    config: ConfigReport | None = None
+    """None while it has told none."""
 
 
 class Board:
@@ -59,9 +65,9 @@ class Board:
         self.workers = workers
         memory = memoryview(mmap.mmap(descriptor, _size(workers)))
         words = memory[: COLUMNS * workers * WORD].cast("q")
-        self.ongoing, self.queued, self._answered, self._errors, self._progress, self._state, self._beat = (
-            words[number * workers : (number + 1) * workers] for number in range(COLUMNS)
-        )
+        columns = [words[number * workers : (number + 1) * workers] for number in range(COLUMNS)]
+        self.ongoing, self.queued, self._answered, self._errors, self._progress, self._state, self._beat = columns[:7]
+        self._wanted, self._applied = columns[7:]
         self._details = memory[COLUMNS * workers * WORD :]
 
     @classmethod
@@ -81,10 +87,13 @@ class Board:
 
     def tell(self, index: int, state: WorkerState, detail: str = "") -> None:
         """A worker says how it is."""
-        raw = detail.encode()[:DETAIL_BYTES]
-        start = index * DETAIL_BYTES
-        self._details[start : start + DETAIL_BYTES] = raw.ljust(DETAIL_BYTES, b"\0")
+        self._write(index, detail)
         self._state[index] = state
+
+    def configure(self, index: int, report: ConfigReport) -> None:
+        """A worker says which user_config it has."""
+        self._write(self.workers + index, report.error)
+        self._applied[index], self._wanted[index] = int(report.applied, 16), int(report.wanted, 16)
 
     def beat(self, index: int, now_s: float) -> None:
         """A worker's event loop runs."""
@@ -98,7 +107,7 @@ class Board:
         """The worker of that seat has ended."""
         self.tell(index, WorkerState.ABSENT)
         self.count(index, Numbers())
-        self.ongoing[index] = self._beat[index] = 0
+        self.ongoing[index] = self._beat[index] = self._wanted[index] = self._applied[index] = 0
 
     def seen(self) -> list[Seen]:
         """Every worker, now."""
@@ -112,14 +121,25 @@ class Board:
                 self._answered[index],
                 self._errors[index],
                 self._progress[index],
+                self._config(index),
             )
             for index in range(self.workers)
         ]
 
-    def _detail(self, index: int) -> str:
-        raw = bytes(self._details[index * DETAIL_BYTES : (index + 1) * DETAIL_BYTES])
+    def _config(self, index: int) -> ConfigReport | None:
+        if not self._wanted[index]:
+            return None
+        wanted, applied = f"{self._wanted[index]:012x}", f"{self._applied[index]:012x}"
+        return ConfigReport(wanted, applied, self._detail(self.workers + index))
+
+    def _write(self, place: int, text: str) -> None:
+        start = place * DETAIL_BYTES
+        self._details[start : start + DETAIL_BYTES] = text.encode()[:DETAIL_BYTES].ljust(DETAIL_BYTES, b"\0")
+
+    def _detail(self, place: int) -> str:
+        raw = bytes(self._details[place * DETAIL_BYTES : (place + 1) * DETAIL_BYTES])
         return raw.partition(b"\0")[0].decode(errors="replace")
 
 
 def _size(workers: int) -> int:
-    return workers * (COLUMNS * WORD + DETAIL_BYTES)
+    return workers * (COLUMNS * WORD + TEXTS * DETAIL_BYTES)

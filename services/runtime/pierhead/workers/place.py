@@ -10,6 +10,9 @@ VARIABLE = "PIERHEAD_WORKER"
 ASK = b"?"
 """What the supervisor sends for the metrics; the answer is their length in eight bytes, and they themselves."""
 
+CONFIGURE = b"c"
+"""What it sends with a user_config: its length in eight bytes, and its text. There is no answer: the board has it."""
+
 
 class Place(NamedTuple):
     """What VARIABLE says."""

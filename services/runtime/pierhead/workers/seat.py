@@ -9,8 +9,9 @@ from collections.abc import Callable, MutableMapping
 
 from pierhead.admission import Admission
 from pierhead.errors import PierheadError
+from pierhead.user_config import UserConfig
 from pierhead.workers.board import Board, Numbers, WorkerState
-from pierhead.workers.place import VARIABLE, Place
+from pierhead.workers.place import CONFIGURE, VARIABLE, Place
 
 BEAT_S = 0.5
 """Between two signs of life."""
@@ -52,27 +53,39 @@ class Seat:
         self._board.tell(self.index, state, detail)
 
     async def attend(
-        self, expose: Callable[[], bytes], numbers: Callable[[], Numbers], supervisor_left: Callable[[], None]
+        self,
+        expose: Callable[[], bytes],
+        numbers: Callable[[], Numbers],
+        config: UserConfig,
+        supervisor_left: Callable[[], None],
     ) -> None:
-        """Until cancelled: give signs of life, and metrics when they are asked for."""
+        """Until cancelled: give signs of life, take user_configs, give metrics when they are asked for."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._beat(numbers), name="beat")
-            tasks.create_task(self._answer(expose, supervisor_left), name="line")
+            tasks.create_task(self._beat(numbers, config), name="beat")
+            tasks.create_task(self._answer(expose, config, supervisor_left), name="line")
 
-    async def _beat(self, numbers: Callable[[], Numbers]) -> None:
+    async def _beat(self, numbers: Callable[[], Numbers], config: UserConfig) -> None:
         while True:
             self._board.beat(self.index, time.monotonic())
             self._board.count(self.index, numbers())
+            self._board.configure(self.index, config.report())
             await asyncio.sleep(BEAT_S)
 
-    async def _answer(self, expose: Callable[[], bytes], supervisor_left: Callable[[], None]) -> None:
+    async def _answer(
+        self, expose: Callable[[], bytes], config: UserConfig, supervisor_left: Callable[[], None]
+    ) -> None:
         reader, writer = await asyncio.open_connection(sock=self._line)
         try:
-            while await reader.read(1):
+            while asked := await reader.read(1):
+                if asked == CONFIGURE:
+                    size = int.from_bytes(await reader.readexactly(8), "big")
+                    config.offer((await reader.readexactly(size)).decode())  # which the supervisor has read before
+                    self._board.configure(self.index, config.report())
+                    continue
                 page = expose()
                 writer.write(len(page).to_bytes(8, "big") + page)
                 await writer.drain()
-        except ConnectionError:
+        except (ConnectionError, asyncio.IncompleteReadError):
             pass  # as at its end
         finally:
             writer.transport.abort()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from pierhead.user_config import ConfigReport
 from pierhead.workers.board import Seen, WorkerState
 
 SHORTEST_S = 0.5
@@ -40,6 +41,17 @@ def verdict(workers: Sequence[Seen], *, was_ready: bool, draining: bool) -> tupl
     if ready == 0:
         return "starting", "no worker is left; they are being started again"
     return "ready", ""
+
+
+def config_of(wanted: str, workers: Sequence[Seen]) -> ConfigReport:
+    """Which user_config the replica has when `wanted`, a digest, was given to its workers: that one once all who live
+    have it, until then what the first has that does not.
+    """
+    told = [(number, worker.config) for number, worker in enumerate(workers, 1) if worker.config is not None]
+    late = [config.applied for _, config in told if config.applied != wanted]
+    errors = [f"worker {number}: {config.error}" for number, config in told if config.wanted == wanted and config.error]
+    applied = late[0] if late else wanted if told else ""
+    return ConfigReport(wanted, applied, errors[0] if errors else "")
 
 
 def hung(worker: Seen, now_s: float, looking_since_s: float) -> bool:

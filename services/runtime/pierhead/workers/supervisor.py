@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pierhead import logs
-from pierhead.admin import AdminServer, Readiness, admin_pages
+from pierhead.admin import AdminServer, Readiness, admin_pages, admin_takers
 from pierhead.settings import DEFAULT_HTTP_PORT, Settings
+from pierhead.user_config import ConfigReport, digest
+from pierhead.user_config import read as read_config
 from pierhead.workers.board import Board, WorkerState
 from pierhead.workers.pages import Ledger, read_page
-from pierhead.workers.place import ASK, VARIABLE, Place
-from pierhead.workers.supervision import Backoff, hung, verdict
+from pierhead.workers.place import ASK, CONFIGURE, VARIABLE, Place
+from pierhead.workers.supervision import Backoff, config_of, hung, verdict
 
 logger = logging.getLogger("pierhead")
 
@@ -42,6 +44,7 @@ KILL_AFTER_S = 5.0
 """A worker that has not ended so long after its drain timeout is killed. Half of what a container is given."""
 
 _SETTINGS = "PIERHEAD_SUPERVISOR"
+_USER_CONFIG = "PIERHEAD_USER_CONFIG"
 
 # The package's own __init__ would import all of the runtime.
 _PROGRAM = """
@@ -116,15 +119,17 @@ class StartError(Exception):
         self.code = code
 
 
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 class Worker:
     """One process, from its start to its end."""
 
-    def __init__(self, index: int, process: asyncio.subprocess.Process, line: socket.socket) -> None:
+    def __init__(self, index: int, process: asyncio.subprocess.Process, line: Line) -> None:
         self.index = index
         self.process = process
         self.started_at = time.monotonic()
         self._line = line
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._asked: asyncio.Task[str] | None = None
 
     async def metrics(self) -> str:
@@ -136,6 +141,11 @@ class Worker:
         if not asked.done():
             raise TimeoutError
         return asked.result()
+
+    def configure(self, text: str) -> None:
+        """Give it a user_config. One that does not read leaves a few of them waiting, and ends as one that hangs."""
+        raw = text.encode()
+        self._line[1].write(CONFIGURE + len(raw).to_bytes(8, "big") + raw)
 
     def signal(self, number: int) -> None:
         """Send a signal; nothing happens when it has ended."""
@@ -149,14 +159,10 @@ class Worker:
         if self._asked is not None:
             self._asked.cancel()
             await asyncio.gather(self._asked, return_exceptions=True)
-        if self._streams is not None:
-            self._streams[1].transport.abort()
-        self._line.close()
+        self._line[1].transport.abort()
 
     async def _ask(self) -> str:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(sock=self._line)
-        reader, writer = self._streams
+        reader, writer = self._line
         writer.write(ASK)
         size = int.from_bytes(await reader.readexactly(8), "big")
         return (await reader.readexactly(size)).decode()
@@ -172,6 +178,7 @@ class Supervisor:
         """Bound port once `run` has begun."""
         self._program = tuple(program)
         self._environ = dict(environ)
+        self._config = settings.user_config
         self._board = Board.make(settings.workers)
         self._workers: dict[int, Worker] = {}
         """By seat."""
@@ -182,7 +189,8 @@ class Supervisor:
         self._was_ready = False
         self._looking_since = time.monotonic()
         self._draining = asyncio.Event()
-        self._admin = AdminServer(admin_pages(self.readiness, self._expose))
+        takers = admin_takers(self._configure, self._config_report)
+        self._admin = AdminServer(admin_pages(self.readiness, self._expose), takers)
 
     async def run(self) -> int:
         """Start the workers, keep them until `stop`, wait for their end."""
@@ -230,7 +238,20 @@ class Supervisor:
             answered=sum(one.answered for one in seen),
             errors=sum(one.errors for one in seen),
             progress=sum(one.progress for one in seen),
+            user_config=config_of(digest(self._config), seen),
         )
+
+    def _configure(self, text: str) -> None:
+        """Give every worker this user_config, those to come too. Raises ValueError where it cannot be."""
+        read_config(text)
+        if text == self._config:
+            return
+        self._config = text
+        for worker in list(self._workers.values()):
+            worker.configure(text)
+
+    def _config_report(self) -> ConfigReport:
+        return config_of(digest(self._config), self._board.seen())
 
     # ---- ports
 
@@ -286,20 +307,28 @@ class Supervisor:
 
     async def _start(self, index: int) -> Worker:
         ours, theirs = socket.socketpair()
+        config = self._config
         with theirs:
             assert self.http_port is not None  # noqa: S101 - `run` has set it
             descriptor = self._board.descriptor
             place = Place(index, self.settings.workers, self.http_port, descriptor, theirs.fileno())
-            process = await asyncio.create_subprocess_exec(
-                *self._program,
-                env={**self._environ, VARIABLE: place.text()},
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(descriptor, theirs.fileno()),
-                process_group=0,  # Ctrl-C is for the supervisor, who passes it on once
-            )
-        ours.setblocking(False)
-        worker = self._workers[index] = Worker(index, process, ours)
+            ours.setblocking(False)
+            line = await asyncio.open_connection(sock=ours)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._program,
+                    env={**self._environ, _USER_CONFIG: config, VARIABLE: place.text()},
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(descriptor, theirs.fileno()),
+                    process_group=0,  # Ctrl-C is for the supervisor, who passes it on once
+                )
+            except BaseException:
+                line[1].transport.abort()
+                raise
+        worker = self._workers[index] = Worker(index, process, line)
         self._ledger_numbers[worker] = next(self._numbers)
+        if self._config != config:  # meanwhile
+            worker.configure(self._config)
         if self._draining.is_set():  # meanwhile
             worker.signal(signal.SIGTERM)
         return worker

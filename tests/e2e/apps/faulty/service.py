@@ -1,9 +1,10 @@
-"""Answers GET /faulty with its NAME. FAULTS is the share of answers that are errors; BREAK=crash and BREAK=unready make
-versions that never get ready.
+"""Answers GET /faulty with its NAME, after WORK_S seconds. FAULTS is the share of answers that are errors; BREAK=crash
+and BREAK=unready make versions that never get ready.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import sys
@@ -12,6 +13,7 @@ from aiohttp import web
 from pierhead import serve
 
 NAME = os.environ["NAME"]
+WORK_S = float(os.environ.get("WORK_S", "0"))
 FAULTS = float(os.environ.get("FAULTS", "0"))
 BREAK = os.environ.get("BREAK", "")
 
@@ -19,6 +21,7 @@ BREAK = os.environ.get("BREAK", "")
 async def answer(request: web.Request) -> web.Response:
     if random.random() < FAULTS:
         raise RuntimeError("as FAULTS says")
+    await asyncio.sleep(WORK_S)
     return web.Response(text=NAME)
 
 

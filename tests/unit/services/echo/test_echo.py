@@ -36,6 +36,20 @@ async def test_echo(base_url: str, client: aiohttp.ClientSession) -> None:
             assert await answer.json() == {"response": f"Echo: {message}"}
 
 
+async def test_the_greeting_is_a_setting(cluster: Cluster, client: aiohttp.ClientSession) -> None:
+    child = Echo()
+    url = await ingress_to(cluster, child)
+    child.reconfigure({"greeting": "Ahoy"})
+    for wrong in ({"greeting": 7}, {"greting": "Moin"}):
+        with pytest.raises(ValueError, match=r"expected \{greeting: <some text>\} or \{\}, found"):
+            child.reconfigure(wrong)
+    async with client.get(f"{url}/echo", params={"message": "hi"}) as answer:
+        assert await answer.json() == {"response": "Ahoy: hi"}
+    child.reconfigure({})
+    async with client.get(f"{url}/echo", params={"message": "hi"}) as answer:
+        assert await answer.json() == {"response": "Echo: hi"}
+
+
 async def test_stream_sends_that_many_chunks_and_done(base_url: str, client: aiohttp.ClientSession) -> None:
     async with client.get(f"{base_url}/echo/stream", params={"message": "hi", "num_tokens": "50"}) as answer:
         assert answer.status == 200

@@ -1,0 +1,168 @@
+"""What may be changed of a service while it runs: `x-serve.user_config`, handed to `reconfigure(user_config)`.
+
+    PIERHEAD_USER_CONFIG, at the start --.                              .-- raises: the former one stays in force,
+    PUT /user-config, at every change  ---+--> wanted --> reconfigure --+   and this one is tried again
+                                                                        `-- returns: in force
+
+At the start `{}` is in force: nothing is set, and `reconfigure` is not called for it. It is called whenever another one
+is wanted, also when `{}` is wanted again. Who wants to know which one is in force compares digests of their texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+logger = logging.getLogger("pierhead")
+
+MAX_BYTES = 64 * 1024
+"""Of a config's text: it travels in an environment variable, of which Linux takes 128 KiB."""
+
+NOTHING = "{}"
+"""What is in force at the start."""
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+"""Before a config that was refused is tried again: a database may be back. Doubled each time."""
+
+LONGEST_ERROR = 400
+"""Characters of an exception that are reported; all of it is in the log."""
+
+Hook = Callable[[Any], Any]
+RunHook = Callable[[Hook, Any], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReport:
+    """Which config a replica was told to have, and which one it has, each by its digest."""
+
+    wanted: str
+    applied: str
+    error: str = ""
+    """Why the wanted one is not in force; "" when it is, or is being applied."""
+
+
+@lru_cache(maxsize=16)
+def digest(text: str) -> str:
+    """Twelve hex digits that stand for a config's text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def read(text: str | bytes) -> Mapping[str, Any]:
+    """The config that a text holds. Raises ValueError that says what was expected."""
+    size = len(text.encode() if isinstance(text, str) else text)
+    if size > MAX_BYTES:
+        raise ValueError(f"expected at most {MAX_BYTES} bytes, found {size}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected a JSON object, found something else: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, found a {type(found).__name__}")  # noqa: TRY004 - of its content
+    return found
+
+
+async def call_hook(hook: Hook, config: Any) -> None:
+    """Call one part's `reconfigure`, which may be a coroutine function."""
+    result = hook(config)
+    if inspect.isawaitable(result):
+        await result
+
+
+class UserConfig:
+    """The config of one process: what is wanted, what is in force. `settle` and `keep` are for one task each, in turn.
+
+    `run` calls a hook where user code is to run, and returns when it has ended.
+    """
+
+    def __init__(self, parts: Iterable[object], text: str, run: RunHook) -> None:
+        """`text` is what is wanted at the start. Raises ValueError where it cannot be."""
+        read(text)
+        self._hooks = [(type(part).__name__, hook) for part in parts if callable(hook := _hook_of(part))]
+        self._run = run
+        self._wanted = text
+        self._applied = NOTHING
+        self._error = ""
+        self._news = asyncio.Event()
+
+    def offer(self, text: str) -> None:
+        """Want this one from now on. Raises ValueError where it cannot be; what is wanted stays."""
+        read(text)
+        if text != self._wanted:
+            self._wanted, self._error = text, ""
+            self._news.set()
+
+    def report(self) -> ConfigReport:
+        """Where it stands."""
+        return ConfigReport(digest(self._wanted), digest(self._applied), self._error)
+
+    async def settle(self) -> None:
+        """Return once what is wanted is in force. One that is refused is tried again until another one is wanted."""
+        pause_s = FIRST_PAUSE_S
+        while self._wanted != self._applied:
+            self._news.clear()
+            await self._apply(self._wanted)
+            if self._error and not await self._heard(pause_s):
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                pause_s = FIRST_PAUSE_S
+
+    async def keep(self) -> None:
+        """Until cancelled: put in force what is wanted, whenever another one is."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self.settle()
+
+    async def _heard(self, within_s: float) -> bool:
+        """Whether another one is wanted within that time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _apply(self, text: str) -> None:
+        """Call every hook. When one refuses, those before it get the former config again."""
+        refused = f"x-serve.user_config {digest(text)} is not in force"
+        if not self._hooks and text != NOTHING:
+            self._note(text, "nothing that serve() was given has a method `reconfigure(user_config)`")
+            logger.error("%s: %s", refused, self._error)
+            return
+        for number, (name, hook) in enumerate(self._hooks):
+            try:
+                await self._run(hook, json.loads(text))  # each gets its own: what one does to it harms nobody
+            except Exception as error:
+                self._note(text, f"{name}.reconfigure raised {type(error).__name__}: {error}")
+                logger.exception("%s: %s.reconfigure raised", refused, name)
+                await self._take_back(number)
+                return
+        self._applied = text
+        self._note(text, "")
+        logger.info("x-serve.user_config %s is in force", digest(text))
+
+    async def _take_back(self, count: int) -> None:
+        for name, hook in self._hooks[:count]:
+            try:
+                await self._run(hook, json.loads(self._applied))
+            except Exception:
+                logger.exception("%s.reconfigure raised for the former user_config, too", name)
+
+    def _note(self, text: str, error: str) -> None:
+        """Keep why a config was refused, unless another one is wanted by now."""
+        if text == self._wanted:
+            words = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
+            self._error = " ".join(words.split())
+
+
+def _hook_of(part: object) -> Hook | None:
+    hook: Hook | None = getattr(part, "reconfigure", None)
+    return hook

@@ -1,0 +1,81 @@
+"""Ten times what the replicas can take, through HAProxy: as much is done as ever, the rest is told when to come back.
+
+tests/faults/test_overload.py does the same to the services alone, with more callers and stricter bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.load import Load, LoadResult
+from tests.harness.stack import ROOT, Answer, Stack
+from tests.harness.waiting import eventually
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+WORK_S = 0.05
+PLACES = 8
+QUEUE = 8
+CAPACITY = PLACES / WORK_S
+"""Requests a second. This and what it is made of is what tests/e2e/apps/overload.yaml says."""
+TIMES = 10
+SECONDS = 8.0
+GOODPUT = 0.85
+"""Of what is done without overload, at least: clients, HAProxy and replicas share the processors."""
+SLACK_S = 0.15
+
+
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    stack = Stack("pierhead-test-overload", ["tests/e2e/apps/overload.yaml"])
+    stack.down()
+    try:
+        stack.up()
+        eventually(lambda: stack.api("/healthz").status == 200, "the controller is up")
+        stack.wait_settled(worker=2)
+        yield stack
+    finally:
+        stack.save_evidence(ROOT / "test-evidence" / stack.project)
+        stack.down()
+
+
+def measured(stack: Stack, connections: int) -> LoadResult:
+    """A load for some time. Whoever is refused comes back after 20 ms, not after the 2 s that the answer asks for."""
+    load = Load([stack.url("/faulty")], connections=connections, limit_s=SECONDS)
+    began = time.monotonic()
+    with load:
+        eventually(lambda: time.monotonic() - began >= SECONDS, "the time is over", within_s=SECONDS + 5)
+    return load.result
+
+
+def done(result: LoadResult) -> float:
+    """Requests a second that were answered with 200."""
+    return (result.requests - result.failed) / result.seconds
+
+
+def refused(stack: Stack) -> list[Answer]:
+    """The answer to one request more, if it is a refusal."""
+    answer = stack.get("/faulty")
+    return [answer] if answer.status == 429 else []
+
+
+def test_overload_is_refused_and_what_is_accepted_is_done(stack: Stack) -> None:
+    peak = measured(stack, PLACES + QUEUE // 2)
+    over = measured(stack, 80)
+    print(f"\npeak: {done(peak):.0f}/s, {peak}\nover: {done(over):.0f}/s, {over}")
+    assert peak.failed == 0
+    assert over.requests / over.seconds >= TIMES * CAPACITY, "it was an overload"
+    assert {failure.what[:3] for failure in over.failures} == {"429"}, over.failures[:3]
+    assert done(over) >= GOODPUT * done(peak)
+    longest = WORK_S * (1 + QUEUE / PLACES)
+    assert over.p99_ms / 1000 <= longest + SLACK_S, "whoever is accepted waits for those before it only"
+    with Load([stack.url("/faulty")], connections=80):
+        (refusal,) = eventually(lambda: refused(stack), "one is refused")
+    assert refusal.headers["retry-after"] == "2"
+    assert json.loads(refusal.body)["error"]["code"] == "queue_full"
+    after = measured(stack, PLACES // 2)
+    assert after.failed == 0, "everything is normal again"

@@ -1,0 +1,162 @@
+"""What the benches of the controller conclude from what they saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.model import AutoscaleSpec
+from controller.simulate.distributions import parse_distribution
+from controller.simulate.report import summarise
+from controller.simulate.simulation import Result, Setting, simulate
+from controller.simulate.traces import Step, Trace
+from tests.bench import autoscale_step, many_containers
+from tests.bench.many_containers import Found, Growth, Rest, Start, TickBook, Ticks
+from tests.bench.record import Page, Table, with_notes
+from tests.bench.targets import Line
+from tests.harness.stack import ROOT, Answer
+from tests.unit.controller.worlds import service
+
+RUN = {
+    "began": "2026-01-02T03:04:05+00:00",
+    "command": "python -m it",
+    "machine": {
+        "cores": 2,
+        "processor": "P",
+        "virtual": True,
+        "gpu": "",
+        "memory_gb": 8.0,
+        "system": "S",
+        "kernel": "6.1",
+    },
+    "versions": {"pierhead": "abc", "docker": "26"},
+    "uncommitted": False,
+}
+GOOD = Ticks(100, 0.02, 0.1, 1.0)
+
+
+def found(*starts: Start, seconds: float, **changes: Any) -> Found:
+    growth = Growth(len(starts), seconds, starts, GOOD, 1.0, 2.0)
+    rests = [Rest(50, 60.0, 3.0, 90.0, GOOD, 0.1)]
+    return replace(Found("tiny", growth, rests, 5.0, ([7], [7])), **changes)
+
+
+STARTS = (Start(0.0, 0.5, 1.5), Start(0.5, 1.0, 1.6), Start(1.0, 2.0, 3.0))
+
+
+def verdicts(run: Found) -> dict[str, bool | None]:
+    return {line.what: line.met for line in many_containers.lines(run)}
+
+
+def test_what_growth_is_made_of() -> None:
+    growth = found(*STARTS, seconds=3.0).growth
+    assert (growth.engine_done_s, growth.slowest_s, growth.beyond_s, growth.most_starting) == (2.0, 1.0, 1.0, 2)
+
+
+def test_promises_that_are_kept() -> None:
+    assert verdicts(found(*STARTS, seconds=3.0)) == {
+        "a tick while 3 replicas start": True,
+        "a tick at rest, 50 replicas": True,
+        "0 to 3 replicas": True,
+        "reloads of HAProxy": True,
+        "the controller at rest, 50 replicas: memory": True,
+        "the controller at rest, 50 replicas: CPU": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("run", "broken"),
+    [
+        (found(*STARTS, seconds=8.5), "0 to 3 replicas"),
+        (found(*STARTS, seconds=3.0, haproxy_workers=([7], [8])), "reloads of HAProxy"),
+        (found(*STARTS, seconds=3.0, routing_writes=1), "reloads of HAProxy"),
+        (
+            found(*STARTS, seconds=3.0, rests=[Rest(50, 60.0, 3.0, 151.0, GOOD, 0.1)]),
+            "the controller at rest, 50 replicas: memory",
+        ),
+        (
+            found(*STARTS, seconds=3.0, rests=[Rest(50, 60.0, 5.1, 90.0, GOOD, 0.1)]),
+            "the controller at rest, 50 replicas: CPU",
+        ),
+        (
+            found(*STARTS, seconds=3.0, rests=[Rest(50, 60.0, 3.0, 90.0, replace(GOOD, within=0.99), 0.1)]),
+            "a tick at rest, 50 replicas",
+        ),
+    ],
+)
+def test_promises_that_are_broken(run: Found, broken: str) -> None:
+    assert [what for what, met in verdicts(run).items() if not met] == [broken]
+
+
+def histogram(*buckets: tuple[str, int], total: float) -> str:
+    name = "pierhead_controller_tick_seconds"
+    lines = [f"# TYPE {name} histogram", *(f'{name}_bucket{{le="{bound}"}} {count}' for bound, count in buckets)]
+    return "\n".join([*lines, f"{name}_count {buckets[-1][1]}", f"{name}_sum {total}", ""])
+
+
+def test_ticks_are_those_since_the_last_lap() -> None:
+    pages = [
+        histogram(("0.1", 5), ("0.2", 5), ("0.5", 9), ("+Inf", 9), total=2.0),
+        histogram(("0.1", 8), ("0.2", 9), ("0.5", 13), ("+Inf", 13), total=3.0),
+    ]
+    stack: Any = SimpleNamespace(api=lambda path: Answer(200, {}, pages.pop(0).encode()))
+    assert TickBook(stack).lap() == Ticks(4, 0.25, 0.2, 1.0)
+
+
+def test_a_page_has_notes_and_verdicts(tmp_path: Path) -> None:
+    page = Page(
+        "A title",
+        RUN,
+        lines=[Line("a thing", "< 2", "3", met=False)],
+        tables=[Table("Some", ["a", "b"], [["1", "2"]])],
+        pictures=["x.png"],
+        how="- somehow",
+        figures={"a": 1},
+    )
+    (tmp_path / "notes.md").write_text("Found out.\n")
+    page.write(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("# A title\n\n2026-01-02, 2 cores of P (virtual), 8 GiB, S, Linux 6.1. `python -m it`, ")
+    assert "| a thing | < 2 | 3 | not met |" in text
+    assert text.index("| 1 | 2 |") < text.index("![x](x.png)") < text.index("Found out.") < text.index("- somehow")
+    assert with_notes(with_notes(text, "Other."), "Found out.") == text
+    assert '"a": 1' in (tmp_path / "results.json").read_text()
+
+
+def simulated(*, ready_after_s: str) -> Result:
+    autoscale = autoscale_step.autoscale_of(ROOT / autoscale_step.APP)
+    times = [number / 8 for number in range(160)] + [20 + number / 144 for number in range(144 * 60)]
+    trace = Trace("step", times, 80.0, steps=(Step(20.0, 8, 144),))
+    setting = Setting(parse_distribution("", "0.25"), parse_distribution("", ready_after_s))
+    return simulate(replace(service("sleeper", route="/sleeper"), autoscale=autoscale), trace, setting)
+
+
+@pytest.mark.parametrize(
+    ("slowest_s", "later", "broken"),
+    [
+        (4.0, [], []),
+        (1.0, [], ["load x 10: 5 replicas take traffic"]),
+        (4.0, [(5, 6)], []),
+        (4.0, [(5, 6), (6, 5)], ["decisions in the 50 s of steady noisy load after that"]),
+    ],
+)
+def test_what_a_step_promises(slowest_s: float, later: list[tuple[int, int]], broken: list[str]) -> None:
+    result = simulated(ready_after_s="4")
+    starts = [Start(0.0, 0.5, slowest_s)]
+    run = autoscale_step.Found(result, summarise(result), starts, later, 50.0)
+    assert [line.what for line in autoscale_step.lines(run) if not line.met] == broken
+
+
+def test_decisions_are_read_from_events() -> None:
+    told = [{"message": "sleeper: 1 -> 5 replicas: a burst: 36.0 requests"}, {"message": "something else"}]
+    assert autoscale_step.decisions(told) == [(1, 5)]
+
+
+def test_the_stack_runs_with_the_block_of_its_file() -> None:
+    assert autoscale_step.autoscale_of(ROOT / autoscale_step.APP) == AutoscaleSpec(
+        min=1, max=8, target_ongoing_requests=8, look_back_period_s=20, upscale_delay_s=5, downscale_delay_s=30
+    )

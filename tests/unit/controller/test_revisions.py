@@ -1,0 +1,50 @@
+"""What is kept of a version is read back as it was, also from the records of earlier controllers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from controller.model import Revision, ServiceSpec
+from controller.revisions import made_as, recorded, written
+from controller.spec import parse
+
+
+def spec(**x_serve: object) -> ServiceSpec:
+    block = {"route": "/web", **x_serve}
+    return parse("p", {"services": {"web": {"image": "web:1", "scale": 0, "x-serve": block}}}).services["web"]
+
+
+def prometheus() -> dict[str, object]:
+    return {"prometheus": {"query": "up", "target": 1}}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        spec(),
+        spec(autoscale={"min": 1, "max": 4}),
+        spec(autoscale={"min": 1, "max": 4, "policy": "night:wanted", "policy_kwargs": {"spare": 1}}),
+        spec(autoscale={"min": 1, "max": 4, "policy": prometheus()}),
+        spec(canary={"weight": 5}, gpu={"fraction": 0.5}, protocol="grpc", route=None),
+    ],
+)
+def test_a_version_is_read_back_as_it_was(made: ServiceSpec) -> None:
+    revision = recorded(made, "v1", "sha256:1", 1.0)
+    assert written(revision) == made
+    back = made_as(replace(made, container={"Image": "other"}), revision)
+    assert back is not None
+    assert back.container == {**made.container, "Image": "sha256:1"}
+
+
+def test_an_earlier_controllers_record_without_a_threshold_means_never() -> None:
+    made = spec(autoscale={"min": 1, "max": 4, "policy": "night:wanted"})
+    document = json.loads(recorded(made, "v1", "sha256:1", 1.0).spec)
+    document["autoscale"]["panic_threshold"] = None  # as JSON has it of a number without an end
+    assert written(Revision("web", "v1", 1.0, "web:1", "sha256:1", json.dumps(document))) == made
+
+
+def test_a_record_that_is_none_is_no_spec() -> None:
+    assert written(Revision("web", "v1", 1.0, "web:1", "sha256:1", '{"name": 7}')) is None

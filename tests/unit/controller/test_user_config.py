@@ -1,0 +1,424 @@
+"""`user_config`: from the block to a replica that runs, without a restart, wherever the controller dies on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from pierhead.admin import AdminServer, admin_takers
+from pierhead.user_config import MAX_BYTES, UserConfig, call_hook
+from pierhead.user_config import digest as digest_of_the_runtime
+
+from controller.api import plan_words, service_json
+from controller.cli import why
+from controller.cli.prometheus import Traffic
+from controller.container import create_body
+from controller.errors import ReplicaError
+from controller.model import (
+    NO_USER_CONFIG,
+    GiveUserConfig,
+    Health,
+    ReplicaContainer,
+    RolloutSpec,
+    ServiceSpec,
+    UserConfigReport,
+    VersionGoal,
+    current_version,
+)
+from controller.plan import plan
+from controller.probe import HttpProbe
+from controller.serve_block import LARGEST_USER_CONFIG
+from controller.user_config import differences, digest, remembered, user_config_status
+from tests.unit.controller.compose_configs import problems, ranker
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.worlds import NOW, desired, observed, replica, service, version
+
+A, B = '{"threshold":1}', '{"threshold":2}'
+NONE, DA, DB = digest(NO_USER_CONFIG), digest(A), digest(B)
+ERROR = "Part.reconfigure raised ValueError: no such threshold"
+
+
+# -------------------------------------------------------------------------------------------------------- the block
+
+
+def config_of(x_serve: dict[str, Any]) -> str:
+    return ranker(x_serve).user_config
+
+
+def test_the_same_settings_are_the_same_text_whatever_their_order() -> None:
+    written: dict[str, Any] = {"b": [1, 2.5, None, True], "a": {"ü": "x"}}
+    text = config_of({"user_config": written})
+    assert text == '{"a":{"\\u00fc":"x"},"b":[1,2.5,null,true]}'
+    assert json.loads(text) == written
+    assert config_of({"user_config": dict(reversed(written.items()))}) == text
+    assert config_of({}) == config_of({"user_config": {}}) == NO_USER_CONFIG
+
+
+def test_it_is_no_part_of_the_version_and_reaches_new_replicas_all_the_same() -> None:
+    without, with_it = ranker({}), ranker({"user_config": {"threshold": 1}})
+    assert with_it.definition_hash == without.definition_hash
+    assert with_it.container == without.container
+    bodies = [create_body(spec, "p-ranker-1-1", "1", 1, (), "p") for spec in (without, with_it)]
+    assert set(bodies[1]["Env"]) - set(bodies[0]["Env"]) == {f"PIERHEAD_USER_CONFIG={A}"}
+    assert bodies[0] == {**bodies[1], "Env": bodies[0]["Env"]}
+
+
+JSON_ONLY = "expected what JSON can hold: {}; write it in quotes, found a mapping"
+AN_IMAGE = {"user_config": {"a": 1}, "health": {"probe": {"path": "/health", "port": 80}}}
+TOO_LARGE = (
+    "expected at most 65536 bytes as JSON (these are 65544; put what is large into a file that the service mounts, and "
+    "the file's name here), found a mapping"
+)
+NOT_MANAGED = (
+    "has no effect on an image that is not built on Pierhead's runtime (managed: false): nothing in it could be told "
+    "of a change while it runs; write environment, or a file that it reads"
+)
+NOT_TOLD = (
+    "needs the probe path of a managed replica (/readyz), where it says which one it has; remove health.probe.path"
+)
+
+
+@pytest.mark.parametrize(
+    ("x_serve", "problem"),
+    [
+        ({"user_config": [1]}, "expected a mapping that JSON can hold, such as {threshold: 0.7}, found a list"),
+        ({"user_config": {"a": {"b": [1, float("nan")]}}}, JSON_ONLY.format("user_config.a.b[1] is nan")),
+        ({"user_config": {"a": {3: 1}}}, JSON_ONLY.format("user_config.a has the key 3")),
+        ({"user_config": {"a": b"x"}}, JSON_ONLY.format("user_config.a is a bytes")),
+        ({"user_config": {"a": "x" * LARGEST_USER_CONFIG}}, TOO_LARGE),
+        ({**AN_IMAGE, "managed": False}, NOT_MANAGED),
+        ({**AN_IMAGE, "managed": True}, NOT_TOLD),
+    ],
+)
+def test_wrong_ones(x_serve: dict[str, Any], problem: str) -> None:
+    assert problems(x_serve) == [f"services.ranker.x-serve.user_config: {problem}"]
+
+
+def test_one_that_is_nested_too_deeply_is_told() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    (problem,) = problems({"user_config": deep})
+    assert "user_config: expected" in problem
+
+
+def test_controller_and_runtime_agree() -> None:
+    assert LARGEST_USER_CONFIG == MAX_BYTES
+    assert digest(A) == digest_of_the_runtime(A)
+
+
+# ---------------------------------------------------------------------------------------------------------- the plan
+
+
+def told(wanted: str, applied: str | None = None, error: str = "") -> UserConfigReport:
+    return UserConfigReport(digest(wanted), digest(applied or wanted), error)
+
+
+WEB = service("web", user_config=B, managed=True)
+V = version(WEB)
+
+
+def planned(*containers: ReplicaContainer, goal: VersionGoal | None = None) -> str:
+    wanted = desired(WEB)
+    if goal is not None:
+        wanted = replace(wanted, goals={"web": goal})
+    made = plan(wanted, observed(*containers, specs=(WEB,)), NOW)
+    return "\n".join(line for line in str(made).splitlines() if "user_config" in line)
+
+
+def test_whoever_was_given_another_one_is_given_it() -> None:
+    assert (
+        planned(
+            replica(WEB, 1, user_config=told(A)),
+            replica(WEB, 2, user_config=told(B, A)),
+        )
+        == f"#1 give user_config {DB} to p-web-{V}-1: it was given {DA}, and shall have {DB}; no restart"
+    )
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        {"user_config": None},
+        {"user_config": told(B, A, ERROR)},
+        {"user_config": told(A), "version": "0ld0ld00"},
+        {"user_config": told(A), "ip": None},
+        {"user_config": told(A), "health": Health.FAILED},
+    ],
+    ids=["does not tell", "refuses it", "another version", "no address", "goes"],
+)
+def test_nobody_else_is(leaves: Mapping[str, Any]) -> None:
+    assert planned(replica(WEB, 1, **leaves), replica(WEB, 2, user_config=told(B))) == ""
+
+
+def test_one_that_starts_is_given_it_too() -> None:
+    assert f"to p-web-{V}-1" in planned(replica(WEB, 1, health=Health.UNKNOWN, user_config=told(A)))
+
+
+def test_while_a_version_is_tried_each_has_its_own() -> None:
+    old = replace(WEB, user_config=A)
+    goal = VersionGoal(V, WEB, keep="0ld0ld00", keep_spec=old)
+    new_replica, old_replica = replica(WEB, 1, user_config=told(B)), replica(WEB, 2, version="0ld0ld00")
+    assert planned(new_replica, replace(old_replica, user_config=told(A)), goal=goal) == ""
+    found = planned(new_replica, replace(old_replica, user_config=told(B)), goal=goal)
+    assert f"give user_config {DA} to p-web-0ld0ld00-2:" in found
+
+
+REPORTS = st.none() | st.builds(told, st.sampled_from([A, B, NO_USER_CONFIG]), st.sampled_from([A, B]))
+
+
+@given(st.lists(REPORTS, min_size=1, max_size=5), st.sampled_from([A, B, NO_USER_CONFIG]))
+def test_a_step_of_the_plan_is_what_ends_the_difference(reports: list[UserConfigReport | None], text: str) -> None:
+    spec = service("web", user_config=text, replicas=len(reports))
+
+    def given_to(reports: list[UserConfigReport | None]) -> set[str]:
+        containers = [replica(spec, number, user_config=report) for number, report in enumerate(reports, 1)]
+        steps = plan(desired(spec), observed(*containers, specs=(spec,)), NOW).steps
+        return {step.action.target for step in steps if isinstance(step.action, GiveUserConfig)}
+
+    found = given_to(reports)
+    assert len(found) == sum(report is not None and report.wanted != digest(text) for report in reports)
+    assert given_to([report and told(text) for report in reports]) == set()
+
+
+# --------------------------------------------------------------------------------------------------------- the status
+
+
+def test_how_far_it_has_come() -> None:
+    containers = [
+        replica(WEB, 1, user_config=told(B)),
+        replica(WEB, 2, user_config=told(B, A, ERROR)),
+        replica(WEB, 3, user_config=told(B, NO_USER_CONFIG, ERROR), health=Health.UNKNOWN),
+        replica(WEB, 4, user_config=told(A), version="0ld0ld00"),
+    ]
+    texts = remembered({}, [replace(WEB, user_config=A), WEB])
+    status = user_config_status(containers, WEB, VersionGoal(V), {}, texts, NOW)
+    assert status is not None
+    assert (status.wanted, status.applied, status.replicas, status.everywhere) == (DB, 1, 2, False)
+    assert status.refused == (
+        f"p-web-{V}-2: {ERROR}; the former user_config stays in force",
+        f"p-web-{V}-3: {ERROR}; it is not ready without it",
+    )
+    assert set(status.changes) == {"threshold: 1 -> 2", "threshold: nothing -> 2"}
+
+
+def test_an_image_that_takes_none_is_told() -> None:
+    old, unread = replica(WEB, 1, user_config=None), replica(WEB, 2, user_config=None, ongoing=None)
+    status = user_config_status([old, unread], WEB, VersionGoal(V), {}, {}, NOW)
+    assert status is not None
+    assert status.refused == (f"p-web-{V}-1: the runtime in its image is of before user_config; build the image anew",)
+    assert (status.applied, status.replicas) == (0, 1)
+
+
+def test_without_one_there_is_nothing_to_say() -> None:
+    plain = replace(WEB, user_config=NO_USER_CONFIG)
+    containers = [replica(plain, 1, user_config=told(NO_USER_CONFIG)), replica(plain, 2)]
+    assert user_config_status(containers, plain, VersionGoal(V), {}, {}, NOW) is None
+
+
+def test_what_this_controller_has_not_seen_is_said_to_be_so() -> None:
+    status = user_config_status([replica(WEB, 1, user_config=told(A))], WEB, VersionGoal(V), {}, {}, NOW)
+    assert status is not None
+    assert status.changes == ("from one that this controller has not seen",)
+
+
+def test_differences_are_told_by_path() -> None:
+    then = '{"model":{"name":"small","top_k":5},"same":1,"gone":[1]}'
+    now = '{"model":{"name":"large","top_k":5},"same":1,"new":{}}'
+    assert differences(then, now) == ["gone: [1] -> nothing", 'model.name: "small" -> "large"', "new: nothing -> {}"]
+    many = json.dumps({f"k{number:02}": number for number in range(30)})
+    assert differences("{}", many)[-1] == "and 10 more"
+    assert len(differences("{}", json.dumps({"a": "x" * 1000}))[0]) < 120
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1), JSONS), st.dictionaries(st.text(min_size=1), JSONS))
+def test_any_two_can_be_told_apart_in_words(then: dict[str, Any], now: dict[str, Any]) -> None:
+    assert differences(json.dumps(then), json.dumps(then)) == []
+    assert len(differences(json.dumps(then), json.dumps(now))) <= 21
+
+
+# ---------------------------------------------------------------------------------------------------- the whole of it
+
+
+def web(text: str = NO_USER_CONFIG, definition: str = "d1", **changes: Any) -> ServiceSpec:
+    changes = {"rollout": RolloutSpec(bake_s=0.1), "user_config": text, **changes}
+    return service("web", definition_hash=definition, **changes)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return Control.of(tmp_path, web(A))
+
+
+def said(control: Control, *kinds: str) -> list[str]:
+    return [s.event.message for s in control.loop.events.select(limit=1000) if s.event.kind in kinds]
+
+
+def in_force(control: Control) -> list[str | None]:
+    containers = sorted(control.engine.containers.values(), key=lambda container: container.number)
+    return [control.user_configs.get(container.id) for container in containers if container.state.is_up]
+
+
+def row(control: Control) -> dict[str, Any]:
+    (found,) = [row for row in control.loop.view.services if row.name == "web"]
+    return service_json(found, control.loop.view)
+
+
+async def stable(control: Control, spec: ServiceSpec) -> None:
+    wanted = current_version(spec, control.engine.images)
+    await until(lambda: control.loop.deployer.state("web").stable == wanted)
+
+
+async def test_a_change_reaches_those_that_run_and_restarts_none(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        before, events = set(control.engine.containers), len(said(control, "create_container"))
+        assert in_force(control) == [A, A]
+        assert control.given == [], "they have begun with it"
+
+        control.source.edit(web(B))
+        words = f"web: user_config {DB} is in force in 2 of 2 replicas"
+        await until(lambda: words in said(control, "user_config_applied"))
+        assert in_force(control) == [B, B]
+        assert set(control.engine.containers) == before
+        assert len(said(control, "create_container")) == events
+        assert said(control, "user_config") == [f"web: user_config {DB}: threshold: 1 -> 2; no restart"]
+        assert sorted(text for _, text in control.given) == [B, B], "once each"
+        assert row(control)["user_config"] == {
+            "value": {"threshold": 2}, "wanted": DB, "applied": 2, "replicas": 2, "refused": (), "changes": (),
+        }  # fmt: skip
+        assert row(control)["state"] == "HEALTHY"
+
+        control.source.edit(web())
+        await until(lambda: in_force(control) == [NO_USER_CONFIG] * 2)
+        await until(lambda: row(control)["user_config"] is None)
+        assert "web: no user_config is set any more" in said(control, "user_config_applied")
+
+
+async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        before = set(control.engine.containers)
+        control.refused = {B}
+        control.source.edit(web(B))
+        await until(lambda: len(said(control, "user_config_refused")) == 2)
+        assert in_force(control) == [A, A]
+        assert set(control.engine.containers) == before
+        found = row(control)
+        assert (found["state"], found["ready"]) == ("DEPLOY_FAILED", 2)
+        sentence = f"{ERROR}; the former user_config stays in force"
+        assert sentence in found["message"]
+        assert found["replicas"][0]["message"] == f"goes on with its former user_config: {ERROR}"
+        plan_text = plan_words(control.loop.view, ())
+        assert f"user_config of web: user_config {DB} is in force in 0 of 2 replicas; no restart" in plan_text
+        assert "  threshold: 1 -> 2" in plan_text.splitlines()
+        case = why.Case(found, {"in_progress": [], "steps": []}, [], Traffic())
+        assert [line for line in why.obstacles(case) if sentence in line] == list(found["user_config"]["refused"])
+
+        control.refused = set()
+        await until(lambda: row(control)["state"] == "HEALTHY")
+        assert in_force(control) == [B, B]
+        assert len(control.given) == 2, "it was given once, and tried again over there"
+
+
+async def test_a_controller_that_dies_half_way_is_followed_by_one_that_goes_on(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+    control.source.edit(web(B))
+    one = min(control.engine.containers.values(), key=lambda container: container.number)
+    await control.give(f"{one.ip}:9100", B)  # as far as the one before has come
+    control.given.clear()
+    async with control.running():
+        await until(lambda: in_force(control) == [B, B])
+        assert [text for _, text in control.given] == [B]
+        assert not said(control, "user_config_refused")
+
+
+async def test_a_replica_that_does_not_answer_is_tried_again(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        first = min(control.engine.containers.values(), key=lambda container: container.number)
+        give, asked = control.give, []
+
+        async def deaf(address: str, text: str) -> UserConfigReport:
+            asked.append(address)
+            if address == f"{first.ip}:9100" and asked.count(address) < 3:
+                raise ReplicaError(f"http://{address}/user-config does not answer: nobody is there; it is tried again")
+            return await give(address, text)
+
+        control.loop._executor._perform.__self__._give = deaf  # type: ignore[attr-defined]
+        control.source.edit(web(B))
+        await until(lambda: in_force(control) == [B, B])
+        assert any("does not answer" in message for message in said(control, "give_user_config"))
+
+
+async def test_those_that_come_later_have_it_from_their_start(control: Control) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        control.source.edit(web(B))
+        await until(lambda: in_force(control) == [B, B])
+        given = len(control.given)
+        control.loop.scale("web", 4)
+        await control.settled("web", 4)
+        assert in_force(control) == [B] * 4
+        assert len(control.given) == given
+
+
+async def test_a_version_has_the_user_config_that_was_written_beside_it(control: Control) -> None:
+    """Code and config that change together go and come back together: the old code may not know the new settings."""
+    old, edited, new = web(A), web(B), web('{"cutoff":3}', "d2")
+    async with control.running():
+        await stable(control, old)
+        await control.settled("web", 2)
+        control.source.edit(edited)
+        await until(lambda: in_force(control) == [B, B])
+
+        control.source.edit(new)
+        await stable(control, new)
+        await control.settled("web", 2, 10.0)
+        assert in_force(control) == ['{"cutoff":3}'] * 2
+        assert all("cutoff" not in text for _, text in control.given), "no replica of the old version got it"
+
+        control.loop.roll_back("web", None)
+        await stable(control, old)
+        await control.settled("web", 2, 10.0)
+        assert in_force(control) == [B, B], "the last one that was written beside it"
+
+
+# ------------------------------------------------------------------------------------------------ on the wire, for real
+
+
+class Part:
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self.had = user_config
+
+
+async def test_the_controller_gives_and_the_runtime_takes() -> None:
+    config = UserConfig([Part()], NO_USER_CONFIG, call_hook)
+    server, probe = AdminServer({}, admin_takers(config.offer, config.report)), HttpProbe()
+    port = await server.start("127.0.0.1", 0)
+    try:
+        assert await probe.give(f"127.0.0.1:{port}", A) == UserConfigReport(DA, NONE)
+        await config.settle()
+        assert await probe.give(f"127.0.0.1:{port}", A) == UserConfigReport(DA, DA)
+        with pytest.raises(ReplicaError, match="refused it with 400: user_config: expected a JSON object"):
+            await probe.give(f"127.0.0.1:{port}", "[]")
+    finally:
+        await server.close()
+        refused = f"http://127.0.0.1:{port}/user-config does not answer: "
+        with pytest.raises(ReplicaError, match=refused):
+            await probe.give(f"127.0.0.1:{port}", A)
+        await probe.close()

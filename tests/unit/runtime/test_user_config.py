@@ -1,0 +1,255 @@
+"""`user_config`: given before the replica is ready and at every change, in force or refused, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from aiohttp import ClientSession
+from hypothesis import given
+from pierhead import Settings, user_config
+from pierhead.errors import SettingsError
+from pierhead.server import ReplicaServer
+from pierhead.user_config import MAX_BYTES, NOTHING, ConfigReport, UserConfig, call_hook, digest, read
+
+from tests.unit.runtime.harness import Cluster, EchoService, until
+
+A, B, BAD = '{"threshold":1}', '{"threshold":2}', '{"threshold":-1}'
+REFUSED = "Tuned.reconfigure raised ValueError: threshold: expected a number above 0, found -1"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_config, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(user_config, "LONGEST_PAUSE_S", 0.002)
+
+
+class Tuned:
+    """A part that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.had: list[Any] = []
+        self.ready_with: list[Any] = []
+        self.tries = 0
+        self.problem: Exception | None = None
+        self.threads: set[int] = set()
+
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        self.tries += 1
+        self.threads.add(threading.get_ident())
+        if self.problem is not None:
+            raise self.problem
+        threshold = config.pop("threshold", None)  # it is its own, to do with as it likes
+        if threshold == -1:
+            raise ValueError("threshold: expected a number above 0,\nfound -1")
+        self.had.append(threshold)
+
+    async def check_health(self) -> None:
+        self.ready_with = list(self.had)
+
+
+class AsyncTuned(Tuned):
+    """The same as a coroutine."""
+
+    async def reconfigure(self, config: dict[str, Any]) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().reconfigure(config)
+
+
+def configured(text: str, *parts: object) -> UserConfig:
+    return UserConfig(parts, text, call_hook)
+
+
+async def settled(config: UserConfig) -> ConfigReport:
+    async with asyncio.timeout(5):
+        await config.settle()
+    return config.report()
+
+
+def in_force(text: str) -> ConfigReport:
+    return ConfigReport(digest(text), digest(text))
+
+
+class TestUserConfig:
+    async def test_nothing_is_called_for_nothing(self) -> None:
+        part = Tuned()
+        assert await settled(configured(NOTHING, part)) == in_force(NOTHING)
+        assert part.had == []
+
+    @pytest.mark.parametrize("kind", [Tuned, AsyncTuned])
+    async def test_every_part_gets_every_change_and_a_copy_of_its_own(self, kind: type[Tuned]) -> None:
+        parts = [kind(), kind()]
+        config = configured(A, object(), *parts)
+        assert config.report() == ConfigReport(digest(A), digest(NOTHING))
+        assert await settled(config) == in_force(A)
+        config.offer(B)
+        config.offer(B)
+        assert await settled(config) == in_force(B)
+        config.offer(NOTHING)
+        assert await settled(config) == in_force(NOTHING)
+        assert [part.had for part in parts] == [[1, 2, None]] * 2
+
+    async def test_one_that_is_refused_leaves_the_former_in_force_for_all(self) -> None:
+        first, second = Tuned(), Tuned()
+        config = configured(A, first, second)
+        await settled(config)
+        second.problem = ValueError("no")
+        config.offer(B)
+        task = asyncio.create_task(config.settle())
+        await until(lambda: second.tries > 2, "it is tried again")
+        assert config.report() == ConfigReport(digest(B), digest(A), "Tuned.reconfigure raised ValueError: no")
+        assert first.had[:3] == [1, 2, 1], "the first has the former one again"
+        second.problem = None
+        await asyncio.wait_for(task, 5)
+        assert config.report() == in_force(B)
+        assert (first.had[-1], second.had[-1]) == (2, 2)
+
+    async def test_another_one_ends_the_tries(self) -> None:
+        part = Tuned()
+        config = configured(BAD, part)
+        task = asyncio.create_task(config.settle())
+        await until(lambda: config.report().error == REFUSED, "it is refused, in one line")
+        config.offer(A)
+        assert config.report().error == ""
+        await asyncio.wait_for(task, 5)
+        assert config.report() == in_force(A)
+
+    async def test_without_a_hook_it_says_so(self) -> None:
+        config = configured(A, EchoService())
+        task = asyncio.create_task(config.settle())
+        words = "nothing that serve() was given has a method `reconfigure(user_config)`"
+        await until(lambda: config.report().error == words, "it says what is missing")
+        config.offer(NOTHING)
+        await asyncio.wait_for(task, 5)
+
+    async def test_a_long_message_is_cut(self) -> None:
+        part = Tuned()
+        part.problem = ValueError("x" * 10_000)
+        config = configured(A, part)
+        task = asyncio.create_task(config.settle())
+        await until(lambda: bool(config.report().error), "it is refused")
+        assert len(config.report().error) < 500
+        task.cancel()
+
+    @given(st.lists(st.tuples(st.sampled_from([A, B, BAD, NOTHING]), st.booleans()), min_size=1, max_size=12))
+    def test_whatever_comes_the_last_good_one_is_in_force(self, offers: list[tuple[str, bool]]) -> None:
+        """`True`: the config has time to be put in force before the next one comes."""
+
+        async def live() -> None:
+            part = AsyncTuned()
+            config = configured(NOTHING, part)
+            keeper = asyncio.create_task(config.keep())
+            for text, waits in (*offers, (B, True), (A, True)):
+                config.offer(text)
+                for _ in range(200 if waits else 1):
+                    await asyncio.sleep(0)
+            report = config.report()
+            assert report == in_force(A)
+            assert part.had[-1] == 1
+            keeper.cancel()
+
+        asyncio.run(live())
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("[1]", "expected a JSON object, found a list"),
+            ("nothing", "expected a JSON object, found something else: "),
+            ('{"a": "' + "x" * MAX_BYTES + '"}', f"expected at most {MAX_BYTES} bytes, found {MAX_BYTES + 9}"),
+            ("[" * 60_000, "expected a JSON object, found something else: "),
+        ],
+    )
+    async def test_what_is_none_is_refused_and_changes_nothing(self, text: str, words: str) -> None:
+        config = configured(A, Tuned())
+        with pytest.raises(ValueError, match="expected") as refused:
+            config.offer(text)
+        assert str(refused.value).startswith(words)
+        assert config.report().wanted == digest(A)
+
+    def test_the_largest_is_taken(self) -> None:
+        text = json.dumps({"a": "x" * (MAX_BYTES - 9)})
+        assert len(text) == MAX_BYTES
+        assert read(text)
+
+    def test_the_environment_gives_the_first(self) -> None:
+        assert Settings.from_env({"PIERHEAD_USER_CONFIG": A}).user_config == A
+        assert Settings.from_env({}).user_config == NOTHING
+        with pytest.raises(SettingsError, match="PIERHEAD_USER_CONFIG: expected a JSON object"):
+            Settings.from_env({"PIERHEAD_USER_CONFIG": "[]"})
+
+
+async def readyz(server: ReplicaServer) -> Mapping[str, Any]:
+    async with ClientSession() as client, client.get(f"http://127.0.0.1:{server.admin_port}/readyz") as answer:
+        return {"status": answer.status, **await answer.json()}
+
+
+async def put(server: ReplicaServer, text: str) -> tuple[int, Any]:
+    url = f"http://127.0.0.1:{server.admin_port}/user-config"
+    async with ClientSession() as client, client.put(url, data=text) as answer:
+        return answer.status, await answer.json()
+
+
+class TestReplica:
+    async def test_it_has_its_config_before_its_first_check_and_takes_others(self, cluster: Cluster) -> None:
+        part = Tuned()
+        server = await cluster.start(EchoService(), part, user_config=A)
+        assert part.ready_with == [1]
+        assert (await readyz(server))["user_config"] == {"wanted": digest(A), "applied": digest(A), "error": ""}
+        status, body = await put(server, B)
+        assert (status, body["user_config"]["wanted"]) == (200, digest(B))
+        await until(lambda: part.had == [1, 2], "it has the other one")
+        assert (await readyz(server))["user_config"]["applied"] == digest(B)
+        assert await put(server, "[]") == (400, {"error": "user_config: expected a JSON object, found a list"})
+
+    async def test_one_that_is_refused_later_leaves_it_ready(self, cluster: Cluster) -> None:
+        part = Tuned()
+        server = await cluster.start(EchoService(), part, user_config=A)
+        await put(server, BAD)
+        await until(lambda: part.tries > 1 and bool(server._config.report().error), "it is refused")
+        found = await readyz(server)
+        assert (found["status"], found["detail"]) == (200, "")
+        assert found["user_config"] == {"wanted": digest(BAD), "applied": digest(A), "error": REFUSED}
+
+    async def test_one_that_is_refused_at_the_start_keeps_it_from_being_ready(self, cluster: Cluster) -> None:
+        part = Tuned()
+        starting = asyncio.create_task(cluster.start(EchoService(), part, user_config=BAD))
+        await until(lambda: part.tries > 1, "it is tried again, without a restart")
+        (server,) = cluster._running
+        found = await readyz(server)
+        assert (found["status"], found["state"], found["detail"]) == (503, "starting", REFUSED)
+        await put(server, A)
+        assert (await asyncio.wait_for(starting, 5)).state == "ready"
+        assert part.ready_with == [1]
+
+    async def test_a_replica_that_waits_for_another_one_can_be_stopped(self, cluster: Cluster) -> None:
+        part = Tuned()
+        starting = asyncio.create_task(cluster.start(EchoService(), part, user_config=BAD))
+        await until(lambda: part.tries > 1, "it waits")
+        (server,) = cluster._running
+        server.stop()
+        await asyncio.wait({starting}, timeout=5)
+        assert starting.done()
+
+    async def test_it_runs_where_user_code_runs(self, cluster: Cluster) -> None:
+        part = AsyncTuned()
+        server = await cluster.start(
+            EchoService(), part, user_config=A, run_user_code_in_separate_thread=True, drain_timeout_s=0.1
+        )
+        await put(server, B)
+        await until(lambda: part.had == [1, 2], "it has the other one")
+        (thread,) = part.threads
+        assert thread != threading.get_ident()
+
+    async def test_a_hook_alone_makes_a_part(self, cluster: Cluster) -> None:
+        class Plain:
+            def reconfigure(self, config: Any) -> None:
+                self.config = config
+
+        plain = Plain()
+        await cluster.start(EchoService(), plain, user_config=A)
+        assert plain.config == {"threshold": 1}
