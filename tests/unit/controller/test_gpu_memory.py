@@ -119,11 +119,11 @@ async def test_a_reading_from_before_a_holder_ended_is_not_believed() -> None:
 async def test_a_defect_in_reading_is_a_problem_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched()
 
-    async def used_gpu_memory() -> dict[str, int]:
+    async def used_gpu_memory(engine: FakeEngine) -> dict[str, int]:
         raise KeyError("N/A")
 
     with monkeypatch.context() as patched:
-        patched.setattr(watched.engine, "used_gpu_memory", used_gpu_memory)
+        patched.setattr(FakeEngine, "used_gpu_memory", used_gpu_memory)
         assert await watched.reads(WAITING)
     assert watched.watch.problem == "internal: reading the memory of the GPUs raised KeyError: 'N/A'"
     assert watched.watch.seen(observed()).gpu_reading is None
