@@ -58,6 +58,8 @@ class FakeRouter:
     hash: str = ""
     done: list[RoutingAction] = field(default_factory=list)
     failing: dict[type[RoutingAction], RoutingError] = field(default_factory=dict)
+    answers: Callable[[str], bool] = lambda name: True
+    """Whether the replica of that name passes HAProxy's own check at the time it is added."""
     held: dict[str, Held] = field(default_factory=dict)
     """By backend. With the first server that takes traffic nothing is held any more."""
 
@@ -82,7 +84,12 @@ class FakeRouter:
             case AddServer():
                 self._put(
                     Server(
-                        action.backend, action.target, action.address, ServerState.READY, up=True, weight=action.weight
+                        action.backend,
+                        action.target,
+                        action.address,
+                        ServerState.READY,
+                        up=self.answers(action.target),
+                        weight=action.weight,
                     )
                 )
             case SetServerWeight():
@@ -214,7 +221,7 @@ class Control:
         for service in services:
             engine.add_image(service.image)
         source = FakeSource({service.name: service for service in services})
-        return cls(directory, engine, FakeRouter(), source)
+        return cls(directory, engine, FakeRouter(answers=lambda name: engine.readiness(name) == "ready"), source)
 
     async def give(self, address: str, text: str) -> UserConfigReport:
         """Take a user_config the way the replica at that address would."""
