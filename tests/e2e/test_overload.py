@@ -30,8 +30,8 @@ ONE_TOO_MANY = 0.01
 """Of the requests of a load that has room in the line, at most: now and then HAProxy sends a server one more than its
 maxconn, when several arrive in the same instant. The replica refuses it before any work, and says when to come back."""
 IN_PASSING = 1.25
-"""By Little's law, how many are answered and how long one takes say how many are inside, however fast the machine is. To
-those in work and in line come the ones that are on their way in or out."""
+"""By Little's law, how many are answered and how long one takes say how many are inside, however fast the machine is.
+To those in work and in line come the ones that are on their way in or out."""
 
 
 @pytest.fixture
