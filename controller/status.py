@@ -171,8 +171,8 @@ def _user_config(
     spec = desired.services.get(name)
     if spec is None:
         return None
-    mine = [container for container in observed.containers if container.service == name]
-    return user_config_status(mine, spec, goal_of(desired, observed, name), observed.retirements, texts, now)
+    goal, mine = goal_of(desired, observed, name), observed.containers_of(name)
+    return user_config_status(mine, spec, goal, observed.retirements, texts, now)
 
 
 def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error: str, now: float) -> tuple[str, ...]:

@@ -274,10 +274,8 @@ class Store:
 
     def keep_revision(self, revision: Revision) -> None:
         """Remember how a version is made; what is known of it already stays."""
-        key = (revision.service, revision.version)
-        if key not in self._revisions:
-            self._write("INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?, ?, ?)", astuple(revision))
-            self._revisions[key] = revision
+        if (revision.service, revision.version) not in self._revisions:
+            self.renew_revision(revision)
 
     def renew_revision(self, revision: Revision) -> None:
         """Remember a version anew: what is not part of it has changed. Raises StoreError."""

@@ -21,7 +21,7 @@ from controller.model import (
     UserConfigStatus,
     VersionGoal,
 )
-from controller.phases import Phase, phase_of
+from controller.phases import Phase, is_ready, phase_of
 
 LONGEST = 60
 MOST_KNOWN = 1000
@@ -76,10 +76,10 @@ def user_config_status(
     text = (goal.spec or spec).user_config
     wanted = digest(text)
     applied, serving, refused, others = 0, 0, [], set()
-    for container in sorted(containers, key=lambda container: (container.number, container.name)):
+    for container in containers:
         report = container.user_config
         phase, _ = phase_of(container, spec, retirements.get(container.id), now)
-        serves = phase is Phase.RUNNING and not container.reported_draining
+        serves = is_ready(container, phase)
         if wanted_in(container, spec, goal) != text or not (serves or phase is Phase.STARTING):
             continue
         if report is None:
