@@ -25,16 +25,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 @pytest.fixture(scope="session")
 def running_stack() -> Iterator[Stack]:
     """The two benchmark applications, up and answering."""
-    stack = Stack("pierhead-test", APPS)
-    stack.down()
-    try:
-        stack.up()
+    with Stack("pierhead-test", APPS).running("session") as stack:
         eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo answers", within_s=120)
         eventually(lambda: stack.get("/recsys/?user_id=7").status == 200, "recsys answers", within_s=240)
         yield stack
-    finally:
-        stack.save_evidence(ROOT / "test-evidence" / "session")
-        stack.down()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.stack import ROOT, Stack
+from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -14,14 +14,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def policies_stack() -> Iterator[Stack]:
-    stack = Stack("pierhead-test-policies", ["tests/e2e/apps/policies.yaml"])
-    stack.down()
-    try:
-        stack.up()
+    with Stack("pierhead-test-policies", ["tests/e2e/apps/policies.yaml"]).running() as stack:
         yield stack
-    finally:
-        stack.save_evidence(ROOT / "test-evidence" / stack.project)
-        stack.down()
 
 
 def test_policies_decide_and_hold_when_they_cannot(policies_stack: Stack) -> None:

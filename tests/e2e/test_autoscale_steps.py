@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.load import Load
-from tests.harness.stack import ROOT, Stack
+from tests.harness.stack import Stack
 from tests.harness.waiting import eventually, seconds_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(240)]
@@ -30,15 +30,9 @@ TICKS_WATCHED = 12
 
 @pytest.fixture
 def sleeper_stack() -> Iterator[Stack]:
-    stack = Stack("pierhead-test-steps", ["tests/e2e/apps/sleeper.yaml"])
-    stack.down()
-    try:
-        stack.up()
+    with Stack("pierhead-test-steps", ["tests/e2e/apps/sleeper.yaml"]).running() as stack:
         eventually(lambda: stack.get("/sleeper").status == 200, "the service answers", within_s=90)
         yield stack
-    finally:
-        stack.save_evidence(ROOT / "test-evidence" / stack.project)
-        stack.down()
 
 
 def decided(stack: Stack) -> list[tuple[int, int]]:

@@ -25,17 +25,15 @@ def edited() -> Iterator[tuple[Stack, Path]]:
     app = ROOT / ".state" / "apps" / "echo.yaml"
     app.parent.mkdir(parents=True, exist_ok=True)
     write(app)
-    stack = Stack("pierhead-test-config", [str(app.relative_to(ROOT))])
-    stack.down()
     try:
-        stack.up()
-        eventually(lambda: stack.get("/echo?message=hi").json == {"response": "Echo: hi"}, "it answers", within_s=120)
-        stack.scale("echo-child", REPLICAS)
-        stack.wait_settled(**{"echo-child": REPLICAS})
-        yield stack, app
+        with Stack("pierhead-test-config", [str(app.relative_to(ROOT))]).running() as stack:
+            eventually(
+                lambda: stack.get("/echo?message=hi").json == {"response": "Echo: hi"}, "it answers", within_s=120
+            )
+            stack.scale("echo-child", REPLICAS)
+            stack.wait_settled(**{"echo-child": REPLICAS})
+            yield stack, app
     finally:
-        stack.save_evidence(ROOT / "test-evidence" / stack.project)
-        stack.down()
         app.unlink()
 
 

@@ -47,35 +47,26 @@ def write_gpus(indices: Iterable[int]) -> None:
     new.rename(CDI_FILE)
 
 
-def started(stack: Stack) -> Iterator[Stack]:
-    stack.down()
-    try:
-        stack.up()
-        eventually(lambda: stack.api("/healthz").status == 200, "the controller is up")
-        yield stack
-    finally:
-        stack.save_evidence(ROOT / "test-evidence" / stack.project)
-        stack.down()
-
-
 @pytest.fixture
 def gpu_stack(fake_gpus: None) -> Iterator[Stack]:
-    yield from started(Stack("pierhead-test-gpu", ["tests/e2e/apps/gpus.yaml"], {"PIERHEAD_GPU_CDI_KIND": CDI_KIND}))
+    environment = {"PIERHEAD_GPU_CDI_KIND": CDI_KIND}
+    with Stack("pierhead-test-gpu", ["tests/e2e/apps/gpus.yaml"], environment).running() as stack:
+        yield stack
 
 
 @pytest.fixture
 def echo_stack() -> Iterator[Stack]:
-    for stack in started(Stack("pierhead-test-echo", ["compose/apps/echo.yaml"])):
+    with Stack("pierhead-test-echo", ["compose/apps/echo.yaml"]).running() as stack:
         stack.wait_settled(echo=1, **{"echo-child": 1})
-        eventually(lambda stack=stack: stack.get("/echo?message=hi").status == 200, "echo answers")  # type: ignore[misc]
+        eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo answers")
         yield stack
 
 
 @pytest.fixture
 def full_disk_stack() -> Iterator[Stack]:
-    for stack in started(Stack("pierhead-test-full", ["compose/apps/echo.yaml", "tests/e2e/apps/full_disk.yaml"])):
+    with Stack("pierhead-test-full", ["compose/apps/echo.yaml", "tests/e2e/apps/full_disk.yaml"]).running() as stack:
         stack.wait_settled(echo=1, **{"echo-child": 1})
-        eventually(lambda stack=stack: stack.get("/echo?message=hi").status == 200, "echo answers")  # type: ignore[misc]
+        eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo answers")
         yield stack
 
 
@@ -171,7 +162,8 @@ def smi(fake_gpus: None, tmp_path: Path) -> Smi:
 def memory_stack(smi: Smi) -> Iterator[Stack]:
     smi.say(20_000, 23_000, 24_000, 24_000)
     environment = {"PIERHEAD_GPU_CDI_KIND": CDI_KIND}
-    yield from started(Stack("pierhead-test-memory", ["tests/e2e/apps/gpu_memory.yaml"], environment))
+    with Stack("pierhead-test-memory", ["tests/e2e/apps/gpu_memory.yaml"], environment).running() as stack:
+        yield stack
 
 
 def test_a_replica_waits_for_memory_that_somebody_else_uses(
@@ -254,9 +246,9 @@ def edited_stack() -> Iterator[tuple[Stack, Path]]:
     app.parent.mkdir(exist_ok=True)
     shutil.copy(ROOT / "compose/apps/echo.yaml", app)
     try:
-        for stack in started(Stack("pierhead-test-edit", [".state/edited.yaml"])):
+        with Stack("pierhead-test-edit", [".state/edited.yaml"]).running() as stack:
             stack.wait_settled(echo=1, **{"echo-child": 1})
-            eventually(lambda stack=stack: stack.get("/echo?message=hi").status == 200, "echo answers")  # type: ignore[misc]
+            eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo answers")
             yield stack, app
     finally:
         app.unlink()

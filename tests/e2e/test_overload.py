@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.load import Load, LoadResult
-from tests.harness.stack import ROOT, Answer, Stack
+from tests.harness.stack import Answer, Stack
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -36,16 +36,9 @@ To those in work and in line come the ones that are on their way in or out."""
 
 @pytest.fixture
 def stack() -> Iterator[Stack]:
-    stack = Stack("pierhead-test-overload", ["tests/e2e/apps/overload.yaml"])
-    stack.down()
-    try:
-        stack.up()
-        eventually(lambda: stack.api("/healthz").status == 200, "the controller is up")
+    with Stack("pierhead-test-overload", ["tests/e2e/apps/overload.yaml"]).running() as stack:
         stack.wait_settled(worker=2)
         yield stack
-    finally:
-        stack.save_evidence(ROOT / "test-evidence" / stack.project)
-        stack.down()
 
 
 def measured(stack: Stack, connections: int) -> LoadResult:

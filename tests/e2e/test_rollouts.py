@@ -34,18 +34,13 @@ def edited() -> Iterator[tuple[Stack, Path]]:
     app = ROOT / ".state" / "faulty.yaml"
     app.parent.mkdir(exist_ok=True)
     shutil.copy(APP, app)
-    stack = Stack("pierhead-test-rollout", [".state/faulty.yaml"])
-    stack.down()
     try:
-        stack.up()
-        eventually(lambda: stack.api("/healthz").status == 200, "the controller is up")
-        stack.wait_settled(faulty=2)
-        eventually(lambda: row(stack)["stable"], "the first version counts as proved")
-        eventually(lambda: stack.get("/faulty").body == b"v0", "it answers")
-        yield stack, app
+        with Stack("pierhead-test-rollout", [".state/faulty.yaml"]).running() as stack:
+            stack.wait_settled(faulty=2)
+            eventually(lambda: row(stack)["stable"], "the first version counts as proved")
+            eventually(lambda: stack.get("/faulty").body == b"v0", "it answers")
+            yield stack, app
     finally:
-        stack.save_evidence(ROOT / "test-evidence" / stack.project)
-        stack.down()
         app.unlink()
 
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import ClientSession, TCPConnector, WSMsgType
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 
-from tests.harness.stack import ROOT, Stack, request
+from tests.harness.stack import Stack, request
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
@@ -29,15 +29,9 @@ SOON_S = 60.0
 
 @pytest.fixture(scope="module")
 def running_asleep() -> Iterator[Stack]:
-    stack = Stack("pierhead-test-asleep", ["tests/e2e/apps/asleep.yaml"])
-    stack.down()
-    try:
-        stack.up()
+    with Stack("pierhead-test-asleep", ["tests/e2e/apps/asleep.yaml"]).running() as stack:
         eventually(lambda: stack.get("/-/routes").json == {"/echo": "echo"}, "the routes are there")
         yield stack
-    finally:
-        stack.save_evidence(ROOT / "test-evidence" / stack.project)
-        stack.down()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ controller works inside.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -13,10 +14,10 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import docker
 from docker.models.containers import Container
@@ -90,6 +91,21 @@ class Stack:
         for orphans in ([], ["--remove-orphans"]):
             done = self.compose("down", "--volumes", *orphans)
             assert done.returncode == 0, done.stderr
+
+    @contextlib.contextmanager
+    def running(self, evidence: str = "") -> Iterator[Self]:
+        """From nothing to a controller that answers; in the end keeps what explains a failure, and removes everything.
+
+        `evidence`: name of the directory for it, the project's unless given.
+        """
+        self.down()
+        try:
+            self.up()
+            eventually(lambda: self.api("/healthz").status == 200, "the controller is up")
+            yield self
+        finally:
+            self.save_evidence(ROOT / "test-evidence" / (evidence or self.project))
+            self.down()
 
     def pierhead(self, *arguments: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
         """Run the controller's CLI, as every make target does."""
