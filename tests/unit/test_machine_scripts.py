@@ -7,7 +7,8 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ROOT / "compose" / "machine"
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SCRIPTS = sorted(MACHINE.glob("*.sh"))
 
 # What the scripts may use of the machine. Not among them, unless a test adds a stand-in: docker, dockerd, sudo, apt.
@@ -67,7 +69,9 @@ class Machine:
         record = self.directory / "calls"
         return record.read_text().splitlines() if record.exists() else []
 
-    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str, open_files: Sequence[int] = (), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(MACHINE / command[0]), *command[1:]],
             env={
@@ -78,6 +82,7 @@ class Machine:
                 "PIERHEAD_OS_RELEASE": str(self.directory / "os-release"),
                 **environment,
             },
+            pass_fds=open_files,
             capture_output=True,
             text=True,
             timeout=60,
@@ -215,6 +220,19 @@ class TestBaseImages:
         assert result.returncode == 2
         assert "No registry gives the Debian base images (no such host)." in result.stdout
         assert "on Fedora Linux 44 they cannot be built (only on Debian and Ubuntu)" in result.stderr
+
+    @pytest.mark.skipif(not KEYRING.exists(), reason="needs Debian's keyring, as mmdebstrap does")
+    def test_files_that_the_caller_has_open_are_not_in_the_way_of_the_build(self, machine: Machine) -> None:
+        machine.has("docker", 'case "$1 $2" in "image inspect" | "pull "*) exit 1 ;; esac')
+        machine.is_a("Ubuntu 24.04", ID="ubuntu")
+        machine.has("mmdebstrap", 'for file in /proc/$$/fd/*; do echo "open ${file##*/}"; done >>"$TMPDIR/calls"')
+        with ExitStack() as files:
+            some = [files.enter_context((machine.directory / "some").open("w")).fileno() for _ in range(12)]
+            result = machine.run("base-images.sh", open_files=some)
+        assert result.returncode == 0, result.stderr
+        opened = {int(call.split()[1]) for call in machine.calls() if call.startswith("open ")}
+        assert {0, 1, 2} <= opened
+        assert not opened & set(some)
 
 
 class TestUp:
