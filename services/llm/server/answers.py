@@ -1,0 +1,23 @@
+"""Replies that every engine makes alike: OpenAI's error object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+from pierhead.llm.v1.llm_pb2 import LLMReply
+
+
+def error_body(message: str, *, kind: str, code: str | int | None = None, param: str | None = None) -> bytes:
+    """OpenAI's error object as JSON: {"error": {"message", "type", "param", "code"}}."""
+    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
+
+
+def error_reply(status: int, message: str, *, kind: str, code: str | int | None = None) -> LLMReply:
+    """An error as an engine gives it."""
+    return LLMReply(data=error_body(message, kind=kind, code=code), status=status)
+
+
+async def not_supported(path: str) -> AsyncIterator[LLMReply]:
+    """The answer for a path that the engine does not have."""
+    yield error_reply(404, f"this model's engine does not serve {path}", kind="invalid_request_error", code="not_found")

@@ -1,0 +1,129 @@
+"""What every engine is: it takes OpenAI's requests and answers as OpenAI does. A new one is one module and one line in
+`registry.py`; the contract suite (tests/contract/test_llm_engines.py) says whether it is right.
+
+    start --> ready for requests --> shutdown
+                 chat, completions, ... : one request each; a closed iterator is an aborted request
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
+from pierhead.llm_config import LLMConfig
+
+Replies = AsyncIterator[LLMReply]
+"""Replies of one request; see LLMReply. Errors that the request's sender made are replies with a status and OpenAI's
+error object; what the engine raises is a failure of its own. Closing the iterator aborts the request in the engine."""
+
+Report = Callable[[str, float | None, float], None]
+"""Told of the start's progress: what it does, how much is done (None = not known), of how much; `pierhead.progress`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine says of itself: cheap, asked often."""
+
+    running: int = 0
+    """Requests that it generates for."""
+    waiting: int = 0
+    """Requests that wait to be run."""
+    kv_use: float = 0.0
+    """Share of the key-value cache in use, 0 to 1."""
+    tokens: int = 0
+    """Tokens made since the start, prompts' included once they are read: whether it grows tells a stall."""
+
+
+class LLMEngine(ABC):
+    """An engine of one model. Made with its config; nothing happens before `start`."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        self.config = config
+
+    @abstractmethod
+    async def start(self, model_path: str, report: Report) -> None:
+        """Load the model and be ready for requests. `model_path` is a local directory, or a Hugging Face id.
+
+        Raises LLMStartError with what a person can act on.
+        """
+
+    @abstractmethod
+    def chat(self, request: LLMRequest) -> Replies:
+        """/v1/chat/completions"""
+
+    @abstractmethod
+    def completions(self, request: LLMRequest) -> Replies:
+        """/v1/completions"""
+
+    def embeddings(self, request: LLMRequest) -> Replies:
+        """/v1/embeddings"""
+        return self.pass_through(request)
+
+    def score(self, request: LLMRequest) -> Replies:
+        """/v1/score"""
+        return self.pass_through(request)
+
+    def tokenize(self, request: LLMRequest) -> Replies:
+        """/tokenize"""
+        return self.pass_through(request)
+
+    def detokenize(self, request: LLMRequest) -> Replies:
+        """/detokenize"""
+        return self.pass_through(request)
+
+    def pass_through(self, request: LLMRequest) -> Replies:
+        """Any other path; one that the engine does not have is a 404."""
+        from services.llm.server.answers import not_supported
+
+        return not_supported(request.path)
+
+    @abstractmethod
+    def describe(self) -> ModelCard:
+        """What is served."""
+
+    @abstractmethod
+    def load(self) -> EngineLoad:
+        """How busy it is."""
+
+    @abstractmethod
+    async def generate_one_token(self) -> None:
+        """A real generation of one token, past the requests that wait where the engine can. Raises when it fails."""
+
+    @abstractmethod
+    async def check_health(self) -> None:
+        """Raises when the engine says that it is not well. Cheap."""
+
+    @abstractmethod
+    async def shutdown(self) -> None:
+        """End it; what still runs is aborted."""
+
+    async def load_adapter(self, adapter: str, path: str) -> None:
+        """Load a LoRA adapter under this name. Raises LLMRequestError where it cannot be."""
+        raise self._cannot("LoRA adapters")
+
+    async def unload_adapter(self, adapter: str) -> None:
+        """Forget an adapter that is loaded."""
+        raise self._cannot("LoRA adapters")
+
+    async def sleep(self, level: int) -> None:
+        """Give the accelerator's memory back; see Operation.Sleep."""
+        raise self._cannot("sleep")
+
+    async def wake(self) -> None:
+        """Undo `sleep`."""
+        raise self._cannot("wake")
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget what was read."""
+        raise self._cannot("reset_prefix_cache")
+
+    def expose(self) -> bytes:
+        """The engine's own metrics, in Prometheus' text format, to be shown beside the replica's."""
+        return b""
+
+    def _cannot(self, what: str) -> Exception:
+        from services.llm.server.errors import NotSupported
+
+        return NotSupported(f"the engine {self.config.engine} has no {what}")
