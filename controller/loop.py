@@ -34,11 +34,12 @@ from controller.errors import (
     StoreError,
     UnknownService,
 )
+from controller.event_kinds import action_name
 from controller.events import EventLog
 from controller.gpu_faults import GpuWatch, Mark, Unmark
 from controller.gpu_memory import GpuMemoryWatch
 from controller.measurements import Measurements, Query, no_prometheus
-from controller.metrics import ControllerMetrics, action_name
+from controller.metrics import ControllerMetrics
 from controller.model import (
     Action,
     Desired,
