@@ -48,11 +48,13 @@ def print_completion(
 
 def main() -> NoReturn:
     """Run the command line; never returns."""
-    if os.environ.get("_PIERHEAD_COMPLETE"):
-        completion.serve_the_shell()
-    if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # until now there was nothing to tidy up
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if os.environ.get("_PIERHEAD_COMPLETE"):
+            completion.serve_the_shell()
+        if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
+            threading.Thread(target=_end_with_stdin, daemon=True).start()
         _check_encoding(sys.argv[1:])
         code = app(args=sys.argv[1:] or ["--help"], prog_name="pierhead", standalone_mode=False)
         sys.stdout.flush()

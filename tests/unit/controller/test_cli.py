@@ -368,6 +368,18 @@ async def test_interrupted_it_leaves_the_target(control: Control) -> None:
         assert control.store.overrides["web"].replicas == 3
 
 
+async def test_interrupted_while_it_is_imported_it_ends_without_a_word(tmp_path: Path) -> None:
+    slow = "import sys\nprint('importing', flush=True)\nsys.stdin.read()\n"
+    (tmp_path / "typer.py").write_text(slow)
+    process = await Command("http://127.0.0.1:1").begin("status", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        assert await process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
+
+
 async def test_files_that_cannot_be_used_are_bad_input(control: Control) -> None:
     control.source.error = SpecError(["services.web.x-serve.rout: unknown key"])
     async with served(control) as pierhead:
