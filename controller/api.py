@@ -3,7 +3,7 @@
     GET  /api/v1/services[/<name>]           status rows
     GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
     GET  /api/v1/services/<name>/revisions   versions that can be gone back to, the newest first
-    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}
+    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}; "wanted": the files' own number, with auto
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
     POST /api/v1/services/<name>/abort       {}
     POST /api/v1/services/<name>/promote     {}
@@ -132,8 +132,11 @@ class Api:
         replicas = replicas_in(await request.read())
         name = request.match_info["name"]
         message = self._loop.scale(name, replicas)
+        spec = self._loop.known(name).services[name]
+        told: dict[str, Any] = {"message": message} if message else {}
+        if replicas is None and spec.autoscale is None:
+            told["wanted"] = spec.replicas
         asked = AUTO if replicas is None else replicas
-        told = {"message": message} if message else {}
         return web.json_response({"service": name, "replicas": asked, **told}, status=202)
 
     async def revisions(self, request: web.Request) -> web.Response:

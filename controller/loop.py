@@ -140,9 +140,10 @@ class World:
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
-    """Who decides how many replicas an autoscaled service has after a scale call; "" for any other service."""
+    """Who decides how many replicas a service has after a scale call; "" where that is simply who called."""
     if spec.autoscale is None:
-        return ""
+        count = "1 replica" if spec.replicas == 1 else f"{spec.replicas} replicas"
+        return f"the compose files decide, {count}" if replicas is None else ""
     bounds = f"{spec.autoscale.min} to {spec.autoscale.max}"
     if replicas is None:
         return f"the autoscaler decides, {bounds}"
@@ -428,7 +429,7 @@ class Loop:
     def scale(self, service: str, replicas: int | None) -> str:
         """Set a service's target, or with None let files or autoscaler decide again; wake the loop.
 
-        Returns who decides now, in words, where there is an autoscaler. Raises UnknownService, SpecError, StoreError.
+        Returns who decides now, in words, unless it is simply who called. Raises UnknownService, SpecError, StoreError.
         """
         spec = self.known(service).services[service]
         before = self._world.store.overrides.get(service)

@@ -58,7 +58,8 @@ def scale(
 ) -> None:
     """Set a service's number of replicas; "auto" takes it back.
 
-    Waits until the world agrees. With an autoscaler, a number pauses it and "auto" sets it going again.
+    Waits until the world agrees. With an autoscaler, a number pauses it and "auto" sets it going again; without one,
+    "auto" goes back to the number of the compose files.
     """
     as_json = out.is_json(output)
     if n != "auto" and not (n.isascii() and n.isdigit() and len(n) < 10 and int(n) <= MOST_REPLICAS):
@@ -67,11 +68,12 @@ def scale(
     told = api.put(f"{path}/scale", {"replicas": "auto" if n == "auto" else int(n)})
     if "message" in told and not as_json:
         out.say(f"{service}: {told['message']}")
-    if n == "auto" or no_wait:
+    target = told.get("wanted") if n == "auto" else int(n)  # of an autoscaler nobody knows what it will want
+    if target is None or no_wait:
         _end(None, told, as_json=as_json)
         return
-    scaled = ScaleWait(int(n))
-    stays = f"The target stays {n}; `pierhead status` shows how it goes on."
+    scaled = ScaleWait(target)
+    stays = f"The target stays {target}; `pierhead status` shows how it goes on."
     _end(wait(lambda: scaled.judge(api.get(path)), timeout, stays), told, as_json=as_json)
 
 

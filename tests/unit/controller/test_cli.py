@@ -351,6 +351,25 @@ async def test_the_wait_has_an_end(control: Control) -> None:
         assert "not there after 0.5 s: web: 0 of 3 ready; 3 starting" in done.err
 
 
+async def test_auto_without_an_autoscaler_goes_back_to_the_files_number(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        control.loop.scale("web", 4)
+        await control.settled("web", 4)
+        done = await pierhead("scale", "web", "auto")
+        assert (done.code, done.out) == (0, "web: the compose files decide, 2 replicas\nweb: 2 of 2 ready\n")
+        assert control.row("web") == (2, 2, 2)
+        assert control.store.overrides == {}
+        done = await pierhead("scale", "web", "auto", "-o", "json")
+        assert json.loads(done.out) == {
+            "service": "web",
+            "replicas": "auto",
+            "message": "web: 2 of 2 ready",
+            "wanted": 2,
+            "done": True,
+        }
+
+
 async def test_interrupted_it_leaves_the_target(control: Control) -> None:
     control.engine.behaviours["web"] = Behaviour(ready_after_s=3600)
     async with served(control) as pierhead:
