@@ -390,13 +390,15 @@ def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     """Return which version a service is wanted in, and what is going on between its versions."""
     status = row.rollout
     if status is None:
-        return {"version": None, "offered": None, "stable": None, "changes": [], "rollout": None, "rejected": None}
+        unknown: dict[str, Any] = {"version": None, "offered": None, "stable": None, "changes": [], "untried": False}
+        return {**unknown, "rollout": None, "rejected": None}
     rollout = status.state.rollout
     return {
         "version": status.version or None,
         "offered": status.offered or None,
         "stable": status.state.stable,
         "changes": list(status.changes),
+        "untried": status.state.is_unproven and not status.ready,
         "rollout": rollout
         and {
             "from": rollout.source,

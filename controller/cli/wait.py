@@ -145,7 +145,7 @@ class RolloutWait:
         if row["converged"] and state(row) == "UPDATING":
             return Verdict(f"{words}; UPDATING", parts=(part,))
         if row["converged"]:
-            return Verdict(f"{words}, version {version(row)}", done=True, parts=(part,))
+            return Verdict(f"{words}, version {version(row)}{_untried(row)}", done=True, parts=(part,))
         return _verdict(row)
 
     def _came_back(self, row: Document) -> bool:
@@ -154,6 +154,13 @@ class RolloutWait:
         if before is None or before.get("rollout") or not self._reverting or row["name"] not in self._rolling:
             return False
         return version(row) == version(before)
+
+
+def _untried(row: Document) -> str:
+    """What a version that was taken while its service sleeps has proved: nothing yet."""
+    if not row.get("untried") or row["wanted"]:
+        return ""
+    return ", not tried yet, as no replica is wanted now: it will be at the next wake"
 
 
 def _is_same(rejected: Document, before: Document | None) -> bool:

@@ -79,6 +79,36 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         assert f"{told['from']} -> {told['to']}" in (await answer.json())["message"]
 
 
+@pytest.mark.parametrize("is_manual", [False, True])
+async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: Control, is_manual: bool) -> None:
+    control.is_manual = is_manual
+    async with serving(control) as client:
+
+        async def untried() -> bool:
+            return bool((await (await client.get("/api/v1/services/web")).json())["untried"])
+
+        await control.settled("web", 2)
+        await until(lambda: control.loop.deployer.state("web").stable)
+        control.loop.scale("web", 0)
+        await control.settled("web", 0)
+        assert not await untried(), "its version has served"
+        control.source.edit(NEW)
+        for _ in range(2):  # somebody may ask twice
+            answer = await client.post("/api/v1/deploy", json={"services": ["web"]})
+            said = (await answer.json())["services"]["web"]
+            assert said.endswith(
+                " is taken, and not tried yet, as no replica is wanted now: it will be at the next wake"
+            )
+        await until(lambda: control.loop.deployer.state("web").is_unproven)
+        await until(lambda: all(row.rollout and row.rollout.state.is_unproven for row in control.loop.view.services))
+        assert await untried()
+        control.loop.scale("web", 1)
+        await control.settled("web", 1)
+        await until(lambda: not control.loop.deployer.state("web").is_unproven)
+        answer = await client.post("/api/v1/deploy", json={"services": ["web"]})
+        assert (await answer.json())["services"]["web"].endswith("nothing changes")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [

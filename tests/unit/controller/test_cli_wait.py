@@ -65,6 +65,18 @@ def test_a_rollout_that_ends_in_the_new_version_is_done() -> None:
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 9f8e7d6c")
 
 
+def test_a_version_that_a_service_takes_in_its_sleep_was_not_tried() -> None:
+    asleep = settled(ready=0, wanted=0, untried=True)
+    last = views(RolloutWait(["ranker"], BEFORE), asleep, asleep, asleep)[-1]
+    assert last.done
+    assert last.message == (
+        "ranker: 0 of 0 ready, version 9f8e7d6c, not tried yet, "
+        "as no replica is wanted now: it will be at the next wake"
+    )
+    awake = settled(untried=False)
+    assert views(RolloutWait(["ranker"], BEFORE), awake, awake, awake)[-1].message.endswith("version 9f8e7d6c")
+
+
 def test_an_update_between_two_phases_is_no_end() -> None:
     between = settled(state="UPDATING")
     last = views(RolloutWait(["ranker"], BEFORE), rolling(), between, between)[-1]
