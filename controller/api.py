@@ -167,6 +167,7 @@ class Api:
         """Go back to an earlier version."""
         self._gatekeeper.admit(request.remote, request.headers)
         name, to = request.match_info["name"], version_in(await request.read())
+        await self._loop.refuse_lost_version(name, to)
         return web.json_response({"service": name, "message": self._loop.roll_back(name, to)}, status=202)
 
     async def abort(self, request: web.Request) -> web.Response:

@@ -323,9 +323,20 @@ class Deployer:
 
     def roll_back(self, name: str, to: str | None, now: float) -> str:
         """Go back to an earlier version; from within a rollout, to the one before it. Raises InvalidRequest."""
+        version = self.way_back(name, to)
+        if version is None:
+            return self.abort(name, now)
+        state = self._states.get(name, ServiceRollout())
+        self._ask(name, machine.returned(state, version, self._offered.get(name), now))
+        message = f"{state.stable} -> {version}, an earlier version; the files' own waits for `pierhead deploy {name}`"
+        self._events.record("rollback", f"{name}: {message}", service=name)
+        return message
+
+    def way_back(self, name: str, to: str | None) -> str | None:
+        """The version that a rollback brings back; None where it just ends a rollout. Raises InvalidRequest."""
         state = self._states.get(name, ServiceRollout())
         if to is None and state.rollout is not None:
-            return self.abort(name, now)
+            return None
         version = next(iter(state.previous), None) if to is None else to
         known = [revision.version for revision in self.revisions(name)]
         if version is None:
@@ -345,12 +356,7 @@ class Deployer:
             )
         if state.stable is None:
             raise InvalidRequest(f"{name}: no version has ever been ready, so there is nothing to go back from")
-        if version == state.stable:
-            return self.abort(name, now)
-        self._ask(name, machine.returned(state, version, self._offered.get(name), now))
-        message = f"{state.stable} -> {version}, an earlier version; the files' own waits for `pierhead deploy {name}`"
-        self._events.record("rollback", f"{name}: {message}", service=name)
-        return message
+        return None if version == state.stable else version
 
     def abort(self, name: str, now: float) -> str:
         """End a rollout and go back. Raises InvalidRequest."""

@@ -469,6 +469,25 @@ class Loop:
         self.known(service)
         return self._asked(self.deployer.roll_back(service, to, self._clock()))
 
+    async def refuse_lost_version(self, service: str, to: str | None) -> None:
+        """See that the version which `roll_back` would bring back still has its image.
+
+        Raises what `roll_back` raises, InvalidRequest for an image that is gone, EngineError where nobody can say.
+        """
+        self.known(service)
+        version = self.deployer.way_back(service, to)
+        here: dict[str, bool] = {}
+        for revision in self.deployer.revisions(service) if version is not None else ():
+            here[revision.version] = await self._world.engine.has_image(revision.image_id)
+        if version is None or here.get(version, True):
+            return
+        others = [other for other, is_here in here.items() if is_here and other != self.deployer.state(service).stable]
+        raise InvalidRequest(
+            f"{service}: the image that version {version} was made of is not on this machine any more (`docker image "
+            f"prune` removes such images), so it cannot come back, and nothing was changed; versions that can: "
+            f"{', '.join(others) or 'none'}. Or build the code of then, and `pierhead deploy {service}`"
+        )
+
     def abort(self, service: str) -> str:
         """End a rollout. Raises UnknownService, InvalidRequest, SpecError, StoreError."""
         self.known(service)

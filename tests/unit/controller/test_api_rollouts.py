@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.callers import Gatekeeper
-from controller.model import RolloutSpec
+from controller.model import RolloutSpec, version_of
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.test_api import error_of, serving
 from tests.unit.controller.worlds import service
@@ -77,6 +77,37 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         answer = await client.post("/api/v1/services/web/rollback", json={"to": told["to"]})
         assert answer.status == 202
         assert f"{told['from']} -> {told['to']}" in (await answer.json())["message"]
+
+
+async def test_nobody_goes_back_to_a_version_whose_image_is_gone(tmp_path: Path) -> None:
+    web = replace(WEB, rollout=RolloutSpec(bake_s=0.0))
+    control = Control.of(tmp_path, web)
+    async with serving(control) as client:
+
+        async def taken(content: str) -> tuple[str, str]:
+            image = control.engine.add_image(web.image, content)
+            wanted = version_of(web.definition_hash, image)
+            await until(lambda: control.loop.deployer.state("web").stable == wanted and not phase(control))
+            return wanted, image
+
+        first, _ = await taken("1")
+        second, pruned = await taken("2")
+        await taken("3")
+        control.engine.remove_image(pruned)
+        for body in ({}, {"to": second}):
+            status, _, message = await error_of(await client.post("/api/v1/services/web/rollback", json=body))
+            assert status == 400
+            assert message == (
+                f"web: the image that version {second} was made of is not on this machine any more (`docker image "
+                f"prune` removes such images), so it cannot come back, and nothing was changed; versions that can: "
+                f"{first}. Or build the code of then, and `pierhead deploy web`"
+            )
+            assert control.loop.deployer.state("web").rollout is None
+        control.engine.go_away()
+        status, _, _ = await error_of(await client.post("/api/v1/services/web/rollback", json={"to": first}))
+        assert status == 503, "nobody can say whether it is there"
+        control.engine.come_back()
+        assert (await client.post("/api/v1/services/web/rollback", json={"to": first})).status == 202
 
 
 @pytest.mark.parametrize("is_manual", [False, True])
