@@ -91,7 +91,7 @@ run_inside() {
 }
 
 goes_on() {
-  case " $* " in *' -f '* | *' --follow '* | ' top '*) ;; *) return 1 ;; esac
+  case " $* " in *' -f '* | *' --follow '* | ' top '* | ' wait-ready '*) ;; *) return 1 ;; esac
 }
 
 run_in_image() {

@@ -26,6 +26,9 @@ Some = Annotated[
     typer.Argument(metavar="[SERVICE]...", help="none named: all of them", autocompletion=completion.services),
 ]
 Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhead gpus` shows it")]
+Serving = Annotated[
+    bool, typer.Option("--serving", help="enough that as many as wanted serve: rollouts and drains may go on")
+]
 Version = Annotated[
     str,
     typer.Option("--to", metavar="VERSION", help="one of `pierhead revisions`", autocompletion=completion.versions),
@@ -77,10 +80,14 @@ def scale(
     _end(wait(lambda: scaled.judge(api.get(path)), timeout, stays), told, as_json=as_json)
 
 
-def wait_ready(timeout: Timeout = 300.0, output: Output = "text") -> None:
-    """Wait until every service has its replicas."""
-    as_json, api = out.is_json(output), Client.from_environment()
-    verdict = wait(lambda: judge_all(api.get("/api/v1/services")), timeout, "`pierhead status` shows how it goes on.")
+def wait_ready(timeout: Timeout = 300.0, serving: Serving = False, output: Output = "text") -> None:
+    """Wait until every service has its replicas.
+
+    Ends with 1 as soon as all that is missing has a reason that waiting does not change.
+    """
+    as_json, api, path = out.is_json(output), Client.from_environment(), "/api/v1/services"
+    stays = "`pierhead status` shows how it goes on."
+    verdict = wait(lambda: judge_all(api.get(path), serving=serving), timeout, stays)
     _end(verdict, {}, as_json=as_json)
 
 
