@@ -303,7 +303,7 @@ class Loop:
         if seen:
             self._gpu_memory.refresh(desired, sight.observed, plan)
             self._watch_gpus(sight.observed, now)
-        self._publish(desired, sight, plan, now)
+        self._publish(desired, sight, plan, overrides, now)
         self._forgive(desired, sight.observed, now)
         dues = (
             LOOK_S,
@@ -329,9 +329,8 @@ class Loop:
             routing_hash=self._world.router.routing_hash(self._edge.values()),
         )
 
-    def _publish(self, desired: Desired, sight: Sight, plan: Plan, now: float) -> None:
+    def _publish(self, desired: Desired, sight: Sight, plan: Plan, overrides: Mapping[str, int], now: float) -> None:
         refusals = self._executor.gate.refusals()
-        overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
         specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
         self._user_configs = remembered(self._user_configs, specs)
         before, self.view = (
