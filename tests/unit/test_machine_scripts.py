@@ -370,7 +370,7 @@ class TestControl:
     def test_a_shells_question_reaches_the_program(self, machine: Machine) -> None:
         machine.has("docker", "case $1 in ps) echo 4f1d ;; esac")
         question = {"_PIERHEAD_COMPLETE": "complete_bash", "COMP_WORDS": "pierhead why ra", "COMP_CWORD": "2"}
-        result = machine.run("control.sh", **question)
+        result = machine.run("control.sh", open_files=(), **question)
         options = " ".join(f"--env {name}={value}" for name, value in question.items())
         assert (result.returncode, machine.calls()[-1]) == (0, f"docker exec {options} 4f1d pierhead")
 
