@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-up: ## start the stack and wait until every app answers: [APPS="echo recsys"] [GPU=1]
+up: ## start the stack and wait until every service serves: [APPS="echo recsys"] [GPU=1]
 	@compose/machine/up.sh "$(APPS)" "$(GPU)"
 
 down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its volumes (state, metrics) too

@@ -3,7 +3,7 @@
     GET  /api/v1/services[/<name>]           status rows
     GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
     GET  /api/v1/services/<name>/revisions   versions that can be gone back to, the newest first
-    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}
+    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}; "wanted": the files' own number, with auto
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
     POST /api/v1/services/<name>/abort       {}
     POST /api/v1/services/<name>/promote     {}
@@ -11,7 +11,7 @@
     PUT  /api/v1/gpus/<uuid>                 {"fault": "why it is not to be used"} or {"fault": null}
     GET  /api/v1/plan                        ?format=text
     GET  /api/v1/routes                      what HAProxy sends where
-    GET  /api/v1/events                      ?since= ?service= ?limit= ?wait=
+    GET  /api/v1/events                      ?since= ?service= ?kind=a,b ?limit= ?wait=
     GET  /api/v1/targets                     Prometheus http_sd
     GET  /healthz, /metrics
 
@@ -35,10 +35,10 @@ from aiohttp import web
 
 from controller.callers import Gatekeeper
 from controller.errors import ControllerError, InvalidRequest, NotYet
+from controller.event_kinds import KINDS, action_name
 from controller.explain import explanation
 from controller.log_lines import timed_lines
 from controller.loop import Loop
-from controller.metrics import action_name
 from controller.model import Action, Plan, Rejection, ServiceSpec, ServiceStatus
 from controller.plain_text import one_line
 from controller.plan_text import describe
@@ -132,8 +132,11 @@ class Api:
         replicas = replicas_in(await request.read())
         name = request.match_info["name"]
         message = self._loop.scale(name, replicas)
+        spec = self._loop.known(name).services[name]
+        told: dict[str, Any] = {"message": message} if message else {}
+        if replicas is None and spec.autoscale is None:
+            told["wanted"] = spec.replicas
         asked = AUTO if replicas is None else replicas
-        told = {"message": message} if message else {}
         return web.json_response({"service": name, "replicas": asked, **told}, status=202)
 
     async def revisions(self, request: web.Request) -> web.Response:
@@ -164,6 +167,7 @@ class Api:
         """Go back to an earlier version."""
         self._gatekeeper.admit(request.remote, request.headers)
         name, to = request.match_info["name"], version_in(await request.read())
+        await self._loop.refuse_lost_version(name, to)
         return web.json_response({"service": name, "message": self._loop.roll_back(name, to)}, status=202)
 
     async def abort(self, request: web.Request) -> web.Response:
@@ -219,10 +223,10 @@ class Api:
         limit = _integer(request, "limit", 100, 1, MOST_EVENTS)
         wait_s = _integer(request, "wait", 0, 0, LONGEST_WAIT_S)
         since = _integer(request, "since", 0, 0, 2**62) if "since" in request.query else None
-        service = request.query.get("service")
+        service, kinds = request.query.get("service"), kinds_in(request.query.get("kind"))
         if since is not None and wait_s and since == log.last_seq:
             await self._news(since, wait_s)
-        chosen = log.select(since=since, service=service, limit=limit)
+        chosen = log.select(since=since, service=service, kinds=kinds, limit=limit)
         # Skipped events of other services need not be looked at again; a cut list goes on where it was cut.
         following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
         return web.json_response({"events": [event_json(stored) for stored in chosen], "next": following})
@@ -288,6 +292,16 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except Exception as error:
         logger.exception("internal: %s %s raised", request.method, request.path)
         return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
+
+
+def kinds_in(text: str | None) -> frozenset[str] | None:
+    """Return the kinds of events of "scale,rollout", None where none is named; raises InvalidRequest."""
+    if text is None:
+        return None
+    kinds = frozenset(text.split(","))
+    if unknown := sorted(kinds - KINDS):
+        raise InvalidRequest(f"kind: there are no events of kind {unknown[0]!r}; kinds: {', '.join(sorted(KINDS))}")
+    return kinds
 
 
 def replicas_in(body: bytes) -> int | None:
@@ -377,13 +391,15 @@ def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     """Return which version a service is wanted in, and what is going on between its versions."""
     status = row.rollout
     if status is None:
-        return {"version": None, "offered": None, "stable": None, "changes": [], "rollout": None, "rejected": None}
+        unknown: dict[str, Any] = {"version": None, "offered": None, "stable": None, "changes": [], "untried": False}
+        return {**unknown, "rollout": None, "rejected": None}
     rollout = status.state.rollout
     return {
         "version": status.version or None,
         "offered": status.offered or None,
         "stable": status.state.stable,
         "changes": list(status.changes),
+        "untried": status.state.is_unproven and not status.ready,
         "rollout": rollout
         and {
             "from": rollout.source,

@@ -48,6 +48,9 @@ REFUSED_FOR_S = 30.0
 two seconds: an engine that is busy, or begins again, needs longer than that to be itself, and a rejection stays until
 somebody asks for the version anew."""
 
+UNTRIED = "not tried yet, as no replica is wanted now: it will be at the next wake"
+"""Of a version that is taken while its service sleeps."""
+
 Callers = Callable[[], Mapping[str, frozenset[str]]]
 """Who watches whom: name of a replica, or of anything else -> services."""
 
@@ -89,6 +92,8 @@ class Deployer:
         self._states = {service: state_of(text) for service, text in store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
+        self._asleep: frozenset[str] = frozenset()
+        """Services without a replica, and without one wanted, as last seen."""
         self._user_configs: dict[tuple[str, str], str] = {}
         """By service and version: the one that is known to be recorded."""
         self.directions = Directions()
@@ -111,6 +116,8 @@ class Deployer:
         callees = self._callees(spec, observed)
         look = _Look(spec, observed, targets, tuple(refusals), callees, now, tuple(pending))
         self._offered = {name: look.offered(name) for name in spec.services}
+        wanted = {name for name in spec.services if targets.get(name)}
+        self._asleep = frozenset(spec.services) - wanted - {container.service for container in observed.containers}
         self._forget_others(spec)
         services, goals, rows = {}, {}, {}
         for name, service in spec.services.items():
@@ -301,6 +308,8 @@ class Deployer:
             elif before.rollout is not None:
                 going_on = f"{before.rollout.phase.value} {before.rollout.to} already"
                 said[name] = going_on if before.rollout.to == offered else f"{offered} follows"
+            elif name in self._asleep and before.stable is not None and self._is_untried(before, offered):
+                said[name] = f"{offered} is taken, and {UNTRIED}"
             elif before.stable is None or before.stable == offered:
                 said[name] = f"{offered} is what the files and its image give; nothing changes"
             else:
@@ -308,11 +317,26 @@ class Deployer:
                 self._events.record("rollout", f"{name}: somebody asked for {offered}", service=name)
         return said
 
+    @staticmethod
+    def _is_untried(state: ServiceRollout, offered: str) -> bool:
+        return state.stable != offered or state.is_unproven
+
     def roll_back(self, name: str, to: str | None, now: float) -> str:
         """Go back to an earlier version; from within a rollout, to the one before it. Raises InvalidRequest."""
+        version = self.way_back(name, to)
+        if version is None:
+            return self.abort(name, now)
+        state = self._states.get(name, ServiceRollout())
+        self._ask(name, machine.returned(state, version, self._offered.get(name), now))
+        message = f"{state.stable} -> {version}, an earlier version; the files' own waits for `pierhead deploy {name}`"
+        self._events.record("rollback", f"{name}: {message}", service=name)
+        return message
+
+    def way_back(self, name: str, to: str | None) -> str | None:
+        """The version that a rollback brings back; None where it just ends a rollout. Raises InvalidRequest."""
         state = self._states.get(name, ServiceRollout())
         if to is None and state.rollout is not None:
-            return self.abort(name, now)
+            return None
         version = next(iter(state.previous), None) if to is None else to
         known = [revision.version for revision in self.revisions(name)]
         if version is None:
@@ -332,12 +356,7 @@ class Deployer:
             )
         if state.stable is None:
             raise InvalidRequest(f"{name}: no version has ever been ready, so there is nothing to go back from")
-        if version == state.stable:
-            return self.abort(name, now)
-        self._ask(name, machine.returned(state, version, self._offered.get(name), now))
-        message = f"{state.stable} -> {version}, an earlier version; the files' own waits for `pierhead deploy {name}`"
-        self._events.record("rollback", f"{name}: {message}", service=name)
-        return message
+        return None if version == state.stable else version
 
     def abort(self, name: str, now: float) -> str:
         """End a rollout and go back. Raises InvalidRequest."""

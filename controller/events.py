@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -59,12 +59,23 @@ class EventLog:
             # The event is in the log above; a full disk must not stop the loop, whose actions fail loudly themselves.
             logger.error("an event was not kept: %s", error, extra={"kind": "store_failed"})  # noqa: TRY400
 
-    def select(self, *, since: int | None = None, service: str | None = None, limit: int = 100) -> list[StoredEvent]:
-        """Return events, oldest first: those after `since`, else the newest `limit`; of one service if named."""
+    def select(
+        self,
+        *,
+        since: int | None = None,
+        service: str | None = None,
+        kinds: Collection[str] | None = None,
+        limit: int = 100,
+    ) -> list[StoredEvent]:
+        """Return events, oldest first: those after `since`, else the newest `limit`; of one service, of some kinds, if
+        named.
+        """
         chosen = [
             stored
             for stored in self._events
-            if (since is None or stored.seq > since) and (service is None or stored.event.service == service)
+            if (since is None or stored.seq > since)
+            and (service is None or stored.event.service == service)
+            and (kinds is None or stored.event.kind in kinds)
         ]
         return chosen[-limit:] if since is None else chosen[:limit]
 

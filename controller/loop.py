@@ -34,11 +34,12 @@ from controller.errors import (
     StoreError,
     UnknownService,
 )
+from controller.event_kinds import action_name
 from controller.events import EventLog
 from controller.gpu_faults import GpuWatch, Mark, Unmark
 from controller.gpu_memory import GpuMemoryWatch
 from controller.measurements import Measurements, Query, no_prometheus
-from controller.metrics import ControllerMetrics, action_name
+from controller.metrics import ControllerMetrics
 from controller.model import (
     Action,
     Desired,
@@ -139,9 +140,10 @@ class World:
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
-    """Who decides how many replicas an autoscaled service has after a scale call; "" for any other service."""
+    """Who decides how many replicas a service has after a scale call; "" where that is simply who called."""
     if spec.autoscale is None:
-        return ""
+        count = "1 replica" if spec.replicas == 1 else f"{spec.replicas} replicas"
+        return f"the compose files decide, {count}" if replicas is None else ""
     bounds = f"{spec.autoscale.min} to {spec.autoscale.max}"
     if replicas is None:
         return f"the autoscaler decides, {bounds}"
@@ -301,7 +303,7 @@ class Loop:
         if seen:
             self._gpu_memory.refresh(desired, sight.observed, plan)
             self._watch_gpus(sight.observed, now)
-        self._publish(desired, sight, plan, now)
+        self._publish(desired, sight, plan, overrides, now)
         self._forgive(desired, sight.observed, now)
         dues = (
             LOOK_S,
@@ -327,9 +329,8 @@ class Loop:
             routing_hash=self._world.router.routing_hash(self._edge.values()),
         )
 
-    def _publish(self, desired: Desired, sight: Sight, plan: Plan, now: float) -> None:
+    def _publish(self, desired: Desired, sight: Sight, plan: Plan, overrides: Mapping[str, int], now: float) -> None:
         refusals = self._executor.gate.refusals()
-        overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
         specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
         self._user_configs = remembered(self._user_configs, specs)
         before, self.view = (
@@ -427,7 +428,7 @@ class Loop:
     def scale(self, service: str, replicas: int | None) -> str:
         """Set a service's target, or with None let files or autoscaler decide again; wake the loop.
 
-        Returns who decides now, in words, where there is an autoscaler. Raises UnknownService, SpecError, StoreError.
+        Returns who decides now, in words, unless it is simply who called. Raises UnknownService, SpecError, StoreError.
         """
         spec = self.known(service).services[service]
         before = self._world.store.overrides.get(service)
@@ -466,6 +467,25 @@ class Loop:
         """Go back to an earlier version. Raises UnknownService, InvalidRequest, SpecError, StoreError."""
         self.known(service)
         return self._asked(self.deployer.roll_back(service, to, self._clock()))
+
+    async def refuse_lost_version(self, service: str, to: str | None) -> None:
+        """See that the version which `roll_back` would bring back still has its image.
+
+        Raises what `roll_back` raises, InvalidRequest for an image that is gone, EngineError where nobody can say.
+        """
+        self.known(service)
+        version = self.deployer.way_back(service, to)
+        here: dict[str, bool] = {}
+        for revision in self.deployer.revisions(service) if version is not None else ():
+            here[revision.version] = await self._world.engine.has_image(revision.image_id)
+        if version is None or here.get(version, True):
+            return
+        others = [other for other, is_here in here.items() if is_here and other != self.deployer.state(service).stable]
+        raise InvalidRequest(
+            f"{service}: the image that version {version} was made of is not on this machine any more (`docker image "
+            f"prune` removes such images), so it cannot come back, and nothing was changed; versions that can: "
+            f"{', '.join(others) or 'none'}. Or build the code of then, and `pierhead deploy {service}`"
+        )
 
     def abort(self, service: str) -> str:
         """End a rollout. Raises UnknownService, InvalidRequest, SpecError, StoreError."""

@@ -4,7 +4,6 @@ series of a service or replica that is gone go with it; what counts is counted w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
@@ -13,7 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from controller.apply import Outcome
-from controller.model import Action, Held, backend_name
+from controller.event_kinds import action_name
+from controller.model import Held, backend_name
 from controller.status import View
 
 TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -79,11 +79,6 @@ class ControllerMetrics(Collector):
         yield from _replicas(view)
         yield from _gpu_memory(view)
         yield from _stack(view)
-
-
-def action_name(action: Action) -> str:
-    """Return an action's class in snake case: `create_container`. Event kinds and metrics use it."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(action).__name__).lower()
 
 
 def _services(view: View | None) -> Iterator[Metric]:

@@ -58,24 +58,42 @@ class Reading:
     user_config: UserConfigReport | None = None
 
 
+NOT_ASKED = Reading(ok=False, detail="not asked yet")
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a replica, ready to be copied into a snapshot."""
+    """What is known of a replica: the last reading, and what the readings so far make of it."""
 
     health: Health = Health.UNKNOWN
-    detail: str = "not asked yet"
-    draining: bool = False
-    ongoing: int | None = None
-    queued: int | None = None
-    waiting: Mapping[str, int] = field(default_factory=dict)
-    answered: int | None = None
-    errors: int | None = None
-    told: str = ""
+    detail: str = NOT_ASKED.detail
+    reading: Reading = NOT_ASKED
     progressed_at: float | None = None
     stalled_since: float | None = None
     read_at: float | None = None
     ready_since: float | None = None
     user_config: UserConfigReport | None = None
+    """The last that it told, in a reading or in between."""
+
+    def fill_in(self, container: ReplicaContainer) -> ReplicaContainer:
+        """Return the container with what is known of it."""
+        reading = self.reading
+        return replace(
+            container,
+            health=self.health,
+            health_detail=self.detail,
+            reported_draining=reading.draining,
+            ongoing=reading.ongoing,
+            ongoing_at=self.read_at if reading.ongoing is not None else None,
+            queued=reading.queued,
+            waiting=reading.waiting,
+            answered=reading.answered,
+            errors=reading.errors,
+            told=reading.told,
+            progressed_at=self.progressed_at,
+            stalled_since=self.stalled_since,
+            user_config=self.user_config,
+        )
 
 
 class Judge:
@@ -105,20 +123,14 @@ class Judge:
         self.verdict = Verdict(
             health=health,
             detail=detail,
-            draining=reading.draining,
-            ongoing=reading.ongoing,
-            queued=reading.queued,
-            waiting=reading.waiting,
-            answered=reading.answered,
-            errors=reading.errors,
-            told=reading.told,
+            reading=reading,
             progressed_at=progressed_at,
             stalled_since=self._stalled_since(reading, progressed_at, now),
             read_at=now,
             ready_since=ready_since if health is Health.READY else None,
             user_config=reading.user_config or before.user_config,
         )
-        return before.health is not health or before.draining is not reading.draining
+        return before.health is not health or before.reading.draining is not reading.draining
 
     def learn(self, report: UserConfigReport) -> None:
         """The replica has said between two readings which user_config it has."""
@@ -247,25 +259,7 @@ class Prober:
     def judged(self, container: ReplicaContainer) -> ReplicaContainer:
         """Return the container with what is known of its health filled in; one never asked is UNKNOWN."""
         watch = self._watches.get(container.id)
-        if watch is None:
-            return container
-        verdict = watch.judge.verdict
-        return replace(
-            container,
-            health=verdict.health,
-            health_detail=verdict.detail,
-            reported_draining=verdict.draining,
-            ongoing=verdict.ongoing,
-            ongoing_at=verdict.read_at if verdict.ongoing is not None else None,
-            queued=verdict.queued,
-            waiting=verdict.waiting,
-            answered=verdict.answered,
-            errors=verdict.errors,
-            told=verdict.told,
-            progressed_at=verdict.progressed_at,
-            stalled_since=verdict.stalled_since,
-            user_config=verdict.user_config,
-        )
+        return watch.judge.verdict.fill_in(container) if watch else container
 
     def learn(self, container_id: str, report: UserConfigReport) -> None:
         """A replica has said which user_config it has; soon it is asked whether that is in force."""
@@ -327,7 +321,7 @@ class Prober:
 def _is_awaited(before: Verdict, watch: _Watch) -> bool:
     """Whether the last reading says something else that the loop waits for."""
     now = watch.judge.verdict
-    return before.user_config != now.user_config or (watch.retiring and before.ongoing != now.ongoing)
+    return before.user_config != now.user_config or (watch.retiring and before.reading.ongoing != now.reading.ongoing)
 
 
 def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:

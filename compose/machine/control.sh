@@ -91,7 +91,7 @@ run_inside() {
 }
 
 goes_on() {
-  case " $* " in *' -f '* | *' --follow '* | ' top '*) ;; *) return 1 ;; esac
+  case " $* " in *' -f '* | *' --follow '* | ' top '* | ' wait-ready '*) ;; *) return 1 ;; esac
 }
 
 run_in_image() {
@@ -101,6 +101,7 @@ run_in_image() {
     refuse "${1:-help}: needs the program, and this machine has neither the image $image nor a .venv in the clone." \
       "Build the image (make build), or make the .venv (compose/machine/venv.sh)."
   exec docker run --rm --network none --volume "$root:$root:ro" --workdir "$root" --env "PWD=$root" \
+    --env "PIERHEAD_PROJECT_DIR=$root" \
     --env "COMPOSE_FILE=$(setting COMPOSE_FILE compose/compose.yaml)" --env "COMPOSE_PROJECT_NAME=$project" \
     "$image" pierhead "$@"
 }

@@ -28,8 +28,9 @@ main() {
   tell_what_goes
   step "Starting the stack" docker compose --progress plain up --detach --no-build ||
     give_up "the stack did not start; the lines above say why."
-  step "Waiting until every app answers" wait_for_apps || explain_silence
   step "Waiting for the controller" wait_for_controller || explain_controller
+  step "Waiting until every service serves" wait_for_services || explain_services "$?"
+  step "Waiting until every app answers" wait_for_apps || explain_silence
   print_addresses
   "$here/control.sh" status || true
 }
@@ -136,6 +137,10 @@ http_status() {
   printf '%s' "${line:-000}"
 }
 
+# Of all services, also those in files of the user's own: each serves, or has a reason that waiting does not change.
+wait_for_services() { "$here/control.sh" wait-ready --serving --timeout "$READY_S"; }
+
+# And what this script knows to ask of the apps that it knows.
 wait_for_apps() {
   local app request status said began=$SECONDS
   for app in $(chosen_apps); do
@@ -165,6 +170,14 @@ explain_controller() {
   docker compose logs --no-log-prefix --tail 5 controller >&2 || true
   give_up "the controller does not answer after $CONTROLLER_S s; above are the last lines of its log (make logs SERVICE=controller)." \
     "What runs goes on serving; nothing is scaled or healed meanwhile."
+}
+
+explain_services() {
+  "$here/control.sh" status || true
+  case $1 in
+    4) give_up "not every service serves after $READY_S s. The stack goes on trying; see why with \`make why SERVICE=...\`, \`make events\`." ;;
+    *) give_up "not every service serves, and waiting does not help: the lines above say why. The rest of the stack runs." ;;
+  esac
 }
 
 explain_silence() {

@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
-from controller.cli.app import main
+import os
+import signal
 
-main()
+from controller.cli.errors import INTERRUPTED
+
+
+def _start() -> None:
+    """Import the command line, which takes longer than most commands, and run it. Ctrl-C meanwhile just ends it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and is not ignored, as in a background job
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    from controller.cli.app import main
+
+    main()
+
+
+_start()

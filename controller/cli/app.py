@@ -15,6 +15,7 @@ import typer
 
 from controller.cli import completion
 from controller.cli import output as out
+from controller.cli.clone import stale_words
 from controller.cli.commands import change, follow, look, offline
 from controller.cli.errors import EXIT_CODES, INTERRUPTED, BadInput, CommandError
 
@@ -48,11 +49,8 @@ def print_completion(
 
 def main() -> NoReturn:
     """Run the command line; never returns."""
-    if os.environ.get("_PIERHEAD_COMPLETE"):
-        completion.serve_the_shell()
-    if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
+        _begin()
         _check_encoding(sys.argv[1:])
         code = app(args=sys.argv[1:] or ["--help"], prog_name="pierhead", standalone_mode=False)
         sys.stdout.flush()
@@ -72,6 +70,18 @@ def main() -> NoReturn:
     except BrokenPipeError:
         _end_unread()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _begin() -> None:
+    """What comes before the command, whichever it is."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # until now there was nothing to tidy up
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    if os.environ.get("_PIERHEAD_COMPLETE"):
+        completion.serve_the_shell()
+    elif stale := stale_words(os.environ):
+        sys.stderr.write(f"{stale}\n")
 
 
 def _end_unread() -> NoReturn:

@@ -16,6 +16,10 @@ VIEWS_AFTER_A_REQUEST = 3
 the next one may have been begun before it; the third knows of it."""
 
 
+GIVE_UP_FAILURES = 6
+"""Half a minute of tries: what fails as often in a row needs somebody, though it is tried for ever."""
+
+
 class TargetMovedError(Exception):
     """Somebody else set another target meanwhile."""
 
@@ -66,14 +70,16 @@ class ScaleWait:
         return _verdict(row)
 
 
-def judge_all(document: Document) -> Verdict:
-    """Judge /api/v1/services: done when every service has what it wants."""
+def judge_all(document: Document, *, serving: bool = False) -> Verdict:
+    """Judge /api/v1/services: done when every service has what it wants; `serving`: when as many as wanted are ready,
+    whatever else goes on (a rollout, replicas that leave).
+    """
     unusable = _unusable_files(document)
     if unusable:
         return unusable
     if not document["settled"]:
         return Verdict("the controller reads the compose files")
-    verdicts = [_verdict(row) for row in document["services"]]
+    verdicts = [_serving(row) if serving else _failing(row) or _verdict(row) for row in document["services"]]
     waiting = [verdict for verdict in verdicts if not verdict.done]
     parts = tuple(part for verdict in verdicts for part in verdict.parts)
     if not waiting:
@@ -81,7 +87,9 @@ def judge_all(document: Document) -> Verdict:
         return Verdict(f"{len(document['services'])} services, {replicas} replicas, all ready", done=True, parts=parts)
     # Those that are only starting may still get there: the hopeless are told when nobody else is waited for.
     lines = [*(verdict.message for verdict in waiting), *document["notices"]]
-    return Verdict("; ".join(lines), hopeless=all(verdict.hopeless for verdict in waiting), parts=parts)
+    steps = dict.fromkeys(verdict.next_step for verdict in waiting if verdict.next_step)
+    hopeless = all(verdict.hopeless for verdict in waiting)
+    return Verdict("; ".join(lines), hopeless=hopeless, next_step="\n".join(steps), parts=parts)
 
 
 class RolloutWait:
@@ -145,7 +153,7 @@ class RolloutWait:
         if row["converged"] and state(row) == "UPDATING":
             return Verdict(f"{words}; UPDATING", parts=(part,))
         if row["converged"]:
-            return Verdict(f"{words}, version {version(row)}", done=True, parts=(part,))
+            return Verdict(f"{words}, version {version(row)}{_untried(row)}", done=True, parts=(part,))
         return _verdict(row)
 
     def _came_back(self, row: Document) -> bool:
@@ -154,6 +162,13 @@ class RolloutWait:
         if before is None or before.get("rollout") or not self._reverting or row["name"] not in self._rolling:
             return False
         return version(row) == version(before)
+
+
+def _untried(row: Document) -> str:
+    """What a version that was taken while its service sleeps has proved: nothing yet."""
+    if not row.get("untried") or row["wanted"]:
+        return ""
+    return ", not tried yet, as no replica is wanted now: it will be at the next wake"
 
 
 def _is_same(rejected: Document, before: Document | None) -> bool:
@@ -210,6 +225,18 @@ def _verdict(row: Document) -> Verdict:
     if row["blocked"]:
         return _blocked(row, part)
     return Verdict(f"{message}; {row['message']}" if row["message"] else message, parts=(part,))
+
+
+def _serving(row: Document) -> Verdict:
+    return _failing(row) or _verdict({**row, "converged": row["ready"] >= row["wanted"]})
+
+
+def _failing(row: Document) -> Verdict | None:
+    """Where replicas fail again and again: with a reason, and no end of it in sight."""
+    failure = row.get("failure")
+    if not failure or failure["count"] < GIVE_UP_FAILURES or row["ready"] >= row["wanted"]:
+        return None
+    return _blocked(row, Part(row["name"], row["ready"], row["wanted"], row["message"]))
 
 
 def _blocked(row: Document, part: Part) -> Verdict:

@@ -127,6 +127,8 @@ def _rollout(row: Document) -> list[str]:
         lasting = f", for {rows.age(since, row['at'])}" if since else ""
         lines.append(f"{rows.rollout_words(row)}{lasting}")
         lines += _ways_on(row["name"], row["rollout"]["phase"])
+    if row.get("untried") and not row["wanted"]:
+        lines.append(f"version {rows.version(row)} was not tried yet: it will be at the next wake")
     rejected = row.get("rejected")
     if rejected:
         ago = f" {rows.age(rejected['at'], row['at'])} ago" if rejected.get("at") else ""

@@ -89,6 +89,10 @@ class ClusterEngine(Protocol):
         """
         ...
 
+    async def has_image(self, image: str) -> bool:
+        """Whether an image, by name or by id, is on this machine. Raises EngineUnreachable, EngineError."""
+        ...
+
     async def exists(self, project: str, compose_service: str) -> bool:
         """Whether Compose's own container of that service is there, in any state (tells `down` from a restart)."""
         ...

@@ -124,6 +124,11 @@ class DockerEngine:
         """See `ClusterEngine.logs`; whole lines, at most the last 64 KiB of them."""
         return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed))
 
+    async def has_image(self, image: str) -> bool:
+        """See `ClusterEngine.has_image`."""
+        look = partial(self._reader.has_image, image)
+        return await self._call(f"looking for image {image}", look, _OBSERVE_TIMEOUT_S, self._looks)
+
     async def exists(self, project: str, compose_service: str) -> bool:
         """See `ClusterEngine.exists`."""
         filters = {

@@ -107,7 +107,7 @@ class _News:
 
 
 class EngineReader:
-    """Blocking; one read at a time. `forget_images`, `holds_gpu`, `follow` and `told` may be called from any thread."""
+    """Blocking; one read at a time. What is not `read` may be called from any thread meanwhile."""
 
     def __init__(
         self,
@@ -148,6 +148,10 @@ class EngineReader:
                 for warning in warnings:
                     self._discovery.warn_once(warning)
             return EngineState(replicas, strays, self._image_ids(images), inventory.gpus, holders)
+
+    def has_image(self, image: str) -> bool:
+        """Whether the engine has an image, by name or by id."""
+        return self._image_id(image) is not None
 
     def forget_images(self) -> None:
         """Look all image ids up again at the next read."""

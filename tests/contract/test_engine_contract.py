@@ -541,6 +541,16 @@ async def test_logs_have_a_tail(world: World) -> None:
     assert await world.engine.logs(one.id, 10) == ""
 
 
+async def test_an_image_is_here_by_its_name_and_by_its_id(world: World) -> None:
+    image = world.spec("runs").image
+    image_id = (await observe(world, image)).images[image]
+    assert image_id is not None
+    for there in (image, image_id):
+        assert await world.engine.has_image(there)
+    for not_there in ("pierhead-test/never-was", f"sha256:{'0' * 64}", "No Such Name"):
+        assert not await world.engine.has_image(not_there)
+
+
 async def test_exists_means_a_container_of_composes_own(world: World) -> None:
     await asyncio.to_thread(lambda: world.compose_container("haproxy", one_off=True))
     assert not await world.engine.exists(world.project, "haproxy")

@@ -206,6 +206,10 @@ class FakeEngine:
         ]
         return "".join(lines[-tail:])
 
+    async def has_image(self, image: str) -> bool:
+        await self._turn()
+        return image in self.images or image in self._image_ids
+
     async def exists(self, project: str, compose_service: str) -> bool:
         await self._turn()
         return any(

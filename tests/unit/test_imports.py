@@ -25,6 +25,7 @@ PURE = {
     "controller.rollout",
     "controller.rollout_words",
     "controller.scale",
+    "controller.event_kinds",
     "controller.gpu_faults",
     "controller.shares",
     "controller.swaps",

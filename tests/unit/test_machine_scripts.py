@@ -7,9 +7,11 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ SCRIPTS = sorted(MACHINE.glob("*.sh"))
 COREUTILS = (
     "basename",
     "cat",
+    "comm",
     "cut",
     "dirname",
     "env",
@@ -34,6 +37,7 @@ COREUTILS = (
     "printf",
     "rm",
     "sleep",
+    "sort",
 )
 TOOLS = (*COREUTILS, "tail", "tee", "timeout", "tr", "uname", "whoami", "awk", "bash", "flock", "grep", "sed")
 
@@ -265,6 +269,71 @@ class TestUp:
         assert not [call for call in machine.calls() if re.match(r"docker (compose.* (build|up)|pull)", call)]
 
 
+RUNNING_STACK = (
+    HEALTHY_ENGINE
+    + """
+case "$*" in
+  'ps -q '*) echo 4f1d ;;
+  'exec '*' wait-ready '*) echo "mine: $MINE" >&2; exit "$WAITED" ;;
+  'exec '*' status') echo 'the whole status' ;;
+esac
+"""
+)
+
+
+class TestUpWaits:
+    """For services of files that the scripts do not know."""
+
+    @pytest.fixture
+    def controller_port(self) -> Iterator[int]:
+        class Healthy(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+
+            def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield server.server_address[1]
+            server.shutdown()
+
+    def up(self, machine: Machine, port: int, mine: str, waited: int) -> subprocess.CompletedProcess[str]:
+        machine.has("docker", RUNNING_STACK)
+        return machine.run(
+            "up.sh",
+            COMPOSE_FILE="compose/compose.yaml:/home/me/mine.yaml",
+            COMPOSE_PROFILES="",
+            PIERHEAD_API_PORT=str(port),
+            PIERHEAD_UP_TIMEOUT_S="7",
+            MINE=mine,
+            WAITED=str(waited),
+        )
+
+    def test_until_they_serve(self, machine: Machine, controller_port: int) -> None:
+        result = self.up(machine, controller_port, "2 of 2 ready", 0)
+        assert result.returncode == 0, result.stderr
+        assert "Waiting until every service serves: done" in result.stdout
+        assert "the whole status" in result.stdout
+        started, asked = (
+            next(number for number, call in enumerate(machine.calls()) if words in call)
+            for words in (" up --detach", "4f1d pierhead wait-ready --serving --timeout 7")
+        )
+        assert started < asked
+
+    @pytest.mark.parametrize(
+        ("waited", "words"),
+        [(4, "not every service serves after 7 s. The stack goes on trying"), (1, "and waiting does not help")],
+    )
+    def test_or_have_a_reason(self, machine: Machine, controller_port: int, waited: int, words: str) -> None:
+        result = self.up(machine, controller_port, "0 of 2 ready; 2 pending: no GPU", waited)
+        assert result.returncode == 1
+        assert "  | mine: 0 of 2 ready; 2 pending: no GPU" in result.stderr
+        assert words in result.stderr
+        assert "the whole status" in result.stdout
+
+
 class TestControl:
     def test_scale_without_a_service_or_a_number_says_how(self, machine: Machine) -> None:
         for arguments in (["", ""], ["ranker", ""], ["", "4"]):
@@ -286,7 +355,7 @@ class TestControl:
 
     def test_what_goes_on_inside_ends_with_the_caller(self, machine: Machine) -> None:
         machine.has("docker", "case $1 in ps) echo 4f1d ;; exec) [ -p /dev/stdin ] ;; esac")
-        for arguments in (["events", "-f"], ["logs", "ranker", "--follow"], ["top", "-n", "1"]):
+        for arguments in (["events", "-f"], ["logs", "ranker", "--follow"], ["top", "-n", "1"], ["wait-ready"]):
             result = machine.run("control.sh", *arguments)
             assert result.returncode == 0, "its input is a pipe"
             told = "--interactive --env PIERHEAD_ENDS_WITH_STDIN=1"
@@ -301,7 +370,7 @@ class TestControl:
     def test_a_shells_question_reaches_the_program(self, machine: Machine) -> None:
         machine.has("docker", "case $1 in ps) echo 4f1d ;; esac")
         question = {"_PIERHEAD_COMPLETE": "complete_bash", "COMP_WORDS": "pierhead why ra", "COMP_CWORD": "2"}
-        result = machine.run("control.sh", **question)
+        result = machine.run("control.sh", open_files=(), **question)
         options = " ".join(f"--env {name}={value}" for name, value in question.items())
         assert (result.returncode, machine.calls()[-1]) == (0, f"docker exec {options} 4f1d pierhead")
 

@@ -26,6 +26,9 @@ Some = Annotated[
     typer.Argument(metavar="[SERVICE]...", help="none named: all of them", autocompletion=completion.services),
 ]
 Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhead gpus` shows it")]
+Serving = Annotated[
+    bool, typer.Option("--serving", help="enough that as many as wanted serve: rollouts and drains may go on")
+]
 Version = Annotated[
     str,
     typer.Option("--to", metavar="VERSION", help="one of `pierhead revisions`", autocompletion=completion.versions),
@@ -58,7 +61,8 @@ def scale(
 ) -> None:
     """Set a service's number of replicas; "auto" takes it back.
 
-    Waits until the world agrees. With an autoscaler, a number pauses it and "auto" sets it going again.
+    Waits until the world agrees. With an autoscaler, a number pauses it and "auto" sets it going again; without one,
+    "auto" goes back to the number of the compose files.
     """
     as_json = out.is_json(output)
     if n != "auto" and not (n.isascii() and n.isdigit() and len(n) < 10 and int(n) <= MOST_REPLICAS):
@@ -67,18 +71,23 @@ def scale(
     told = api.put(f"{path}/scale", {"replicas": "auto" if n == "auto" else int(n)})
     if "message" in told and not as_json:
         out.say(f"{service}: {told['message']}")
-    if n == "auto" or no_wait:
+    target = told.get("wanted") if n == "auto" else int(n)  # of an autoscaler nobody knows what it will want
+    if target is None or no_wait:
         _end(None, told, as_json=as_json)
         return
-    scaled = ScaleWait(int(n))
-    stays = f"The target stays {n}; `pierhead status` shows how it goes on."
+    scaled = ScaleWait(target)
+    stays = f"The target stays {target}; `pierhead status` shows how it goes on."
     _end(wait(lambda: scaled.judge(api.get(path)), timeout, stays), told, as_json=as_json)
 
 
-def wait_ready(timeout: Timeout = 300.0, output: Output = "text") -> None:
-    """Wait until every service has its replicas."""
-    as_json, api = out.is_json(output), Client.from_environment()
-    verdict = wait(lambda: judge_all(api.get("/api/v1/services")), timeout, "`pierhead status` shows how it goes on.")
+def wait_ready(timeout: Timeout = 300.0, serving: Serving = False, output: Output = "text") -> None:
+    """Wait until every service has its replicas.
+
+    Ends with 1 as soon as all that is missing has a reason that waiting does not change.
+    """
+    as_json, api, path = out.is_json(output), Client.from_environment(), "/api/v1/services"
+    stays = "`pierhead status` shows how it goes on."
+    verdict = wait(lambda: judge_all(api.get(path), serving=serving), timeout, stays)
     _end(verdict, {}, as_json=as_json)
 
 

@@ -61,13 +61,15 @@ def events(
 ) -> None:
     """Show what happened, newest last, with causes."""
     as_json, api = out.is_json(output), Client.from_environment()
-    kinds, after = kind or [], feeds.since_time(since, time.time()) if since else None
-    only = {"service": service} if service else {}
+    kinds = [name for names in kind or [] for name in names.split(",")]
+    after = feeds.since_time(since, time.time()) if since else None
+    # Kinds are chosen here, too: an older controller sends events of every kind.
+    only = {**({"service": service} if service else {}), **({"kind": ",".join(kinds)} if kinds else {})}
     # What is left out here is left out of everything that is kept, not of the newest few.
     limit = EVENTS_KEPT if kinds or since else n
     page = api.get("/api/v1/events", {"limit": str(limit), **only})
     found = feeds.chosen(page["events"], kinds, after)
-    _explain_nothing(api, page["events"], found, service, kinds)
+    _explain_nothing(api, found, service, kinds, "since then" if since else "is kept")
     shown = found if since else found[-n:]
     while True:
         _print_events(shown, as_json=as_json)
@@ -131,16 +133,14 @@ def top(n: Pictures = None, once: Once = False, interval: Interval = 2.0, output
     pictures.follow(draw, count, interval)
 
 
-def _explain_nothing(api: Client, kept: list[Any], found: list[Any], service: str, kinds: list[str]) -> None:
-    """Where a name leads to nothing, say whether it is one. Raises BadInput for a service that does not exist."""
+def _explain_nothing(api: Client, found: list[Any], service: str, kinds: list[str], where: str) -> None:
+    """Where names lead to nothing, say so. Raises BadInput for a service that does not exist."""
     if found:
         return
-    if service and not kept:
+    if service:
         api.get(service_path(service))
-    there = sorted({event["kind"] for event in kept})
-    unknown = [kind for kind in kinds if kind not in there]
-    if unknown and there:
-        sys.stderr.write(f"no event of kind {', '.join(unknown)} is kept; there are {', '.join(there)}\n")
+    if kinds:
+        sys.stderr.write(f"no event of kind {', '.join(kinds)} {where}\n")
 
 
 def _traffic_json(document: Mapping[str, Any], traffic: prometheus.Reading) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
     PIERHEAD_USER_CONFIG, at the start --.                              .-- raises: the former one stays in force,
     PUT /user-config, at every change  ---+--> wanted --> reconfigure --+   and this one is tried again
+                                                                        +-- does not return: the same, once it is ready
                                                                         `-- returns: in force
 
 At the start `{}` is in force: nothing is set, and `reconfigure` is not called for it. It is called whenever another one
@@ -32,11 +33,20 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 """Before a config that was refused is tried again: a database may be back. Doubled each time."""
 
+LIMIT_S = 300.0
+"""How long one `reconfigure` of a replica that has been ready may take. At the start `startup.deadline_s` bounds it."""
+END_S = 2.0
+"""How long it may take to end once it is cancelled, before that is told, too."""
+
 LONGEST_ERROR = 400
 """Characters of an exception that are reported; all of it is in the log."""
 
 Hook = Callable[[Any], Any]
 RunHook = Callable[[Hook, Any], Coroutine[Any, Any, None]]
+
+
+class DidNotReturn(Exception):
+    """A `reconfigure` that took too long. The message follows its name: "did not return within 300 s ..."."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +101,9 @@ class UserConfig:
         self._applied = NOTHING
         self._error = ""
         self._news = asyncio.Event()
+        self._left_behind: asyncio.Future[None] | None = None
+        """A call that was cancelled and has not ended: no other one is made beside it."""
+        self._why_left = ""
 
     def offer(self, text: str) -> None:
         """Want this one from now on. Raises ValueError where it cannot be; what is wanted stays."""
@@ -103,23 +116,26 @@ class UserConfig:
         """Where it stands."""
         return ConfigReport(digest(self._wanted), digest(self._applied), self._error)
 
-    async def settle(self) -> None:
-        """Return once what is wanted is in force. One that is refused is tried again until another one is wanted."""
+    async def settle(self, limit_s: float | None = None) -> None:
+        """Return once what is wanted is in force. One that is refused is tried again until another one is wanted.
+
+        `limit_s` bounds each call of a hook; one that does not return is cancelled, and counts as refused.
+        """
         pause_s = FIRST_PAUSE_S
         while self._wanted != self._applied:
             self._news.clear()
-            await self._apply(self._wanted)
+            await self._apply(self._wanted, limit_s)
             if self._error and not await self._heard(pause_s):
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 pause_s = FIRST_PAUSE_S
 
     async def keep(self) -> None:
-        """Until cancelled: put in force what is wanted, whenever another one is."""
+        """Until cancelled: put in force what is wanted, whenever another one is; each hook has LIMIT_S for it."""
         while True:
             await self._news.wait()
             self._news.clear()
-            await self.settle()
+            await self.settle(LIMIT_S)
 
     async def _heard(self, within_s: float) -> bool:
         """Whether another one is wanted within that time."""
@@ -130,8 +146,11 @@ class UserConfig:
             return False
         return True
 
-    async def _apply(self, text: str) -> None:
+    async def _apply(self, text: str, limit_s: float | None) -> None:
         """Call every hook. When one refuses, those before it get the former config again."""
+        if self._left_behind is not None and not self._left_behind.done():
+            self._note(text, self._why_left)
+            return
         refused = f"x-serve.user_config {digest(text)} is not in force"
         if not self._hooks and text != NOTHING:
             self._note(text, "nothing that serve() was given has a method `reconfigure(user_config)`")
@@ -139,20 +158,52 @@ class UserConfig:
             return
         for number, (name, hook) in enumerate(self._hooks):
             try:
-                await self._run(hook, json.loads(text))  # each gets its own: what one does to it harms nobody
+                await self._call(hook, text, limit_s)
+            except DidNotReturn as error:
+                self._why_left = f"{name}.reconfigure {error}"
+                self._note(text, self._why_left)
+                logger.error("%s: %s", refused, self._error)  # noqa: TRY400 - nothing was raised
+                await self._take_back(number, limit_s)
+                return
             except Exception as error:
                 self._note(text, f"{name}.reconfigure raised {type(error).__name__}: {error}")
                 logger.exception("%s: %s.reconfigure raised", refused, name)
-                await self._take_back(number)
+                await self._take_back(number, limit_s)
                 return
         self._applied = text
         self._note(text, "")
         logger.info("x-serve.user_config %s is in force", digest(text))
 
-    async def _take_back(self, count: int) -> None:
+    async def _call(self, hook: Hook, text: str, limit_s: float | None) -> None:
+        """Call one hook with a config of its own: what it does to it harms nobody.
+
+        Raises what the hook raises, DidNotReturn.
+        """
+        call = asyncio.ensure_future(self._run(hook, json.loads(text)))
+        try:
+            await asyncio.wait([call], timeout=limit_s)
+        except asyncio.CancelledError:
+            call.cancel()
+            await asyncio.wait([call])
+            raise
+        if call.done():
+            return call.result()
+        call.cancel()
+        call.add_done_callback(_forget)
+        await asyncio.wait([call], timeout=END_S)
+        if call.done():
+            raise DidNotReturn(f"did not return within {limit_s:g} s and was cancelled")
+        self._left_behind = call
+        raise DidNotReturn(
+            f"did not return within {limit_s:g} s, was cancelled and still runs: no user_config is tried before it ends"
+        )
+
+    async def _take_back(self, count: int, limit_s: float | None) -> None:
+        if self._left_behind is not None and not self._left_behind.done():
+            return  # it would wait behind it
         for name, hook in self._hooks[:count]:
             try:
-                await self._run(hook, json.loads(self._applied))
+                await self._call(hook, self._applied, limit_s)
             except Exception:
                 logger.exception("%s.reconfigure raised for the former user_config, too", name)
 
@@ -161,6 +212,12 @@ class UserConfig:
         if text == self._wanted:
             words = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
             self._error = " ".join(words.split())
+
+
+def _forget(call: asyncio.Future[None]) -> None:
+    """What a call brings that nobody waits for any more."""
+    if not call.cancelled():
+        call.exception()
 
 
 def _hook_of(part: object) -> Hook | None:

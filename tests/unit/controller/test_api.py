@@ -204,7 +204,8 @@ async def test_unknown_paths_and_methods(control: Control) -> None:
         assert (await error_of(await client.post("/api/v1/plan")))[:2] == (405, "method_not_allowed")
         assert (await error_of(await client.get("/api/v1/services/nobody")))[:2] == (404, "unknown_service")
         assert (await error_of(await client.get("/api/v1/plan?format=xml")))[:2] == (400, "invalid_request")
-        for query in ("limit=0", "limit=x", "since=-1", "wait=61", "limit=1001", f"since={'9' * 30}"):
+        wrong = ("limit=0", "limit=x", "since=-1", "wait=61", "limit=1001", "kind=nope", "kind=", f"since={'9' * 30}")
+        for query in wrong:
             assert (await error_of(await client.get(f"/api/v1/events?{query}")))[0] == 400, query
 
 
@@ -302,6 +303,8 @@ async def test_events_are_followed(control: Control) -> None:
         news = await (await following).json()
         assert news["events"][0]["kind"] == "scale"
         assert news["events"][0]["message"] == "web: 2 -> 0 replicas"
+        some = await (await client.get("/api/v1/events?kind=scale,spec_read&service=web")).json()
+        assert {event["kind"] for event in some["events"]} == {"scale"}
         first = await (await client.get("/api/v1/events?since=0&limit=2")).json()
         assert first["next"] == first["events"][-1]["seq"]
 

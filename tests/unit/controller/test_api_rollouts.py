@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from controller.callers import Gatekeeper
-from controller.model import RolloutSpec
+from controller.model import RolloutSpec, version_of
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.test_api import error_of, serving
 from tests.unit.controller.worlds import service
@@ -77,6 +77,67 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         answer = await client.post("/api/v1/services/web/rollback", json={"to": told["to"]})
         assert answer.status == 202
         assert f"{told['from']} -> {told['to']}" in (await answer.json())["message"]
+
+
+async def test_nobody_goes_back_to_a_version_whose_image_is_gone(tmp_path: Path) -> None:
+    web = replace(WEB, rollout=RolloutSpec(bake_s=0.0))
+    control = Control.of(tmp_path, web)
+    async with serving(control) as client:
+
+        async def taken(content: str) -> tuple[str, str]:
+            image = control.engine.add_image(web.image, content)
+            wanted = version_of(web.definition_hash, image)
+            await until(lambda: control.loop.deployer.state("web").stable == wanted and not phase(control))
+            return wanted, image
+
+        first, _ = await taken("1")
+        second, pruned = await taken("2")
+        await taken("3")
+        control.engine.remove_image(pruned)
+        for body in ({}, {"to": second}):
+            status, _, message = await error_of(await client.post("/api/v1/services/web/rollback", json=body))
+            assert status == 400
+            assert message == (
+                f"web: the image that version {second} was made of is not on this machine any more (`docker image "
+                f"prune` removes such images), so it cannot come back, and nothing was changed; versions that can: "
+                f"{first}. Or build the code of then, and `pierhead deploy web`"
+            )
+            assert control.loop.deployer.state("web").rollout is None
+        control.engine.go_away()
+        status, _, _ = await error_of(await client.post("/api/v1/services/web/rollback", json={"to": first}))
+        assert status == 503, "nobody can say whether it is there"
+        control.engine.come_back()
+        assert (await client.post("/api/v1/services/web/rollback", json={"to": first})).status == 202
+
+
+@pytest.mark.parametrize("is_manual", [False, True])
+async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: Control, is_manual: bool) -> None:
+    control.is_manual = is_manual
+    async with serving(control) as client:
+
+        async def untried() -> bool:
+            return bool((await (await client.get("/api/v1/services/web")).json())["untried"])
+
+        await control.settled("web", 2)
+        await until(lambda: control.loop.deployer.state("web").stable)
+        control.loop.scale("web", 0)
+        await control.settled("web", 0)
+        assert not await untried(), "its version has served"
+        control.source.edit(NEW)
+        for _ in range(2):  # somebody may ask twice
+            answer = await client.post("/api/v1/deploy", json={"services": ["web"]})
+            said = (await answer.json())["services"]["web"]
+            assert said.endswith(
+                " is taken, and not tried yet, as no replica is wanted now: it will be at the next wake"
+            )
+        await until(lambda: control.loop.deployer.state("web").is_unproven)
+        await until(lambda: all(row.rollout and row.rollout.state.is_unproven for row in control.loop.view.services))
+        assert await untried()
+        control.loop.scale("web", 1)
+        await control.settled("web", 1)
+        await until(lambda: not control.loop.deployer.state("web").is_unproven)
+        answer = await client.post("/api/v1/deploy", json={"services": ["web"]})
+        assert (await answer.json())["services"]["web"].endswith("nothing changes")
 
 
 @pytest.mark.parametrize(

@@ -155,10 +155,10 @@ async def test_events_are_chosen_by_kind_and_time(control: Control) -> None:
         done = await pierhead("events", "--kind", "replica_ready", "-o", "json")
         events = [json.loads(line) for line in done.out.splitlines()]
         assert {event["kind"] for event in events} == {"replica_ready"}
-        done = await pierhead("events", "--kind", "replica_redy")
-        assert (done.code, done.out) == (0, "")
-        assert "no event of kind replica_redy is kept; there are" in done.err
-        assert "replica_ready" in done.err
+        done = await pierhead("events", "--kind", "rollback", "--kind", "scale")
+        assert (done.code, done.out, done.err) == (0, "", "no event of kind rollback, scale is kept\n")
+        done = await pierhead("events", "--kind", "replica_ready", "--since", "2999-01-01")
+        assert (done.code, done.err) == (0, "no event of kind replica_ready since then\n")
         assert (await pierhead("events", "--since", "1h")).out
         assert (await pierhead("events", "--since", "2999-01-01")).out == ""
 
@@ -293,6 +293,8 @@ async def test_an_argument_that_is_no_text_is_bad_input(control: Control) -> Non
         (("status", "-o", "yaml"), "--output: expected text or json, found 'yaml'"),
         (("why", "wep"), "did you mean 'web'? Services: api, web"),
         (("events", "--service", "wep"), "did you mean 'web'? Services: api, web"),
+        (("events", "--kind", "replica_redy"), "kind: there are no events of kind 'replica_redy'; kinds: add_server, "),
+        (("events", "-f", "--kind", "nope"), "replica_ready, "),
         (("events", "--since", "soon"), "--since: expected a time ago such as 10m or 2h30m"),
         (("events", "-n", "0"), "Invalid value for '-n'"),
         (("top", "--interval", "x"), "Invalid value for '--interval'"),
@@ -349,6 +351,25 @@ async def test_the_wait_has_an_end(control: Control) -> None:
         assert "not there after 0.5 s: web: 0 of 3 ready; 3 starting" in done.err
 
 
+async def test_auto_without_an_autoscaler_goes_back_to_the_files_number(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        control.loop.scale("web", 4)
+        await control.settled("web", 4)
+        done = await pierhead("scale", "web", "auto")
+        assert (done.code, done.out) == (0, "web: the compose files decide, 2 replicas\nweb: 2 of 2 ready\n")
+        assert control.row("web") == (2, 2, 2)
+        assert control.store.overrides == {}
+        done = await pierhead("scale", "web", "auto", "-o", "json")
+        assert json.loads(done.out) == {
+            "service": "web",
+            "replicas": "auto",
+            "message": "web: 2 of 2 ready",
+            "wanted": 2,
+            "done": True,
+        }
+
+
 async def test_interrupted_it_leaves_the_target(control: Control) -> None:
     control.engine.behaviours["web"] = Behaviour(ready_after_s=3600)
     async with served(control) as pierhead:
@@ -364,6 +385,18 @@ async def test_interrupted_it_leaves_the_target(control: Control) -> None:
         assert process.returncode == 1
         assert "Not waiting any more. The target stays 3" in err.decode()
         assert control.store.overrides["web"].replicas == 3
+
+
+async def test_interrupted_while_it_is_imported_it_ends_without_a_word(tmp_path: Path) -> None:
+    slow = "import sys\nprint('importing', flush=True)\nsys.stdin.read()\n"
+    (tmp_path / "typer.py").write_text(slow)
+    process = await Command("http://127.0.0.1:1").begin("status", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        assert await process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert (process.returncode, err) == (130, b"")
 
 
 async def test_files_that_cannot_be_used_are_bad_input(control: Control) -> None:

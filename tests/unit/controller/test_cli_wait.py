@@ -41,6 +41,28 @@ def test_everything_is_waited_for_before_the_hopeless_are_told() -> None:
     assert judge_all(all_of(spec_problems=["x"])).exit_code == 2
 
 
+def test_who_fails_again_and_again_is_not_waited_for() -> None:
+    starting = row(name="api", ready=1, converged=False, message="1 starting")
+    failing = row(ready=1, converged=False, message="CRASH_LOOP: failed", failure={"count": 5, "detail": "exit code 1"})
+    assert not judge_all(all_of(failing, row(name="api"))).hopeless
+    failing["failure"]["count"] = 6
+    assert not judge_all(all_of(failing, starting)).hopeless
+    for serving in (False, True):
+        verdict = judge_all(all_of(failing, row(name="api")), serving=serving)
+        assert (verdict.hopeless, verdict.done) == (True, False)
+        assert verdict.message == "web: 1 of 2 ready; CRASH_LOOP: failed"
+        assert verdict.next_step == "`pierhead why web` says what is in the way."
+    assert not judge_all(all_of({**failing, "ready": 2, "message": "1 draining"})).hopeless, "that was before"
+
+
+def test_as_many_as_wanted_may_be_enough() -> None:
+    busy = [row(converged=False, message="1 draining"), rolling("ranker", ready=2)]
+    assert not judge_all(all_of(*busy)).done
+    assert judge_all(all_of(*busy), serving=True).done
+    assert not judge_all(all_of(*busy, row(name="api", ready=1, converged=False)), serving=True).done
+    assert judge_all(all_of(row(ready=0, converged=False, blocked="no GPU")), serving=True).hopeless
+
+
 def test_progress_counts_each_service() -> None:
     verdict = judge_all(all_of(row(ready=1, converged=False), row(name="api")))
     assert [(part.name, part.ready, part.wanted) for part in verdict.parts] == [("web", 1, 2), ("api", 2, 2)]
@@ -63,6 +85,18 @@ def test_a_rollout_that_ends_in_the_new_version_is_done() -> None:
     assert not any(verdict.done or verdict.hopeless for verdict in before)
     assert before[1].message == "ranker: 1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready"
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 9f8e7d6c")
+
+
+def test_a_version_that_a_service_takes_in_its_sleep_was_not_tried() -> None:
+    asleep = settled(ready=0, wanted=0, untried=True)
+    last = views(RolloutWait(["ranker"], BEFORE), asleep, asleep, asleep)[-1]
+    assert last.done
+    assert last.message == (
+        "ranker: 0 of 0 ready, version 9f8e7d6c, not tried yet, "
+        "as no replica is wanted now: it will be at the next wake"
+    )
+    awake = settled(untried=False)
+    assert views(RolloutWait(["ranker"], BEFORE), awake, awake, awake)[-1].message.endswith("version 9f8e7d6c")
 
 
 def test_an_update_between_two_phases_is_no_end() -> None:

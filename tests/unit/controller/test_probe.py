@@ -52,8 +52,8 @@ def test_draining_is_neither_good_nor_bad() -> None:
     judge = Judge(SPEC, 0.0)
     judge.record(GOOD, 1.0)
     assert judge.record(DRAINING, 2.0), "somebody waits for that"
-    assert judge.verdict.draining
-    assert judge.verdict.ongoing == 1
+    assert judge.verdict.reading.draining
+    assert judge.verdict.reading.ongoing == 1
 
 
 def test_a_failure_is_told_in_words() -> None:

@@ -194,6 +194,95 @@ async def put(server: ReplicaServer, text: str) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
+class Slow(Tuned):
+    """Its `reconfigure` goes on until it is let go, or cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.calls = 0
+        self.cancelled = 0
+        self.hears = True
+
+    async def reconfigure(self, config: dict[str, Any]) -> None:  # type: ignore[override]
+        self.calls += 1
+        while not self.go.is_set():
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                if self.hears:
+                    raise
+        super().reconfigure(config)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_config, "LIMIT_S", 0.02)
+    monkeypatch.setattr(user_config, "END_S", 0.02)
+
+
+class TestOneThatDoesNotReturn:
+    async def test_it_is_cancelled_told_and_tried_again(self, brief: None) -> None:
+        before, slow = Tuned(), Slow()
+        config = configured(NOTHING, before, slow)
+        keeper = asyncio.ensure_future(config.keep())
+        config.offer(A)
+        await until(lambda: slow.cancelled >= 2, "it is cancelled again")
+        assert config.report() == ConfigReport(
+            digest(A), digest(NOTHING), "Slow.reconfigure did not return within 0.02 s and was cancelled"
+        )
+        assert before.had[:2] == [1, None], "who had it before has the former one again"
+        slow.go.set()
+        await until(lambda: config.report() == in_force(A), "it is in force")
+        assert (before.had[-1], slow.had) == (1, [1])
+        keeper.cancel()
+        await asyncio.wait([keeper])
+
+    async def test_one_that_does_not_hear_is_left_alone_until_it_ends(self, brief: None) -> None:
+        slow = Slow()
+        slow.hears = False
+        config = configured(NOTHING, slow)
+        keeper = asyncio.ensure_future(config.keep())
+        config.offer(A)
+        await until(lambda: "still runs: no user_config is tried" in config.report().error, "it is told")
+        for text in (B, A, B):
+            config.offer(text)
+            await until(lambda: not config._news.is_set(), "it is taken up")
+        slow.go.set()
+        await until(lambda: config.report() == in_force(B), "the wanted one is in force")
+        assert (slow.calls, slow.had) == (2, [1, 2]), "nobody was called beside it, and what ended late is not in force"
+        keeper.cancel()
+        await asyncio.wait([keeper])
+
+    async def test_at_the_start_it_has_its_time(self, brief: None) -> None:
+        slow = Slow()
+        config = configured(A, slow)
+        starts = asyncio.ensure_future(config.settle())
+        done, _ = await asyncio.wait([starts], timeout=0.1)
+        assert (done, slow.calls, slow.cancelled) == (set(), 1, 0)
+        slow.go.set()
+        await starts
+        assert config.report() == in_force(A)
+
+    async def test_whoever_gives_up_waiting_ends_it(self, brief: None) -> None:
+        slow = Slow()
+        starts = asyncio.ensure_future(configured(A, slow).settle())
+        await until(lambda: slow.calls > 0, "it is called")
+        starts.cancel()
+        await asyncio.wait([starts])
+        assert slow.cancelled == 1
+
+    async def test_a_replica_says_so_and_goes_on_serving(self, cluster: Cluster, brief: None) -> None:
+        slow = Slow()
+        replica = await cluster.start(EchoService(), slow)
+        replica._config.offer(A)
+        await until(lambda: bool(replica._config.report().error), "it is told")
+        found = await readyz(replica)
+        assert (found["status"], found["detail"]) == (200, "")
+        assert found["user_config"]["error"] == "Slow.reconfigure did not return within 0.02 s and was cancelled"
+
+
 class TestReplica:
     async def test_it_has_its_config_before_its_first_check_and_takes_others(self, cluster: Cluster) -> None:
         part = Tuned()
