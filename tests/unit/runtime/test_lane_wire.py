@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import pytest
@@ -169,8 +169,7 @@ async def test_a_first_packet_without_a_hello(served: Served, first: Packet | by
 async def test_two_lanes_of_one_name(served: Served) -> None:
     one, other = Raw(served[2]), Raw(served[2])
     await one.open()
-    other.hello = one.hello
-    await other.open()
+    await other.say(one.hello)
     assert await other.closed() == (grpc.StatusCode.INVALID_ARGUMENT, "lane: another lane has the same name")
     await one.say(Packet(frames=[begin(message=b"still there")]))
     assert (await one.end()).message == b"still there"
@@ -183,6 +182,29 @@ async def test_parcels_of_nobody(served: Served) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_lane_takes_parcels_from_its_hello_on(served: Served) -> None:
+    server, _, _ = served
+    lanes: Any = server._lanes
+    first = hello()
+    open_when_answered: list[bool] = []
+
+    class Context:
+        packets: ClassVar = [first.SerializeToString()]
+
+        def peer(self) -> str:
+            return "a test"
+
+        async def read(self) -> Any:
+            return self.packets.pop() if self.packets else grpc.aio.EOF
+
+        async def write(self, _: bytes) -> None:
+            open_when_answered.append(first.hello.lane in lanes._lanes)
+
+    await lanes._open(None, Context())
+    assert open_when_answered[0]
+    assert not lanes._lanes
 
 
 async def test_a_parcel_that_overtakes_its_call_waits_for_it(served: Served) -> None:
