@@ -268,7 +268,8 @@ async def test_an_unknown_route_lists_the_routes(edge: Edge, path: str) -> None:
     assert error["routes"] == {"/echo": "echo", "/rank": "rank"}
 
 
-async def test_a_service_without_replica_says_so(edge: Edge) -> None:
+async def test_a_service_without_replica_says_so(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.3)
     await edge.route(service("echo"))
     status, error, headers = await error_of(edge, "/echo")
     assert (status, error["code"], headers["retry-after"]) == (503, "no_replica", "1")
@@ -394,7 +395,10 @@ async def test_websockets_pass(edge: Edge) -> None:
 # -------------------------------------------------------------------------------------------------- health and servers
 
 
-async def test_a_server_gets_traffic_at_once_and_none_when_it_is_gone(edge: Edge) -> None:
+async def test_a_server_gets_traffic_at_once_and_none_when_it_is_gone(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.3)
     first = await edge.replica("echo-1")
     await edge.route(with_probe_port(service("echo"), first.port))
     await edge.add("echo", "echo-1", first.address)
@@ -573,7 +577,8 @@ async def test_an_unknown_grpc_service_lists_the_known_ones(edge: Edge) -> None:
         assert error.details() == "No such gRPC service here. Known are test.Echo, test.Other."
 
 
-async def test_a_grpc_service_without_replica_is_unavailable(edge: Edge) -> None:
+async def test_a_grpc_service_without_replica_is_unavailable(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.3)
     async with grpc_edge(edge) as (_, channel):
         await edge.remove("echo", "echo-1")
         error = await refusal(channel.unary_unary("/test.Echo/Unary")(b""))

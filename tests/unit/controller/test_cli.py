@@ -85,10 +85,9 @@ async def served(control: Control) -> AsyncIterator[Command]:
     async with control.running() as loop:
         runner = web.AppRunner(Api(loop, Gatekeeper(None, frozenset)).application(), shutdown_timeout=0.1)
         await runner.setup()
-        port = unused_port()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
-            yield Command(f"http://127.0.0.1:{port}")
+            yield Command(f"http://127.0.0.1:{runner.addresses[0][1]}")
         finally:
             await runner.cleanup()
 
@@ -333,7 +332,9 @@ async def test_status_shows_memory_and_slots_of_gpus(tmp_path: Path) -> None:
     control.engine.gpu_memory = {"GPU-0": gib // 2, "GPU-1": 40 * gib}
     async with served(control) as pierhead:
         await control.settled("llm", 2)
-        shown = (await pierhead("status")).out.splitlines()
+        done = await pierhead("status")
+        assert (done.code, done.err) == (0, "")
+        shown = done.out.splitlines()
         (row,) = [line for line in shown if line.startswith("GPU-0")]
         assert row.split()[:8] == ["GPU-0", "L40", "48.0", "GiB", "0.5", "GiB", "16.0", "GiB"]
         assert "(16 GiB)" in row
