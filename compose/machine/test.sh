@@ -32,7 +32,7 @@ run_tests() {
   local status=0
   # testcontainers' reaper is an image from a registry; remove_leftovers does its work.
   export TESTCONTAINERS_RYUK_DISABLED=true
-  .venv/bin/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract || status=1
+  .venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract || status=1
   .venv/bin/python -m pytest tests/faults tests/integration tests/e2e || status=1
   return "$status"
 }
