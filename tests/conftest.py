@@ -6,9 +6,15 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.harness.stack import ROOT, Stack
 from tests.harness.waiting import eventually
+
+# How long an example takes, or its making, says how busy the machine is. What must end in time says so in its test, and
+# every test has the timeout of pyproject.toml.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 APPS = ("compose/apps/echo.yaml", "compose/apps/recsys.yaml")
 _reports = pytest.StashKey[bool]()

@@ -55,7 +55,14 @@ replaced. With a service that scales to zero it is the whole of `request_timeout
 SESSION_HEADER = "x-session-id"
 SESSION_HASH = "hash-type consistent crc32 avalanche\n    hash-balance-factor 125"
 """As the runtime's consistent_hash does it: a server that comes or goes moves only its own sessions, and none has more
-than 1.25 times its share of the requests (hash-balance-factor 125)."""
+than 1.25 times its share of the requests (hash-balance-factor 125).
+
+What HAProxy does not have is a floor such as the runtime's NEVER_CROWDED: it deals out 1.25 places for each request in
+flight, the new one counted, and at least one to each server (chash_server_is_eligible in its src/lb_chash.c). So with
+fewer than 1.6 requests per server, a request whose session's server works on one other may go to the session's next
+choice; the session comes back with the next request that finds its server free. No setting changes that: a factor with
+two places for each server at any load is 100 times their number, which is no bound, and without any (0) the requests of
+a busy session would wait at one server beside idle ones."""
 HELD_MOST = 1000
 """Requests that one service may have held where it does not bound its queue; all services together: hold.lua."""
 

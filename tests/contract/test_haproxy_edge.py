@@ -30,6 +30,8 @@ from controller.model import (
 )
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
+from controller.routing.haproxy_socket import RuntimeSocket
+from controller.routing.haproxy_state import traffic
 from tests.harness.haproxy_container import HAProxyContainer
 
 pytestmark = pytest.mark.engine
@@ -130,6 +132,12 @@ class Edge:
         state = await self.router.observe()
         assert state is not None
         return next(server.sessions for server in state.servers if server.name == name)
+
+    async def is_idle(self, service: str) -> bool:
+        """Whether HAProxy counts no request of the service as in flight: it does for a moment after the answer."""
+        backend = backend_name(service)
+        seen = traffic(await RuntimeSocket(self.run_dir / "admin.sock").ask(f"show stat {backend} 6 -1"))
+        return not any(row.sessions for row in seen.values())
 
     async def metrics(self) -> str:
         async with ClientSession() as client, client.get(f"http://{self.container.ip}:8404/metrics") as answer:
@@ -260,7 +268,8 @@ async def test_an_unknown_route_lists_the_routes(edge: Edge, path: str) -> None:
     assert error["routes"] == {"/echo": "echo", "/rank": "rank"}
 
 
-async def test_a_service_without_replica_says_so(edge: Edge) -> None:
+async def test_a_service_without_replica_says_so(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.3)
     await edge.route(service("echo"))
     status, error, headers = await error_of(edge, "/echo")
     assert (status, error["code"], headers["retry-after"]) == (503, "no_replica", "1")
@@ -386,7 +395,10 @@ async def test_websockets_pass(edge: Edge) -> None:
 # -------------------------------------------------------------------------------------------------- health and servers
 
 
-async def test_a_server_gets_traffic_at_once_and_none_when_it_is_gone(edge: Edge) -> None:
+async def test_a_server_gets_traffic_at_once_and_none_when_it_is_gone(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.3)
     first = await edge.replica("echo-1")
     await edge.route(with_probe_port(service("echo"), first.port))
     await edge.add("echo", "echo-1", first.address)
@@ -565,7 +577,8 @@ async def test_an_unknown_grpc_service_lists_the_known_ones(edge: Edge) -> None:
         assert error.details() == "No such gRPC service here. Known are test.Echo, test.Other."
 
 
-async def test_a_grpc_service_without_replica_is_unavailable(edge: Edge) -> None:
+async def test_a_grpc_service_without_replica_is_unavailable(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.3)
     async with grpc_edge(edge) as (_, channel):
         await edge.remove("echo", "echo-1")
         error = await refusal(channel.unary_unary("/test.Echo/Unary")(b""))
@@ -727,6 +740,8 @@ async def test_no_grpc_call_fails_while_servers_come_and_go_and_routes_change(ed
 
 
 async def answered_by(edge: Edge, session: str | None) -> str:
+    """Who answers a request that is the only one. One more may move a session: see haproxy_config.SESSION_HASH."""
+    await until(lambda: edge.is_idle("echo"), "HAProxy has ended the request before")
     headers = {"x-session-id": session} if session else {}
     async with edge.http.get("/echo", headers=headers) as answer:
         assert answer.status == 200
@@ -764,6 +779,20 @@ async def test_a_session_stays_where_it_is_and_only_those_of_a_server_that_comes
     await edge.remove("echo", "echo-3")
     assert await homes(edge) == first, "and come back"
     assert len({await answered_by(edge, None) for _ in range(30)}) == 3, "without a session they are taken in turn"
+
+
+async def test_at_little_load_a_session_passes_over_a_server_that_works_on_one_other_request(edge: Edge) -> None:
+    replicas = await balanced(edge, "consistent_hash", 3)
+    home = await answered_by(edge, "first")
+    replica = next(replica for replica in replicas if replica.name == home)
+    other = next(name for name, server in (await homes(edge)).items() if server == home)
+    held = asyncio.ensure_future(edge.http.get("/echo/hold", headers={"x-session-id": other}))
+    await asyncio.wait_for(replica.begun.wait(), 5)
+    async with edge.http.get("/echo", headers={"x-session-id": "first"}) as answer:
+        assert (await answer.json())["replica"] != home
+    replica.let_go.set()
+    (await held).release()
+    assert await answered_by(edge, "first") == home
 
 
 async def test_no_server_gets_more_than_its_share_of_a_busy_session(edge: Edge) -> None:

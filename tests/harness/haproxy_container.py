@@ -17,7 +17,8 @@ from pathlib import Path
 from tests.harness.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-IMAGE = "pierhead-test/haproxy"
+IMAGE = f"pierhead-test/haproxy:{os.getpid()}"
+"""A name of this process alone: it is removed at the end, and another test run may need its own."""
 LABEL = "pierhead.test=haproxy"
 
 

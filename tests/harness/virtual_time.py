@@ -1,12 +1,14 @@
 """An event loop in which waiting costs nothing: when everybody waits, the clock jumps to whoever is due next.
 
-For worlds in memory only: nothing outside the process moves while the clock jumps.
+For worlds in memory only: nothing outside the process moves while the clock jumps. A test is run on it by the marker
+`virtual_time` (tests/unit/conftest.py); `wall_clock` is then the clock to hand to what it tests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,3 +54,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._waits.passed_s
+
+
+_BEGAN = 1_700_000_000.0
+
+
+def wall_clock() -> float:
+    """`time.time()`; where a virtual loop runs, a time of day that goes on as that loop's time does."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # outside of any
+        return time.time()
+    return _BEGAN + loop.time() if isinstance(loop, VirtualLoop) else time.time()

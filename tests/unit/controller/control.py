@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from controller.routing.base import RoutingAction
 from controller.store import Store
 from controller.user_config import digest
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
+from tests.harness.virtual_time import wall_clock
 
 PROJECT = "p"
 
@@ -188,7 +188,7 @@ class Control:
     engine: FakeEngine
     router: FakeRouter
     source: FakeSource
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = wall_clock
     engine_lost_s: float = 30.0
     silent: set[str] = field(default_factory=set)
     """Names of replicas whose probes get no answer, although the engine says they are fine."""
@@ -217,7 +217,7 @@ class Control:
 
     @classmethod
     def of(cls, directory: Path, *services: ServiceSpec) -> Control:
-        engine = FakeEngine(time.time)
+        engine = FakeEngine(wall_clock)
         for service in services:
             engine.add_image(service.image)
         source = FakeSource({service.name: service for service in services})
@@ -324,7 +324,7 @@ class Control:
 
     def wall(self) -> float:
         """The machine's wall clock, which `set_clock` sets."""
-        return time.time() + self.engine.clock_set_by_s
+        return wall_clock() + self.engine.clock_set_by_s
 
     def set_clock(self, by_s: float) -> None:
         """Somebody sets the machine's clock forward, or back."""

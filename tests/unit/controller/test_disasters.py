@@ -13,6 +13,8 @@ from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpus, service
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"), service("bad", replicas=1))

@@ -16,6 +16,8 @@ from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica
 
+pytestmark = pytest.mark.virtual_time
+
 SPEC = gpu_service()
 NO_FAULTS: Mapping[str, GpuFault] = {}
 

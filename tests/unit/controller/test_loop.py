@@ -19,6 +19,8 @@ from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture
 def control(tmp_path: Path) -> Control:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from controller.model import Health, ProbeSpec, SignalContainer
 from controller.phases import Phase, phase_of
 from controller.plan import plan
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, observed, replica, retirement, service
+
+pytestmark = pytest.mark.virtual_time
 
 PROBE = ProbeSpec(port=9100, path="/readyz", progress_timeout_s=30.0)
 

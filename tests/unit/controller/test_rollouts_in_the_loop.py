@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +24,11 @@ from controller.model import (
 from controller.routing.base import RoutingAction
 from controller.spec import parse
 from tests.fakes.fake_engine import Behaviour
+from tests.harness.virtual_time import wall_clock
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
+
+pytestmark = pytest.mark.virtual_time
 
 BROKEN = Behaviour(exits_after_s=0.0, exit_code=1, output="no such model\n")
 QUICK = RolloutSpec(bake_s=0.1)
@@ -274,7 +276,7 @@ async def test_an_engine_in_trouble_for_seconds_is_no_reason_to_reject_a_version
 
 async def test_an_image_that_cannot_be_made_is_rolled_back(control: Control) -> None:
     ahead_s = 0.0
-    control.clock = lambda: time.time() + ahead_s
+    control.clock = lambda: wall_clock() + ahead_s
     async with control.running():
         await stable_at(control, web())
         control.source.edit(web("d2"))
@@ -514,13 +516,11 @@ async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:
     control.engine.gpus = gpus(3)
     async with control.running() as loop:
         await control.settled("ranker", 3)
-        least = 3
         new = replace(ranker, definition_hash="d2")
         control.source.edit(new)
-        while loop.deployer.state("ranker").stable != version(control, new):
-            await until(lambda: True)
-            least = min(least, control.row("ranker")[1])
-            await loop.tick()
+        least = await least_ready(
+            control, "ranker", lambda: loop.deployer.state("ranker").stable == version(control, new)
+        )
         await stable_at(control, new)
         assert least == 2
         causes = [s.event.message for s in loop.events.select(limit=1000) if s.event.kind == "begin_retirement"]

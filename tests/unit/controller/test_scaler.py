@@ -17,6 +17,8 @@ from controller.store import Store, StoredEvent
 from tests.unit.controller import worlds
 from tests.unit.controller.control import Control, until
 
+pytestmark = pytest.mark.virtual_time
+
 QUICK = AutoscaleSpec(
     min=1,
     max=4,

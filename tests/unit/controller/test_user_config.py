@@ -39,6 +39,8 @@ from tests.unit.controller.compose_configs import problems, ranker
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, observed, replica, service, version
 
+pytestmark = pytest.mark.virtual_time
+
 A, B = '{"threshold":1}', '{"threshold":2}'
 NONE, DA, DB = digest(NO_USER_CONFIG), digest(A), digest(B)
 ERROR = "Part.reconfigure raised ValueError: no such threshold"

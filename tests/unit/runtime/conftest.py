@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from pierhead import close_handles
@@ -21,10 +24,13 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody listens on. It is below those that the kernel gives out: none takes it meanwhile."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(lowest // 2, lowest), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):  # somebody has it: the next one
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"100 ports from {lowest // 2} to {lowest} are all taken")
 
 
 @pytest.fixture

@@ -481,15 +481,16 @@ class TestDeath:
         begun = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(4)]
         await until(lambda: other.begun == 2, "two calls each")
         process.kill()
-        begun_there = [call for call in begun if not await _still_waits(call)]
-        errors = await asyncio.gather(*begun_there, return_exceptions=True)
+        await until(lambda: sum(call.done() for call in begun) >= 2, "those that it had begun have ended", timeout=10)
+        ended = [call for call in begun if call.done()]
+        errors = await asyncio.gather(*ended, return_exceptions=True)
         assert len(errors) == 2
         assert all(isinstance(error, ReplicaDied) for error in errors)
         assert f"127.0.0.1:{free_port}: it went away after it may have begun" in str(errors[0])
         replies = [await _reply(stub, "hi") for _ in range(20)]
         assert replies == ["other: hi"] * 20
         other.gate.set()
-        await asyncio.gather(*begun, return_exceptions=True)
+        assert [await call for call in begun if call not in ended] == ["other: wait"] * 2
 
     async def test_a_replica_that_comes_back_is_used_again(self, cluster: Cluster, free_port: int) -> None:
         process = await cluster.process(REPLICA, free_port)
@@ -512,11 +513,6 @@ class TestDeath:
         with pytest.raises(ReplicaDied):
             await stub.Echo(echo(), timeout=30)
         assert time.monotonic() - started < 8
-
-
-async def _still_waits(call: asyncio.Future[str]) -> bool:
-    await asyncio.wait([call], timeout=0.5)
-    return not call.done()
 
 
 class TestDiscovery:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import pytest
@@ -19,6 +19,7 @@ from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import caller as lane_caller
+from pierhead.lanes import outbox as lane_outbox
 from pierhead.lanes import server as lane_server
 from pierhead.lanes.caller import OPEN
 from pierhead.lanes.outbox import QUEUE_BYTES, Outbox
@@ -169,8 +170,7 @@ async def test_a_first_packet_without_a_hello(served: Served, first: Packet | by
 async def test_two_lanes_of_one_name(served: Served) -> None:
     one, other = Raw(served[2]), Raw(served[2])
     await one.open()
-    other.hello = one.hello
-    await other.open()
+    await other.say(one.hello)
     assert await other.closed() == (grpc.StatusCode.INVALID_ARGUMENT, "lane: another lane has the same name")
     await one.say(Packet(frames=[begin(message=b"still there")]))
     assert (await one.end()).message == b"still there"
@@ -183,6 +183,29 @@ async def test_parcels_of_nobody(served: Served) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await call
         assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_lane_takes_parcels_from_its_hello_on(served: Served) -> None:
+    server, _, _ = served
+    lanes: Any = server._lanes
+    first = hello()
+    open_when_answered: list[bool] = []
+
+    class Context:
+        packets: ClassVar = [first.SerializeToString()]
+
+        def peer(self) -> str:
+            return "a test"
+
+        async def read(self) -> Any:
+            return self.packets.pop() if self.packets else grpc.aio.EOF
+
+        async def write(self, _: bytes) -> None:
+            open_when_answered.append(first.hello.lane in lanes._lanes)
+
+    await lanes._open(None, Context())
+    assert open_when_answered[0]
+    assert not lanes._lanes
 
 
 async def test_a_parcel_that_overtakes_its_call_waits_for_it(served: Served) -> None:
@@ -317,7 +340,11 @@ async def test_a_caller_that_goes_takes_its_calls_along(served: Served) -> None:
     await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
 
 
-async def test_a_caller_that_asks_and_never_listens_is_taken_nothing_more_from(served: Served) -> None:
+async def test_a_caller_that_asks_and_never_listens_is_taken_nothing_more_from(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = QUEUE_BYTES // 8  # tens of thousands of calls take seconds
+    monkeypatch.setattr(lane_outbox, "QUEUE_BYTES", most)
     server, _, channel = served
     server._admission.max_ongoing_requests = 0
     raw = Raw(channel)
@@ -334,14 +361,14 @@ async def test_a_caller_that_asks_and_never_listens_is_taken_nothing_more_from(s
     asking = asyncio.create_task(ask())
     (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
     before = -1
-    await until(lambda: lane.outbox.queued > QUEUE_BYTES, "what is not listened to has piled up")
+    await until(lambda: lane.outbox.queued > most, "what is not listened to has piled up")
     while before != refused:  # until nothing moves any more: calls of another lane go on meanwhile
         before = refused
         other = Raw(channel)
         await other.open()
         await other.say(Packet(frames=[begin()]))
         assert (await other.end()).status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    assert lane.outbox.queued < 2 * QUEUE_BYTES
+    assert lane.outbox.queued < 2 * most
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -547,9 +574,11 @@ async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_la
     from pierhead.clients import Clients
 
     Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
-    stub: Any = echo_pb2_grpc.EchoStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
+    stub: Any = echo_pb2_grpc.EchoStub(channel)
     assert (await stub.Echo(echo())).response == "foreign: hi"
     await foreign.stop(0)
+    await until(lambda: not channel.pool().has_callable, "its end is noticed")
     ours = await cluster.start(EchoService("ours"), port=free_port)
     assert (await stub.Echo(echo(), timeout=10)).response == "ours: hi"
     assert ours._lanes is not None

@@ -223,7 +223,8 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def one_trial_at_a_time(self) -> None:
         for number, standing in enumerate(self.world.all):
-            trials = [call for call in self.calls if call[0] == number and call[2] and call[1] >= standing.judged_at]
+            # One begun in the very moment of a verdict was begun before it: a trial comes seconds after.
+            trials = [call for call in self.calls if call[0] == number and call[2] and call[1] > standing.judged_at]
             assert len(trials) <= 1 or not standing.on_trial
 
     @invariant()

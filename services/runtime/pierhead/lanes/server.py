@@ -66,8 +66,11 @@ class Lanes:
         lane = ServedLane(self._methods, self._edge, context.peer(), self._large, self._may_wait)
         token = b""
         try:
-            token = await lane.hello(context)
+            first = await lane.hear_hello(context)
+            token = bytes(first.hello.lane)
+            # Before it is answered: with the answer the caller may bring a parcel, on its way around the lane.
             self._name(token, lane)
+            await lane.say_hello(context, first)
             await lane.run(context)
         except LaneBrokenError as error:
             logger.error("lane of %s is broken and closed: %s", lane.peer, error)  # noqa: TRY400 - not our mistake
@@ -156,18 +159,21 @@ class ServedLane:
 
     # ---- its life
 
-    async def hello(self, context: Context) -> bytes:
-        """Exchange hellos; returns the lane's name. Raises LaneBrokenError."""
+    async def hear_hello(self, context: Context) -> Packet:
+        """The caller's first packet, whose hello names the lane. Raises LaneBrokenError."""
         raw = await context.read()
         if raw is grpc.aio.EOF:
             raise LaneBrokenError("it ended before the caller's hello")
         packet = parse_packet(raw, self.largest_packet)
         if not packet.HasField("hello") or not packet.hello.lane or not packet.hello.window:
             raise LaneBrokenError("the caller's first packet holds no hello")
-        self.peer_window = packet.hello.window
+        return packet
+
+    async def say_hello(self, context: Context, first: Packet) -> None:
+        """Answer the caller's hello, and take up what came with it. Raises LaneBrokenError."""
+        self.peer_window = first.hello.window
         await context.write(Packet(hello=Hello(window=self.window)).SerializeToString())
-        self._receive_frames(packet)
-        return bytes(packet.hello.lane)
+        self._receive_frames(first)
 
     async def run(self, context: Context) -> None:
         """Serve until the caller goes, or until goodbye. Raises LaneBrokenError."""
