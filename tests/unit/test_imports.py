@@ -38,6 +38,7 @@ PURE = {
 ACTING = {
     "controller.apply",
     "controller.deployer",
+    "controller.engine_watch",
     "controller.perform",
     "controller.observe",
     "controller.probe",
