@@ -25,7 +25,7 @@ LIMIT_S = 50.0
 PATIENCE_S = 0.05
 """How long a look waits for a newer reading than the last look had: an engine that is not busy has answered by then."""
 STALE_S = 5.0
-"""How long a newer reading may be due before nothing is planned from the last one any more, but the newer one awaited."""
+"""How long a newer reading may be due before nothing is planned from the last one any more: then it is awaited."""
 REST_S = (0.02, 0.25)
 """Least and longest pause between two readings. In between it is as long as the reading took: an engine that is slow to
 answer has other work, and a burst of events is one reading."""
@@ -71,7 +71,7 @@ class EngineWatch:
         self._unseen: list[tuple[int, EngineAction]] = []
         """Actions that have ended, and how many changes there were then."""
         self._unseen_since: float | None = None
-        """When the first of the changes was made that the newest reading may not have seen; None when it has seen all."""
+        """When the first of the changes was made that the newest reading may not have seen; None = it has seen all."""
         self._under_way: tuple[Spec, int] | None = None
         """Whose reading it is that goes on, and how many changes it has seen."""
         self._due = asyncio.Event()
@@ -187,7 +187,7 @@ class EngineWatch:
             self._error, self._defect = str(error), None
         except TimeoutError:
             self._error, self._defect = f"the Docker Engine does not answer within {LIMIT_S:g} s", None
-        except Exception as error:  # noqa: BLE001 - the next look raises it
+        except Exception as error:  # a defect: the next look raises it
             self._defect = error, error.__traceback__
         else:
             self._error, self._defect = "", None

@@ -620,7 +620,7 @@ class Loop:
                 self._gpus.failed(container)
 
     async def _follow_engine(self) -> None:
-        """Have the engine read, which wakes the loop, at every event. Raises EngineUnreachable when the engine stays away."""
+        """At every event have the engine read, which wakes the loop. Raises EngineUnreachable when it stays away."""
         heard_at = self._clock()
         while True:
             try:

@@ -18,7 +18,6 @@ from controller.loop import LOOK_S
 from controller.model import RemoveContainer, Spec, StartContainer
 from tests.fakes.fake_engine import FakeEngine
 from tests.harness.virtual_time import VirtualLoop
-from tests.unit.controller.control import Control
 from tests.unit.controller.test_controller_machine import Timed
 from tests.unit.controller.worlds import service
 
@@ -163,7 +162,7 @@ def test_an_action_counts_as_going_on_until_a_reading_has_begun_after_its_end() 
         assert bench.watch.unseen == (START,), "that reading had begun before"
         await asyncio.sleep(2.0)
         assert bench.engine.readings == 3
-        assert bench.watch.unseen == ()
+        assert not bench.watch.unseen
 
     virtually(work)
 
@@ -181,7 +180,7 @@ def test_a_reading_that_fails_has_seen_nothing() -> None:
         await bench.look()
         assert bench.watch.is_fresh(SPEC, 10.0)
         assert bench.watch.error == ""
-        assert bench.watch.unseen == ()
+        assert not bench.watch.unseen
 
     virtually(work)
 
@@ -322,7 +321,7 @@ def test_one_that_was_told_to_go_stays_so_for_as_long_as_an_earlier_reading_show
 
 
 def test_an_engine_that_is_away_is_told_of_and_nothing_is_planned(tmp_path: Path) -> None:
-    async def work(control: Control) -> None:
+    async def work(control: Timed) -> None:
         control.engine.go_away()
         await until(lambda: not control.loop.view.engine_reachable)
         control.loop.scale("web", 1)
