@@ -181,10 +181,20 @@ class Loop:
         self.last_tick_at: float | None = None
         self._waiting_for_look: list[asyncio.Future[str]] = []
         """Told, when a look has ended, why nothing was seen; "" = all of the world was."""
+        self._told_of_this_look: list[asyncio.Future[str]] = []
         self._unseen = ""
         self.specs = SpecWatch(world.source, self.events, self._spec_changed)
         self._prober = Prober(world.ask, spawn, self._wakeup.ring, world.store.seen_ready, self._note_ready, clock)
-        self._observer = Observer(world.engine, world.router, self._prober, world.store, clock, wall)
+        self._observer = Observer(
+            world.engine,
+            world.router,
+            self._prober,
+            world.store,
+            self._wakeup.ring,
+            self.metrics.engine_reading,
+            clock,
+            wall,
+        )
         performer = Performer(
             world.engine,
             world.router,
@@ -236,6 +246,7 @@ class Loop:
         """Begin: read the compose files, follow the engine, look and act. All of it ends with the owner of `spawn`."""
         self._spawn(outlive("watching the compose files", self.specs.run))
         self._spawn(outlive("following the engine", self._follow_engine, ends_with=(EngineUnreachable,)))
+        self._spawn(outlive("reading the engine", self._observer.run))
         self._spawn(outlive("the loop", self._run))
 
     async def _run(self) -> None:
@@ -245,7 +256,8 @@ class Loop:
 
     async def _guarded_tick(self) -> float:
         started = self._clock()
-        waiting, self._waiting_for_look = self._waiting_for_look, []
+        waiting = self._told_of_this_look = self._waiting_for_look
+        self._waiting_for_look = []
         try:
             look_s = await self.tick()
         except Exception as error:
@@ -261,6 +273,7 @@ class Loop:
         else:
             self._defect = ""
             self.last_tick_at = self._clock()
+        self._told_of_this_look = []
         for looked in waiting:
             if not looked.done():
                 looked.set_result(self._defect or self._unseen)
@@ -288,7 +301,9 @@ class Loop:
             )
             return LOOK_S
         in_progress = self._executor.in_progress
-        sight = await self._observer.look(spec, in_progress, impatient=bool(self.view.plan.pending))
+        sight = await self._observer.look(
+            spec, in_progress, impatient=bool(self.view.plan.pending), thorough=bool(self._told_of_this_look)
+        )
         sight = replace(sight, observed=self._gpu_memory.seen(sight.observed))
         now = self._clock()
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
@@ -604,7 +619,7 @@ class Loop:
         action = outcome.action
         self.metrics.action(outcome)
         if isinstance(action, EngineAction):
-            self._observer.engine_changed()
+            self._observer.action_ended(action)
         if isinstance(action, RemoveContainer) and action.failed and outcome.error is None:
             self._note_failure(action)
         words = f"{describe(action)}: {action.cause}"
@@ -615,7 +630,8 @@ class Loop:
             target=action.target,
             outcome="failed" if outcome.error else "ok",
         )
-        self._wakeup.ring()
+        if not isinstance(action, EngineAction):  # the engine is read first, which wakes the loop
+            self._wakeup.ring()
 
     def _note_failure(self, action: RemoveContainer) -> None:
         containers = self.view.observed.containers if self.view.observed else ()
@@ -624,7 +640,7 @@ class Loop:
                 self._gpus.failed(container)
 
     async def _follow_engine(self) -> None:
-        """Wake the loop at every event. Raises EngineUnreachable when the engine stays away."""
+        """At every event have the engine read, which wakes the loop. Raises EngineUnreachable when it stays away."""
         heard_at = self._clock()
         while True:
             try:
@@ -634,7 +650,6 @@ class Loop:
                     if event.kind == OUT_OF_MEMORY:
                         self._note_out_of_memory(event.container_id)
                     self._observer.engine_changed()
-                    self._wakeup.ring()
             except EngineError as error:
                 logger.warning("the engine's event stream broke, opening it again: %s", error)
                 heard_at = heard_at if not self._observer.stream_open else self._clock()

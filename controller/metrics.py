@@ -34,6 +34,12 @@ class ControllerMetrics(Collector):
             buckets=TICK_BUCKETS_S,
             registry=self.registry,
         )
+        self._engine_readings = Histogram(
+            "pierhead_controller_engine_reading_seconds",
+            "Time of one reading of the engine. Ticks go on meanwhile, with the reading before.",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
         self._failed_ticks = Counter(
             "pierhead_controller_failed_ticks", "Looks that ended in a defect; the log has it.", registry=self.registry
         )
@@ -57,6 +63,10 @@ class ControllerMetrics(Collector):
     def tick(self, took_s: float) -> None:
         """Count one tick."""
         self._ticks.observe(took_s)
+
+    def engine_reading(self, took_s: float) -> None:
+        """Count one reading of the engine."""
+        self._engine_readings.observe(took_s)
 
     def tick_failed(self) -> None:
         """Count one that raised."""

@@ -1,7 +1,8 @@
 """Puts one snapshot of the world together from its parts: engine, HAProxy, probes, store, executor.
 
-The engine's part is the dear one (a call for each container), so it is read again only when something says it changed:
-an engine event, an action that ended, a timer. HAProxy's part is one line on a socket and is read every time.
+The engine's part is the dear one, so it is read again only when something says it changed (an engine event, an action
+that ended, a timer), and beside the looks (controller/engine_watch.py). HAProxy's part is one line on a socket and is
+read every time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from controller.clock import ContainerTimes
-from controller.engines.base import ClusterEngine, EngineState
-from controller.errors import ControllerError, EngineError, StoreError
+from controller.engine_watch import EngineWatch, Reading
+from controller.engines.base import ClusterEngine, EngineAction
+from controller.errors import ControllerError, StoreError
 from controller.gpu_faults import struck
 from controller.model import (
     Action,
@@ -22,6 +24,7 @@ from controller.model import (
     Health,
     Observed,
     ReplicaContainer,
+    Retirement,
     RoutingState,
     ServerState,
     Spec,
@@ -37,7 +40,6 @@ RELIABLE_S = 10.0
 """Oldest engine snapshot to plan from while its event stream is open: images and foreign containers send no events."""
 UNRELIABLE_S = 1.0
 """The same while the stream is broken, or while something is waited for that no event tells."""
-ENGINE_LIMIT_S = 50.0
 ROUTER_LIMIT_S = 5.0
 FIRST_ROUND_S = 3.0
 
@@ -61,39 +63,58 @@ class Observer:
         router: Router,
         prober: Prober,
         store: Store,
+        wake: Callable[[], None],
+        took: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.time,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`wall` is the clock that the engine's times are of."""
-        self._engine = engine
+        """`wake` and `took` as in `EngineWatch`; `wall` is the clock that the engine's times are of."""
+        self._engine = EngineWatch(engine, store.containers, wake, took, clock)
         self._router = router
         self._prober = prober
         self._store = store
-        self._clock = clock
         self._times = ContainerTimes(clock, wall)
-        self._state: EngineState | None = None
-        self._read_at = 0.0
-        self._read_for: Spec | None = None
-        self._changes = 1  # known changes of the engine's world, and how many of them the last reading has seen
-        self._changes_read = 0
+        self._taken: Reading | None = None
+        """What the last look has taken of the engine."""
+        self._marks: Mapping[str, Retirement] = {}
         self.stream_open = False
 
-    def engine_changed(self) -> None:
-        """Say that the engine's world is another now: the next look reads it again."""
-        self._changes += 1
+    async def run(self) -> None:
+        """Read the engine whenever it is due, for ever."""
+        await self._engine.run()
 
-    async def look(self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False) -> Sight:
+    def engine_changed(self) -> None:
+        """Say that the engine's world is another now: it is read again, and whoever looks is woken."""
+        self._engine.changed()
+
+    def action_ended(self, action: EngineAction) -> None:
+        """The same of an action: until a reading has begun from now on, it counts as going on."""
+        self._engine.ended(action)
+
+    async def look(
+        self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
+    ) -> Sight:
         """Return the world now. `in_progress` must have been read before: an action that ends meanwhile then counts
         as going on, and nobody plans for its target from a reading that may have missed its effect.
 
-        `impatient`: something is waited for that no event tells (a GPU that others hold, an image).
+        `impatient`: something is waited for that no event tells (a GPU that others hold, an image). `thorough`: every
+        change of the engine's world that is known now is in it, however long that takes.
         """
         retirements, failures = self._store.retirements, self._store.failures
-        routing, engine_error = await asyncio.gather(self._look_at_router(), self._look_at_engine(spec, impatient))
-        state = self._state
-        if state is None:
+        age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
+        with self._engine.looking():
+            routing, _ = await asyncio.gather(
+                self._look_at_router(), self._engine.await_reading(spec, age_s, thorough=thorough)
+            )
+        reading = self._engine.reading
+        engine_error = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
+        if reading is None:
             return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
-        faults = self._store.gpu_faults
+        # All of it at one moment, the newest reading and what it has not seen; only the first round of questions waits.
+        in_progress = with_unseen(in_progress, self._engine.unseen)
+        retirements = self._kept_marks(reading, retirements)
+        await self._take(reading, spec)
+        state, faults = reading.state, self._store.gpu_faults
         judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
         observed = Observed(
             containers=self._times.brought_over(judged),
@@ -117,44 +138,35 @@ class Observer:
             logger.debug("HAProxy does not answer: %s", str(error) or f"nothing within {ROUTER_LIMIT_S:g} s")
             return None
 
-    async def _look_at_engine(self, spec: Spec, impatient: bool) -> str:
-        """Bring the engine's part up to date if need be; return the error in words, "" when there is none."""
-        now = self._clock()
-        limit_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
-        fresh = self._changes == self._changes_read and self._read_for is spec and now - self._read_at < limit_s
-        if not fresh:
-            first = self._state is None
-            known, changes = self._store.containers(), self._changes
-            try:
-                async with asyncio.timeout(ENGINE_LIMIT_S):
-                    images = frozenset(service.image for service in spec.services.values())
-                    state = await self._engine.observe(spec.project, frozenset(spec.services), images)
-            except EngineError as error:
-                return str(error)
-            except TimeoutError:
-                return f"the Docker Engine does not answer within {ENGINE_LIMIT_S:g} s"
-            self._state, self._read_at, self._read_for, self._changes_read = state, now, spec, changes
-            self._forget_gone(known, state)
-        else:
-            first = False
-        self._sync_probes(spec)
-        if first:
+    def _kept_marks(self, reading: Reading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
+        """Who retires. The store forgets it with the container, which an earlier reading may still have."""
+        there = {container.id for container in reading.state.containers}
+        self._marks = {key: mark for key, mark in self._marks.items() if key in there} | dict(marks)
+        return self._marks
+
+    async def _take(self, reading: Reading, spec: Spec) -> None:
+        """Ask the replicas that are there now."""
+        before, self._taken = self._taken, reading
+        if reading is not before:
+            self._forget_gone(reading)
+        outdated = outdated_containers(reading.state.containers, spec, reading.state.images)
+        self._prober.sync(reading.state.containers, spec.services, self._store.retirements, outdated)
+        if before is None:
             await self._prober.first_round(FIRST_ROUND_S)
-        return ""
 
-    def _sync_probes(self, spec: Spec) -> None:
-        if self._state is None:
-            return
-        outdated = outdated_containers(self._state.containers, spec, self._state.images)
-        self._prober.sync(self._state.containers, spec.services, self._store.retirements, outdated)
-
-    def _forget_gone(self, known: frozenset[str], state: EngineState) -> None:
-        """Drop notes about containers somebody else removed. `known` was read before the engine was."""
+    def _forget_gone(self, reading: Reading) -> None:
+        """Drop notes about containers somebody else removed."""
         try:
-            for container_id in known - {container.id for container in state.containers}:
+            for container_id in reading.noted - {container.id for container in reading.state.containers}:
                 self._store.forget(container_id)
         except StoreError as error:
             logger.error("notes of removed containers were kept: %s", error)  # noqa: TRY400 - they harm nobody
+
+
+def with_unseen(in_progress: tuple[Action, ...], unseen: tuple[EngineAction, ...]) -> tuple[Action, ...]:
+    """Return the actions that go on, and those that have ended and may not have been seen, each once."""
+    listed = {id(action) for action in in_progress}
+    return (*in_progress, *(action for action in unseen if id(action) not in listed))
 
 
 def second_opinion(container: ReplicaContainer, routing: RoutingState | None) -> ReplicaContainer:

@@ -484,8 +484,14 @@ CONTROL = Section(
                     f"histogram_quantile(0.99, sum by (le) (rate(pierhead_controller_tick_seconds_bucket{W})))",
                     "tick",
                 ),
+                Query(
+                    "histogram_quantile(0.99, sum by (le) "
+                    f"(rate(pierhead_controller_engine_reading_seconds_bucket{W})))",
+                    "the engine's answer",
+                ),
             ),
-            "Time the controller takes to observe, plan and publish. What it then does runs beside this.",
+            "Time the controller takes to observe, plan and publish. What it then does runs beside this, and so does "
+            "the reading of an engine that is slow to answer.",
             unit="s",
         ),
     ),

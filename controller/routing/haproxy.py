@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from controller.errors import RoutingError, RoutingUnreachable
 from controller.model import (
@@ -37,9 +38,18 @@ _log = logging.getLogger(__name__)
 
 REMOVABLE_WAIT_S = 5
 NEW_WORKER_WAIT_S = 10.0
+LISTED_S = 1.0
+"""How long a list of the servers holds while changes follow one another: all but a person's on the socket are ours."""
 _NO_STATES = "1\n"
 """A server state file without servers: just its format's number."""
 _GONE = ("No such server", "No such backend")
+
+
+class _Listed(NamedTuple):
+    """A server that is there."""
+
+    address: str
+    number: int
 
 
 class HAProxyRouter:
@@ -55,6 +65,9 @@ class HAProxyRouter:
         self._states_file = run_dir / "servers.state"
         self._changing = asyncio.Lock()
         self._changes_waiting = 0
+        self._listed: dict[tuple[str, str], _Listed] | None = None
+        """By (backend, server), while changes follow one another; None = to be read."""
+        self._listed_at = 0.0
         self._leaving: Mapping[tuple[str, str], int] = {}
 
     async def observe(self) -> RoutingState | None:
@@ -96,6 +109,7 @@ class HAProxyRouter:
                 case DeleteServer():
                     await self._delete(action.backend, action.target)
                 case WriteRouting():
+                    self._listed = None
                     await self._write_routing(action.services)
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
@@ -107,22 +121,35 @@ class HAProxyRouter:
 
     # ---------------------------------------------------------------------------------------------------- servers
 
+    async def _servers(self) -> dict[tuple[str, str], _Listed]:
+        """Servers that are there. Read once for changes that follow one another: many replicas become ready together.
+
+        Whoever changes which servers there are changes this list, or drops it.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._listed is None or now - self._listed_at > LISTED_S:
+            found = state.servers(await self._runtime.ask("show servers state"), {})
+            self._listed = {(one.backend, one.name): _Listed(one.address, number) for one, number in found}
+            self._listed_at = now
+        return self._listed
+
     async def _add(self, action: AddServer, spec: ServiceSpec | None) -> None:
         if spec is None:
             raise RoutingError(f"server {action.target} cannot be added without the spec of service {action.service!r}")
         name, backend = config.checked_server_name(action.target), config.checked_backend(action.backend)
         address = config.checked_address(action.address)
         server = f"{backend}/{name}"
-        present = [(s, number) for s, number in await self._servers() if s.backend == backend]
-        same_name = next((s for s, _ in present if s.name == name), None)
+        listed = await self._servers()
+        # Without an id some versions' algorithms misplace it; the next free one after all that are there.
+        number = max((one.number for (where, _), one in listed.items() if where == backend), default=0) + 1
+        same_name = listed.get((backend, name))
         if same_name is not None and same_name.address != address:
             await self._delete(backend, name)
             same_name = None
         if same_name is None:
-            # Without an id some versions' algorithms misplace it; the next free one after all that are there.
-            number = max((number for _, number in present), default=0) + 1
             options = config.server_options(spec)
             await self._runtime.ask(command("add", "server", server, address, "id", str(number), *options))
+            listed[backend, name] = _Listed(address, number)
         if action.weight != 1:
             await self._runtime.ask(command("set", "server", server, "weight", str(action.weight)))
         await self._runtime.ask(command("enable", "health", server))
@@ -153,6 +180,8 @@ class HAProxyRouter:
 
     async def _delete(self, backend: str, name: str) -> None:
         server = _server_path(backend, name)
+        if self._listed is not None:
+            self._listed.pop((backend, name), None)
         try:
             await self._runtime.ask(command("set", "server", server, "state", "maint"))
         except CommandRefused as error:
@@ -168,9 +197,6 @@ class HAProxyRouter:
                 f"(`{wait}`: {error.answer}); it is tried again, or end them with `shutdown sessions server {server}`"
             ) from error
         await self._runtime.ask(command("del", "server", server))
-
-    async def _servers(self) -> list[tuple[Server, int]]:
-        return state.servers(await self._runtime.ask("show servers state"), {})
 
     async def _sessions_of_leaving_workers(self) -> Mapping[tuple[str, str], int]:
         """Requests in flight by (backend, server) in workers that a reload replaced.
@@ -250,8 +276,12 @@ class HAProxyRouter:
             async with self._changing:
                 try:
                     yield
+                except BaseException:
+                    self._listed = None  # what has been done nobody knows
+                    raise
                 finally:
                     if self._changes_waiting == 1:
+                        self._listed = None
                         await self._refresh_file()
         finally:
             self._changes_waiting -= 1

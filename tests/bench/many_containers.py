@@ -21,6 +21,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.apply import PARALLEL_ACTIONS
+from controller.engine_watch import PATIENCE_S
 from controller.engines.docker_reader import timestamp
 from tests.bench import controller_at_rest
 from tests.bench.record import Page, Table, directory_of, run_facts
@@ -78,6 +79,8 @@ class Growth:
     """Of the controller."""
     engine_cpu_s: float
     """Of dockerd and containerd."""
+    readings: Ticks | None = None
+    """Readings of the engine, which go on beside the ticks."""
 
     @property
     def engine_done_s(self) -> float:
@@ -157,18 +160,23 @@ class Events(threading.Thread):
         return [event for event in self.found if event["kind"] == kind and event["at"] >= since]
 
 
-class TickBook:
-    """Reads the controller's histogram of ticks: what was added since the last reading."""
+TICKS = "pierhead_controller_tick_seconds"
+READINGS = "pierhead_controller_engine_reading_seconds"
 
-    def __init__(self, stack: Stack) -> None:
+
+class TickBook:
+    """Reads one of the controller's histograms, of ticks as a rule: what was added since the last reading."""
+
+    def __init__(self, stack: Stack, name: str = TICKS) -> None:
         self._stack = stack
+        self._name = name
         self._before = self._read()
 
     def lap(self) -> Ticks:
         """Ticks since the last lap."""
         now = self._read()
         before, self._before = self._before, now
-        name = "pierhead_controller_tick_seconds"
+        name = self._name
         count = round(now[f"{name}_count"] - before[f"{name}_count"])
         total = now[f"{name}_sum"] - before[f"{name}_sum"]
         buckets = {float(key): now[key] - before[key] for key in now if not key.startswith(name)}
@@ -180,7 +188,7 @@ class TickBook:
         samples = [
             sample
             for family in text_string_to_metric_families(page)
-            if family.name == "pierhead_controller_tick_seconds"
+            if family.name == self._name
             for sample in family.samples
         ]
         return {sample.labels.get("le", sample.name): sample.value for sample in samples}
@@ -196,17 +204,18 @@ def grow(stack: Stack, service: str, replicas: int, events: Events, book: TickBo
     """Scale from none to `replicas`; return when all take traffic."""
     pid = int(stack.container("controller").attrs["State"]["Pid"])
     before, engine_before = controller_at_rest.cpu_s(pid), engine_cpu_s()
+    readings = TickBook(stack, READINGS)
     book.lap()
     begun = time.time()
     stack.api(f"/api/v1/services/{service}/scale", "PUT", {"replicas": replicas})
     print(f"{service}: 0 -> {replicas}", flush=True)
     eventually(lambda: len(events.of("add_server", begun)) >= replicas, "all take traffic", LIMIT_S, every_s=0.5)
     ticks, cpu_s = book.lap(), controller_at_rest.cpu_s(pid) - before
-    engine_s = engine_cpu_s() - engine_before
+    read, engine_s = readings.lap(), engine_cpu_s() - engine_before
     starts = starts_of(stack, service, events, begun)
     stack.wait_settled(60.0, **{service: replicas})
     return Growth(
-        replicas, max(start.serving_s for start in starts), starts, ticks, round(cpu_s, 2), round(engine_s, 2)
+        replicas, max(start.serving_s for start in starts), starts, ticks, round(cpu_s, 2), round(engine_s, 2), read
     )
 
 
@@ -334,6 +343,8 @@ def page(found: Found, facts: Mapping[str, Any]) -> Page:
         ["CPU time of the controller", f"{growth.cpu_s:.1f} s"],
         ["ticks", str(growth.ticks)],
     ]
+    if growth.readings is not None:
+        rows.append(["readings of the engine", str(growth.readings)])
     if found.shrink_s is not None:
         rows.append([f"from {growth.replicas} to {found.rests[-1].replicas}", f"{found.shrink_s:.1f} s"])
     at_rest = [
@@ -363,8 +374,10 @@ def page(found: Found, facts: Mapping[str, Any]) -> Page:
 HOW = f"""\
 - A stack of its own, HAProxy, controller and Prometheus included; the service is tests/bench/apps/tiny.yaml unless the
   command says otherwise.
-- Ticks are the controller's own histogram (`pierhead_controller_tick_seconds`: look at engine and HAProxy, plan,
-  publication; waiting for the engine's answer is in it). CPU and resident memory are those of its process in /proc.
+- Ticks are the controller's own histogram (`{TICKS}`: look at engine and HAProxy, plan,
+  publication). A tick waits {1000 * PATIENCE_S:.0f} ms for a slow engine, and goes on with the reading before. How
+  long the engine took to answer is `{READINGS}`. CPU and resident memory are those
+  of the controller's process in /proc.
 - When a container was made and started is the engine's word, when a replica takes traffic the controller's event of its
   server in HAProxy. The engine gets at most {PARALLEL_ACTIONS} calls at a time (`PARALLEL_ACTIONS`).
 - At rest: from {SETTLE_S:g} s after the last change on.

@@ -31,6 +31,7 @@ from controller.model import (
 )
 from controller.routing import haproxy, haproxy_config
 from controller.routing.haproxy import HAProxyRouter
+from controller.routing.haproxy_socket import CommandRefused
 from tests.fakes.fake_haproxy import UNKNOWN_KEYWORD, FakeHAProxy
 from tests.harness.haproxy_container import HAProxyContainer
 
@@ -383,6 +384,53 @@ async def test_changes_at_the_same_time_do_not_disturb_each_other(world: World, 
     assert len((await observe(router)).servers) == 20
     text = (world.run_dir / "haproxy.cfg").read_text()
     assert text.count("\n    server echo-") == 20
+
+
+async def test_changes_in_a_row_know_of_each_other(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    async with asyncio.TaskGroup() as tasks:  # a task waits for those before it
+        tasks.create_task(add(router, echo, "echo-1", world.addresses[0]))
+        tasks.create_task(add(router, echo, "echo-2", world.addresses[0]))
+        tasks.create_task(add(router, echo, "echo-1", world.addresses[1]))
+        tasks.create_task(delete(router, "echo-2"))
+        tasks.create_task(add(router, echo, "echo-3", world.addresses[2]))
+        tasks.create_task(add(router, echo, "echo-2", world.addresses[2]))
+        tasks.create_task(set_state(router, "echo-3", ServerState.MAINT))
+        tasks.create_task(add(router, echo, "echo-3", world.addresses[2]))
+    found = [(s.name, s.address, s.state) for s in (await observe(router)).servers]
+    assert found == [
+        ("echo-1", world.addresses[1], ServerState.READY),
+        ("echo-2", world.addresses[2], ServerState.READY),
+        ("echo-3", world.addresses[2], ServerState.READY),
+    ]
+
+
+async def test_a_change_that_fails_does_not_mislead_those_after_it(world: World, router: HAProxyRouter) -> None:
+    echo, other = await routed(router, world), service("other", 8080)
+    names = ("echo-1", "other-1", "echo-2")
+    ends = await asyncio.gather(
+        *(add(router, other if name == "other-1" else echo, name, world.addresses[0]) for name in names),
+        return_exceptions=True,
+    )
+    assert [type(end) for end in ends] == [type(None), CommandRefused, type(None)]
+    assert [s.name for s in (await observe(router)).servers] == ["echo-1", "echo-2"]
+
+
+async def test_servers_are_listed_once_for_changes_in_a_row(tmp_path: Path) -> None:
+    async with FakeHAProxy(tmp_path).running() as fake:
+        router, echo = HAProxyRouter(tmp_path), service("echo", 8080)
+        await route(router, echo)
+        fake.commands.clear()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(20):
+                tasks.create_task(add(router, echo, f"echo-{number}", f"10.0.0.{number + 1}:8080"))
+        listings = [command for command in fake.commands if command == "show servers state"]
+        assert len(listings) == 2, "before the first change, and for the file after the last"
+        numbers = [fake.server("svc_echo", f"echo-{number}").number for number in range(20)]
+        assert sorted(numbers) == list(range(1, 21))
+        fake.commands.clear()
+        await add(router, echo, "echo-20", "10.0.0.21:8080")
+        assert fake.commands[0] == "show servers state", "what was listed before may be old"
 
 
 async def test_a_reload_keeps_the_servers_and_their_states(world: World, router: HAProxyRouter) -> None:

@@ -137,6 +137,8 @@ class FakeEngine:
     done: list[EngineAction] = field(default_factory=list)
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
+    reading_s: float = 0.0
+    """How long an answer to `observe` takes; it tells of the world as it was when it was asked."""
     _ids: dict[str, str] = field(default_factory=dict)
     """Of all containers, by name."""
     _ending: set[str] = field(default_factory=set)
@@ -164,7 +166,9 @@ class FakeEngine:
             if one.state.is_up and not (one.ours and one.project == project)
             for gpu in one.gpus
         }
-        return EngineState(ours, strays, {image: self.images.get(image) for image in images}, self.gpus, holders)
+        state = EngineState(ours, strays, {image: self.images.get(image) for image in images}, self.gpus, holders)
+        await asyncio.sleep(self.reading_s)
+        return state
 
     async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
         await self._turn()

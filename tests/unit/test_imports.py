@@ -39,6 +39,7 @@ PURE = {
 ACTING = {
     "controller.apply",
     "controller.deployer",
+    "controller.engine_watch",
     "controller.perform",
     "controller.observe",
     "controller.probe",

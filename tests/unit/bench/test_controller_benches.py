@@ -15,7 +15,7 @@ from controller.simulate.report import summarise
 from controller.simulate.simulation import Result, Setting, simulate
 from controller.simulate.traces import Step, Trace
 from tests.bench import autoscale_step, many_containers
-from tests.bench.many_containers import Found, Growth, Rest, Start, TickBook, Ticks
+from tests.bench.many_containers import READINGS, TICKS, Found, Growth, Rest, Start, TickBook, Ticks
 from tests.bench.record import Page, Table, with_notes
 from tests.bench.targets import Line
 from tests.harness.stack import ROOT, Answer
@@ -92,8 +92,7 @@ def test_promises_that_are_broken(run: Found, broken: str) -> None:
     assert [what for what, met in verdicts(run).items() if not met] == [broken]
 
 
-def histogram(*buckets: tuple[str, int], total: float) -> str:
-    name = "pierhead_controller_tick_seconds"
+def histogram(*buckets: tuple[str, int], total: float, name: str = TICKS) -> str:
     lines = [f"# TYPE {name} histogram", *(f'{name}_bucket{{le="{bound}"}} {count}' for bound, count in buckets)]
     return "\n".join([*lines, f"{name}_count {buckets[-1][1]}", f"{name}_sum {total}", ""])
 
@@ -105,6 +104,16 @@ def test_ticks_are_those_since_the_last_lap() -> None:
     ]
     stack: Any = SimpleNamespace(api=lambda path: Answer(200, {}, pages.pop(0).encode()))
     assert TickBook(stack).lap() == Ticks(4, 0.25, 0.2, 1.0)
+
+
+def test_readings_of_the_engine_are_a_histogram_beside_the_ticks() -> None:
+    pages = [
+        histogram(("0.2", count), ("+Inf", count), total=1.0)
+        + histogram(("0.2", 2), ("+Inf", end), total=end, name=READINGS)
+        for count, end in ((5, 3), (9, 5))
+    ]
+    stack: Any = SimpleNamespace(api=lambda path: Answer(200, {}, pages.pop(0).encode()))
+    assert TickBook(stack, READINGS).lap() == Ticks(2, 1.0, float("inf"), 0.0)
 
 
 def test_a_page_has_notes_and_verdicts(tmp_path: Path) -> None:

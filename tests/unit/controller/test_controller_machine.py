@@ -55,6 +55,8 @@ GPUS = 3
 SETTLE_S = 1800.0
 """Virtual seconds within which everything must be as it was asked for, once the trouble is over."""
 NEVER_S = 1e9
+SLOWEST_S = 8.0
+"""Longest time that the engine takes to tell what there is."""
 BAD = {
     "crashes": Behaviour(ready_after_s=NEVER_S, exits_after_s=0.5, exit_code=1, output="no such model\n"),
     "never ready": Behaviour(ready_after_s=NEVER_S),
@@ -291,6 +293,11 @@ class ControllerMachine(RuleBasedStateMachine):
         self.control.engine.come_back()
         self.revive()
 
+    @rule(seconds=st.sampled_from([0.0, 0.2, 0.2, 1.0, 4.0, SLOWEST_S]))
+    def engine_is_slow_to_answer(self, seconds: float) -> None:
+        STATISTICS["engine slow to answer"] += bool(seconds)
+        self.control.engine.reading_s = seconds
+
     @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
     def haproxy_goes_away(self, seconds: float) -> None:
         STATISTICS["HAProxy gone"] += 1
@@ -359,7 +366,8 @@ class ControllerMachine(RuleBasedStateMachine):
         """The trouble is over; everything becomes as it was asked for."""
         self.control.work.clear()
         self.control.engine._failures.clear()
-        self.run(asyncio.sleep(1.0))
+        self.control.engine.reading_s = 0.0
+        self.run(asyncio.sleep(SLOWEST_S))  # an answer may be under way
         self.revive()  # it may have been about to end: of an action, or because the engine was away too long
         self.control.actions_to_live = None
         for uuid in list(self.control.store.gpu_faults):
