@@ -3,6 +3,9 @@
     Board     what is known of each service, numbered; and who watches what
     Watcher   the changes one caller has not been sent yet: at most one state a service, the newest wins
 
+Numbers that replicas publish for policies (`Endpoint.stats`) change all the time. A change of them alone waits until
+STATS_PERIOD_S have passed since the last state of that service, and goes with whatever is told earlier.
+
 Before the loop has seen the world once nothing is sent: a caller that knew replicas from an earlier controller keeps
 them rather than being told that there are none.
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import grpc
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
@@ -22,6 +25,7 @@ from controller.model import Endpoint, ServiceEndpoints
 logger = logging.getLogger(__name__)
 
 MOST_WATCHED = 1000
+STATS_PERIOD_S = 1.0
 OPTIONS = (
     ("grpc.so_reuseport", 0),
     # A caller's machine that vanished is noticed within half a minute, so its watcher goes.
@@ -59,8 +63,11 @@ class Watcher:
 class Board:
     """The current state of every service. One owner: the loop's thread."""
 
-    def __init__(self, epoch: int | None = None) -> None:
+    def __init__(self, epoch: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._epoch = time.time_ns() if epoch is None else epoch
+        self._clock = clock
+        self._told_at: dict[str, float] = {}
+        """When each service's state was taken over last."""
         self._states: dict[str, discovery_pb2.ServiceEndpoints] = {}
         self._published = False
         self._watchers: set[Watcher] = set()
@@ -118,11 +125,16 @@ class Board:
             unknown=told is None,
             max_queued_requests=told.max_queued_requests if told else None,
             policy=told.policy if told else "",
+            policy_kwargs=told.policy_kwargs if told else "",
         )
-        if new == old:
+        now = self._clock()
+        if new == old or (
+            old is not None and now < self._told_at[service] + STATS_PERIOD_S and _same_but_stats(old, new)
+        ):
             return False
         new.generation += 1
         self._states[service] = new
+        self._told_at[service] = now
         return True
 
 
@@ -178,6 +190,19 @@ def _problem(request: discovery_pb2.WatchRequest) -> str:
     return ""
 
 
+def _same_but_stats(one: discovery_pb2.ServiceEndpoints, other: discovery_pb2.ServiceEndpoints) -> bool:
+    return _without_stats(one) == _without_stats(other)
+
+
+def _without_stats(state: discovery_pb2.ServiceEndpoints) -> discovery_pb2.ServiceEndpoints:
+    bare = discovery_pb2.ServiceEndpoints()
+    bare.CopyFrom(state)
+    for endpoint in bare.endpoints:
+        endpoint.ClearField("stats")
+        endpoint.ClearField("stats_version")
+    return bare
+
+
 def _message(endpoint: Endpoint) -> discovery_pb2.Endpoint:
     return discovery_pb2.Endpoint(
         replica=endpoint.replica,
@@ -187,4 +212,6 @@ def _message(endpoint: Endpoint) -> discovery_pb2.Endpoint:
         version=endpoint.version,
         node=endpoint.node,
         weight=endpoint.weight,
+        stats=endpoint.stats.numbers,
+        stats_version=endpoint.stats.version,
     )

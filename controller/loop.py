@@ -175,7 +175,7 @@ class Loop:
         self._wakeup = Wakeup()
         self.events = EventLog(world.store, wall)
         self.metrics = ControllerMetrics(lambda: self.view)
-        self.board = Board()
+        self.board = Board(clock=clock)
         self.view = View(at=clock(), project=world.project, ahead_s=self._ahead_s())
         self.started_at = clock()
         self.last_tick_at: float | None = None

@@ -212,6 +212,8 @@ class ServiceSpec:
     max_queued_requests: int = -1
     router_policy: str = DEFAULT_POLICY
     """How its callers choose among its replicas: a name of the runtime's, or an import path for them."""
+    router_policy_kwargs: str = ""
+    """What they make that policy with: a JSON object, "" = nothing."""
     backpressure: Backpressure = Backpressure()
     request_timeout_s: float = 60.0
     graceful_shutdown_wait_loop_s: float | None = None
@@ -327,6 +329,18 @@ class UserConfigReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedStats:
+    """Numbers that a replica tells callers, for their policies. The controller passes them on and reads none."""
+
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    version: int = 0
+    """The replica's own: of two, the greater one is newer. 0 = it publishes nothing."""
+
+
+NO_STATS = PublishedStats()
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaContainer:
     """One container that carries our labels, with what the probe knows of it."""
 
@@ -378,6 +392,8 @@ class ReplicaContainer:
     """Since when it has had requests in flight at every look, and none of them moved; None when it works."""
     user_config: UserConfigReport | None = None
     """None where it does not say: a foreign image, an earlier runtime, a program that does not listen yet."""
+    stats: PublishedStats = NO_STATS
+    """What it publishes for its callers' policies."""
     gpu_fault: str = ""
     """Why it cannot stay on its GPUs; "" when it may."""
 
@@ -812,6 +828,7 @@ class Endpoint:
     version: str
     node: str = ""
     weight: int = 1
+    stats: PublishedStats = NO_STATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -822,6 +839,8 @@ class ServiceEndpoints:
     max_queued_requests: int = -1
     """How many calls may wait at each caller; -1 = no bound."""
     policy: str = DEFAULT_POLICY
+    policy_kwargs: str = ""
+    """What callers make that policy with: a JSON object, "" = nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,15 @@ from typing import Any
 import aiohttp
 
 from controller.errors import ReplicaError
-from controller.model import Health, ProbeSpec, ReplicaContainer, ServiceSpec, UserConfigReport
+from controller.model import (
+    NO_STATS,
+    Health,
+    ProbeSpec,
+    PublishedStats,
+    ReplicaContainer,
+    ServiceSpec,
+    UserConfigReport,
+)
 from controller.outlive import outlive
 from controller.plain_text import one_line, storable
 
@@ -35,6 +44,8 @@ RETIRING_S = 0.1
 BODY_LIMIT = 64 * 1024
 MOST_COUNTED = 2**53
 """Up to here a float counts one by one, as the autoscaler does; a greater number of a replica is taken as none."""
+MOST_STATS = 16
+"""Numbers that a replica publishes, at most: the runtime has the same bound."""
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
 """How a replica is asked that nobody describes: one of a service that was removed while no controller ran."""
 
@@ -56,6 +67,7 @@ class Reading:
     told: str = ""
     """Why it is not ready, in the replica's own words."""
     user_config: UserConfigReport | None = None
+    stats: PublishedStats = NO_STATS
 
 
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
@@ -93,6 +105,7 @@ class Verdict:
             progressed_at=self.progressed_at,
             stalled_since=self.stalled_since,
             user_config=self.user_config,
+            stats=reading.stats,
         )
 
 
@@ -413,6 +426,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _count(report.get("progress")),
         "" if ok else told,
         _config_report(report.get("user_config")),
+        _published(report.get("stats"), report.get("stats_version")),
     )
 
 
@@ -433,6 +447,19 @@ def _config_report(value: object) -> UserConfigReport | None:
     if not (isinstance(wanted, str) and isinstance(applied, str) and isinstance(error, str)):
         return None
     return UserConfigReport(wanted, applied, error)
+
+
+def _published(numbers: object, version: object) -> PublishedStats:
+    """What a replica publishes; nothing where it cannot be read. Callers keep what they knew of it."""
+    known = _count(version)
+    if not known or not isinstance(numbers, dict) or len(numbers) > MOST_STATS:
+        return NO_STATS
+    found = {storable(str(name)): value for name, value in numbers.items() if _is_finite(value) and len(name) <= 64}
+    return PublishedStats({name: float(value) for name, value in found.items()}, known)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max
 
 
 def _counts(value: object) -> Mapping[str, int]:

@@ -20,7 +20,7 @@ from controller.model import DEFAULT_POLICY
 from controller.problems import Problems, at, shown
 
 MAX_REPLICAS = 1000
-ROUTER_POLICIES = (DEFAULT_POLICY, "round_robin", "least_ongoing", "consistent_hash")
+ROUTER_POLICIES = (DEFAULT_POLICY, "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load")
 """Those that HAProxy has a word for, too (controller/routing/haproxy_config.py)."""
 _PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9/._~?=&-]*")
@@ -34,6 +34,7 @@ _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST = 200
 _LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
+LARGEST_POLICY_KWARGS = 4096
 LARGEST_USER_CONFIG = 64 * 1024
 """Bytes: it travels in an environment variable, of which Linux takes twice as much."""
 
@@ -126,6 +127,21 @@ def _check_user_config(config: object) -> object:
     return config
 
 
+def _check_policy_kwargs(kwargs: object) -> object:
+    """Lets keyword arguments through that JSON can hold."""
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in kwargs):
+        raise _expected("the policy's keyword arguments by name, such as {match_rate_threshold: 0.2}")
+    try:
+        if (culprit := _not_json(kwargs, "policy_kwargs")) is not None:
+            raise _expected(f"what JSON can hold: {culprit}; write it in quotes")
+        size = len(user_config_text(kwargs))
+    except RecursionError:
+        raise _expected("a mapping that is nested less deeply") from None
+    if size > LARGEST_POLICY_KWARGS:
+        raise _expected(f"at most {LARGEST_POLICY_KWARGS} bytes as JSON, which every caller is told (these are {size})")
+    return kwargs
+
+
 def user_config_text(config: Mapping[str, Any]) -> str:
     """A user_config as canonical JSON, in ASCII: the same settings give the same text."""
     return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -180,6 +196,7 @@ RouterPolicy = Annotated[
     BeforeValidator(_check_router_policy),
     Field(json_schema_extra={"anyOf": [{"enum": list(ROUTER_POLICIES)}, {"pattern": f"^{_FUNCTION.pattern}$"}]}),
 ]
+PolicyKwargs = Annotated[dict[str, Any], BeforeValidator(_check_policy_kwargs)]
 GpuMemory = Annotated[str, BeforeValidator(_check_memory)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -222,6 +239,7 @@ class RouterBlock(_Block):
     """How a caller chooses among the replicas."""
 
     policy: RouterPolicy = DEFAULT_POLICY
+    policy_kwargs: PolicyKwargs = Field(default_factory=dict)
 
 
 class BackpressureBlock(_Block):

@@ -128,6 +128,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
         router_policy=block.router.policy,
+        router_policy_kwargs=user_config_text(block.router.policy_kwargs) if block.router.policy_kwargs else "",
         backpressure=_backpressure(block),
         request_timeout_s=block.request_timeout_s,
         graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,

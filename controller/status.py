@@ -228,6 +228,7 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpo
             tuple(_weighed(listed, goal_of(desired, observed, name))),
             desired.services[name].max_queued_requests,
             desired.services[name].router_policy,
+            desired.services[name].router_policy_kwargs,
         )
         for name, listed in found.items()
     }
@@ -523,4 +524,5 @@ def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool)
         max_ongoing_requests=max(spec.max_ongoing_requests, 0),
         version=container.version,
         node=container.node,
+        stats=container.stats,
     )

@@ -59,6 +59,10 @@ class Readiness:
     the start was reported."""
     user_config: ConfigReport | None = None
     """Which user_config it has; None before it can take one."""
+    stats: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What it publishes for callers' policies; see `routing_stats`. A replica of several workers does not tell."""
+    stats_version: int = 0
+    """Grows with each change of `stats`; 0 = nothing is published."""
 
 
 class Page(NamedTuple):

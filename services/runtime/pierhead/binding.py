@@ -7,7 +7,9 @@ between them: each has its own connections, its own policy object and its own li
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pierhead.clients import Clients
 from pierhead.deadlines import Deadlines
@@ -24,6 +26,8 @@ class HandleOptions:
     service: str
     policy: str | None = None
     """None = as the service says."""
+    policy_kwargs: Mapping[str, Any] | None = None
+    """What the policy is made with."""
     timeout_s: float | None = None
     max_queued_requests: int | None = None
     transport: str | None = None

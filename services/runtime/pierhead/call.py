@@ -33,6 +33,7 @@ from pierhead.errors import DeadlineExceeded, PierheadError, Trailers
 from pierhead.failures import Blame, Failure, count, models
 from pierhead.line import Place
 from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
+from pierhead.routing_stats import parse_stats
 
 if TYPE_CHECKING:
     from pierhead.binding import Binding
@@ -351,7 +352,8 @@ class Call:
         elif failure.retry_reason == "overloaded":
             pool.refused(lease, failure.ongoing)
         elif failure.worked:
-            pool.report(lease, failure.ongoing, now, models(failure.trailers.models))
+            trailers = failure.trailers
+            pool.report(lease, failure.ongoing, now, models(trailers.models), parse_stats(trailers.stats))
         blame = failure.blame
         if blame is Blame.BROKEN:
             if not failure.worked:
@@ -402,10 +404,11 @@ class Call:
         return self._pool.wants_report(lease.replica, now, self.model_id)
 
     async def _read_report(self) -> None:
-        """Read the replica's load from the reply, and which models it holds."""
+        """Read the replica's load from the reply, which models it holds, and what it publishes."""
         trailers = Trailers(await self._call.trailing_metadata())
         if trailers.ongoing is not None:
-            self._pool.report(self._lease, count(trailers.ongoing), time.monotonic(), models(trailers.models))
+            held, stats = models(trailers.models), parse_stats(trailers.stats)
+            self._pool.report(self._lease, count(trailers.ongoing), time.monotonic(), held, stats)
 
     def _failed(self, error: BaseException) -> None:
         """Count a failure; a cancelled caller takes the call with it."""

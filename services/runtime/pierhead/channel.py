@@ -69,6 +69,7 @@ class HandleChannel(grpc.aio.Channel):
         return Router(
             options.policy or DEFAULT_POLICY,
             Random(self._rng.random()),  # noqa: S311 - one for each thread
+            kwargs=options.policy_kwargs,
             follows=options.policy is None,
             prefer_local=options.prefer_local,
             eject_outliers=options.eject_outliers,

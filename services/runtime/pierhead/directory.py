@@ -17,13 +17,14 @@ import grpc
 
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.replica import Endpoint
+from pierhead.routing_stats import Stats
 from pierhead.settings import DEFAULT_GRPC_PORT, Settings
 
 logger = logging.getLogger("pierhead")
 
-Update = Callable[[Iterable[Endpoint], int | None, str | None], None]
-"""Takes the complete list of a service's replicas, how many calls may wait for them, and the policy that chooses among
-them (None = nobody says)."""
+Update = Callable[[Iterable[Endpoint], int | None, str | None, str], None]
+"""Takes the complete list of a service's replicas, how many calls may wait for them, the policy that chooses among
+them (None = nobody says) and what that is made with (a JSON object, "" = nothing)."""
 
 RECONNECT_S = (0.1, 5.0)
 """Shortest and longest pause before asking the controller again; doubled at each failure, jittered."""
@@ -50,7 +51,7 @@ class Directory:
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._updates: dict[str, list[Update]] = {}
-        self._last: dict[str, tuple[list[Endpoint], int | None, str | None]] = {}
+        self._last: dict[str, tuple[list[Endpoint], int | None, str | None, str]] = {}
         self._dns: dict[str, asyncio.Task[None]] = {}
         self._told_by_controller: set[str] = set()
         self._watch: asyncio.Task[None] | None = None
@@ -85,10 +86,11 @@ class Directory:
         endpoints: list[Endpoint],
         max_queued_requests: int | None = None,
         policy: str | None = None,
+        policy_kwargs: str = "",
     ) -> None:
-        self._last[service] = (endpoints, max_queued_requests, policy)
+        self._last[service] = told = (endpoints, max_queued_requests, policy, policy_kwargs)
         for update in self._updates[service]:
-            update(endpoints, max_queued_requests, policy)
+            update(*told)
 
     def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
@@ -151,11 +153,13 @@ class Directory:
                     max_ongoing_requests=endpoint.max_ongoing_requests,
                     node=endpoint.node,
                     weight=endpoint.weight or 1,
+                    stats=Stats(endpoint.stats_version, dict(endpoint.stats)) if endpoint.stats_version else None,
                 )
                 for endpoint in state.endpoints
             ],
             state.max_queued_requests if state.HasField("max_queued_requests") else None,
             state.policy or None,
+            state.policy_kwargs,
         )
 
     # ---- DNS

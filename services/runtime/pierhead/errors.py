@@ -35,6 +35,7 @@ from urllib.parse import quote
 import grpc
 
 from pierhead.multiplex_held import MODELS_KEY
+from pierhead.routing_stats import STATS_KEY
 
 MAX_DETAILS = 4096
 """Bytes that a status message may take on the wire: header tables and proxies between services are small."""
@@ -235,13 +236,14 @@ _BY_KIND: dict[str, type[PierheadError]] = {
 class Trailers:
     """The few trailing metadata keys of ours, read once from a finished call."""
 
-    __slots__ = ("error_id", "kind", "models", "ongoing", "refused")
+    __slots__ = ("error_id", "kind", "models", "ongoing", "refused", "stats")
     KEYS: ClassVar[dict[str, str]] = {
         ERROR_KIND_KEY: "kind",
         ERROR_ID_KEY: "error_id",
         REFUSED_KEY: "refused",
         ONGOING_KEY: "ongoing",
         MODELS_KEY: "models",
+        STATS_KEY: "stats",
     }
 
     def __init__(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
@@ -250,6 +252,7 @@ class Trailers:
         self.refused: str | None = None
         self.ongoing: str | None = None
         self.models: str | None = None
+        self.stats: str | None = None
         for key, value in metadata or ():
             name = self.KEYS.get(key)
             if name is not None and isinstance(value, str):

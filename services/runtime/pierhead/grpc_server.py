@@ -15,6 +15,7 @@ from pierhead.errors import ONGOING_KEY, REFUSED_KEY, DeadlineExceeded, Pierhead
 from pierhead.methods import Context, ServedMethod
 from pierhead.multiplex_held import HELD, MODELS_KEY
 from pierhead.request import CURRENT, RequestContext, from_metadata
+from pierhead.routing_stats import STATS, STATS_KEY
 
 SERVER_OPTIONS = (
     # Callers ping idle connections every two seconds to notice a dead peer; the default would call that a flood.
@@ -32,7 +33,7 @@ SERVER_OPTIONS = (
 DEADLINE_MOMENT_S = 0.02
 """A call that is cancelled with less time left than this has met its deadline."""
 
-_ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY)
+_ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY, STATS_KEY)
 
 _STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
 
@@ -106,9 +107,15 @@ class _Call:
         self.context.set_trailing_metadata((*theirs, *self._about_replica()))
 
     def _about_replica(self) -> tuple[tuple[str, str], ...]:
-        """What the reply tells callers to choose by: the load that is left when this call is gone, the models held."""
-        load = (ONGOING_KEY, str(self.edge.admission.ongoing - 1))
-        return (load, (MODELS_KEY, HELD.text)) if HELD.version else (load,)
+        """What the reply tells callers to choose by: the load that is left when this call is gone, the models held, and
+        what the service publishes.
+        """
+        about: tuple[tuple[str, str], ...] = ((ONGOING_KEY, str(self.edge.admission.ongoing - 1)),)
+        if HELD.version:
+            about = (*about, (MODELS_KEY, HELD.text))
+        if STATS.version:
+            about = (*about, (STATS_KEY, STATS.text))
+        return about
 
     async def _fail(self, error: BaseException) -> None:
         """Answer with a status. Raises what `abort` raises; leaves cancellation and the user's own abort alone."""

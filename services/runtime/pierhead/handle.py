@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import grpc
 
@@ -22,6 +22,7 @@ def handle(
     service: str,
     *,
     policy: str | None = None,
+    policy_kwargs: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     max_queued_requests: int | None = None,
     transport: str | None = None,
@@ -35,9 +36,11 @@ def handle(
         async for token in echo.Generate(request): ...
 
     - policy: how a replica is chosen: "power_of_two", "round_robin", "least_ongoing", "consistent_hash" (keeps a
-      session at one replica), one that `register_policy` made known, or "my_package.my_module:MyPolicy"; see
+      session at one replica), "prefix" (the replica that has read most of the prompt), "engine_load" (by what engines
+      say they have to do), one that `register_policy` made known, or "my_package.my_module:MyPolicy"; see
       `pierhead.policies`. None = what the service says of itself (`router` in its x-serve block, by way of the
       controller), also when it says something else later; and where nobody says, "power_of_two".
+    - policy_kwargs: keyword arguments that the policy is made with; only beside a `policy`.
     - timeout_s: deadline of calls that give no `timeout`, in seconds; None = PIERHEAD_REQUEST_TIMEOUT_S. A call made
       while working on a request never gets longer than that request has left.
     - max_queued_requests: how many calls of this handle may wait for a replica with room, -1 = no bound but the
@@ -57,6 +60,8 @@ def handle(
     """
     if _NAME.fullmatch(service) is None or int(service.partition(":")[2] or 0) > 65535:
         raise ValueError(f'service: expected a service\'s name, or name:port, found "{service}"')
+    if policy_kwargs and policy is None:
+        raise ValueError("policy_kwargs: expected a policy beside them that takes them, found none")
     if transport is not None and transport not in TRANSPORTS:
         raise ValueError(f'transport: expected one of {", ".join(sorted(TRANSPORTS))}, found "{transport}"')
     if max_queued_requests is not None and max_queued_requests < -1:
@@ -67,6 +72,7 @@ def handle(
         HandleChannel(
             service,
             policy=policy,
+            policy_kwargs=policy_kwargs,
             timeout_s=timeout_s,
             max_queued_requests=max_queued_requests,
             transport=transport,

@@ -4,10 +4,15 @@ A policy is a class with one method, `choose(candidates, call)`. It is asked wit
 and have room: never with a draining, disconnected, ejected or full one, and never with none. It reads them and the
 call, chooses one, and does nothing else: no I/O, no clock, no logging. Randomness is handed to its constructor.
 
-A policy that keeps something of its own about replicas may have two more methods; one that has neither pays nothing:
+A policy that keeps something of its own about replicas may have two more methods; one that has neither pays nothing.
+The three are those that Ray Serve's request routers have:
 
-    on_routed(candidate, call)    the call is given to this candidate now: the one that `choose` has just returned
-    on_replica_gone(name)         no list has the replica any more: forget what is kept of it
+    choose(candidates, call)      Ray's choose_replicas: but one replica, at once, and without awaiting
+    on_routed(candidate, call)    on_request_routed: the call is given to this candidate now: the one that `choose` has
+                                  just returned
+    on_replica_gone(name)         on_replica_actor_died: no list has the replica any more: forget what is kept of it
+
+A constructor's keyword arguments are what `policy_kwargs` says: of `handle`, or of the service's `x-serve.router`.
 
 To use one: `register_policy("name", Class)` and `handle(..., policy="name")`, or without registering it
 `handle(..., policy="my_package.my_module:MyPolicy")`; for all callers of a service, `x-serve.router.policy` of that
@@ -18,9 +23,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
@@ -49,6 +55,13 @@ class Candidate(Protocol):
     @property
     def node(self) -> str:
         """The machine that it runs on; "" = not known."""
+        ...
+
+    @property
+    def stats(self) -> Mapping[str, float]:
+        """Numbers that it publishes (`pierhead.routing_stats`), by its newest word; {} where it tells nothing. Another
+        object whenever it has told something new, so `is` says whether that is so.
+        """
         ...
 
 
@@ -180,13 +193,16 @@ _load = attrgetter("load")
 DEFAULT_POLICY = "power_of_two"
 """Where neither the handle nor the service says anything."""
 
-Make = Callable[[Random], Policy]
+Make = Callable[..., Policy]
+"""Takes a random.Random, and the policy's keyword arguments."""
 
 _REGISTRY: dict[str, Make] = {}
 
 
-def register_policy(name: str, make: Callable[[Random], Policy]) -> None:
-    """Make a policy known to `handle(..., policy=name)`. Each handle gets an object of its own."""
+def register_policy(name: str, make: Callable[..., Policy]) -> None:
+    """Make a policy known to `handle(..., policy=name)`. Each handle gets an object of its own, made with a
+    random.Random and the keyword arguments that `policy_kwargs` gives.
+    """
     if name in _REGISTRY:
         raise ValueError(f'policy "{name}" is already registered')
     if not name or ":" in name:
@@ -194,18 +210,19 @@ def register_policy(name: str, make: Callable[[Random], Policy]) -> None:
     _REGISTRY[name] = make
 
 
-def make_policy(policy: str, rng: Random) -> Policy:
-    """A new policy object, of a registered name or of an import path `package.module:Class`.
+def make_policy(policy: str, rng: Random, kwargs: Mapping[str, Any] | None = None) -> Policy:
+    """A new policy object, of a registered name or of an import path `package.module:Class`; `kwargs` are its
+    constructor's keyword arguments.
 
     Raises ValueError that says what was looked for and what there is.
     """
     if ":" in policy:
-        return _made(policy, _imported(policy), rng)
+        return _made(policy, _imported(policy), rng, kwargs or {})
     make = _REGISTRY.get(policy)
     if make is None:
         known = ", ".join(sorted(_REGISTRY))
         raise ValueError(f'policy: expected one of {known}, or package.module:Class, found "{policy}"')
-    return _made(policy, make, rng)
+    return _made(policy, make, rng, kwargs or {})
 
 
 def _imported(path: str) -> Make:
@@ -227,12 +244,14 @@ def _imported(path: str) -> Make:
     return cast("Make", found)
 
 
-def _made(policy: str, make: Make, rng: Random) -> Policy:
+def _made(policy: str, make: Make, rng: Random, kwargs: Mapping[str, Any]) -> Policy:
     try:
-        made = make(rng)
+        made = make(rng, **kwargs)
     except Exception as error:
+        given = f" and policy_kwargs {json.dumps(dict(kwargs), default=repr)}" if kwargs else ""
         raise ValueError(
-            f'policy "{policy}": made with one argument, a random.Random, it raised {type(error).__name__}: {error}'
+            f'policy "{policy}": made with one argument, a random.Random{given}, it raised '
+            f"{type(error).__name__}: {error}"
         ) from error
     choose = getattr(made, "choose", None)
     if not callable(choose) or inspect.iscoroutinefunction(choose):
@@ -242,7 +261,21 @@ def _made(policy: str, make: Make, rng: Random) -> Policy:
     return made
 
 
+def _prefix_aware(rng: Random, **kwargs: Any) -> Policy:
+    from pierhead.prefix_policy import PrefixAware  # which takes power of two from here
+
+    return PrefixAware(rng, **kwargs)
+
+
+def _engine_load(rng: Random, **kwargs: Any) -> Policy:
+    from pierhead.engine_load_policy import EngineLoad  # likewise, and only where it is asked for
+
+    return EngineLoad(rng, **kwargs)
+
+
 register_policy("power_of_two", PowerOfTwo)
 register_policy("round_robin", RoundRobin)
 register_policy("least_ongoing", LeastOngoing)
 register_policy("consistent_hash", ConsistentHash)
+register_policy("prefix", _prefix_aware)
+register_policy("engine_load", _engine_load)

@@ -21,6 +21,7 @@ from pierhead.outliers import Outliers, Standing, left_out, next_change
 from pierhead.policies import RoutedCall
 from pierhead.replica import FULL_TRUSTED_S, Endpoint, Replica
 from pierhead.routing import Router
+from pierhead.routing_stats import Stats
 from pierhead.transports import Connect
 
 REPORT_TRUSTED_S = 1.0
@@ -91,6 +92,8 @@ class Pool:
         """How many calls may wait at each handle, by the service's own word; -1 = no bound, None = it has not said."""
         self.policy: str | None = None
         """How handles choose that name no policy of their own, by the service's own word; None = it has not said."""
+        self.policy_kwargs = ""
+        """What that policy is made with: a JSON object, "" = nothing."""
         self.closed = False
         self._clock = clock
         self._connect = connect
@@ -117,15 +120,19 @@ class Pool:
     # ---- what sources tell
 
     def set_endpoints(
-        self, endpoints: Iterable[Endpoint], max_queued_requests: int | None = None, policy: str | None = None
+        self,
+        endpoints: Iterable[Endpoint],
+        max_queued_requests: int | None = None,
+        policy: str | None = None,
+        policy_kwargs: str = "",
     ) -> None:
         """Replace the list. Replicas are known by address: one that stays keeps its connection and its counts."""
         self.listed = True
         self.max_queued_requests = max_queued_requests
-        if policy != self.policy:
-            self.policy = policy
+        if (policy, policy_kwargs) != (self.policy, self.policy_kwargs):
+            self.policy, self.policy_kwargs = policy, policy_kwargs
             for router in list(self._watching):
-                router.follow(policy)
+                router.follow(policy, policy_kwargs)
         before = self._listed_names()
         wanted = {endpoint.address: endpoint for endpoint in endpoints}
         for address, replica in list(self._replicas.items()):
@@ -150,7 +157,7 @@ class Pool:
         """Tell `router` of replicas that are gone, and how the service is to be called, for as long as somebody holds
         it.
         """
-        router.follow(self.policy)
+        router.follow(self.policy, self.policy_kwargs)
         if router.watches_replicas or router.follows:
             self._watching.add(router)
 
@@ -231,14 +238,18 @@ class Pool:
         old = now - replica.reported_at > REPORT_PERIOD_S or (model_id is not None and model_id not in replica.models)
         return old and (len(self._callable) > 1 or replica.others > 0)
 
-    def report(self, lease: Lease, ongoing: int, now: float, models: frozenset[str] | None = None) -> None:
-        """A reply said how many requests the replica has in flight, and perhaps which models it holds."""
+    def report(
+        self, lease: Lease, ongoing: int, now: float, models: frozenset[str] | None = None, stats: Stats | None = None
+    ) -> None:
+        """A reply said how many requests the replica has in flight, and perhaps what it holds and what it publishes."""
         replica = lease.replica
         replica.full = False
         replica.reported_at = now
         self._take_word(lease, ongoing, now + REPORT_TRUSTED_S)
         if models is not None:
             replica.models = models
+        if stats is not None:
+            replica.learn(stats)
         self._serve()
 
     def refused(self, lease: Lease, ongoing: int) -> None:

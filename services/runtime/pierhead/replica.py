@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pierhead.connection import Connection
 from pierhead.outliers import Standing
+from pierhead.routing_stats import NOTHING, Stats
 
 FULL_TRUSTED_S = 0.05
 """How long a replica that refused counts as full; then it is asked again."""
@@ -25,6 +27,8 @@ class Endpoint:
     """The machine it runs on; "" = not known."""
     weight: int = 1
     """Its share of the calls, relative to the other replicas'."""
+    stats: Stats | None = None
+    """What it publishes for policies, as the source last heard it; None = not known."""
 
 
 class Replica:
@@ -32,7 +36,7 @@ class Replica:
 
     __slots__ = (
         "address", "closing", "connection", "full", "inflight", "limit", "listed_draining", "listed_limit", "load",
-        "models", "name", "node", "others_until", "refuses", "reported_at", "standing",
+        "models", "name", "node", "others_until", "refuses", "reported_at", "standing", "stats", "stats_version",
         "weight",
     )  # fmt: skip
 
@@ -50,6 +54,9 @@ class Replica:
         self.reported_at = 0.0
         self.models: frozenset[str] = frozenset()
         """Ids of the models it holds, by its own last word."""
+        self.stats: Mapping[str, float] = NOTHING
+        """Numbers that it publishes, by its own word or the source's, whichever is newer. A new object each time."""
+        self.stats_version = 0
         self.refuses = False
         """It said itself that it is draining; true until its connection breaks."""
         self.closing = False
@@ -70,6 +77,13 @@ class Replica:
             self.limit = self.listed_limit = listed
         self.listed_draining = endpoint.draining
         self.closing = False
+        if endpoint.stats is not None:
+            self.learn(endpoint.stats)
+
+    def learn(self, stats: Stats) -> None:
+        """Take over what it publishes, unless that is known already, or older."""
+        if stats.version > self.stats_version:
+            self.stats_version, self.stats = stats
 
     @property
     def others(self) -> int:
@@ -90,6 +104,7 @@ class Replica:
         self.refuses = False
         self.full = False
         self.models = frozenset()
+        self.stats_version, self.stats = 0, NOTHING
         self.load = self.inflight
         self.limit = self.listed_limit
 

@@ -5,11 +5,12 @@ A policy is other people's code: what it raises, or returns, becomes an error of
 
 from __future__ import annotations
 
+import json
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pierhead.errors import UserCodeError
 from pierhead.hash_ring import position
@@ -30,6 +31,7 @@ class Router:
         policy: str,
         rng: Random,
         *,
+        kwargs: Mapping[str, Any] | None = None,
         follows: bool = False,
         prefer_local: bool = False,
         eject_outliers: bool = True,
@@ -41,20 +43,21 @@ class Router:
         self.node = ""
         """Where this process runs; "" = not known, then nothing is near."""
         self._rng = rng
-        self._told = policy
-        self._use(policy, make_policy(policy, rng))
+        self._told = (policy, "")
+        self._use(policy, make_policy(policy, rng, kwargs))
 
-    def follow(self, policy: str | None) -> None:
-        """Choose as the service says from now on; None = it does not say. Only a router that `follows` does.
+    def follow(self, policy: str | None, kwargs: str = "") -> None:
+        """Choose as the service says from now on; None = it does not say. `kwargs`: a JSON object of what the policy is
+        made with, "" = nothing. Only a router that `follows` does.
 
         One that cannot be made here, as the module is not in this image, is told in the log, and the default does.
         """
         policy = policy or DEFAULT_POLICY
-        if not self.follows or policy == self._told:
+        if not self.follows or (policy, kwargs) == self._told:
             return
-        self._told = policy
+        self._told = (policy, kwargs)
         try:
-            made = make_policy(policy, self._rng)
+            made = make_policy(policy, self._rng, json.loads(kwargs) if kwargs else None)
         except ValueError as error:
             logger.error("x-serve.router of the called service: %s; %s does in its place", error, DEFAULT_POLICY)  # noqa: TRY400
             policy, made = DEFAULT_POLICY, make_policy(DEFAULT_POLICY, self._rng)

@@ -28,6 +28,7 @@ from pierhead.grpc_server import SERVER_OPTIONS, register
 from pierhead.health import Check, HealthWatch, Load, checks_of
 from pierhead.lanes.server import Lanes
 from pierhead.methods import methods_of, registration_of
+from pierhead.routing_stats import STATS
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 from pierhead.starting import START
 from pierhead.tally import Tally, tally
@@ -138,6 +139,7 @@ class ReplicaServer:
         waiting = {target: int(count) for (target,), count in list(self.metrics.queued.values.items()) if count}
         answers = tally(dict(self.metrics.requests.values))
         config = self._config.report()
+        version = STATS.version  # before the numbers: those may be newer, never older
         return Readiness(
             self.state,
             self._admission.ongoing,
@@ -148,6 +150,8 @@ class ReplicaServer:
             answers.errors,
             self._progress(answers),
             config,
+            dict(STATS.numbers),
+            version,
         )
 
     def _numbers(self) -> Numbers:

@@ -14,10 +14,12 @@ from controller.errors import ReplicaError, RoutingError
 from controller.loop import Loop, World
 from controller.measurements import Query, no_prometheus
 from controller.model import (
+    NO_STATS,
     NO_USER_CONFIG,
     AddServer,
     DeleteServer,
     Held,
+    PublishedStats,
     RoutingState,
     Server,
     ServerState,
@@ -198,6 +200,8 @@ class Control:
     """By service: what each of its replicas has waiting, by the service that it waits for."""
     answers: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By version: requests that each of its replicas has answered, and errors among them."""
+    published: dict[str, PublishedStats] = field(default_factory=dict)
+    """By service: what its ready replicas publish."""
     stuck: set[str] = field(default_factory=set)
     """Names of replicas that say they are ready and have two requests that never move."""
     starts: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -270,6 +274,7 @@ class Control:
                     waiting=waiting,
                     answered=answered,
                     errors=errors,
+                    stats=self.published.get(service, NO_STATS),
                 )
             case "draining":
                 return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)

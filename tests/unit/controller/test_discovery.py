@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
-from controller.discovery import Board, DiscoveryServer
-from controller.model import Endpoint, ServiceEndpoints
-from tests.unit.controller.control import until
+from controller.discovery import STATS_PERIOD_S, Board, DiscoveryServer
+from controller.model import Endpoint, PublishedStats, ServiceEndpoints
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.worlds import service
 
 READY, DRAINING = discovery_pb2.Endpoint.READY, discovery_pb2.Endpoint.DRAINING
 
@@ -155,6 +157,72 @@ async def test_a_slow_caller_is_owed_only_the_newest() -> None:
     due = {state.service: state for state in await watcher.take()}
     assert due["web"].endpoints[0].replica == "p-web-v-99"
     assert len(due) == 2
+
+
+class TestPublishedNumbers:
+    """They change all the time, and every watcher would be woken each time."""
+
+    @staticmethod
+    def with_stats(version: int, *, draining: bool = False) -> dict[str, ServiceEndpoints]:
+        stats = PublishedStats({"running": float(version)}, version) if version else PublishedStats()
+        return {"web": of(replace(endpoint(1, draining=draining), stats=stats))}
+
+    async def test_a_change_of_them_alone_is_told_once_a_second_and_then_the_newest(self) -> None:
+        now = [100.0]
+        board = Board(clock=lambda: now[0])
+        watcher = board.watch(["web"])
+        told = []
+        for version in range(33):
+            board.publish(self.with_stats(version))
+            if watcher._due:
+                (state,) = await watcher.take()
+                told.append((now[0], state.endpoints[0].stats_version, dict(state.endpoints[0].stats)))
+            now[0] += 0.125
+        assert told == [
+            (100.0, 0, {}),
+            (101.0, 8, {"running": 8.0}),
+            (102.0, 16, {"running": 16.0}),
+            (103.0, 24, {"running": 24.0}),
+            (104.0, 32, {"running": 32.0}),
+        ]
+
+    async def test_the_last_change_is_told_though_nothing_else_happens(self) -> None:
+        now = [100.0]
+        board = Board(clock=lambda: now[0])
+        board.publish(self.with_stats(1))
+        board.publish(self.with_stats(2))
+        assert board.state("web").endpoints[0].stats_version == 1
+        now[0] += STATS_PERIOD_S
+        board.publish(self.with_stats(2))
+        assert board.state("web").endpoints[0].stats_version == 2
+
+    async def test_they_go_with_what_is_told_earlier(self) -> None:
+        board = Board(clock=lambda: 100.0)
+        board.publish(self.with_stats(1))
+        board.publish(self.with_stats(2, draining=True))
+        (told,) = board.state("web").endpoints
+        assert (told.state, told.stats_version) == (DRAINING, 2)
+
+
+async def test_what_replicas_publish_comes_from_their_probes_to_who_watches(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web", replicas=2))
+    async with control.running() as loop:
+        await control.settled("web", 2)
+
+        def told() -> list[dict[str, float]]:
+            return [dict(one.stats) for one in loop.board.state("web").endpoints]
+
+        control.published["web"] = PublishedStats({"waiting": 1.0}, 1)
+        await until(lambda: told() == [{"waiting": 1.0}] * 2)
+        control.published["web"] = PublishedStats({"waiting": 2.0}, 2)
+        await until(lambda: told() == [{"waiting": 2.0}] * 2)
+        assert {one.stats_version for one in loop.board.state("web").endpoints} == {2}
+
+
+async def test_what_the_policy_is_made_with_is_told() -> None:
+    board = Board()
+    board.publish({"web": replace(of(), policy="prefix", policy_kwargs='{"balance":1.5}')})
+    assert board.state("web").policy_kwargs == '{"balance":1.5}'
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), st.lists(st.integers(1, 3), unique=True)), max_size=12))

@@ -249,6 +249,8 @@ def test_checks_that_go_to_the_port_of_requests_follow_each_server() -> None:
         ("least_ongoing", ["balance leastconn"]),
         ("round_robin", ["balance roundrobin"]),
         ("my.routing:Mine", ["balance leastconn"]),
+        ("prefix", ["balance leastconn"]),
+        ("engine_load", ["balance leastconn"]),
         (
             "consistent_hash",
             ["balance hdr(x-session-id)", "hash-type consistent crc32 avalanche", "hash-balance-factor 125"],

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -13,7 +14,7 @@ from aiohttp.test_utils import unused_port
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.model import ContainerState, Health, ProbeSpec, ReplicaContainer
+from controller.model import ContainerState, Health, ProbeSpec, PublishedStats, ReplicaContainer
 from controller.probe import EAGER_S, PATIENT_S, RETIRING_S, HttpProbe, Judge, Prober, Reading, Subject
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
@@ -140,6 +141,24 @@ async def test_a_ready_replica_tells_its_numbers() -> None:
         assert reading == Reading(True, f"200 from :{target.spec.port}/readyz", ongoing=3, queued=1)
         foreign = await ask(replace(target, managed=False))
         assert foreign == Reading(True, f"200 from :{target.spec.port}/readyz")
+
+
+async def test_what_a_replica_publishes_is_passed_on_and_what_cannot_be_is_not() -> None:
+    said: dict[str, Any] = {"running": 3, "kv_use": 0.5, "x" * 99: 1, "odd": "text", "on": True, "huge": 10**400}
+    reports: list[dict[str, Any]] = [
+        {"stats": said, "stats_version": 7},
+        {"stats": {"running": 3}},
+        {"stats": [3], "stats_version": 7},
+        {"stats": {f"n{number}": 1 for number in range(17)}, "stats_version": 7},
+    ]
+    answers = iter(reports)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"state": "ready", **next(answers)})
+
+    async with listening(answer) as target:
+        found = [(await ask(target)).stats for _ in reports]
+    assert found == [PublishedStats({"running": 3.0, "kv_use": 0.5}, 7)] + [PublishedStats()] * 3
 
 
 async def test_a_starting_one_says_why() -> None:

@@ -24,9 +24,10 @@ KNOWN = (
     "run_user_code_in_separate_thread, debug, logging, user_config, managed, health, metrics"
 )
 A_ROUTER = (
-    "expected one of power_of_two, round_robin, least_ongoing, consistent_hash, or an import path such as "
-    '"my_package.routing:MyPolicy"'
+    "expected one of power_of_two, round_robin, least_ongoing, consistent_hash, prefix, engine_load, or an import path "
+    'such as "my_package.routing:MyPolicy"'
 )
+KWARGS = "expected the policy's keyword arguments by name, such as {match_rate_threshold: 0.2}"
 AN_IMAGE = {"health": {"probe": {"path": "/health", "port": 8000}}}
 
 
@@ -95,6 +96,20 @@ def test_what_a_replica_is_to_log_reaches_it() -> None:
         spec.container["Env"]
     )
     assert spec.container["HostConfig"]["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "1m"}}
+
+
+def test_what_a_policy_is_made_with_reaches_callers_as_json_and_needs_no_new_container() -> None:
+    plain = ranker({})
+    spec = ranker({"router": {"policy": "prefix", "policy_kwargs": {"max_chars": 9000, "balance": 1.5}}})
+    assert (spec.router_policy, spec.router_policy_kwargs) == ("prefix", '{"balance":1.5,"max_chars":9000}')
+    assert (plain.router_policy_kwargs, spec.definition_hash) == ("", plain.definition_hash)
+
+
+def test_what_a_policy_is_made_with_has_a_bound() -> None:
+    (problem,) = problems({"router": {"policy_kwargs": {"a": "x" * 5000}}})
+    assert problem.endswith(
+        "expected at most 4096 bytes as JSON, which every caller is told (these are 5008), found a mapping"
+    )
 
 
 def test_the_line_at_callers_is_no_business_of_the_replica() -> None:
@@ -526,7 +541,9 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
         ({"router": "round_robin"}, 'router: expected a mapping, found "round_robin"'),
         ({"router": {"policy": "pow2"}}, f'router.policy: {A_ROUTER}, found "pow2"'),
         ({"router": {"policy": None}}, f"router.policy: {A_ROUTER}, found null"),
-        ({"router": {"header": "x"}}, "router.header: unknown key; known keys: policy"),
+        ({"router": {"header": "x"}}, "router.header: unknown key; known keys: policy, policy_kwargs"),
+        ({"router": {"policy_kwargs": [1]}}, f"router.policy_kwargs: {KWARGS}, found a list"),
+        ({"router": {"policy_kwargs": {"a-b": 1}}}, f"router.policy_kwargs: {KWARGS}, found a mapping"),
         ({"backpressure": 503}, "backpressure: expected a mapping, found 503"),
         ({"backpressure": {"status_code": 500}}, "backpressure.status_code: expected 503 or 429, found 500"),
         ({"backpressure": {"status_code": "503"}}, 'backpressure.status_code: expected 503 or 429, found "503"'),

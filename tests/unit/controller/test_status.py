@@ -22,6 +22,7 @@ from controller.model import (
     Observed,
     PendingReplica,
     Plan,
+    PublishedStats,
     PullImage,
     ReplicaContainer,
     Retirement,
@@ -244,10 +245,11 @@ def test_endpoints() -> None:
 
 
 def test_endpoints_carry_the_bound_of_the_line_the_policy_and_the_machine() -> None:
-    spec = replace(RANKER, max_queued_requests=7, router_policy="round_robin")
-    (told,) = endpoints(desired(spec), observed(replica(spec, 1, node="gpu-7"))).values()
-    assert (told.max_queued_requests, told.policy) == (7, "round_robin")
-    assert [one.node for one in told.replicas] == ["gpu-7"]
+    spec = replace(RANKER, max_queued_requests=7, router_policy="prefix", router_policy_kwargs='{"balance":2}')
+    stats = PublishedStats({"running": 3.0}, 5)
+    (told,) = endpoints(desired(spec), observed(replica(spec, 1, node="gpu-7", stats=stats))).values()
+    assert (told.max_queued_requests, told.policy, told.policy_kwargs) == (7, "prefix", '{"balance":2}')
+    assert [(one.node, one.stats) for one in told.replicas] == [("gpu-7", stats)]
 
 
 def test_a_failed_replica_is_no_endpoint() -> None:

@@ -194,8 +194,10 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         max_queued: int | None = None,
         nodes: Mapping[str, str] | None = None,
         policy: str = "",
+        policy_kwargs: str = "",
+        stats: Mapping[str, tuple[int, Mapping[str, float]]] | None = None,
     ) -> None:
-        """The whole list of a service: (name, address, draining) each."""
+        """The whole list of a service: (name, address, draining) each. `stats`: version and numbers, by name."""
         known = self._states.get(service)
         state = discovery_pb2.Endpoint.State
         self._states[service] = discovery_pb2.ServiceEndpoints(
@@ -209,11 +211,14 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
                     state=state.DRAINING if draining else state.READY,
                     max_ongoing_requests=limit,
                     node=(nodes or {}).get(name, ""),
+                    stats_version=(stats or {}).get(name, (0, {}))[0],
+                    stats=(stats or {}).get(name, (0, {}))[1],
                 )
                 for name, where, draining in replicas
             ],
             max_queued_requests=max_queued,
             policy=policy,
+            policy_kwargs=policy_kwargs,
         )
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

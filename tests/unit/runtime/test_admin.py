@@ -74,6 +74,8 @@ async def test_the_three_pages(served: Admin) -> None:
                 "errors": 0,
                 "progress": 0,
                 "user_config": None,
+                "stats": {},
+                "stats_version": 0,
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")

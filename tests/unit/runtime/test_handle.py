@@ -555,7 +555,7 @@ class TestDiscovery:
         directory = Directory(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         heard: list[str] = []
 
-        def update(endpoints: Iterable[Endpoint], _: int | None, __: str | None) -> None:
+        def update(endpoints: Iterable[Endpoint], _: int | None, __: str | None, ___: str) -> None:
             heard.extend(endpoint.name for endpoint in endpoints)
             if len(heard) == 1:
                 raise RuntimeError("a defect")

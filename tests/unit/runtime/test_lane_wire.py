@@ -28,6 +28,7 @@ from pierhead.lanes.server import SERVICE
 from pierhead.lanes.window import WINDOW_BYTES
 from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex_held import Held
+from pierhead.routing_stats import Published
 from pierhead.server import ReplicaServer
 
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
@@ -600,6 +601,22 @@ async def test_the_models_held_are_told_once_and_again_when_they_change(
         await raw.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "", message=b"hi")]))
         told.append(list((await raw.end()).metadata))
     assert told == [["pierhead-models", "a%2Fb"], [], [], ["pierhead-models", "c,a%2Fb"], []]
+
+
+async def test_what_a_service_publishes_is_told_once_and_again_when_it_changes(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats = Published(lambda: 0.0)
+    monkeypatch.setattr(lane_server, "STATS", stats)
+    raw = Raw(served[2])
+    await raw.open()
+    told = []
+    for call in range(1, 6):
+        if call in (2, 4):
+            stats.publish({"running": call})
+        await raw.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "", message=b"hi")]))
+        told.append(list((await raw.end()).metadata))
+    assert told == [[], ["pierhead-stats", "1;running=2"], [], ["pierhead-stats", "2;running=4"], []]
 
 
 async def test_no_call_is_begun_where_too_much_waits_to_be_sent(

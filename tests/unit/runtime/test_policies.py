@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +21,7 @@ from pierhead.routing import Router
 
 from tests.unit.runtime.test_pool import FakeConnection, Timers
 
-POLICIES = ["power_of_two", "round_robin", "least_ongoing", "consistent_hash"]
+POLICIES = ["power_of_two", "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Fake:
     load: int
     models: frozenset[str] = frozenset()
     node: str = ""
+    stats: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ class TestConsistentHash:
 
 class TestMaking:
     def test_an_unknown_policy_is_refused_with_what_there_is(self) -> None:
-        expected = r'policy: expected one of consistent_hash, least_ongoing, .*, or package\.module:Class, found "best"'
+        known = "consistent_hash, engine_load, .*least_ongoing, .*"  # others may be made known by then
+        expected = rf'policy: expected one of {known}, or package\.module:Class, found "best"'
         with pytest.raises(ValueError, match=expected):
             make_policy("best", Random())
 

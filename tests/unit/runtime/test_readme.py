@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pierhead
 import pytest
 from aiohttp import ClientSession, web
-from pierhead import BadRequest, errors, handle
+from pierhead import BadRequest, errors, handle, routing_stats
 from pierhead.echo.v1.echo_pb2 import GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.request import CURRENT, RequestContext
@@ -21,7 +21,7 @@ from tests.unit.runtime.test_metrics import NAMES
 
 README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, CONFIG, START, EVENTS, POLICY, STREAM, MODELS, LOCAL, *_OUTSIDE = (dedent(text) for text in SHOWN)
+SERVICE, CALLER, CONFIG, START, EVENTS, POLICY, NUMBERS, STREAM, MODELS, LOCAL, *_OUTSIDE = map(dedent, SHOWN)
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
@@ -32,6 +32,13 @@ async def test_the_service_shown_works(cluster: Cluster) -> None:
     assert (await stub.Echo(echo("hi"))).response == "HI"
     with pytest.raises(BadRequest, match="message: expected some text, found none"):
         await stub.Echo(echo(""))
+
+
+def test_the_numbers_shown_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = routing_stats.Published()
+    monkeypatch.setattr(routing_stats, "STATS", stats)
+    exec(NUMBERS, {})  # noqa: S102
+    assert stats.numbers == {"running": 3.0, "waiting": 0.0, "kv_use": 0.25}
 
 
 async def test_the_settings_shown_are_taken(cluster: Cluster) -> None:

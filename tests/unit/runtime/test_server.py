@@ -32,6 +32,8 @@ UNCONFIGURED = {"wanted": digest("{}"), "applied": digest("{}"), "error": ""}
 AT_REST = {
     "ongoing": 0, "queued": 0, "detail": "", "waiting": {}, "answered": 0, "errors": 0, "progress": 0,
     "user_config": UNCONFIGURED,
+    "stats": {},
+    "stats_version": 0,
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_pac
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.multiplex_held import MODELS_KEY
 from pierhead.request import REQUEST_ID_KEY
+from pierhead.routing_stats import STATS_KEY
 
 logger = logging.getLogger("pierhead")
 
@@ -255,6 +256,8 @@ class CallerLane:
         self.was_open = False
         self.models: tuple[Pair, ...] = ()
         """What the replica told last of the models it holds, as metadata for every call's reader."""
+        self.stats: tuple[Pair, ...] = ()
+        """Likewise of the numbers that it publishes."""
         self.deadlines = Deadlines.current()
         self.loop = asyncio.get_running_loop()
         self._beside = beside
@@ -319,10 +322,12 @@ class CallerLane:
         return bytes(taken.message)
 
     def learn(self, trailers: Iterable[Pair]) -> None:
-        """A replica tells once in each lane which models it holds, and again when that changes."""
+        """A replica tells once in each lane which models it holds and what it publishes, and again when it changes."""
         for key, value in trailers:
             if key == MODELS_KEY:
                 self.models = ((key, value),)
+            elif key == STATS_KEY:
+                self.stats = ((key, value),)
 
     def forget(self, number: int) -> None:
         """The call has ended."""

@@ -198,7 +198,7 @@ class LaneCall:
     def _all_trailers(self) -> tuple[Pair, ...]:
         if not self._ongoing:
             return self._trailers
-        return (*self._trailers, *self._lane.models, (ONGOING_KEY, str(self._ongoing - 1)))
+        return (*self._trailers, *self._lane.models, *self._lane.stats, (ONGOING_KEY, str(self._ongoing - 1)))
 
     def _raise(self) -> None:
         """Raise what a call that did not end well raises."""

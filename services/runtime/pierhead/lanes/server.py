@@ -20,6 +20,7 @@ from pierhead.lanes.served import ServedCall, served_call
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.methods import Context, ServedMethod
 from pierhead.multiplex_held import HELD, MODELS_KEY
+from pierhead.routing_stats import STATS, STATS_KEY
 
 logger = logging.getLogger("pierhead")
 
@@ -144,6 +145,8 @@ class ServedLane:
         self._last = 0
         self._told = 0
         """The version of the held models that the caller was told."""
+        self._told_stats = 0
+        """Likewise of the numbers that the service publishes."""
         self._kept: dict[tuple[int, int], bytes] = {}
         """Replies that wait to be fetched, by call and parcel."""
         self._fetched: asyncio.Future[None] | None = None
@@ -233,10 +236,15 @@ class ServedLane:
         return self.edge.admission.ongoing
 
     def trailers(self, own: Sequence[Pair]) -> Sequence[str]:
-        """A call's trailing metadata; with it the models that are held here, when that has changed."""
+        """A call's trailing metadata; with it the models that are held here, and the numbers that are published, when
+        those have changed.
+        """
         if HELD.version != self._told:
             self._told = HELD.version
-            return flatten((*own, (MODELS_KEY, HELD.text)))
+            own = (*own, (MODELS_KEY, HELD.text))
+        if STATS.version != self._told_stats:
+            self._told_stats = STATS.version
+            own = (*own, (STATS_KEY, STATS.text))
         return flatten(own) if own else ()
 
     def ended(self, call: ServedCall, placed: bool) -> None:

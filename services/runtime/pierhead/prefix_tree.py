@@ -1,0 +1,183 @@
+"""Which replicas were sent text that begins like this one, and how much of it: a radix tree. Pure.
+
+A node is a piece of text; the way to it is a prefix. It knows the holders (replicas) that were sent that prefix, each
+with the time of its last use there, by a clock that counts insertions. Two things follow from how texts are inserted,
+and everything here rests on them: whoever holds a node holds all those above it, and has used them as lately at least.
+
+Each holder has room for so many characters. Beyond them it loses those that it used longest ago, the end of a text
+before its beginning: as an engine's prefix cache does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+
+_Entry = tuple[int, int, int, "_Node"]
+"""Last use as far as known when it was written, minus the node's end, a number that makes it unique, the node. The
+least of a holder's is what it loses first; of equally old nodes, the longest prefix."""
+
+
+class _Node:
+    __slots__ = ("children", "end", "label", "parent", "used")
+
+    def __init__(self, label: str, end: int, parent: _Node | None) -> None:
+        self.label = label
+        self.end = end
+        """Characters of the prefix that ends with it; never changes."""
+        self.parent = parent
+        self.children: dict[str, _Node] = {}
+        """By the first `grain` characters of their labels."""
+        self.used: dict[str, int] = {}
+        """Each holder's last use."""
+
+
+class _Holder:
+    """A replica. It has exactly one entry for each node that it holds; entries may be older than the node's use."""
+
+    __slots__ = ("chars", "entries")
+
+    def __init__(self) -> None:
+        self.chars = 0
+        self.entries: list[_Entry] = []
+
+
+class PrefixTree:
+    """Texts by their prefixes, and who was sent them.
+
+    - max_chars: characters that a holder may have; what it shares with others counts for each of them.
+    - target_chars: what it is cut down to when it has more. A little less than `max_chars`, so that not every insertion
+      has to cut, and not so little that one has to cut for long.
+    - grain: texts branch at multiples of so many characters, and what is beyond the last multiple is left out. It
+      bounds how deep the tree can be, and so what the worst text costs.
+
+    Raises ValueError for bounds that cannot be.
+    """
+
+    def __init__(self, max_chars: int, target_chars: int | None = None, grain: int = 1) -> None:
+        target_chars = max_chars if target_chars is None else target_chars
+        if not 0 < target_chars <= max_chars or grain < 1:
+            raise ValueError(
+                f"PrefixTree: expected 0 < target_chars <= max_chars and grain >= 1, found "
+                f"target_chars={target_chars}, max_chars={max_chars}, grain={grain}"
+            )
+        self._max = max_chars
+        self._target = target_chars
+        self._grain = grain
+        self._root = _Node("", 0, None)
+        self._holders: dict[str, _Holder] = {}
+        self._clock = 0
+        self._number = 0
+
+    def match(self, text: str) -> Mapping[str, int]:
+        """Each holder's longest prefix of `text`, in characters; holders of none are left out."""
+        path, length = self._walk(text)
+        found: dict[str, int] = {}
+        # Upwards: whoever holds a node holds those above, so a node with no more holders than were found has no others.
+        for node in reversed(path):
+            if len(node.used) > len(found):
+                end = min(length, node.end)
+                for name in node.used:
+                    if name not in found:
+                        found[name] = end
+        return found
+
+    def insert(self, text: str, name: str) -> None:
+        """`name` was sent `text` now."""
+        text = text[: len(text) - len(text) % self._grain]
+        if not text:
+            return
+        self._clock = now = self._clock + 1
+        holder = self._holders.get(name)
+        if holder is None:
+            holder = self._holders[name] = _Holder()
+        path, length = self._walk(text)
+        if path and path[-1].end > length:
+            path[-1] = self._split(path[-1], length)
+        if length < len(text):
+            above = path[-1] if path else self._root
+            leaf = _Node(text[length:], len(text), above)
+            above.children[leaf.label[: self._grain]] = leaf
+            path.append(leaf)
+        for node in path:
+            if name not in node.used:
+                holder.chars += len(node.label)
+                self._enter(holder, now, node)
+            node.used[name] = now
+        if holder.chars > self._max:
+            self._evict(name, holder)
+
+    def remove(self, name: str) -> None:
+        """Forget a holder."""
+        holder = self._holders.pop(name, None)
+        if holder is not None:
+            for _, _, _, node in holder.entries:
+                self._drop(name, node)
+
+    def chars(self, name: str) -> int:
+        """Characters that a holder has."""
+        holder = self._holders.get(name)
+        return holder.chars if holder is not None else 0
+
+    def _walk(self, text: str) -> tuple[list[_Node], int]:
+        """The nodes along `text`, and how many of its characters are in them; the last one may go on differently."""
+        grain = self._grain
+        node, position = self._root, 0
+        path: list[_Node] = []
+        while True:
+            child = node.children.get(text[position : position + grain])
+            if child is None:
+                return path, position
+            path.append(child)
+            if not text.startswith(child.label, position):
+                same = _common(child.label, text, position)
+                return path, position + same - same % grain
+            node, position = child, child.end
+
+    def _split(self, node: _Node, end: int) -> _Node:
+        """Cut a node in two; returns the upper one, which ends at `end` and has the same holders."""
+        grain, parent = self._grain, node.parent
+        assert parent is not None  # noqa: S101 - the root is never on a path
+        cut = len(node.label) - (node.end - end)
+        upper = _Node(node.label[:cut], end, parent)
+        parent.children[upper.label[:grain]] = upper
+        node.label, node.parent = node.label[cut:], upper
+        upper.children[node.label[:grain]] = node
+        upper.used = dict(node.used)
+        for name, used in upper.used.items():
+            self._enter(self._holders[name], used, upper)
+        return upper
+
+    def _enter(self, holder: _Holder, used: int, node: _Node) -> None:
+        self._number += 1
+        heappush(holder.entries, (used, -node.end, self._number, node))
+
+    def _evict(self, name: str, holder: _Holder) -> None:
+        """Take from a holder what it used longest ago. An entry whose node was used since goes back with that time."""
+        while holder.chars > self._target:
+            used, end, number, node = heappop(holder.entries)
+            last = node.used[name]
+            if last != used:
+                heappush(holder.entries, (last, end, number, node))
+                continue
+            holder.chars -= len(node.label)
+            self._drop(name, node)
+
+    def _drop(self, name: str, node: _Node) -> None:
+        """Take a holder off a node, and the node, with all below, off the tree when nobody else holds it."""
+        del node.used[name]
+        if not node.used and node.parent is not None:
+            del node.parent.children[node.label[: self._grain]]
+            node.parent = None
+
+
+def _common(label: str, text: str, start: int) -> int:
+    """How many characters of `label` are the text's from `start` on. By halves: slices compare at the speed of C."""
+    low, high = 0, min(len(label), len(text) - start)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(label[low:middle], start + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low

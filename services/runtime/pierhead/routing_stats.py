@@ -1,0 +1,115 @@
+"""Numbers that a replica tells its callers, for policies that choose by them: how much its engine has to do, say.
+
+    publish(running=3, waiting=1, kv_use=0.4)          at the replica, as often as it likes
+      --> STATS.version, STATS.text --> replies --> parse --> Candidate.stats at the callers
+      --> /readyz --> the controller --> Discovery ------------^   for callers that have had no reply of late
+
+Whoever answers compares `STATS.version` with the last one that it told on its connection, which costs nothing where
+nothing is published: the version then stays 0. On connections that cannot remember, `STATS.text` goes with each reply.
+A version is the time of its making, so callers keep the newest of what they hear both ways, also over a restart.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+STATS_KEY: Final = "pierhead-stats"
+"""The metadata key: the version, then "name=number" each, separated by semicolons."""
+
+MOST_NUMBERS = 16
+"""Names that a replica may publish. All travel together, and gRPC takes 8 KiB of metadata by default."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+class Stats(NamedTuple):
+    """What a replica published."""
+
+    version: int
+    """Microseconds since 1970 by the replica's clock, and always greater than the one before. 0 = nothing yet."""
+    numbers: Mapping[str, float]
+
+
+class Published:
+    """The numbers of one process. `publish` may be called by any thread."""
+
+    __slots__ = ("_lock", "_now", "_text", "numbers", "version")
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self.version = 0
+        """Grows with each change; 0 = nothing is published."""
+        self.numbers: Mapping[str, float] = NOTHING
+        self._now = now
+        self._lock = threading.Lock()
+        self._text: tuple[int, str] = (0, "")
+
+    def publish(self, numbers: Mapping[str, float]) -> None:
+        """Take over these; others stay as they are. Raises ValueError."""
+        for name, number in numbers.items():
+            _check(name, number)
+        with self._lock:
+            changed = {**self.numbers, **{name: float(number) for name, number in numbers.items()}}
+            if changed == self.numbers:
+                return
+            if len(changed) > MOST_NUMBERS:
+                raise ValueError(
+                    f"routing stats: expected at most {MOST_NUMBERS} names in all, found {len(changed)}: every reply's "
+                    f"metadata has room for few ({', '.join(sorted(changed))})"
+                )
+            # The numbers before the version: who sees the new version sees its numbers, or newer ones.
+            self.numbers = changed
+            self.version = max(self.version + 1, int(self._now() * 1e6))
+
+    @property
+    def text(self) -> str:
+        """What replies tell. Made when it is asked for: most numbers change before anybody is told them."""
+        version, text = self._text
+        if version != self.version:
+            version = self.version
+            text = ";".join([str(version), *(f"{name}={number:.6g}" for name, number in self.numbers.items())])
+            self._text = (version, text)
+        return text
+
+
+STATS = Published()
+"""This process's."""
+
+
+def publish(**numbers: float) -> None:
+    """Tell callers of this replica some numbers, which policies find in `Candidate.stats`; from any thread.
+
+        publish(running=3, waiting=0, kv_use=0.25)
+
+    A number stays until the same name is published again. Cheap: call it whenever a number has changed. Callers hear of
+    it with the next reply, and within some two seconds by way of the controller.
+    Raises ValueError for what is no finite number, for a name of more than 64 characters, and for too many names.
+    """
+    STATS.publish(numbers)
+
+
+def parse_stats(text: str | None) -> Stats | None:
+    """What a reply told; None where it tells nothing, or nothing that can be read."""
+    if not text or len(text) > 4096:
+        return None
+    version, *pairs = text.split(";")
+    try:
+        numbers = {name: float(number) for name, _, number in (pair.partition("=") for pair in pairs)}
+        found = Stats(int(version), numbers)
+    except ValueError:
+        return None
+    return found if found.version > 0 and all(map(math.isfinite, numbers.values())) else None
+
+
+def _check(name: str, number: float) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f'routing stats: expected a name of ASCII letters, digits and _ up to 64, found "{name}"')
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise ValueError(f"routing stats: {name}: expected a finite number, found {number!r}")

@@ -1,0 +1,83 @@
+"""The less busy of two, by what engines say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead.engine_load_policy import EngineLoad
+
+from tests.unit.runtime.test_policies import CALL, Drawn, Fake, candidates
+
+
+def replica(name: str, load: int, **stats: float) -> Fake:
+    return Fake(name, load, stats=stats)
+
+
+def test_requests_that_run_and_wait_count_not_calls() -> None:
+    of = [replica("a", 1, running=8, waiting=2), replica("b", 3, running=3, waiting=0)]
+    assert {EngineLoad(Random(seed)).choose(of, CALL).name for seed in range(20)} == {"b"}
+
+
+def test_of_equally_busy_ones_the_one_with_more_free_cache() -> None:
+    of = [replica("a", 3, running=3, kv_use=0.9), replica("b", 3, running=2, waiting=1, kv_use=0.2)]
+    assert {EngineLoad(Random(seed)).choose(of, CALL).name for seed in range(20)} == {"b"}
+
+
+def test_without_their_word_it_is_power_of_two() -> None:
+    of = candidates([4, 2])
+    assert {EngineLoad(Random(seed)).choose(of, CALL).name for seed in range(20)} == {of[1].name}
+    one = [replica("a", 2, tokens=7.0), replica("b", 1)]
+    assert EngineLoad(Random(1)).choose(one, CALL).name == "b", "other numbers mean nothing to it"
+
+
+def test_calls_that_came_since_count_on_top() -> None:
+    """The word of the idle one is old: while it stays the same, calls must not all go there."""
+    policy, said, loads = EngineLoad(Random(1)), {name: {"running": 10.0} for name in "abcd"}, dict.fromkeys("abcd", 10)
+    said["d"], loads["d"] = {"running": 0.0}, 0
+    for _ in range(30):
+        of = [Fake(name, loads[name], stats=said[name]) for name in "abcd"]
+        loads[policy.choose(of, CALL).name] += 1
+    assert max(loads.values()) - min(loads.values()) <= 4, loads
+
+
+def test_several_callers_that_hear_the_same_do_not_rush_to_the_idle_one() -> None:
+    """Twenty callers, none of which knows of the others' calls; one replica said that it was idle."""
+    said = {name: {"running": 10.0} for name in "abcdefgh"} | {"h": {"running": 0.0}}
+    sent: Counter[str] = Counter()
+    for caller in range(20):
+        policy, loads = EngineLoad(Random(caller)), dict.fromkeys(said, 0)
+        for _ in range(8):
+            chosen = policy.choose([Fake(name, loads[name], stats=said[name]) for name in said], CALL).name
+            loads[chosen] += 1
+            sent[chosen] += 1
+    assert sent["h"] / sent.total() < 0.35, "a quarter is what two draws give it at most"
+
+
+def test_news_replaces_what_was_counted() -> None:
+    policy = EngineLoad(Random(1))
+    old, new = {"running": 9.0}, {"running": 2.0}
+    assert policy._busy(Fake("a", 4, stats=old)) == (9.0, 0.0)
+    assert policy._busy(Fake("a", 6, stats=old)) == (11.0, 0.0)
+    assert policy._busy(Fake("a", 2, stats=new)) == (2.0, 0.0)
+    assert policy._busy(Fake("a", 1, stats=new)) == (1.0, 0.0), "one has gone since"
+    policy.on_replica_gone("a")
+    assert not policy._heard
+
+
+def test_what_is_there_is_the_least() -> None:
+    assert EngineLoad(Random(1))._busy(Fake("a", 7, stats={"running": 1.0})) == (7.0, 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8), st.integers(0, 2**32))
+def test_never_the_busier_of_the_two_drawn(world: list[tuple[int, int]], seed: int) -> None:
+    rng = Drawn(seed)
+    of = [replica(f"r{index}", 0, running=running, waiting=waiting) for index, (running, waiting) in enumerate(world)]
+    chosen = EngineLoad(rng).choose(of, CALL)
+    first = int(rng.drawn[0] * len(of))
+    rest = [index for index in range(len(of)) if index != first]
+    drawn = [of[first], of[rest[int(rng.drawn[1] * len(rest))]]]
+    assert chosen in drawn
+    assert sum(chosen.stats.values()) == min(sum(one.stats.values()) for one in drawn)

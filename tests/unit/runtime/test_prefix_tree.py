@@ -1,0 +1,155 @@
+"""Who was sent the longest prefix, against a model that keeps every text."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from pierhead.prefix_tree import PrefixTree
+
+PLENTY = 10**9
+
+texts = st.text("ab", max_size=12)
+names = st.sampled_from(["r0", "r1", "r2"])
+sent = st.lists(st.tuples(texts, names), max_size=25)
+
+
+def longest(inserted: list[tuple[str, str]], text: str, grain: int = 1) -> dict[str, int]:
+    """What the tree should say: of each name, the longest common prefix, in whole grains."""
+    found: dict[str, int] = {}
+    for other, name in inserted:
+        other = other[: len(other) - len(other) % grain]
+        same = next((at for at, pair in enumerate(zip(other, text, strict=False)) if len(set(pair)) > 1), None)
+        same = min(len(other), len(text)) if same is None else same
+        found[name] = max(found.get(name, 0), same - same % grain)
+    return {name: length for name, length in found.items() if length}
+
+
+@given(sent, texts, st.integers(1, 4))
+def test_the_longest_prefix_of_each_holder(inserted: list[tuple[str, str]], text: str, grain: int) -> None:
+    tree = PrefixTree(PLENTY, grain=grain)
+    for other, name in inserted:
+        tree.insert(other, name)
+    assert tree.match(text) == longest(inserted, text, grain)
+
+
+@given(sent, names, texts)
+def test_one_that_is_removed_leaves_the_others_as_they_were(
+    inserted: list[tuple[str, str]], gone: str, text: str
+) -> None:
+    tree = PrefixTree(PLENTY)
+    for other, name in inserted:
+        tree.insert(other, name)
+    tree.remove(gone)
+    assert tree.match(text) == longest([pair for pair in inserted if pair[1] != gone], text)
+    assert tree.chars(gone) == 0
+    for name in {name for _, name in inserted}:
+        tree.remove(name)
+    assert not tree._root.children, "what nobody holds is not kept"
+
+
+@given(sent)
+def test_characters_are_counted_once_for_each_holder(inserted: list[tuple[str, str]]) -> None:
+    tree = PrefixTree(PLENTY)
+    for text, name in inserted:
+        tree.insert(text, name)
+    for name in ("r0", "r1", "r2"):
+        prefixes = {text[:end] for text, other in inserted if other == name for end in range(1, len(text) + 1)}
+        assert tree.chars(name) == len(prefixes)
+
+
+class Bounded(RuleBasedStateMachine):
+    """One holder with room for MOST characters, against every prefix with the time of its last use."""
+
+    MOST, TARGET = 20, 14
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = PrefixTree(self.MOST, self.TARGET)
+        self.used: dict[str, dict[str, int]] = {}
+        self.now = 0
+
+    @rule(text=texts, name=names)
+    def insert(self, text: str, name: str) -> None:
+        self.tree.insert(text, name)
+        self.now += 1
+        used = self.used.setdefault(name, {})
+        used.update({text[:end]: self.now for end in range(1, len(text) + 1)})
+
+    @rule(name=names)
+    def remove(self, name: str) -> None:
+        self.tree.remove(name)
+        self.used.pop(name, None)
+
+    @invariant()
+    def what_is_kept_was_used_last_and_is_whole(self) -> None:
+        for name, used in self.used.items():
+            kept = {prefix for prefix in used if self.tree.match(prefix).get(name) == len(prefix)}
+            assert len(kept) == self.tree.chars(name) <= self.MOST
+            lost = set(used) - kept
+            assert not any(other.startswith(prefix) for prefix in lost for other in kept), "ends go before beginnings"
+            if lost and kept:
+                assert max(used[prefix] for prefix in lost) <= max(used[prefix] for prefix in kept)
+            for prefix in lost:
+                # Whatever is kept of older use is a beginning of something that is at least as new.
+                older = [other for other in kept if used[other] < used[prefix]]
+                assert not older, "the oldest goes first"
+            for prefix in lost:
+                del used[prefix]
+
+
+TestBounded = Bounded.TestCase
+
+
+def test_when_it_is_full_it_is_cut_down_to_the_target() -> None:
+    tree = PrefixTree(100, 50)
+    for number in range(10):
+        tree.insert(f"{number}" * 10, "r0")
+    assert tree.chars("r0") == 100
+    tree.insert("x" * 10, "r0")
+    assert tree.chars("r0") == 50
+    assert [tree.match(f"{number}" * 10).get("r0", 0) for number in range(10)] == [0] * 6 + [10] * 4
+
+
+def test_a_prefix_that_goes_on_being_used_is_kept() -> None:
+    tree = PrefixTree(100)
+    for number in range(1000):
+        tree.insert("system prompt" + f"{number:010}", "r0")
+    assert tree.match("system prompt") == {"r0": 13}
+
+
+@pytest.mark.parametrize(("most", "target", "grain"), [(0, None, 1), (10, 11, 1), (10, 0, 1), (10, 10, 0)])
+def test_bounds_that_cannot_be_are_refused(most: int, target: int | None, grain: int) -> None:
+    with pytest.raises(ValueError, match="expected 0 < target_chars <= max_chars and grain >= 1"):
+        PrefixTree(most, target, grain)
+
+
+def test_the_worst_text_is_looked_up_in_bounded_time() -> None:
+    """Every prefix of one text, in steps of a grain, each by another replica's prompt: as deep as the tree can be."""
+    tree = PrefixTree(10**9, grain=16)
+    text = "a" * 8192
+    for end in range(16, 8192, 16):
+        tree.insert(text[:end] + "b" * 16, f"r{end % 7}")
+    tree.insert(text, "r0")
+    started = time.perf_counter()
+    for _ in range(100):
+        assert tree.match(text)["r0"] == 8192
+    assert (time.perf_counter() - started) / 100 < 0.01, "0.15 ms where it was measured"
+
+
+def test_what_is_shared_is_found_among_many_prompts() -> None:
+    rng = Random(1)
+    systems = [f"{rng.getrandbits(3072):0768x}" for _ in range(8)]
+    tree = PrefixTree(2_000_000, 1_960_000, 16)
+    for number in range(20_000):
+        tree.insert(systems[number % 8] + f"{rng.getrandbits(1024):0256x}", f"r{number % 4}")
+    for number, system in enumerate(systems):
+        assert tree.match(system + "x" * 256) == {f"r{number % 4}": 768}
+    assert all(
+        1_900_000 < tree.chars(f"r{number}") <= 2_000_000 or tree.chars(f"r{number}") == 2 * 768 + 5000 * 256
+        for number in range(4)
+    )
