@@ -107,7 +107,7 @@ class LLMServer(LLMServerServicer):
             yield reply
 
     async def _answer(self, request: LLMRequest, call: Call) -> AsyncIterator[LLMReply]:
-        """The engine's replies. A caller that goes closes this, and so the engine's iterator: that aborts the request."""
+        """The engine's replies. A caller that goes closes this, and so the engine's iterator: an abort."""
         begun = False
         self._begin()
         try:
@@ -186,6 +186,7 @@ class LLMServer(LLMServerServicer):
             await self._sleep(engine, request.sleep.level)
         elif what == "wake":
             await engine.wake()
+            self._watchdog.began(time.monotonic())  # it was not to make tokens until now
             self._asleep = False
         elif what == "reset_prefix_cache":
             await engine.reset_prefix_cache()
@@ -299,7 +300,14 @@ class LLMServer(LLMServerServicer):
         return EngineLoad() if self._engine is None or not self._started else self._engine.load()
 
     def _expose(self) -> bytes:
-        return b"" if self._engine is None or not self._started else self._engine.expose()
+        """The engine's own metrics. Where it cannot tell them, the replica's are shown all the same."""
+        if self._engine is None or not self._started:
+            return b""
+        try:
+            return self._engine.expose()
+        except Exception:
+            logger.exception("the engine %s could not tell its metrics", self.config.engine)
+            return b""
 
 
 async def _close(replies: Replies) -> None:

@@ -1,5 +1,4 @@
-"""The mock engine's key-value cache: blocks that requests share which begin alike, as in vLLM's automatic prefix caching.
-Pure.
+"""The mock engine's key-value cache: blocks, shared by requests that begin alike, as in vLLM's prefix caching. Pure.
 
 A block that is full has a hash of its tokens and of the block before it, so equal hashes mean equal beginnings. Blocks
 that nobody uses stay until room is needed; the one whose last use is longest ago goes first.

@@ -72,7 +72,7 @@ class Writer:
             content = {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": _MARK}}]}}
         event = self._event([{"index": number, **content, "logprobs": None, "finish_reason": None}])
         before, _, behind = event.rpartition(_MARKED)
-        return before, behind, [json.dumps(piece)[1:-1].encode() for piece in answer.pieces]
+        return before, behind, _escaped(answer.pieces)
 
     def _head(self, number: int) -> bytes:
         if not self._plan.chat:
@@ -132,6 +132,14 @@ class Writer:
             "top_logprobs": [{_other(piece, rank): _chance(rank) for rank in range(1, top + 1)} for piece in pieces],
             "text_offset": offsets,
         }
+
+
+def _escaped(pieces: Sequence[str]) -> list[bytes]:
+    """As they stand in JSON; most need no escape, which one look at all of them tells."""
+    text = "".join(pieces)
+    if len(json.dumps(text)) == len(text) + 2:
+        return [piece.encode() for piece in pieces]
+    return [json.dumps(piece)[1:-1].encode() for piece in pieces]
 
 
 def _chance(rank: int) -> float:

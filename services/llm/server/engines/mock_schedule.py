@@ -13,9 +13,10 @@ import heapq
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from services.llm.server.engines.mock_cache import BlockCache, Chain, Lease
 
@@ -52,10 +53,21 @@ class Stage(Enum):
 class Sequence:
     """One answer in the making. `owner` is whoever is to be told of its tokens."""
 
-    __slots__ = ("begun", "cached", "chain", "given", "lease", "owner", "prompt", "slot", "stage", "total")
+    __slots__ = ("begun", "cached", "chain", "given", "grown", "lease", "owner", "prompt", "slot", "stage", "total")
 
-    def __init__(self, owner: object, prompt: int, chain: Chain, total: int, *, read: bool = False) -> None:
+    def __init__(
+        self,
+        owner: Any,
+        prompt: int,
+        chain: Chain,
+        total: int,
+        *,
+        read: bool = False,
+        grown: Callable[[], Chain] = tuple,
+    ) -> None:
         self.owner = owner
+        self.grown = grown
+        """Tells, when all is made, the hashes of the blocks that the answer has filled."""
         self.prompt = prompt
         """Tokens."""
         self.chain = chain
@@ -136,17 +148,11 @@ class Schedule:
             self._prefill.remove(sequence)
             if first:
                 self._read_next()
-        self._end(sequence, ())
-
-    def finish(self, sequence: Sequence, grown: Chain) -> None:
-        """A sequence that has made all its tokens gives its blocks back; `grown`: see BlockCache.give."""
-        if sequence.lease is not None:
-            self._cache.give(sequence.lease, grown)
-            sequence.lease = None
-            self._admit()
+        self._end(sequence)
+        sequence.stage = Stage.DONE
 
     def advance(self, now: float) -> list[tuple[Sequence, int]]:
-        """What has happened up to `now`: who got how many tokens. Those that are DONE wait for `finish`."""
+        """What has happened up to `now`: who got how many tokens. Those that have all of them are DONE."""
         if self._paused:
             return []
         while (event := self._next_event()).at <= now:
@@ -214,7 +220,10 @@ class Schedule:
         if kind is Stage.DECODING:
             level, _, sequence = heapq.heappop(self._ending)
             self._level = max(self._level, level)
-            self._end(sequence, None)
+            self._end(sequence)
+            # It is DONE once its last tokens are told of.
+            sequence.begun = -math.inf
+            heapq.heappush(self._due, (-math.inf, next(self._order), sequence))
         elif kind is Stage.STARTING:
             self._first(heapq.heappop(self._starting)[2])
         else:
@@ -260,22 +269,16 @@ class Schedule:
         first = self._prefill[0]
         self._prefill_ends = self._at + (first.prompt - first.cached) / self._pace.prefill_tokens_per_s
 
-    def _end(self, sequence: Sequence, grown: Chain | None) -> None:
-        """It needs its slot no more. With `grown`, nor its blocks."""
+    def _end(self, sequence: Sequence) -> None:
+        """It needs its place no more: it has made all its tokens, or is dropped."""
         if sequence.stage is Stage.DECODING:
             self._decoding -= 1
-        admitted = sequence.slot and sequence.stage is not Stage.WAITING
-        # One that has made all is DONE once its last tokens are told of.
-        if grown is None:
-            sequence.begun = -math.inf
-            heapq.heappush(self._due, (-math.inf, next(self._order), sequence))
-        else:
-            sequence.stage = Stage.DONE
-            if sequence.lease is not None:
-                self._cache.give(sequence.lease, grown)
-                sequence.lease = None
-        if admitted:
+        if sequence.slot and sequence.stage is not Stage.WAITING:
             self._slots -= 1
+        if sequence.lease is not None:
+            whole = self._level - sequence.begun > sequence.total - 1 - NEARLY and sequence.stage is Stage.DECODING
+            self._cache.give(sequence.lease, sequence.grown() if whole else ())
+            sequence.lease = None
         self._admit()
 
     def _deliver(self) -> list[tuple[Sequence, int]]:

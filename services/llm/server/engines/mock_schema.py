@@ -226,11 +226,11 @@ def _member(items: list[Any]) -> str:
 
 def _within(character: str, kind: Any, value: Any) -> bool:
     if kind is sre.LITERAL:
-        return ord(character) == value
+        return bool(ord(character) == value)
     if kind is sre.RANGE:
         return bool(value[0] <= ord(character) <= value[1])
     names = {sre.CATEGORY_DIGIT: r"\d", sre.CATEGORY_WORD: r"\w", sre.CATEGORY_SPACE: r"\s"}
-    return bool(re.match(names.get(value, r"\W|\D|\S"), character))
+    return re.match(names.get(value, r"\W|\D|\S"), character) is not None
 
 
 _SIMPLE: dict[Any, Callable[[Any], str]] = {

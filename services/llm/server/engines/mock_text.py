@@ -1,4 +1,4 @@
-"""What the mock engine reads and writes: a toy tokeniser that can be undone, answers that depend on the prompt alone. Pure.
+"""What the mock engine reads and writes: a toy tokeniser that can be undone, answers that depend on the prompt. Pure.
 
 A token is four bytes of UTF-8; the parts of a conversation are read one by one, so that an answer which comes back in
 the next turn's messages has the same tokens there.
