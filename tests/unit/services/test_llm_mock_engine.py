@@ -400,6 +400,15 @@ def made(engine: MockEngine) -> float:
     return float(found[1])
 
 
+async def test_the_first_token_waits_for_no_tick_and_the_others_travel_together() -> None:
+    engine = await started(tokens_per_s=1000.0, tick_s=0.5)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "stream": True}
+    replies = [reply async for reply in engine.chat(LLMRequest(body=json.dumps(body).encode(), model="m"))]
+    # The second one is what was due at the end, which is an event of its own and waits for no tick either.
+    assert [reply.tokens for reply in replies] == [1, 99]
+    assert replies[1].data.count(b"data: ") == 99 + len(("finish", "[DONE]"))
+
+
 async def test_a_slow_reader_gets_the_end_that_was_made_while_it_was_busy() -> None:
     engine = await started(tokens_per_s=1000.0)
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True, "n": 2}

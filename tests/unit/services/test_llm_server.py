@@ -95,6 +95,15 @@ async def test_it_is_ready_once_it_has_generated(served: Served) -> None:
     assert json.loads(replies[0].data)["usage"]["completion_tokens"] == 4
 
 
+async def test_the_start_tells_how_far_it_is(cluster: Cluster) -> None:
+    told: list[tuple[str, float | None, float]] = []
+    server = LLMServer(config(), Path("/nowhere"), metrics=RuntimeMetrics(), report=lambda *report: told.append(report))
+    await cluster.start(server)
+    stages = list(dict.fromkeys(doing for doing, _, _ in told))
+    assert stages == ["importing the engine mock", "loading the mock model's weights", "generating a first token"]
+    assert ("loading the mock model's weights", 9, 10) in told
+
+
 async def test_a_stream_passes_as_the_engine_makes_it(served: Served) -> None:
     replies = await served.chat(stream=True, max_tokens=20)
     assert replies[0].status == 200
