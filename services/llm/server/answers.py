@@ -7,15 +7,26 @@ from collections.abc import AsyncIterator
 
 from pierhead.llm.v1.llm_pb2 import LLMReply
 
+from services.llm.server.errors import LLMRequestError
+
 
 def error_body(message: str, *, kind: str, code: str | int | None = None, param: str | None = None) -> bytes:
     """OpenAI's error object as JSON: {"error": {"message", "type", "param", "code"}}."""
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 
 
-def error_reply(status: int, message: str, *, kind: str, code: str | int | None = None) -> LLMReply:
+def error_reply(
+    status: int, message: str, *, kind: str, code: str | int | None = None, param: str | None = None
+) -> LLMReply:
     """An error as an engine gives it."""
-    return LLMReply(data=error_body(message, kind=kind, code=code), status=status)
+    return LLMReply(data=error_body(message, kind=kind, code=code, param=param), status=status)
+
+
+def reply_to(error: LLMRequestError) -> LLMReply:
+    """The reply that a refused request gets."""
+    return error_reply(
+        error.http_status, error.message, kind=error.error_type, code=error.error_code, param=error.param
+    )
 
 
 async def not_supported(path: str) -> AsyncIterator[LLMReply]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
@@ -39,12 +40,15 @@ class EngineLoad:
 class LLMEngine(ABC):
     """An engine of one model. Made with its config; nothing happens before `start`."""
 
+    needs_files: ClassVar[bool] = True
+    """Whether `start` wants the model's files on this machine; False: it gets the name of the source as it is."""
+
     def __init__(self, config: LLMConfig) -> None:
         self.config = config
 
     @abstractmethod
     async def start(self, model_path: str, report: Report) -> None:
-        """Load the model and be ready for requests. `model_path` is a local directory, or a Hugging Face id.
+        """Load the model and be ready for requests. `model_path`: a local directory, or the source as it was named.
 
         Raises LLMStartError with what a person can act on.
         """

@@ -9,9 +9,41 @@ class LLMStartError(PierheadError):
     """The engine or its model could not be loaded: says what, where, why, and what to do."""
 
 
+class SourceNotFoundError(LLMStartError):
+    """There is nothing where a model or an adapter should be."""
+
+
+class EngineStalledError(PierheadError):
+    """The engine has requests and makes no tokens."""
+
+
 class LLMRequestError(BadRequest):
-    """A request that this engine refuses."""
+    """A request that this engine refuses: OpenAI's error object in the making, see `answers.reply_to`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        error_type: str = "invalid_request_error",
+        code: str | int | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.http_status = status
+        self.error_type = error_type
+        self.error_code = code
+        self.param = param
+        """The member of the body that is wrong."""
 
 
 class NotSupported(BadRequest):
     """Something that this engine does not have."""
+
+
+def unknown_model(model: str, served: str) -> LLMRequestError:
+    """OpenAI's answer for a model that is not there; `served` says in words what is."""
+    return LLMRequestError(
+        f'the model "{model}" does not exist: this replica serves {served}', status=404, code="model_not_found",
+        param="model",
+    )  # fmt: skip

@@ -2,8 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+
+from services.llm.server.engine import LLMEngine
+from services.llm.server.errors import LLMStartError
+
 ENGINES = {
     "mock": "services.llm.server.engines.mock_engine:MockEngine",
     "openai": "services.llm.server.engines.openai_engine:OpenAIEngine",
     "vllm": "services.llm.server.engines.vllm_engine:VLLMEngine",
 }
+
+
+def engine_class(name: str) -> type[LLMEngine]:
+    """The engine of a registry name, or of an import path `package.module:Engine`. Raises LLMStartError."""
+    path = ENGINES.get(name, name)
+    module_name, colon, class_name = path.partition(":")
+    if not colon:
+        raise LLMStartError(
+            f'x-serve.llm.engine: there is no engine "{name}"; expected {", ".join(sorted(ENGINES))}, or an import '
+            "path package.module:Engine"
+        )
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise LLMStartError(
+            f'x-serve.llm.engine: the engine "{name}" cannot be imported from {path}: {error}; use an image that has '
+            "it installed, or another engine"
+        ) from error
+    if not (inspect.isclass(found) and issubclass(found, LLMEngine)):
+        raise LLMStartError(f"x-serve.llm.engine: {path} is not a subclass of services.llm.server.engine.LLMEngine")
+    return found

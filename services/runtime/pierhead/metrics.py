@@ -189,6 +189,8 @@ class RuntimeMetrics(Collector):
         self.multiplex_load_duration = Histogram(
             "pierhead_multiplex_load_duration_seconds", "How long a model took to load.", ("loader",), SECONDS
         )
+        self.texts: list[Callable[[], bytes]] = []
+        """What else the page shows, as text of the same format: metrics of engines that keep their own."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -201,7 +203,7 @@ class RuntimeMetrics(Collector):
 
     def expose(self) -> bytes:
         """The text that GET /metrics answers, of type CONTENT_TYPE."""
-        return generate_latest(self._registry)
+        return b"".join([generate_latest(self._registry), *[text() for text in self.texts]])
 
     def register(self, collector: Collector) -> None:
         """Let a service add metrics of its own to the same page."""

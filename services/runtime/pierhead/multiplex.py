@@ -121,6 +121,10 @@ class Multiplexed(Generic[M]):
         entries = self._library.shelf.entries.values()
         return tuple(entry.model_id for entry in entries if entry.state is State.LOADED)
 
+    async def drop(self, model_id: str) -> bool:
+        """Unload a model, and return when it is gone; False where somebody uses it or waits for it."""
+        return await self._library.drop(model_id)
+
     def set_max_num_models_per_replica(self, value: int) -> None:
         """Change how many models may be held, -1 = any number. Models in use stay until they are not.
 

@@ -103,6 +103,16 @@ class Library(Generic[M]):
         self.shelf.leave(entry)
         self.go_on()
 
+    async def drop(self, model_id: str) -> bool:
+        """Unload a model now, and return when it is gone; False where somebody uses it or waits for it."""
+        step = self.shelf.drop(model_id)
+        if step is not None:
+            self._unload(step.entry)
+        entry = self.shelf.entries.get(model_id)
+        if entry is not None and entry.state is State.UNLOADING and entry.task is not None:
+            await asyncio.wait([entry.task])
+        return model_id not in self.shelf.entries
+
     def go_on(self) -> None:
         """Do what there is to do now."""
         while (step := self.shelf.next_step()) is not None:

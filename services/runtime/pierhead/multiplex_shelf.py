@@ -133,6 +133,14 @@ class Shelf:
         else:
             del self.entries[entry.model_id]
 
+    def drop(self, model_id: str) -> Step | None:
+        """Unload a model, if it is loaded and nobody uses it."""
+        entry = self.entries.get(model_id)
+        if entry is None or entry.state is not State.LOADED or entry.users:
+            return None
+        entry.state = State.UNLOADING
+        return Step(entry, State.UNLOADING)
+
     def clear(self) -> list[Entry]:
         """Forget everything, also what is in use or under way; returns it."""
         forgotten = list(self.entries.values())

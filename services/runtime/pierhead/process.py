@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from pierhead import logs
 from pierhead.clients import Clients, close_handles
-from pierhead.errors import SettingsError
+from pierhead.errors import PierheadError, SettingsError
 from pierhead.methods import registration_of
 from pierhead.multiplex import close_models
 from pierhead.server import ReplicaServer, listeners_of
@@ -28,7 +28,7 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
     A part is a generated servicer's subclass, an `aiohttp.web.Application` or an ASGI application (one of the two), or
     any object with `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before
     the replica says that it is ready (let it do one real inference) and every ten seconds after; raising means
-    unhealthy.
+    unhealthy. A servicer's `async def aclose(self) -> None` is called at the end, when no request is left.
 
     With several workers (HTTP only) the whole program runs once in each of them, and this process goes on as their
     supervisor: what stands before the call is run there, what stands behind it once each worker has drained.
@@ -47,6 +47,11 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
     except SettingsError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says it all
         raise SystemExit(2) from None
+    except PierheadError as error:  # the message says it all; the traceback of what caused it may say more
+        logger.error(  # noqa: TRY400
+            "%s could not be served: %s", settings.service or "the service", error, exc_info=error.__cause__
+        )
+        raise SystemExit(1) from None
     except Exception:
         logger.exception("%s could not be served", settings.service or "the service")
         raise SystemExit(1) from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -48,6 +49,9 @@ drain yet get a refusal they can act upon, instead of a broken connection."""
 
 QUIET_TRIES = 20
 """Somebody who keeps asking a draining replica does not keep it alive for longer than this many such moments."""
+
+END_S = 10.0
+"""How long a servicer's `aclose` may take."""
 
 HOOKS = ("check_health", "reconfigure")
 """Methods that make any object a part."""
@@ -355,17 +359,40 @@ class ReplicaServer:
         return sum(count for (_, code), count in self.metrics.requests.values.items() if code.startswith(good))
 
     async def _close(self) -> None:
+        try:
+            await self._close_ports()
+        finally:
+            if self._user is None:
+                await self._end_servicers()
+        logger.info("stopped")
+
+    async def _end_servicers(self) -> None:
+        """Let those that have `aclose` end what they hold: engines, processes."""
+        for servicer in self._servicers:
+            aclose = getattr(servicer, "aclose", None)
+            if inspect.iscoroutinefunction(aclose):
+                await self._end_servicer(servicer, aclose)
+
+    async def _end_servicer(self, servicer: object, aclose: Check) -> None:
+        """Its failure keeps nobody."""
+        try:
+            async with asyncio.timeout(END_S):
+                await self._run_check(aclose)
+        except Exception:
+            logger.exception("%s.aclose failed, or took more than %g s", type(servicer).__name__, END_S)
+
+    async def _close_ports(self) -> None:
         for listener in self._listeners.values():
             await listener.stop()
         if self._admin is not None:
             await self._admin.close()
         if self._user is not None:
+            await self._end_servicers()
             await self._user.close()
         if self._lanes is not None:
             await self._lanes.close()
         if self._server is not None:
             await self._server.stop(0)
-        logger.info("stopped")
 
 
 def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:

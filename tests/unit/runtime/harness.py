@@ -105,7 +105,8 @@ class Cluster:
             "host": "127.0.0.1", "port": 0, "grpc_port": 0, "admin_port": 0, "service": "echo-child",
             "drain_timeout_s": 5.0,
         }  # fmt: skip
-        server = ReplicaServer(*parts, settings=Settings(**(defaults | settings)), metrics=RuntimeMetrics())
+        metrics = settings.pop("metrics", None) or RuntimeMetrics()
+        server = ReplicaServer(*parts, settings=Settings(**(defaults | settings)), metrics=metrics)
         task = asyncio.create_task(server.run())
         self._running[server] = task
         ready = asyncio.create_task(server.ready.wait())

@@ -65,3 +65,10 @@ def test_labels_are_escaped() -> None:
         if family.name == "pierhead_requests"
     ]
     assert family.samples[0].labels["service"] == 'a"b\\c\n'
+
+
+def test_texts_stand_behind_the_runtimes_own() -> None:
+    metrics = RuntimeMetrics()
+    metrics.texts.append(lambda: b"# TYPE engine_steps gauge\nengine_steps 3.0\n")
+    families = {family.name for family in text_string_to_metric_families(metrics.expose().decode())}
+    assert families == NAMES | {"engine_steps"}

@@ -609,3 +609,18 @@ class TestAnnouncement:
         text = announcement(ids)
         assert MAX_TEXT - 101 <= len(text) <= MAX_TEXT
         assert parse_announcement(text) == set(ids[: len(text) // 101 + 1])
+
+
+async def test_a_model_is_dropped_when_nobody_uses_it() -> None:
+    loader = Loader()
+    model = await loader.use("a")
+    async with loader.get("a"):
+        assert not await loader.get.drop("a")
+        assert list(loader.get.models) == ["a"]
+    assert await loader.get.drop("a")
+    assert list(loader.get.models) == []
+    assert model.closed == 1
+    assert loader.held.models() == frozenset()
+    assert await loader.get.drop("a"), "it is gone already"
+    await loader.use("a")
+    assert loader.loads == ["a", "a"]

@@ -166,6 +166,16 @@ class ShelfMachine(RuleBasedStateMachine):
         self.busy[entry] = state
         return step
 
+    @rule(target=doing, model_id=st.sampled_from("abcd"))
+    def drop(self, model_id: str) -> object:
+        step = self.shelf.drop(model_id)
+        if step is None:
+            return multiple()
+        assert step.entry not in self.busy
+        assert self.users[step.entry] == 0, "what is in use stays"
+        self.busy[step.entry] = step.state
+        return step
+
     @rule(step=consumes(doing), good=st.booleans())
     def finish(self, step: Step, good: bool) -> None:
         entry, state = step

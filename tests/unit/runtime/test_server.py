@@ -423,3 +423,29 @@ class TestSignals:
         lines = [json.loads(line) for line in (await process.stderr.read()).splitlines()]
         assert [line["message"] for line in lines] == ["draining: 0 requests in flight", "stopped"]
         assert {(line["service"], line["replica"], line["level"]) for line in lines} == {("echo", "echo-1", "info")}
+
+
+class Holder(EchoService):
+    """Holds something that is to be ended."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.ended_with: list[int] = []
+        self._fails_at_end = fails
+
+    async def aclose(self) -> None:
+        self.ended_with.append(self.begun - self.cancelled)
+        if self._fails_at_end:
+            raise OSError("the device is gone")
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "ill"])
+async def test_a_servicer_is_told_of_the_end(cluster: Cluster, separate: bool, fails: bool) -> None:
+    holder = Holder(fails)
+    server = await cluster.start(holder, run_user_code_in_separate_thread=separate)
+    async with plain(server) as channel:
+        await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=5)
+    assert holder.ended_with == []
+    await cluster.drained(server)
+    assert holder.ended_with == [0], "once, when no request is left"

@@ -1,0 +1,175 @@
+"""LoRA adapters of one replica: loaded when somebody asks, kept while there is room, some of them always.
+
+The runtime's multiplexing decides who stays (`max_num_adapters_per_replica`, the one whose last use is longest ago goes
+first, never one in use) and tells callers what is held here; this finds the adapters and puts them into the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from pierhead.errors import Backpressure
+from pierhead.llm_config import Lora
+from pierhead.metrics import PROCESS, RuntimeMetrics
+from pierhead.multiplex import Loan, Multiplexed
+
+from services.llm.server.engine import LLMEngine, Report
+from services.llm.server.errors import LLMRequestError, SourceNotFoundError
+
+Fetch = Callable[[str, Path, Report], Path]
+"""A local directory with everything of a source, `s3://...`, kept below a cache directory. Blocks: it is called in a
+thread. Raises SourceNotFoundError where there is nothing."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""No slash and no dot in front: a name is one directory of those below the given one."""
+
+
+class LoadedAdapter:
+    """One adapter in the engine. `aclose` takes it out again."""
+
+    def __init__(self, name: str, engine: LLMEngine) -> None:
+        self.name = name
+        self._engine = engine
+
+    async def aclose(self) -> None:
+        """Called by the multiplexing when it goes."""
+        await self._engine.unload_adapter(self.name)
+
+
+class Adapters:
+    """All adapters of one engine. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        lora: Lora,
+        *,
+        fetch: Fetch,
+        cache: Path,
+        report: Report,
+        metrics: RuntimeMetrics = PROCESS,
+    ) -> None:
+        self._engine = engine
+        self._source = lora.dynamic_lora_loading_path.rstrip("/")
+        self._bound = lora.max_num_adapters_per_replica
+        self._always = lora.adapters
+        self._fetch = fetch
+        self._cache = cache
+        self._report = report
+        self._loaded: Multiplexed[LoadedAdapter] = Multiplexed(self._load, self._bound, name="lora", metrics=metrics)
+        self._pins: dict[str, Loan[LoadedAdapter]] = {}
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Those that are in the engine."""
+        return self._loaded.models
+
+    def lend(self, adapter: str) -> AbstractAsyncContextManager[LoadedAdapter]:
+        """An adapter that stays in the engine until the block is left; it is loaded first where it is not there.
+
+        Raises LLMRequestError, 404, for one that does not exist, and Backpressure where the pinned ones leave no place.
+        """
+        check_name(adapter)
+        if adapter not in self._pins and len(self._pins) >= self._bound:
+            raise Backpressure(
+                f'the adapter "{adapter}" finds no place: all {self._bound} of max_num_adapters_per_replica are taken '
+                f"by those that the replica always has, {', '.join(sorted(self._pins))}; raise it, or pin fewer"
+            )
+        return self._loaded(adapter)
+
+    async def keep(self, wanted: Iterable[str]) -> None:
+        """Have `lora.adapters` and these in the engine for good, and no others for good.
+
+        Raises ValueError where they cannot all be, LLMRequestError for one that does not exist; those that could be
+        loaded stay.
+        """
+        desired = dict.fromkeys((*self._always, *wanted))
+        for adapter in desired:
+            check_name(adapter)
+        if len(desired) > self._bound:
+            raise ValueError(
+                f"{len(desired)} adapters are to be kept, {', '.join(desired)}, but max_num_adapters_per_replica is "
+                f"{self._bound}: raise x-serve.llm.lora.max_num_adapters_per_replica, or keep fewer"
+            )
+        for adapter in [each for each in self._pins if each not in desired]:
+            await self._unpin(adapter)
+        missing = [each for each in desired if each not in self._pins]
+        for number, adapter in enumerate(missing):
+            self._report("loading adapters", number, len(missing))
+            loan = self._loaded(adapter)
+            await loan.__aenter__()  # left by `_unpin`
+            self._pins[adapter] = loan
+
+    async def load(self, adapter: str) -> None:
+        """Load one now; it then stays as long as any other that was used now."""
+        async with self.lend(adapter):
+            pass
+
+    async def unload(self, adapter: str) -> None:
+        """Take one out of the engine, also one that was to stay. Raises LLMRequestError while requests use it."""
+        check_name(adapter)
+        if adapter in self._pins:
+            await self._unpin(adapter)
+        if not await self._loaded.drop(adapter):
+            raise LLMRequestError(
+                f'the adapter "{adapter}" is in use; ask again when its requests have ended', status=409, code="in_use"
+            )
+
+    async def known(self) -> list[str]:
+        """Those that can be loaded, as far as that can be seen: of a remote source, those that are loaded."""
+        names = set(self.held)
+        if not _is_remote(self._source):
+            names |= set(await asyncio.to_thread(_directories, Path(self._source)))
+        return sorted(names)
+
+    async def _unpin(self, adapter: str) -> None:
+        await self._pins.pop(adapter).__aexit__(None, None, None)
+
+    async def _load(self, adapter: str) -> LoadedAdapter:
+        path = await self._find(adapter)
+        await self._engine.load_adapter(adapter, str(path))
+        return LoadedAdapter(adapter, self._engine)
+
+    async def _find(self, adapter: str) -> Path:
+        where = f"{self._source}/{adapter}"
+        if not _is_remote(where):
+            path = Path(where)
+            if not await asyncio.to_thread(path.is_dir):
+                raise unknown_adapter(adapter, where)
+            return path
+        try:
+            return await asyncio.to_thread(self._fetch, where, self._cache, self._report)
+        except SourceNotFoundError as error:
+            raise unknown_adapter(adapter, where) from error
+
+
+def check_name(adapter: str) -> None:
+    """Raises LLMRequestError, 404: no adapter has such a name."""
+    if not _NAME.fullmatch(adapter):
+        raise LLMRequestError(
+            f"there is no adapter of the name {adapter[:120]!r}: names have letters, digits, dots, dashes and "
+            "underscores, 100 at most, and begin with a letter or digit",
+            status=404, code="model_not_found", param="model",
+        )  # fmt: skip
+
+
+def unknown_adapter(adapter: str, where: str) -> LLMRequestError:
+    """OpenAI's answer for a model that is not there."""
+    return LLMRequestError(
+        f'the adapter "{adapter}" does not exist: nothing was found at {where}',
+        status=404, code="model_not_found", param="model",
+    )  # fmt: skip
+
+
+def _is_remote(source: str) -> bool:
+    return "://" in source
+
+
+def _directories(source: Path) -> list[str]:
+    if not source.is_dir():
+        return []
+    return [each.name for each in source.iterdir() if each.is_dir() and _NAME.fullmatch(each.name)]

@@ -1,0 +1,133 @@
+"""What a request asks for: its JSON, read once, with what LLMRequest says in place of it. Pure.
+
+body = bodies.read(request)         # refused requests raise here, before the engine has heard of them
+model = body["model"]
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pierhead.llm.v1.llm_pb2 import LLMRequest
+
+from services.llm.server.errors import LLMRequestError
+
+Body = dict[str, Any]
+
+
+def read(request: LLMRequest) -> Body:
+    """The body's members, those of `overrides` and the `model` of LLMRequest in their place.
+
+    Raises LLMRequestError: 400 where the body is not a JSON object, naming what was found.
+    """
+    body = _object(request.body, "the request's body")
+    if request.overrides:
+        body.update(_object(request.overrides, "LLMRequest.overrides"))
+    if request.model:
+        body["model"] = request.model
+    return body
+
+
+def written(request: LLMRequest) -> bytes:
+    """The body as JSON again, for engines that take bytes; the client's own bytes where nothing takes their place."""
+    body = read(request)
+    if not request.overrides and json.loads(request.body).get("model") == body.get("model"):
+        return request.body
+    return json.dumps(body).encode()
+
+
+def adapter_of(model: str) -> str | None:
+    """The adapter that "base:adapter" names; None for a model without one."""
+    _, colon, adapter = model.partition(":")
+    return adapter if colon else None
+
+
+def _object(text: bytes | str, what: str) -> Body:
+    try:
+        found = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise LLMRequestError(f"{what} is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise LLMRequestError(f"{what}: expected a JSON object, found {kind_of(found)}", code="invalid_type")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls a value of this kind."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def integer(body: Body, name: str, default: int | None, low: int, high: int | None = None) -> int | None:
+    """A member that is a whole number from `low` on; null and absent are the default. Raises LLMRequestError."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong(name, "an integer", value)
+    if value < low or (high is not None and value > high):
+        bounds = f">= {low}" if high is None else f"from {low} to {high}"
+        raise LLMRequestError(f"{name}: expected an integer {bounds}, found {value}", param=name, code="invalid_value")
+    return value
+
+
+def number(body: Body, name: str, low: float, high: float) -> float | None:
+    """A member that is a number of a range; null and absent are None. Raises LLMRequestError."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong(name, "a number", value)
+    if not low <= value <= high:
+        raise LLMRequestError(
+            f"{name}: expected a number from {low:g} to {high:g}, found {value}", param=name, code="invalid_value"
+        )
+    return float(value)
+
+
+def boolean(body: Body, name: str) -> bool:
+    """A member that is true or false; null and absent are false. Raises LLMRequestError."""
+    value = body.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise wrong(name, "a boolean", value)
+    return value
+
+
+def strings(body: Body, name: str) -> tuple[str, ...]:
+    """A member that is a string or an array of strings; null and absent are none. Raises LLMRequestError."""
+    value = body.get(name)
+    if value is None:
+        return ()
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise wrong(name, "a string or an array of strings", value)
+    return tuple(found)
+
+
+def mapping(body: Body, name: str) -> Body:
+    """A member that is an object; null and absent are the empty one. Raises LLMRequestError."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong(name, "an object", value)
+    return value
+
+
+def wrong(name: str, expected: str, found: object) -> LLMRequestError:
+    """The error for a member of the wrong kind."""
+    return LLMRequestError(f"{name}: expected {expected}, found {kind_of(found)}", param=name, code="invalid_type")

@@ -1,0 +1,91 @@
+"""The mock engine's `engine_kwargs`."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.llm.server.engines.mock_schedule import Pace
+from services.llm.server.errors import LLMStartError
+
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+Rate = Annotated[float, Field(gt=0, le=1e9)]
+
+
+class MockArguments(BaseModel):
+    """Unknown ones are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    ttft_s: Seconds = 0.0
+    """From the end of a prompt's prefill to the first token."""
+    tokens_per_s: Rate = 2000.0
+    """What the whole replica makes; those that run share it."""
+    request_tokens_per_s: Rate | None = None
+    """The most that one request gets; None: all of it, when it is alone."""
+    prefill_tokens_per_s: Rate | None = None
+    """Tokens of prompts that it reads in a second, one prompt after another; None: no time."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Answers it works on at a time; others wait."""
+    max_model_len: Annotated[int, Field(ge=2, le=10_000_000)] = 32_768
+    """Tokens of prompt and answer together."""
+    kv_blocks: Annotated[int, Field(ge=1, le=10_000_000)] = 16_384
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Tokens of a block."""
+    answer_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    """Length of an answer whose request names none; one that names max_tokens gets as many."""
+    embedding_size: Annotated[int, Field(ge=1, le=65_536)] = 64
+    tick_s: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """Tokens that are due within so long travel together; the first one of a request never waits."""
+    loading_s: Seconds = 0.0
+    adapters: tuple[str, ...] | None = None
+    """The adapters that it can load; None = any."""
+    adapter_loading_s: Seconds = 0.0
+
+    fail_start: str | None = None
+    """The start fails with this message."""
+    fail_after_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Each request fails after so many of its tokens."""
+    stall_after_tokens: Annotated[int, Field(ge=0)] | None = None
+    """After so many tokens in all it makes none any more, and says that it is well."""
+    ill: str | None = None
+    """check_health fails with this message once the engine has started."""
+
+    def pace(self) -> Pace:
+        """For the schedule."""
+        return Pace(
+            tokens_per_s=self.tokens_per_s,
+            request_tokens_per_s=self.request_tokens_per_s or math.inf,
+            ttft_s=self.ttft_s,
+            prefill_tokens_per_s=self.prefill_tokens_per_s or math.inf,
+            max_num_seqs=self.max_num_seqs,
+            block_size=self.block_size,
+        )
+
+
+def read_arguments(engine_kwargs: dict[str, Any]) -> MockArguments:
+    """Raises LLMStartError that names each argument that cannot be."""
+    try:
+        arguments = MockArguments.model_validate_json(_as_json(engine_kwargs))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise LLMStartError(
+            f"x-serve.llm.engine_kwargs of the engine mock: {'; '.join(problems)}; it takes "
+            f"{', '.join(MockArguments.model_fields)}"
+        ) from None
+    room = arguments.kv_blocks * arguments.block_size
+    if arguments.max_model_len > room:
+        raise LLMStartError(
+            f"x-serve.llm.engine_kwargs: max_model_len {arguments.max_model_len} is more than the {room} tokens that "
+            f"{arguments.kv_blocks} kv_blocks of {arguments.block_size} hold: raise kv_blocks, or lower max_model_len"
+        )
+    return arguments
+
+
+def _as_json(engine_kwargs: dict[str, Any]) -> str:
+    """As JSON, in which lists may stand for tuples."""
+    import json
+
+    return json.dumps(engine_kwargs)

@@ -1,0 +1,334 @@
+"""The LLM server: one engine behind the gRPC service that gateways call.
+
+first check_health:  import the engine --> model's files --> engine.start --> pinned adapters --> one real token
+then:                watchdog on tokens, engine.check_health, one token when there is nothing to do
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from pierhead import BadRequest, PierheadError, Unavailable, progress
+from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone
+from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
+from pierhead.llm_config import LLMConfig
+from pierhead.metrics import PROCESS, RuntimeMetrics
+
+from services.llm.server import bodies, sources
+from services.llm.server.adapters import Adapters, Fetch, unknown_adapter
+from services.llm.server.answers import reply_to
+from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
+from services.llm.server.exposition import show
+from services.llm.server.registry import engine_class
+from services.llm.server.telling import tell_callers
+from services.llm.server.watchdog import TokenWatchdog
+
+logger = logging.getLogger(__name__)
+
+IDLE_TOKEN_S = 30.0
+"""An engine without requests proves so often that it can generate."""
+
+Call = Callable[[LLMRequest], Replies]
+
+
+class LLMServer(LLMServerServicer):
+    """Serves one LLMConfig. The first `check_health` starts the engine: nothing comes before it."""
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        cache: Path,
+        *,
+        make_engine: Callable[[LLMConfig], LLMEngine] | None = None,
+        fetch: Fetch = sources.fetch,
+        metrics: RuntimeMetrics = PROCESS,
+        report: Report = progress,
+    ) -> None:
+        self.config = config
+        self._cache = cache
+        self._make_engine = make_engine
+        self._fetch = fetch
+        self._metrics = metrics
+        self._report = report
+        self._engine: LLMEngine | None = None
+        self._adapters: Adapters | None = None
+        self._started = False
+        self._asleep = False
+        self._wanted_adapters: tuple[str, ...] = ()
+        """By user_config."""
+        self._requests = 0
+        self._watchdog = TokenWatchdog(config.stall_timeout_s, time.monotonic())
+        self._last_token = 0.0
+        self._created = int(time.time())
+        show(metrics, self._load, self._expose)
+
+    # ---- requests
+
+    async def Chat(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        """/v1/chat/completions"""
+        async for reply in self._answer(request, self._running.chat):
+            yield reply
+
+    async def Completions(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        """/v1/completions"""
+        async for reply in self._answer(request, self._running.completions):
+            yield reply
+
+    async def Embeddings(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        """/v1/embeddings"""
+        async for reply in self._answer(request, self._running.embeddings):
+            yield reply
+
+    async def Score(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        """/v1/score"""
+        async for reply in self._answer(request, self._running.score):
+            yield reply
+
+    async def Tokenize(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        """/tokenize"""
+        async for reply in self._answer(request, self._running.tokenize):
+            yield reply
+
+    async def Detokenize(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        """/detokenize"""
+        async for reply in self._answer(request, self._running.detokenize):
+            yield reply
+
+    async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        """What the engine has beyond those."""
+        async for reply in self._answer(request, self._running.pass_through):
+            yield reply
+
+    async def _answer(self, request: LLMRequest, call: Call) -> AsyncIterator[LLMReply]:
+        """The engine's replies. A caller that goes closes this, and so the engine's iterator: an abort."""
+        begun = False
+        self._begin()
+        try:
+            async with self._adapter_of(request):
+                replies = call(request)
+                try:
+                    async for reply in replies:
+                        begun = True
+                        yield reply
+                finally:
+                    await _close(replies)
+        except LLMRequestError as error:
+            if begun:
+                raise
+            yield reply_to(error)
+        finally:
+            self._end()
+
+    def _adapter_of(self, request: LLMRequest) -> AbstractAsyncContextManager[Any]:
+        """What keeps the request's adapter in the engine. Raises LLMRequestError for a model that is not there."""
+        model = request.model or _model_of(request)
+        base, colon, adapter = model.partition(":")
+        if base != self.config.model_loading.model_id:
+            raise unknown_model(model, self._served())
+        if not colon:
+            return nullcontext()
+        if self._adapters is None:
+            raise unknown_adapter(adapter, "x-serve.llm.lora, which is not set")
+        return self._adapters.lend(adapter)
+
+    def _served(self) -> str:
+        adapters = (
+            "" if self.config.lora is None else f", and its adapters from {self.config.lora.dynamic_lora_loading_path}"
+        )
+        return self.config.model_loading.model_id + adapters
+
+    @property
+    def _running(self) -> LLMEngine:
+        """The engine, where it takes requests. Raises Unavailable."""
+        if self._engine is None or not self._started:
+            raise Unavailable("the engine is not started yet; ask again when the replica is ready")
+        if self._asleep:
+            raise Unavailable("the engine sleeps; wake it up (Operation.Wake), or ask another replica")
+        return self._engine
+
+    def _begin(self) -> None:
+        if not self._requests:
+            self._watchdog.began(time.monotonic())
+        self._requests += 1
+        tell_callers(self._load())
+
+    def _end(self) -> None:
+        self._requests -= 1
+        tell_callers(self._load())
+
+    # ---- what is served, and what people do to it
+
+    async def Describe(self, request: DescribeRequest, context: Any) -> ModelCard:
+        """What is served here."""
+        if self._engine is None or not self._started:
+            raise Unavailable("the engine is not started yet; ask again when the replica is ready")
+        card = ModelCard()
+        card.CopyFrom(self._engine.describe())
+        card.created = card.created or self._created
+        if self._adapters is not None:
+            card.adapters[:] = sorted({*card.adapters, *await self._adapters.known()})
+        return card
+
+    async def Operate(self, request: Operation, context: Any) -> OperationDone:
+        """Do it, and return when it is done. Raises NotSupported, BadRequest."""
+        engine = self._engine
+        if engine is None or not self._started:
+            raise Unavailable("the engine is not started yet; ask again when the replica is ready")
+        what = request.WhichOneof("what")
+        if what == "sleep":
+            await self._sleep(engine, request.sleep.level)
+        elif what == "wake":
+            await engine.wake()
+            self._watchdog.began(time.monotonic())  # it was not to make tokens until now
+            self._asleep = False
+        elif what == "reset_prefix_cache":
+            await engine.reset_prefix_cache()
+        elif what == "load_adapter":
+            await self._some_adapters().load(request.load_adapter.adapter)
+        elif what == "unload_adapter":
+            await self._some_adapters().unload(request.unload_adapter.adapter)
+        else:
+            raise BadRequest("Operation.what: expected one of its members, found none")
+        logger.info("done: %s", what)
+        return OperationDone()
+
+    async def _sleep(self, engine: LLMEngine, level: int) -> None:
+        level = level or 1
+        if level not in (1, 2):
+            raise BadRequest(f"Operation.sleep.level: expected 1 or 2, found {level}")
+        self._asleep = True  # before it does: a request must not be met half asleep
+        try:
+            await engine.sleep(level)
+        except BaseException:
+            self._asleep = False
+            raise
+
+    def _some_adapters(self) -> Adapters:
+        if self._adapters is None:
+            raise NotSupported("this service has no adapters: set x-serve.llm.lora")
+        return self._adapters
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """{"adapters": ["french"]}: adapters that the replica is to have beside those of `lora.adapters`.
+
+        Raises ValueError for another shape, and what loading them raises; it is tried again then.
+        """
+        wanted = _adapters_in(user_config)
+        if wanted and self.config.lora is None:
+            raise ValueError("user_config.adapters: this service has no adapters: set x-serve.llm.lora")
+        self._wanted_adapters = wanted
+        if self._adapters is not None and self._started:
+            await self._adapters.keep(wanted)
+
+    # ---- its life
+
+    async def check_health(self) -> None:
+        """Raises what is wrong: EngineStalledError, or the engine's own. The first one starts the engine."""
+        if not self._started:
+            await self._start()
+            return
+        engine = self._engine
+        if engine is None or self._asleep:
+            return
+        load, now = engine.load(), time.monotonic()
+        tell_callers(load)
+        self._watchdog.look(load, now)
+        await engine.check_health()
+        if load.running + load.waiting == 0 and now - self._last_token >= IDLE_TOKEN_S:
+            await self._generate_one(engine)
+
+    async def aclose(self) -> None:
+        """End the engine; called at the replica's end."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.shutdown()
+
+    async def _start(self) -> None:
+        """Raises LLMStartError."""
+        name, source = self.config.engine, sources.of(self.config)
+        try:
+            self._report(f"importing the engine {name}", None, 1)
+            engine = self._engine = await asyncio.to_thread(self._make)
+            path = source
+            if engine.needs_files:
+                path = str(await asyncio.to_thread(self._fetch, source, self._cache, self._report))
+            await engine.start(path, self._report)
+            await self._start_adapters(engine)
+            self._report("generating a first token", None, 1)
+            await self._generate_one(engine)
+        except PierheadError:
+            raise
+        except Exception as error:
+            raise LLMStartError(
+                f"the engine {name} could not be started with the model {source}: {type(error).__name__}: {error}; the "
+                "log above says more, x-serve.llm.engine_kwargs holds the engine's arguments"
+            ) from error
+        self._started = True
+        logger.info("the engine %s serves %s from %s", name, self.config.model_loading.model_id, source)
+
+    def _make(self) -> LLMEngine:
+        return (self._make_engine or engine_class(self.config.engine))(self.config)
+
+    async def _start_adapters(self, engine: LLMEngine) -> None:
+        if self.config.lora is None:
+            return
+        self._adapters = Adapters(
+            engine, self.config.lora, fetch=self._fetch, cache=self._cache, report=self._report,
+            metrics=self._metrics,
+        )  # fmt: skip
+        try:
+            await self._adapters.keep(self._wanted_adapters)
+        except (LLMRequestError, ValueError) as error:
+            raise LLMStartError(
+                f"x-serve.llm.lora: an adapter that every replica is to have is not there: {error}"
+            ) from error
+
+    async def _generate_one(self, engine: LLMEngine) -> None:
+        await engine.generate_one_token()
+        self._last_token = time.monotonic()
+
+    # ---- what is told of it
+
+    def _load(self) -> EngineLoad:
+        return EngineLoad() if self._engine is None or not self._started else self._engine.load()
+
+    def _expose(self) -> bytes:
+        """The engine's own metrics. Where it cannot tell them, the replica's are shown all the same."""
+        if self._engine is None or not self._started:
+            return b""
+        try:
+            return self._engine.expose()
+        except Exception:
+            logger.exception("the engine %s could not tell its metrics", self.config.engine)
+            return b""
+
+
+async def _close(replies: Replies) -> None:
+    aclose = getattr(replies, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+def _model_of(request: LLMRequest) -> str:
+    """The body's own model, of a request whose sender leaves it at that. Raises LLMRequestError."""
+    model = bodies.read(request).get("model")
+    if not isinstance(model, str):
+        raise bodies.wrong("model", "a string", model)
+    return model
+
+
+def _adapters_in(user_config: Mapping[str, Any]) -> tuple[str, ...]:
+    unknown = sorted(set(user_config) - {"adapters"})
+    if unknown:
+        raise ValueError(f"user_config: expected adapters and nothing else, found {', '.join(unknown)}")
+    adapters = user_config.get("adapters", [])
+    if not isinstance(adapters, list) or not all(isinstance(each, str) for each in adapters):
+        raise ValueError(f"user_config.adapters: expected an array of names, found {adapters!r}")
+    return tuple(adapters)

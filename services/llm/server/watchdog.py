@@ -1,0 +1,36 @@
+"""Does the engine make tokens? Pure: times, in seconds of any clock, and loads are arguments.
+
+An engine may answer that it is well and generate nothing: a collective that hangs, a scheduler that waits for blocks
+that nobody gives back. Its tokens tell.
+"""
+
+from __future__ import annotations
+
+from services.llm.server.engine import EngineLoad
+from services.llm.server.errors import EngineStalledError
+
+
+class TokenWatchdog:
+    """Remembers when the engine last got on: made a token, or had nothing to do."""
+
+    def __init__(self, stall_timeout_s: float, now: float) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        self._tokens = -1
+        self._since = now
+
+    def began(self, now: float) -> None:
+        """A request came while there was none: what the engine did not do before is no sign."""
+        self._since = now
+
+    def look(self, load: EngineLoad, now: float) -> None:
+        """Raises EngineStalledError once the engine has had requests for `stall_timeout_s` without a token."""
+        if load.tokens != self._tokens or load.running + load.waiting == 0:
+            self._tokens, self._since = load.tokens, now
+            return
+        still_s = now - self._since
+        if still_s >= self._stall_timeout_s:
+            raise EngineStalledError(
+                f"the engine has made no token for {still_s:.3g} s (x-serve.llm.stall_timeout_s = "
+                f"{self._stall_timeout_s:g}) with {load.running} requests running and {load.waiting} waiting: it hangs "
+                "and is to be replaced; where prompts take longer than that to read, raise stall_timeout_s"
+            )

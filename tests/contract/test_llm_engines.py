@@ -1,0 +1,524 @@
+"""What every LLM engine must do, whatever is behind it. One entry of ENGINES for each; those whose environment is not
+here are skipped, and say what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
+from pierhead.llm_config import LLMConfig, ModelLoading
+
+from services.llm.server.engine import LLMEngine, Replies
+from services.llm.server.errors import LLMRequestError, NotSupported
+from services.llm.server.registry import ENGINES as REGISTRY
+from services.llm.server.registry import engine_class
+
+MODEL = "served"
+MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "sure": {"type": "boolean"}},
+    "required": ["city", "sure"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "look_up", "description": "Looks it up.", "parameters": SCHEMA}}
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine under test, and what it needs to be there."""
+
+    name: str
+    model_source: str | None = None
+    engine_kwargs: dict[str, Any] = field(default_factory=dict)
+    missing: Callable[[], str] = lambda: ""
+    """What is missing to run it here; "" = nothing."""
+    has: frozenset[str] = frozenset()
+    """Beyond chat and completions: embeddings, score, tokenize, adapters, sleep, reset_prefix_cache, tools, schema."""
+
+
+def module_missing(name: str) -> str:
+    return "" if importlib.util.find_spec(name) is not None else f"the package {name} is not installed here"
+
+
+def variable_missing(name: str) -> str:
+    return "" if os.environ.get(name) else f"{name} names nothing"
+
+
+ENGINES = [
+    Candidate(
+        "mock",
+        engine_kwargs={"tokens_per_s": 2000.0, "max_model_len": 2048},
+        has=frozenset(
+            ("embeddings", "score", "tokenize", "adapters", "sleep", "reset_prefix_cache", "tools", "schema", "regex")
+        ),
+    ),
+    Candidate(
+        "vllm",
+        model_source=os.environ.get("PIERHEAD_TEST_LLM_MODEL"),
+        engine_kwargs={"max_model_len": 2048, "enforce_eager": True},
+        missing=lambda: module_missing("vllm") or variable_missing("PIERHEAD_TEST_LLM_MODEL"),
+        has=frozenset(("tokenize", "reset_prefix_cache", "tools", "schema", "regex")),
+    ),
+]
+
+
+@pytest.fixture(params=ENGINES, ids=lambda candidate: candidate.name)
+def candidate(request: pytest.FixtureRequest) -> Candidate:
+    found: Candidate = request.param
+    if why := found.missing():
+        pytest.skip(f"engine {found.name}: {why}")
+    return found
+
+
+@pytest.fixture
+async def engine(candidate: Candidate) -> AsyncIterator[LLMEngine]:
+    made = await started(candidate)
+    yield made
+    await made.shutdown()
+
+
+async def started(candidate: Candidate) -> LLMEngine:
+    loading = ModelLoading(model_id=MODEL, model_source=candidate.model_source)
+    config = LLMConfig(engine=candidate.name, model_loading=loading, engine_kwargs=candidate.engine_kwargs)
+    engine = engine_class(candidate.name)(config)
+    await engine.start(candidate.model_source or MODEL, lambda *_: None)
+    return engine
+
+
+def need(candidate: Candidate, what: str) -> None:
+    if what not in candidate.has:
+        pytest.skip(f"engine {candidate.name} has no {what}")
+
+
+def ask(path: str = "/v1/chat/completions", model: str = MODEL, overrides: str = "", **body: Any) -> LLMRequest:
+    """A request; its body names another model, which LLMRequest.model takes the place of."""
+    raw = json.dumps({"model": "what-the-client-called-it", **body}).encode()
+    return LLMRequest(body=raw, path=path, model=model, overrides=overrides)
+
+
+def chat(**body: Any) -> LLMRequest:
+    members: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 8} | body
+    return ask(**members)
+
+
+async def all_of(replies: Replies) -> list[LLMReply]:
+    async with asyncio.timeout(PATIENCE_S):
+        return [reply async for reply in replies]
+
+
+async def one(replies: Replies, status: int = 200) -> dict[str, Any]:
+    """The body of a request's only reply."""
+    found = await all_of(replies)
+    assert len(found) == 1, found
+    assert found[0].status == status, found[0].data
+    body: dict[str, Any] = json.loads(found[0].data)
+    return body
+
+
+async def error_of(replies: Replies, status: int) -> dict[str, Any]:
+    error: dict[str, Any] = (await one(replies, status))["error"]
+    assert set(error) >= {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"]
+    return error
+
+
+def events_of(replies: list[LLMReply]) -> list[dict[str, Any]]:
+    """The events of a stream, without the [DONE] that must end it. Each reply holds whole ones."""
+    events: list[str] = []
+    for reply in replies:
+        assert reply.data.endswith(b"\n\n"), reply.data
+        for event in reply.data.decode().split("\n\n")[:-1]:
+            assert event.startswith("data: "), event
+            events.append(event.removeprefix("data: "))
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - states of an engine have no event
+            await asyncio.sleep(0.005)
+    assert condition(), what
+
+
+# ------------------------------------------------------------------------------------------------------ whole answers
+
+
+async def test_a_chat_is_answered(engine: LLMEngine) -> None:
+    replies = await all_of(engine.chat(chat()))
+    assert [reply.status for reply in replies] == [200]
+    body = json.loads(replies[0].data)
+    assert body["object"] == "chat.completion"
+    assert body["id"]
+    assert body["created"] > 0
+    assert body["model"] == MODEL, "LLMRequest.model takes the place of the body's"
+    choice = body["choices"][0]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"]
+    assert choice["finish_reason"] in ("stop", "length")
+    usage, ours = body["usage"], replies[0].usage
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert (ours.prompt_tokens, ours.completion_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert 0 < usage["completion_tokens"] <= 8
+    assert replies[0].tokens == usage["completion_tokens"]
+    assert ours.finish_reason == choice["finish_reason"]
+
+
+async def test_a_completion_is_answered(engine: LLMEngine) -> None:
+    body = await one(engine.completions(ask("/v1/completions", prompt="Paris is", max_tokens=4)))
+    assert body["object"] == "text_completion"
+    assert body["choices"][0]["text"]
+    assert body["choices"][0]["finish_reason"] in ("stop", "length")
+    assert 0 < body["usage"]["completion_tokens"] <= 4
+
+
+async def test_max_tokens_end_an_answer(engine: LLMEngine) -> None:
+    body = await one(engine.chat(chat(max_tokens=1)))
+    assert body["usage"]["completion_tokens"] == 1
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+async def test_several_choices(engine: LLMEngine) -> None:
+    body = await one(engine.chat(chat(n=3, temperature=1.0)))
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+
+
+async def test_a_stop_string_ends_an_answer_before_it(engine: LLMEngine) -> None:
+    whole = (await one(engine.chat(chat(temperature=0))))["choices"][0]["message"]["content"]
+    stop = whole[2]
+    body = await one(engine.chat(chat(temperature=0, stop=[stop])))
+    assert body["choices"][0]["message"]["content"] == whole[: whole.index(stop)]
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_overrides_take_the_place_of_members(engine: LLMEngine) -> None:
+    request = chat(max_tokens=64, stream=True)
+    request.overrides = json.dumps({"max_tokens": 1, "stream": False})
+    assert (await one(engine.chat(request)))["usage"]["completion_tokens"] == 1
+
+
+async def test_logprobs(engine: LLMEngine) -> None:
+    body = await one(engine.chat(chat(logprobs=True, top_logprobs=2, max_tokens=3)))
+    content = body["choices"][0]["logprobs"]["content"]
+    assert len(content) == body["usage"]["completion_tokens"]
+    for entry in content:
+        assert entry["logprob"] <= 0
+        assert len(entry["top_logprobs"]) == 2
+        assert isinstance(entry["token"], str)
+    body = await one(engine.completions(ask("/v1/completions", prompt="Paris is", max_tokens=3, logprobs=2)))
+    logprobs = body["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == body["choices"][0]["text"]
+    assert len(logprobs["token_logprobs"]) == len(logprobs["tokens"]) == len(logprobs["top_logprobs"])
+
+
+async def test_a_schema_is_kept_to(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "schema")
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+    body = await one(engine.chat(chat(response_format=wanted, max_tokens=64)))
+    found = json.loads(body["choices"][0]["message"]["content"])
+    assert found["city"] in ("Paris", "Rome")
+    assert isinstance(found["sure"], bool)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "look_up"}}], ids=["any", "named"]
+)
+async def test_a_tool_is_called(engine: LLMEngine, candidate: Candidate, choice: Any) -> None:
+    need(candidate, "tools")
+    body = await one(engine.chat(chat(tools=[TOOL], tool_choice=choice, max_tokens=128)))
+    (call,) = body["choices"][0]["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["id"]
+    assert call["function"]["name"] == "look_up"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
+
+
+# ------------------------------------------------------------------------------------------------------------ streams
+
+
+async def test_a_chat_is_streamed(engine: LLMEngine) -> None:
+    whole = (await one(engine.chat(chat(temperature=0))))["choices"][0]["message"]["content"]
+    replies = await all_of(engine.chat(chat(temperature=0, stream=True)))
+    assert [reply.status for reply in replies] == [200, *[0] * (len(replies) - 1)]
+    events = events_of(replies)
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert {event["model"] for event in events} == {MODEL}
+    assert len({event["id"] for event in events}) == 1
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0]["role"] == "assistant"
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole
+    reasons = [event["choices"][0]["finish_reason"] for event in events]
+    assert reasons[-1] in ("stop", "length")
+    assert set(reasons[:-1]) <= {None}
+    assert sum(reply.tokens for reply in replies) == replies[-1].usage.completion_tokens > 0
+    assert replies[-1].usage.prompt_tokens > 0
+    assert replies[-1].usage.finish_reason == reasons[-1]
+
+
+async def test_a_completion_is_streamed(engine: LLMEngine) -> None:
+    body: dict[str, Any] = {"prompt": "Paris is", "max_tokens": 6, "temperature": 0}
+    whole = (await one(engine.completions(ask("/v1/completions", **body))))["choices"][0]["text"]
+    events = events_of(await all_of(engine.completions(ask("/v1/completions", **body, stream=True))))
+    assert {event["object"] for event in events} == {"text_completion"}
+    assert "".join(event["choices"][0]["text"] for event in events) == whole
+    assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+async def test_usage_comes_last_when_it_is_asked_for(engine: LLMEngine) -> None:
+    replies = await all_of(engine.chat(chat(stream=True, stream_options={"include_usage": True})))
+    *_, last = events_of(replies)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == replies[-1].usage.completion_tokens
+    without = events_of(await all_of(engine.chat(chat(stream=True))))
+    assert all(event["choices"] for event in without)
+
+
+async def test_several_choices_are_streamed(engine: LLMEngine) -> None:
+    events = events_of(await all_of(engine.chat(chat(stream=True, n=2))))
+    ends = [event["choices"][0]["index"] for event in events if event["choices"][0]["finish_reason"]]
+    assert sorted(ends) == [0, 1]
+
+
+async def test_a_tool_call_is_streamed(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "tools")
+    request = chat(tools=[TOOL], tool_choice="required", stream=True, max_tokens=128)
+    name, arguments = "", ""
+    for event in events_of(await all_of(engine.chat(request))):
+        for call in event["choices"][0]["delta"].get("tool_calls") or []:
+            name += call["function"].get("name") or ""
+            arguments += call["function"].get("arguments") or ""
+    assert name == "look_up"
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b"\xff\xfe", b'{"messages": NaN}'], ids=["empty", "cut", "array", "bytes", "nan"]
+)
+async def test_what_is_no_json_object_is_refused(engine: LLMEngine, raw: bytes) -> None:
+    await error_of(engine.chat(LLMRequest(body=raw, path="/v1/chat/completions", model=MODEL)), 400)
+    assert engine.load().running == engine.load().waiting == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"messages": "hello"},
+        {"messages": [{"content": "hello"}]},
+        {"messages": []},
+        {"max_tokens": -1},
+        {"max_tokens": "many"},
+        {"temperature": "hot"},
+        {"temperature": -1},
+        {"n": -1},
+        {"stream": "perhaps so"},
+        {"stop": {"at": "the end"}},
+        {"top_logprobs": -5, "logprobs": True},
+    ],
+    ids=str,
+)
+async def test_wrong_members_are_refused(engine: LLMEngine, wrong: dict[str, Any]) -> None:
+    before = engine.load().tokens
+    await error_of(engine.chat(chat(**wrong)), 400)
+    assert engine.load().tokens == before, "the engine is untouched"
+
+
+async def test_a_context_that_is_too_long_is_refused(engine: LLMEngine) -> None:
+    long = [{"role": "user", "content": "Paris and Rome. " * 4000}]
+    error = await error_of(engine.chat(chat(messages=long)), 400)
+    assert "2048" in error["message"]
+    await error_of(engine.chat(chat(max_tokens=100_000)), 400)
+    await error_of(engine.chat(chat(messages=long, stream=True)), 400)
+
+
+async def test_bad_grammars_are_refused(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "schema")
+    bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "objekt"}}}
+    await error_of(engine.chat(chat(response_format=bad)), 400)
+    need(candidate, "regex")
+    await error_of(engine.chat(chat(structured_outputs={"regex": "(["})), 400)
+
+
+async def test_an_unknown_model_is_not_found(engine: LLMEngine) -> None:
+    for model in ("another", f"{MODEL}:no-such-adapter"):
+        request = chat()
+        request.model = model
+        await error_of(engine.chat(request), 404)
+
+
+async def test_a_path_that_it_does_not_have_is_not_found(engine: LLMEngine) -> None:
+    await error_of(engine.pass_through(ask("/v1/no/such/path")), 404)
+
+
+async def test_it_goes_on_after_errors(engine: LLMEngine) -> None:
+    for _ in range(3):
+        await error_of(engine.chat(chat(max_tokens=-1)), 400)
+    await one(engine.chat(chat()))
+
+
+# -------------------------------------------------------------------------------------------------- load, abort, life
+
+
+async def test_requests_count_while_they_run_and_not_after(engine: LLMEngine) -> None:
+    before = engine.load()
+    assert (before.running, before.waiting) == (0, 0)
+    replies = engine.chat(chat(stream=True, max_tokens=1000, ignore_eos=True))
+    await anext(replies)
+    assert engine.load().running == 1
+    assert engine.load().kv_use > 0
+    await replies.aclose()  # type: ignore[attr-defined]
+    await until(lambda: engine.load().running == 0, "the request is aborted")
+    assert engine.load().tokens > before.tokens
+    assert 0 <= engine.load().kv_use <= 1
+
+
+async def test_an_abort_ends_the_generation(engine: LLMEngine) -> None:
+    replies = engine.chat(chat(stream=True, max_tokens=1000, ignore_eos=True))
+    await anext(replies)
+    await replies.aclose()  # type: ignore[attr-defined]
+    await until(lambda: engine.load().running == 0, "the request is aborted")
+    tokens = engine.load().tokens
+    await engine.generate_one_token()
+    assert engine.load().tokens - tokens < 100, "only the one request made tokens since"
+
+
+async def test_a_cancelled_task_aborts(engine: LLMEngine) -> None:
+    async def consume() -> None:
+        async with contextlib.aclosing(engine.chat(chat(max_tokens=1500, ignore_eos=True))) as replies:  # type: ignore[type-var]
+            async for _ in replies:
+                pass
+
+    task = asyncio.create_task(consume())
+    await until(lambda: engine.load().running == 1, "it runs")
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    await until(lambda: engine.load().running == 0, "it is aborted")
+
+
+async def test_many_at_a_time(engine: LLMEngine) -> None:
+    bodies = await asyncio.gather(*[one(engine.chat(chat(max_tokens=4))) for _ in range(16)])
+    assert {body["usage"]["completion_tokens"] for body in bodies} <= {1, 2, 3, 4}
+    assert len({body["id"] for body in bodies}) == 16
+    assert engine.load().running == engine.load().waiting == 0
+
+
+async def test_it_is_well_and_generates(engine: LLMEngine) -> None:
+    await engine.check_health()
+    before = engine.load().tokens
+    await engine.generate_one_token()
+    assert engine.load().tokens > before
+
+
+async def test_it_says_what_it_serves(engine: LLMEngine, candidate: Candidate) -> None:
+    card = engine.describe()
+    assert (card.model_id, card.engine, card.max_model_len) == (MODEL, candidate.name, 2048)
+
+
+async def test_its_own_metrics_are_text(engine: LLMEngine) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    await one(engine.chat(chat()))
+    text = engine.expose()
+    assert not text or text.endswith(b"\n")
+    assert all(family.samples for family in text_string_to_metric_families(text.decode()))
+
+
+async def test_shutdown_ends_what_runs(candidate: Candidate) -> None:
+    engine = await started(candidate)
+    replies = engine.chat(chat(stream=True, max_tokens=1500, ignore_eos=True))
+    await anext(replies)
+    await engine.shutdown()
+
+    async def rest() -> None:
+        async for _ in replies:
+            pass
+
+    with pytest.raises(Exception):  # noqa: B017, PT011 - of whatever kind: its stream must not end as if it were whole
+        await asyncio.wait_for(rest(), PATIENCE_S)
+
+
+# ------------------------------------------------------------------------------------------- what only some have
+
+
+async def test_embeddings(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "embeddings")
+    body = await one(engine.embeddings(ask("/v1/embeddings", input=["Paris", "Rome"])))
+    assert body["object"] == "list"
+    assert [entry["index"] for entry in body["data"]] == [0, 1]
+    for entry in body["data"]:
+        assert sum(value * value for value in entry["embedding"]) == pytest.approx(1, abs=1e-3)
+    again = await one(engine.embeddings(ask("/v1/embeddings", input="Paris")))
+    assert again["data"][0]["embedding"] == pytest.approx(body["data"][0]["embedding"], abs=1e-3)
+    await error_of(engine.embeddings(ask("/v1/embeddings", input=7)), 400)
+
+
+async def test_score(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "score")
+    body = await one(engine.score(ask("/v1/score", text_1="Paris", text_2=["Paris", "a bicycle"])))
+    same, other = (entry["score"] for entry in body["data"])
+    assert same > other
+
+
+async def test_tokenize_and_back(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "tokenize")
+    text = "Paris, où est-ce?"
+    body = await one(engine.tokenize(ask("/tokenize", prompt=text, add_special_tokens=False)))
+    assert body["count"] == len(body["tokens"]) > 0
+    assert body["max_model_len"] == 2048
+    back = await one(engine.detokenize(ask("/detokenize", tokens=body["tokens"])))
+    assert back["prompt"] == text
+    conversation = await one(engine.tokenize(ask("/tokenize", messages=MESSAGES)))
+    assert conversation["count"] == (await one(engine.chat(chat())))["usage"]["prompt_tokens"]
+
+
+async def test_adapters(engine: LLMEngine, candidate: Candidate, tmp_path: Path) -> None:
+    need(candidate, "adapters")
+    request = chat()
+    request.model = f"{MODEL}:french"
+    await engine.load_adapter("french", str(tmp_path))
+    assert (await one(engine.chat(request)))["model"] == f"{MODEL}:french"
+    assert "french" in engine.describe().adapters
+    await engine.unload_adapter("french")
+    await error_of(engine.chat(request), 404)
+
+
+async def test_an_engine_without_adapters_says_so(engine: LLMEngine, candidate: Candidate) -> None:
+    if "adapters" in candidate.has:
+        pytest.skip("it has them")
+    with pytest.raises((NotSupported, LLMRequestError)):
+        await engine.load_adapter("french", "/nowhere")
+
+
+async def test_the_prefix_cache_can_be_reset(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "reset_prefix_cache")
+    long = chat(messages=[{"role": "user", "content": "Paris and Rome. " * 40}], max_tokens=1)
+    await one(engine.chat(long))
+    assert (await all_of(engine.chat(long)))[-1].usage.cached_tokens > 0
+    await engine.reset_prefix_cache()
+    assert (await all_of(engine.chat(long)))[-1].usage.cached_tokens == 0
+
+
+async def test_it_sleeps_and_wakes(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "sleep")
+    await engine.sleep(1)
+    await engine.wake()
+    await one(engine.chat(chat()))
+
+
+def test_every_engine_of_the_registry_is_here() -> None:
+    assert {candidate.name for candidate in ENGINES} <= set(REGISTRY)

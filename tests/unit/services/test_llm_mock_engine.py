@@ -1,0 +1,440 @@
+"""The mock engine's parts: when tokens come, what is cached, what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
+from pierhead.llm_config import LLMConfig, ModelLoading
+
+from services.llm.server.engines import mock_text
+from services.llm.server.engines.mock_cache import BlockCache, chain_of
+from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.engines.mock_schedule import Pace, Schedule, Sequence
+from services.llm.server.engines.mock_schema import smallest, smallest_match
+from services.llm.server.errors import LLMRequestError
+
+# ---------------------------------------------------------------------------------------------------------- schedule
+
+
+def pace(
+    tokens_per_s: float = 100.0,
+    request_tokens_per_s: float = math.inf,
+    ttft_s: float = 0.0,
+    prefill_tokens_per_s: float = math.inf,
+    max_num_seqs: int = 1000,
+    block_size: int = 4,
+) -> Pace:
+    return Pace(tokens_per_s, request_tokens_per_s, ttft_s, prefill_tokens_per_s, max_num_seqs, block_size)
+
+
+def schedule(blocks: int = 1_000_000, **of_pace: Any) -> Schedule:
+    return Schedule(pace(**of_pace), BlockCache(blocks), 0.0)
+
+
+def look(world: Schedule, now: float) -> dict[object, int]:
+    """Tokens that came since the last look, by owner."""
+    told: dict[object, int] = {}
+    for sequence, count in world.advance(now):
+        told[sequence.owner] = told.get(sequence.owner, 0) + count
+    return told
+
+
+def test_one_request_has_the_whole_rate() -> None:
+    world = schedule()
+    world.add(Sequence("a", 8, (), 11), 0.0)
+    assert look(world, 0.0) == {"a": 1}, "the first token takes no time of its own"
+    assert look(world, 0.05) == {"a": 5}
+    assert look(world, 0.1) == {"a": 5}
+    assert (world.running, world.tokens) == (0, 19)
+
+
+def test_those_that_run_share_the_rate() -> None:
+    world = schedule()
+    for name in "ab":
+        world.add(Sequence(name, 1, (), 101), 0.0)
+    assert look(world, 1.0) == {"a": 51, "b": 51}
+
+
+def test_when_one_ends_the_others_get_its_share_from_that_moment_on() -> None:
+    world = schedule()
+    world.add(Sequence("short", 1, (), 11), 0.0)
+    world.add(Sequence("long", 1, (), 1001), 0.0)
+    # Both at 50/s until 0.2 s; then the long one alone at 100/s.
+    assert look(world, 1.0) == {"short": 11, "long": 1 + 10 + 80}
+
+
+def test_a_request_is_no_faster_than_it_may_be() -> None:
+    world = schedule(request_tokens_per_s=10.0)
+    world.add(Sequence("a", 1, (), 1000), 0.0)
+    assert look(world, 1.0) == {"a": 11}
+
+
+def test_prompts_are_read_one_after_another_and_the_first_token_comes_then() -> None:
+    world = schedule(prefill_tokens_per_s=100.0, ttft_s=0.5)
+    world.add(Sequence("a", 100, (), 1), 0.0)
+    world.add(Sequence("b", 100, (), 1), 0.0)
+    assert world.next_at() == (1.0, math.inf)
+    assert look(world, 1.49) == {}
+    assert look(world, 1.5) == {"a": 1}
+    assert look(world, 2.49) == {}
+    assert look(world, 2.5) == {"b": 1}
+
+
+def test_those_beyond_max_num_seqs_wait() -> None:
+    world = schedule(max_num_seqs=1)
+    world.add(Sequence("a", 1, (), 101), 0.0)
+    world.add(Sequence("b", 1, (), 1), 0.0)
+    assert (world.running, world.waiting) == (1, 1)
+    assert look(world, 0.99) == {"a": 100}
+    assert look(world, 1.0) == {"a": 1, "b": 1}
+    assert (world.running, world.waiting) == (0, 0)
+
+
+def test_one_that_is_dropped_leaves_its_place_to_the_next() -> None:
+    world = schedule(max_num_seqs=1)
+    first = Sequence("a", 1, (), 101)
+    world.add(first, 0.0)
+    world.add(Sequence("b", 1, (), 2), 0.0)
+    look(world, 0.5)
+    world.drop(first, 0.5)
+    assert look(world, 0.5) == {"b": 1}
+    assert look(world, 2.0) == {"b": 1}
+
+
+def test_what_does_not_fit_the_blocks_waits_for_them() -> None:
+    world = schedule(blocks=10)
+    world.add(Sequence("a", 4, (), 21), 0.0)
+    world.add(Sequence("b", 4, (), 20), 0.0)
+    assert (world.running, world.waiting) == (1, 1)
+    assert look(world, 0.21) == {"a": 21, "b": 2}
+
+
+def test_pause_and_resume_lose_no_time() -> None:
+    world = schedule(prefill_tokens_per_s=100.0)
+    world.add(Sequence("a", 100, (), 101), 0.0)
+    assert look(world, 0.5) == {}
+    world.pause(0.5)
+    assert look(world, 50.0) == {}
+    assert world.next_at() == (math.inf, math.inf)
+    world.resume(50.0)
+    assert look(world, 50.49) == {}
+    assert look(world, 51.0) == {"a": 51}
+
+
+requests = st.lists(
+    st.tuples(
+        st.floats(0, 5),  # arrival
+        st.integers(1, 60),  # prompt
+        st.integers(1, 60),  # tokens
+        st.one_of(st.none(), st.floats(0, 3)),  # seconds until it is dropped
+    ),
+    min_size=1,
+    max_size=12,
+)
+looks = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=20)
+
+
+@settings(deadline=None)
+@given(requests, looks, st.integers(1, 4), st.sampled_from([math.inf, 200.0]), st.sampled_from([40, 1000]))
+def test_all_get_what_they_asked_for_and_never_faster_than_the_rate(
+    wanted: list[tuple[float, int, int, float | None]], steps: list[float], seqs: int, prefill: float, blocks: int
+) -> None:
+    rate = 100.0
+    world = Schedule(
+        pace(rate, prefill_tokens_per_s=prefill, max_num_seqs=seqs, ttft_s=0.01), cache := BlockCache(blocks), 0.0
+    )
+    sequences = {number: Sequence(number, each[1], (), each[2]) for number, each in enumerate(wanted)}
+    events = [(each[0], "add", number) for number, each in enumerate(wanted)]
+    events += [(each[0] + each[3], "drop", number) for number, each in enumerate(wanted) if each[3] is not None]
+    at = 0.0
+    for number, step in enumerate(steps):
+        events.append((at := at + step, "look", -number))
+    got = dict.fromkeys(sequences, 0)
+    dropped: set[object] = set()
+    for at, what, number in sorted(events):
+        for owner, count in look(world, at).items():
+            assert owner not in dropped
+            got[owner] += count  # type: ignore[index]
+        if what == "add":
+            world.add(sequences[number], at)
+        elif what == "drop":
+            world.drop(sequences[number], at)
+            dropped.add(number)
+        assert world.running <= seqs
+        assert 0 <= cache.use <= 1
+        # First tokens come from the prefill, not from the decoding's rate.
+        assert sum(got.values()) <= rate * at + len(wanted) + 1e-3
+    for owner, count in look(world, 10_000.0).items():
+        got[owner] += count  # type: ignore[index]
+    for number, sequence in sequences.items():
+        assert got[number] == sequence.total or (number in dropped and got[number] <= sequence.total)
+    assert (world.running, world.waiting, cache.use) == (0, 0, 0)
+
+
+@settings(deadline=None)
+@given(looks)
+def test_when_it_is_looked_at_changes_nothing(steps: list[float]) -> None:
+    """Late and frequent looks find the same: nothing drifts."""
+    worlds = [schedule(max_num_seqs=3, prefill_tokens_per_s=500.0, blocks=50) for _ in range(2)]
+    for world in worlds:
+        for number in range(5):
+            world.add(Sequence(number, 50, (), 40 + number), 0.0)
+    got: dict[object, int] = {}
+    now = 0.0
+    for step in steps:
+        now += step
+        for owner, count in look(worlds[0], now).items():
+            got[owner] = got.get(owner, 0) + count
+    assert got == look(worlds[1], now)
+
+
+# ------------------------------------------------------------------------------------------------------------- cache
+
+
+def tokens(text: str) -> list[bytes]:
+    return [each.encode() for each in text]
+
+
+def test_texts_that_begin_alike_share_blocks() -> None:
+    cache = BlockCache(100)
+    first = chain_of(tokens("abcdefgh"), 4, 0)
+    lease = cache.take(first, 3)
+    assert lease is not None
+    assert (lease.hits, lease.own) == (0, 1)
+    again = cache.take(chain_of(tokens("abcdXXXX"), 4, 0), 3)
+    assert again is not None
+    assert again.hits == 1
+    assert cache.use == pytest.approx(0.05), "three blocks with a hash, two of their own"
+    cache.give(lease)
+    cache.give(again)
+    assert cache.use == 0
+
+
+def test_the_same_block_behind_another_beginning_is_another_block() -> None:
+    one, other = chain_of(tokens("aaaabbbb"), 4, 0), chain_of(tokens("ccccbbbb"), 4, 0)
+    assert one[1] != other[1]
+    assert chain_of(tokens("aaaa"), 4, "salt") != chain_of(tokens("aaaa"), 4, 0)
+
+
+def test_what_was_used_longest_ago_goes_first_and_never_what_is_used() -> None:
+    cache = BlockCache(3)
+    chains = {name: chain_of(tokens(name * 4), 4, 0) for name in "abcd"}
+    for name in "abc":
+        lease = cache.take(chains[name], 1)
+        assert lease is not None
+        cache.give(lease)
+    held = cache.take(chains["a"], 1)
+    assert held is not None
+    assert held.hits == 1
+    new = cache.take(chains["d"], 1)  # in the place of b
+    assert new is not None
+    for name, hits in (("c", 1), ("b", 0)):
+        lease = cache.take(chains[name], 1)
+        if name == "b":
+            assert lease is None or lease.hits == hits
+        else:
+            assert lease is not None
+            assert lease.hits == hits
+    assert cache.take(chain_of(tokens("eeee"), 4, 0), 1) is None, "all are used"
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=12), st.integers(0, 3), st.booleans()), max_size=40))
+def test_blocks_are_never_lost(steps: list[tuple[str, int, bool]]) -> None:
+    cache = BlockCache(6)
+    leases = []
+    for text, more, give in steps:
+        chain = chain_of(tokens(text), 2, 0)
+        total = math.ceil(len(text) / 2) + more
+        lease = cache.take(chain, total)
+        if lease is not None:
+            assert lease.own == total - len(chain)
+            leases.append(lease)
+        assert 0 <= cache.use <= 1
+        if give and leases:
+            cache.give(leases.pop(0))
+    for lease in leases:
+        cache.give(lease)
+    assert cache.use == 0
+    assert cache.take((), 6) is not None, "all of it can be had again"
+
+
+# ---------------------------------------------------------------------------------------------------- text and schemas
+
+
+@given(st.text())
+def test_the_tokeniser_can_be_undone(text: str) -> None:
+    raw = text.encode(errors="surrogatepass")
+    ids = mock_text.ids_of(mock_text.tokenise(text))
+    assert b"".join(mock_text.tokens_of(ids, "tokens")) == raw
+    assert len(ids) == math.ceil(len(raw) / 4)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, "a", 1 << 32 | 256, 5 << 32, 1 << 40, None])
+def test_numbers_that_are_no_tokens_are_refused(bad: Any) -> None:
+    with pytest.raises(LLMRequestError, match=r"tokens\[0\]: there is no token"):
+        mock_text.tokens_of([bad], "tokens")
+
+
+@given(st.integers(0, 1 << 32), st.integers(1, 3000))
+def test_an_answer_that_comes_back_has_the_same_tokens(seed: int, count: int) -> None:
+    answer = mock_text.answer(seed, count)
+    assert len(answer) == count
+    assert [piece.encode() for piece in answer] == mock_text.tokenise("".join(answer))
+    assert mock_text.answer(seed, count) == answer
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}, {"a": 0}),
+        ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, [False, False]),
+        ({"type": "string", "minLength": 3}, "aaa"),
+        ({"type": "string", "pattern": "^[a-z]{2}\\d+$"}, "aa0"),
+        ({"type": "integer", "minimum": 3}, 3),
+        ({"type": "integer", "exclusiveMinimum": 3, "multipleOf": 5}, 10),
+        ({"type": "integer", "maximum": -2}, -2),
+        ({"type": ["string", "null"]}, ""),
+        ({"enum": ["x", "y"]}, "x"),
+        ({"const": 7}, 7),
+        ({"anyOf": [{"$ref": "#/$defs/me"}], "$defs": {"me": {"type": "null"}}}, None),
+        ({"allOf": [{"required": ["a"]}, {"properties": {"a": {"const": 1}}}], "type": "object"}, {"a": 1}),
+    ],
+    ids=str,
+)
+def test_the_smallest_instance(schema: Any, expected: Any) -> None:
+    assert smallest(schema, "it") == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "objekt"}, "at /type: expected one of object, array"),
+        ("no", "at its root: expected an object"),
+        ({"$ref": "#/nowhere"}, "there is no #/nowhere"),
+        ({"$ref": "#"}, "it needs itself without end"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "no number is within its bounds"),
+        ({"type": "array", "minItems": -1}, "at /minItems: expected an integer from 0"),
+    ],
+    ids=str,
+)
+def test_schemas_that_cannot_be_used(schema: Any, words: str) -> None:
+    with pytest.raises(LLMRequestError, match=re.escape(words)):
+        smallest(schema, "it")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a+b?", "(x|y){3}", r"\d{4}-\d\d", "[^a]", "(ab)\\1", "^$", ".*", r"[\w.]+@x\.com"]
+)
+def test_what_a_regular_expression_matches(pattern: str) -> None:
+    assert re.fullmatch(pattern, smallest_match(pattern, "it"))
+
+
+# ------------------------------------------------------------------------------------------------------------ together
+
+
+async def started(**engine_kwargs: Any) -> MockEngine:
+    config = LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"), engine_kwargs=engine_kwargs)
+    engine = MockEngine(config)
+    await engine.start("", lambda *_: None)
+    return engine
+
+
+async def chat(engine: MockEngine, messages: list[dict[str, str]], **body: Any) -> LLMReply:
+    raw = json.dumps({"messages": messages, "max_tokens": 16} | body).encode()
+    replies = [reply async for reply in engine.chat(LLMRequest(body=raw, model="m"))]
+    return replies[-1]
+
+
+async def test_the_next_turn_finds_the_last_one_in_the_cache() -> None:
+    engine = await started(tokens_per_s=1e6, block_size=4)
+    turns = [{"role": "user", "content": "Tell me of the sea. " * 10}]
+    first = await chat(engine, turns)
+    assert first.usage.cached_tokens == 0
+    turns.append(json.loads(first.data)["choices"][0]["message"])
+    turns.append({"role": "user", "content": "And of the wind?"})
+    second = await chat(engine, turns)
+    known = first.usage.prompt_tokens + first.usage.completion_tokens
+    assert known - 4 <= second.usage.cached_tokens <= known, "the answer's own blocks, too"
+
+
+async def test_what_is_cached_need_not_be_read() -> None:
+    engine = await started(tokens_per_s=1e6, prefill_tokens_per_s=2000.0)
+    loop = asyncio.get_running_loop()
+    turns = [{"role": "user", "content": "Tell me of the sea. " * 100}]
+
+    async def seconds() -> float:
+        began = loop.time()
+        await chat(engine, turns, max_tokens=1)
+        return loop.time() - began
+
+    cold, warm = await seconds(), await seconds()
+    assert cold >= 500 / 2000
+    assert warm < cold / 2
+
+
+async def test_prefill_and_decode_of_one_request_by_two_engines() -> None:
+    prefill, decode = await started(), await started(prefill_tokens_per_s=1.0)
+    turns = [{"role": "user", "content": "Tell me of the sea."}]
+    read = await chat(prefill, turns, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+    told = json.loads(read.data)["kv_transfer_params"]
+    assert told["do_remote_prefill"] is True
+    assert told["remote_block_ids"]
+    async with asyncio.timeout(5):  # to read it here would take ten seconds and more
+        reply = await chat(decode, turns, kv_transfer_params=told)
+    assert reply.usage.completion_tokens == 16
+
+
+def made(engine: MockEngine) -> float:
+    """Tokens generated so far, by the engine's own metrics."""
+    found = re.search(r"^mock:generation_tokens_total\S* (\S+)$", engine.expose().decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+async def test_the_first_token_waits_for_no_tick_and_the_others_travel_together() -> None:
+    engine = await started(tokens_per_s=1000.0, tick_s=0.5)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "stream": True}
+    replies = [reply async for reply in engine.chat(LLMRequest(body=json.dumps(body).encode(), model="m"))]
+    # The second one is what was due at the end, which is an event of its own and waits for no tick either.
+    assert [reply.tokens for reply in replies] == [1, 99]
+    assert replies[1].data.count(b"data: ") == 99 + len(("finish", "[DONE]"))
+
+
+async def test_a_slow_reader_gets_the_end_that_was_made_while_it_was_busy() -> None:
+    engine = await started(tokens_per_s=1000.0)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True, "n": 2}
+    replies = engine.chat(LLMRequest(body=json.dumps(body).encode(), model="m"))
+    got = [await anext(replies)]
+    async with asyncio.timeout(5):
+        while engine.load().running:  # noqa: ASYNC110 - states of an engine have no event
+            await asyncio.sleep(0.001)
+    got += [reply async for reply in replies]
+    assert sum(reply.tokens for reply in got) == 100
+    assert got[-1].data.endswith(b"data: [DONE]\n\n")
+    assert got[-1].usage.completion_tokens == 100
+
+
+async def test_a_stall_makes_no_tokens_and_says_nothing() -> None:
+    engine = await started(stall_after_tokens=5)
+    stream = asyncio.ensure_future(chat(engine, [{"role": "user", "content": "Hi"}], stream=True, max_tokens=1000))
+    async with asyncio.timeout(5):
+        while made(engine) < 5:  # noqa: ASYNC110 - states of an engine have no event
+            await asyncio.sleep(0.001)
+    tokens_then = engine.load().tokens
+    await engine.check_health()
+    assert engine.load().running == 1
+    done, _ = await asyncio.wait([stream], timeout=0.1)
+    assert not done
+    assert engine.load().tokens == tokens_then
+    stream.cancel()
+    await asyncio.wait([stream])
+    assert engine.load().running == 0

@@ -1,0 +1,428 @@
+"""The LLM server as callers see it: over lanes, from its start to its drained end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from pierhead import BadRequest, Unavailable, UserCodeError, handle
+from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, Operation
+from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
+from pierhead.llm_config import LLMConfig, Lora, ModelLoading
+from pierhead.metrics import RuntimeMetrics
+from pierhead.server import ReplicaServer
+
+from services.llm.server import service
+from services.llm.server.engine import LLMEngine
+from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.errors import EngineStalledError, LLMStartError, SourceNotFoundError
+from services.llm.server.service import LLMServer
+from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until
+
+pytestmark = EACH_TRANSPORT
+
+
+@pytest.fixture
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the handle uses."""
+    from tests.unit.runtime import harness
+
+    chosen = str(request.param)
+    monkeypatch.setattr(harness, "TRANSPORT", chosen)
+    return chosen
+
+
+def config(lora: Lora | None = None, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> LLMConfig:
+    return LLMConfig(
+        engine="mock",
+        model_loading=ModelLoading(model_id="mock"),
+        engine_kwargs={"tokens_per_s": 500.0, **engine_kwargs},
+        lora=lora,
+        stall_timeout_s=stall_timeout_s,
+    )
+
+
+class Served:
+    """One replica, its caller, and what only a test can see: the engine."""
+
+    def __init__(self, server: LLMServer, replica: ReplicaServer, engines: list[MockEngine]) -> None:
+        self.server = server
+        self.replica = replica
+        self.engine = engines[0]
+        know(replica)
+        self.stub = handle(LLMServerStub, "echo-child")
+
+    async def chat(self, model: str = "mock", **body: Any) -> list[LLMReply]:
+        return [reply async for reply in self.stub.Chat(chat(model, **body), timeout=20)]
+
+
+def chat(model: str = "mock", **body: Any) -> LLMRequest:
+    members = {"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 4} | body
+    return LLMRequest(body=json.dumps(members).encode(), path="/v1/chat/completions", model=model)
+
+
+async def start(cluster: Cluster, what: LLMConfig, **settings: Any) -> Served:
+    engines: list[MockEngine] = []
+
+    def make(config: LLMConfig) -> LLMEngine:
+        engines.append(MockEngine(config))
+        return engines[0]
+
+    metrics = RuntimeMetrics()
+    server = LLMServer(what, Path("/nowhere"), make_engine=make, metrics=metrics, report=lambda *_: None)
+    replica = await cluster.start(server, metrics=metrics, **settings)
+    return Served(server, replica, engines)
+
+
+@pytest.fixture
+async def served(cluster: Cluster) -> Served:
+    return await start(cluster, config())
+
+
+# ----------------------------------------------------------------------------------------------------------- requests
+
+
+async def test_it_is_ready_once_it_has_generated(served: Served) -> None:
+    assert served.engine.load().tokens == 1
+    replies = await served.chat()
+    assert replies[0].status == 200
+    assert json.loads(replies[0].data)["usage"]["completion_tokens"] == 4
+
+
+async def test_the_start_tells_how_far_it_is(cluster: Cluster) -> None:
+    told: list[tuple[str, float | None, float]] = []
+    server = LLMServer(config(), Path("/nowhere"), metrics=RuntimeMetrics(), report=lambda *report: told.append(report))
+    await cluster.start(server)
+    stages = list(dict.fromkeys(doing for doing, _, _ in told))
+    assert stages == ["importing the engine mock", "loading the mock model's weights", "generating a first token"]
+    assert ("loading the mock model's weights", 9, 10) in told
+
+
+async def test_a_stream_passes_as_the_engine_makes_it(served: Served) -> None:
+    replies = await served.chat(stream=True, max_tokens=20)
+    assert replies[0].status == 200
+    assert sum(reply.tokens for reply in replies) == 20
+    assert len(replies) > 1
+    assert b"".join(reply.data for reply in replies).endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_caller_that_goes_aborts_in_the_engine(served: Served) -> None:
+    call = served.stub.Chat(chat(stream=True, max_tokens=30_000), timeout=20)
+    async for _ in call:
+        break
+    assert served.engine.load().running == 1
+    call.cancel()
+    await until(lambda: served.engine.load().running == 0, "the engine has nothing to do")
+    assert served.engine.load().tokens < 1000
+    assert served.engine.load().kv_use == 0
+    await served.chat()
+
+
+async def test_a_caller_that_goes_while_its_request_waits_aborts_it(cluster: Cluster) -> None:
+    served = await start(cluster, config(max_num_seqs=1))
+    first = asyncio.ensure_future(served.chat(max_tokens=30_000))
+    await until(lambda: served.engine.load().running == 1, "the first one runs")
+    second = served.stub.Chat(chat(), timeout=20)
+    reading = asyncio.ensure_future(second.read())
+    await until(lambda: served.engine.load().waiting == 1, "the second one waits")
+    second.cancel()
+    await until(lambda: served.engine.load().waiting == 0, "the second one is forgotten")
+    first.cancel()
+    await until(lambda: served.engine.load().running == 0, "the first one, too")
+    await asyncio.wait([first, reading])
+    reading.cancelled() or reading.exception()
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"messages": 7}', b""])
+async def test_bodies_that_are_wrong_leave_the_engine_alone(served: Served, raw: bytes) -> None:
+    (reply,) = [each async for each in served.stub.Chat(LLMRequest(body=raw, model="mock"), timeout=5)]
+    assert reply.status == 400
+    assert json.loads(reply.data)["error"]["type"] == "invalid_request_error"
+    assert served.engine.load().tokens == 1
+
+
+async def test_another_model_is_not_found(served: Served) -> None:
+    (reply,) = await served.chat("another")
+    assert reply.status == 404
+    assert json.loads(reply.data)["error"]["code"] == "model_not_found"
+    (reply,) = await served.chat("mock:french")
+    assert reply.status == 404
+
+
+async def test_without_a_model_in_the_request_the_body_names_it(served: Served) -> None:
+    async def status(**body: Any) -> int:
+        raw = json.dumps({"prompt": "Hi", "max_tokens": 1} | body).encode()
+        replies = [each async for each in served.stub.Completions(LLMRequest(body=raw), timeout=5)]
+        return replies[0].status
+
+    assert await status(model="mock") == 200
+    assert await status(model="other") == 404
+    assert await status() == 400
+
+
+async def test_a_failure_in_mid_stream_is_no_end(cluster: Cluster) -> None:
+    served = await start(cluster, config(fail_after_tokens=3))
+    got: list[LLMReply] = []
+
+    async def read() -> None:
+        async for reply in served.stub.Chat(chat(stream=True, max_tokens=100), timeout=20):
+            got.append(reply)  # noqa: PERF401 - what came before the failure
+
+    with pytest.raises(UserCodeError, match="fail_after_tokens = 3"):
+        await read()
+    assert got
+    assert not any(b"[DONE]" in reply.data for reply in got)
+    await until(lambda: served.engine.load().running == 0, "it is aborted")
+
+
+async def test_every_method_reaches_its_part_of_the_engine(served: Served) -> None:
+    def ask(**body: Any) -> LLMRequest:
+        return LLMRequest(body=json.dumps(body).encode(), model="mock", path="/x")
+
+    async def body_of(call: Any) -> Any:
+        (reply,) = [each async for each in call]
+        return json.loads(reply.data)
+
+    stub = served.stub
+    assert (await body_of(stub.Completions(ask(prompt="Hi", max_tokens=2), timeout=5)))["object"] == "text_completion"
+    assert (await body_of(stub.Embeddings(ask(input="Hi"), timeout=5)))["data"][0]["object"] == "embedding"
+    assert (await body_of(stub.Score(ask(text_1="a", text_2="b"), timeout=5)))["data"][0]["object"] == "score"
+    tokens = (await body_of(stub.Tokenize(ask(prompt="Hi there"), timeout=5)))["tokens"]
+    assert (await body_of(stub.Detokenize(ask(tokens=tokens), timeout=5)))["prompt"] == "Hi there"
+    assert (await body_of(stub.PassThrough(ask(), timeout=5)))["error"]["message"].endswith("does not serve /x")
+    card = await stub.Describe(DescribeRequest(), timeout=5)
+    assert (card.model_id, card.engine, card.max_model_len) == ("mock", "mock", 32_768)
+    assert abs(card.created - time.time()) < 60
+
+
+# --------------------------------------------------------------------------------------------------------- operations
+
+
+async def test_sleep_and_wake(served: Served) -> None:
+    await served.stub.Operate(Operation(sleep=Operation.Sleep(level=1)), timeout=5)
+    with pytest.raises(Unavailable, match="the engine sleeps"):
+        await served.chat()
+    await served.server.check_health()
+    await served.stub.Operate(Operation(wake=Operation.Wake()), timeout=5)
+    assert (await served.chat())[0].status == 200
+
+
+async def test_operations_that_cannot_be(served: Served) -> None:
+    with pytest.raises(BadRequest, match=r"Operation\.sleep\.level: expected 1 or 2, found 7"):
+        await served.stub.Operate(Operation(sleep=Operation.Sleep(level=7)), timeout=5)
+    with pytest.raises(BadRequest, match="expected one of its members, found none"):
+        await served.stub.Operate(Operation(), timeout=5)
+    with pytest.raises(BadRequest, match="this service has no adapters"):
+        await served.stub.Operate(Operation(load_adapter=Operation.LoadAdapter(adapter="a")), timeout=5)
+
+
+async def test_reset_prefix_cache(served: Served) -> None:
+    long = [{"role": "user", "content": "Hello there. " * 50}]
+    await served.chat(messages=long)
+    assert (await served.chat(messages=long))[0].usage.cached_tokens > 100
+    reset = Operation(reset_prefix_cache=Operation.ResetPrefixCache())
+    await served.stub.Operate(reset, timeout=5)
+    assert (await served.chat(messages=long))[0].usage.cached_tokens == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- adapters
+
+
+@pytest.fixture
+def loras(tmp_path: Path) -> Path:
+    for name in ("french", "german", "latin"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def lora(path: Path, most: int = 2, *adapters: str) -> Lora:
+    return Lora(dynamic_lora_loading_path=str(path), max_num_adapters_per_replica=most, adapters=adapters)
+
+
+async def test_an_adapter_is_loaded_when_it_is_asked_for(cluster: Cluster, loras: Path) -> None:
+    served = await start(cluster, config(lora(loras)))
+    reply = (await served.chat("mock:french"))[0]
+    assert json.loads(reply.data)["model"] == "mock:french"
+    card = await served.stub.Describe(DescribeRequest(), timeout=5)
+    assert list(card.adapters) == ["french", "german", "latin"]
+    (reply,) = await served.chat("mock:klingon")
+    assert reply.status == 404
+    error = json.loads(reply.data)["error"]
+    assert error["code"] == "model_not_found"
+    assert error["message"] == f'the adapter "klingon" does not exist: nothing was found at {loras}/klingon'
+
+
+async def test_pinned_adapters_are_there_before_it_is_ready(cluster: Cluster, loras: Path) -> None:
+    served = await start(cluster, config(lora(loras, 2, "latin")))
+    assert list(served.engine.describe().adapters) == ["latin"]
+
+
+async def test_user_config_reconciles_the_adapters(cluster: Cluster, loras: Path) -> None:
+    served = await start(cluster, config(lora(loras, 2, "latin")), user_config='{"adapters": ["french"]}')
+    assert list(served.engine.describe().adapters) == ["french", "latin"]
+    await served.server.reconfigure({"adapters": ["german"]})
+    assert list(served.engine.describe().adapters) == ["german", "latin"]
+    with pytest.raises(ValueError, match="3 adapters are to be kept"):
+        await served.server.reconfigure({"adapters": ["german", "french"]})
+    with pytest.raises(ValueError, match="expected adapters and nothing else, found adapter"):
+        await served.server.reconfigure({"adapter": []})
+    assert list(served.engine.describe().adapters) == ["german", "latin"]
+
+
+async def test_adapters_are_operated(cluster: Cluster, loras: Path) -> None:
+    served = await start(cluster, config(lora(loras)))
+    await served.stub.Operate(Operation(load_adapter=Operation.LoadAdapter(adapter="german")), timeout=5)
+    assert list(served.engine.describe().adapters) == ["german"]
+    call = served.stub.Chat(chat("mock:german", stream=True, max_tokens=30_000), timeout=20)
+    async for _ in call:
+        break
+    unload = Operation(unload_adapter=Operation.UnloadAdapter(adapter="german"))
+    with pytest.raises(BadRequest, match='the adapter "german" is in use'):
+        await served.stub.Operate(unload, timeout=5)
+    call.cancel()
+    await until(lambda: served.engine.load().running == 0, "nobody uses it")
+    await served.stub.Operate(unload, timeout=5)
+    assert list(served.engine.describe().adapters) == []
+
+
+# ---------------------------------------------------------------------------------------------------- start and health
+
+
+async def failing_start(cluster: Cluster, what: LLMConfig, **more: Any) -> BaseException:
+    server = LLMServer(what, Path("/nowhere"), metrics=RuntimeMetrics(), report=lambda *_: None, **more)
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - what it is, is for the test to say
+        await cluster.start(server)
+    return caught.value
+
+
+async def test_what_keeps_it_from_starting_is_said(cluster: Cluster, tmp_path: Path) -> None:
+    error = await failing_start(cluster, config(fail_start="out of memory on GPU 0; lower gpu_memory_utilization"))
+    assert isinstance(error, LLMStartError)
+    assert str(error) == "out of memory on GPU 0; lower gpu_memory_utilization"
+    error = await failing_start(cluster, config(tokens_per_second=3))
+    assert "tokens_per_second: Extra inputs are not permitted" in str(error)
+    unknown = LLMConfig(engine="vlllm", model_loading=ModelLoading(model_id="m"))
+    assert 'there is no engine "vlllm"; expected mock, openai, vllm' in str(await failing_start(cluster, unknown))
+    error = await failing_start(cluster, config(lora(tmp_path, 1, "none")))
+    assert "an adapter that every replica is to have is not there" in str(error)
+    odd = LLMConfig(engine="json:loads", model_loading=ModelLoading(model_id="m"))
+    assert "json:loads is not a subclass of" in str(await failing_start(cluster, odd))
+
+
+class Reader(MockEngine):
+    """An engine that needs its model's files, and cannot read them."""
+
+    needs_files = True
+    shut = 0
+
+    async def start(self, model_path: str, report: Any) -> None:
+        raise KeyError(model_path)
+
+    async def shutdown(self) -> None:
+        type(self).shut += 1
+        await super().shutdown()
+
+
+async def test_an_engine_that_fails_in_its_own_words_is_named(cluster: Cluster) -> None:
+    Reader.shut = 0
+    error = await failing_start(cluster, config(), make_engine=Reader, fetch=lambda source, *_: Path("/cache") / source)
+    assert isinstance(error, LLMStartError)
+    assert "the engine mock could not be started with the model mock: KeyError: '/cache/mock'" in str(error)
+    assert Reader.shut == 1, "what was begun is ended"
+
+    def nothing(*_: object) -> Path:
+        raise SourceNotFoundError("nothing is stored there")
+
+    assert "nothing is stored there" in str(await failing_start(cluster, config(), make_engine=Reader, fetch=nothing))
+
+
+async def test_an_engine_that_makes_no_tokens_is_ill(cluster: Cluster) -> None:
+    served = await start(cluster, config(stall_timeout_s=0.2, stall_after_tokens=50))
+    call = asyncio.ensure_future(served.chat(stream=True, max_tokens=1000))
+
+    async def ill() -> None:
+        while True:
+            await served.server.check_health()
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(EngineStalledError, match="1 requests running and 0 waiting: it hangs and is to be replaced"):
+        await asyncio.wait_for(ill(), 5)
+    call.cancel()
+    await asyncio.wait([call])
+
+
+async def test_without_requests_it_proves_now_and_then_that_it_can_generate(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.server.check_health()
+    assert served.engine.load().tokens == 1, "not each time"
+    monkeypatch.setattr(service, "IDLE_TOKEN_S", 0.0)
+    await served.server.check_health()
+    assert served.engine.load().tokens == 2
+
+
+async def test_a_sleep_is_no_stall(cluster: Cluster) -> None:
+    served = await start(cluster, config(stall_timeout_s=0.3))
+    call = asyncio.ensure_future(served.chat(stream=True, max_tokens=30_000))
+    await until(lambda: served.engine.load().running == 1, "it runs")
+    await served.server.check_health()
+    await served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=5)
+    await served.server.check_health()
+    until_then = time.monotonic() + 0.35
+    await until(lambda: time.monotonic() > until_then, "it sleeps for longer than the stall timeout")
+    await served.server.check_health()
+    await served.stub.Operate(Operation(wake=Operation.Wake()), timeout=5)
+    await served.server.check_health()
+    call.cancel()
+    await asyncio.wait([call])
+
+
+async def test_an_engine_that_says_that_it_is_ill_is(cluster: Cluster) -> None:
+    served = await start(cluster, config(ill="a GPU fell off the bus"))
+    with pytest.raises(RuntimeError, match="a GPU fell off the bus"):
+        await served.server.check_health()
+
+
+async def test_a_drain_lets_streams_come_to_their_end(cluster: Cluster) -> None:
+    served = await start(cluster, config(tokens_per_s=200.0))
+    call = served.stub.Chat(chat(stream=True, max_tokens=100), timeout=20)
+    got: list[LLMReply] = []
+    async for reply in call:
+        got.append(reply)
+        if len(got) == 1:
+            served.replica.stop()
+    assert served.replica.state == "draining"
+    assert sum(reply.tokens for reply in got) == 100
+    assert got[-1].data.endswith(b"data: [DONE]\n\n")
+    await cluster.ended(served.replica)
+    with pytest.raises(Unavailable, match="not started, or was shut down"):
+        await anext(served.engine.chat(chat()))
+
+
+# ------------------------------------------------------------------------------------------------------------ metrics
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def test_the_replica_shows_the_engines_numbers(served: Served, client: aiohttp.ClientSession) -> None:
+    call = served.stub.Chat(chat(stream=True, max_tokens=30_000), timeout=20)
+    async for _ in call:
+        break
+    async with client.get(f"http://127.0.0.1:{served.replica.admin_port}/metrics") as response:
+        text = await response.text()
+    assert 'pierhead_llm_engine_running{replica="",service="echo-child"} 1.0' in text
+    assert 'pierhead_llm_engine_waiting{replica="",service="echo-child"} 0.0' in text
+    assert "pierhead_llm_engine_kv_use{" in text
+    assert 'mock:num_requests_running{model_name="mock"} 1.0' in text
+    call.cancel()
+    await until(lambda: served.engine.load().running == 0, "it is aborted")

@@ -1,0 +1,266 @@
+"""The LLM server's smaller parts: bodies, watchdog, adapters, settings, and its process from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pierhead.errors import Backpressure, SettingsError
+from pierhead.llm.v1.llm_pb2 import LLMRequest
+from pierhead.llm_config import LLMConfig, Lora, ModelLoading
+from pierhead.metrics import RuntimeMetrics
+from pierhead.multiplex import loaded_models
+
+from services.llm.server import bodies
+from services.llm.server.adapters import Adapters
+from services.llm.server.engine import EngineLoad
+from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.errors import EngineStalledError, LLMRequestError, SourceNotFoundError
+from services.llm.server.settings import ServerSettings
+from services.llm.server.watchdog import TokenWatchdog
+
+# ------------------------------------------------------------------------------------------------------------- bodies
+
+
+def test_overrides_and_model_take_the_place_of_members() -> None:
+    request = LLMRequest(body=b'{"model": "a", "n": 1, "stream": true}', model="b", overrides='{"stream": false}')
+    assert bodies.read(request) == {"model": "b", "n": 1, "stream": False}
+    assert json.loads(bodies.written(request)) == bodies.read(request)
+
+
+def test_a_body_that_stays_as_it_is_keeps_its_bytes() -> None:
+    raw = b'{ "model":"a",   "n": 1}'
+    assert bodies.written(LLMRequest(body=raw, model="a")) is not None
+    assert bodies.written(LLMRequest(body=raw, model="a")) == raw
+    assert bodies.written(LLMRequest(body=raw)) == raw
+    assert json.loads(bodies.written(LLMRequest(body=raw, model="b"))) == {"model": "b", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "the request's body is not JSON"),
+        (b"[1]", "the request's body: expected a JSON object, found an array"),
+        (b"null", "found null"),
+        (b'{"a": Infinity}', "Infinity is not a JSON number"),
+        (b"[" * 100_000, "is not JSON"),
+    ],
+    ids=["empty", "array", "null", "infinity", "deep"],
+)
+def test_what_is_no_object_is_refused(raw: bytes, words: str) -> None:
+    with pytest.raises(LLMRequestError, match=words) as caught:
+        bodies.read(LLMRequest(body=raw))
+    assert caught.value.http_status == 400
+
+
+def test_members_of_the_wrong_kind_are_named() -> None:
+    with pytest.raises(LLMRequestError, match="n: expected an integer, found a boolean"):
+        bodies.integer({"n": True}, "n", 1, 1)
+    with pytest.raises(LLMRequestError, match="n: expected an integer >= 1, found -3") as caught:
+        bodies.integer({"n": -3}, "n", 1, 1)
+    assert caught.value.param == "n"
+    assert bodies.integer({"n": None}, "n", 5, 1) == 5
+    with pytest.raises(LLMRequestError, match="t: expected a number from 0 to 2, found 3"):
+        bodies.number({"t": 3}, "t", 0, 2)
+    with pytest.raises(LLMRequestError, match="stop: expected a string or an array of strings, found a number"):
+        bodies.strings({"stop": 3}, "stop")
+
+
+# ----------------------------------------------------------------------------------------------------------- watchdog
+
+
+def busy(tokens: int) -> EngineLoad:
+    return EngineLoad(running=1, waiting=2, tokens=tokens)
+
+
+def test_no_token_for_the_stall_timeout_is_a_stall() -> None:
+    dog = TokenWatchdog(60.0, 0.0)
+    dog.look(busy(5), 10.0)
+    dog.look(busy(5), 69.9)
+    with pytest.raises(EngineStalledError, match=r"no token for 60 s .* 1 requests running and 2 waiting"):
+        dog.look(busy(5), 70.0)
+    dog.look(busy(6), 80.0)
+    dog.look(busy(6), 139.0)
+
+
+def test_an_engine_without_requests_never_stalls() -> None:
+    dog = TokenWatchdog(60.0, 0.0)
+    for now in (0.0, 100.0, 200.0):
+        dog.look(EngineLoad(tokens=5), now)
+    dog.began(1000.0)  # between two looks: the quiet before it does not count
+    dog.look(busy(5), 1059.0)
+    with pytest.raises(EngineStalledError):
+        dog.look(busy(5), 1060.0)
+
+
+# ----------------------------------------------------------------------------------------------------------- adapters
+
+
+async def some_adapters(path: Path | str, most: int, *always: str, fetch: Any = None, **kwargs: Any) -> Adapters:
+    engine = MockEngine(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"), engine_kwargs=kwargs))
+    await engine.start("", lambda *_: None)
+    lora = Lora(dynamic_lora_loading_path=str(path), max_num_adapters_per_replica=most, adapters=always)
+    return Adapters(engine, lora, fetch=fetch, cache=Path("/cache"), report=lambda *_: None, metrics=RuntimeMetrics())
+
+
+@pytest.fixture
+def loras(tmp_path: Path) -> Path:
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+async def test_the_one_whose_use_is_longest_ago_goes(loras: Path) -> None:
+    adapters = await some_adapters(loras, 2)
+    for name in "aba":
+        await adapters.load(name)
+    assert adapters.held == ("b", "a")
+    await adapters.load("c")
+    assert set(adapters.held) == {"a", "c"}
+    assert loaded_models() >= {"a", "c"}, "callers are told"
+
+
+async def test_one_in_use_is_not_unloaded_and_those_who_wait_share_one_load(loras: Path) -> None:
+    adapters = await some_adapters(loras, 1, adapter_loading_s=0.01)
+    async with adapters.lend("a"):
+        waiting = [asyncio.ensure_future(adapters.load("b")) for _ in range(3)]
+        await asyncio.wait(waiting, timeout=0.05)
+        assert adapters.held == ("a",)
+        assert not any(task.done() for task in waiting)
+        with pytest.raises(LLMRequestError, match='"a" is in use'):
+            await adapters.unload("a")
+    await asyncio.gather(*waiting)
+    assert adapters.held == ("b",)
+
+
+async def test_pinned_ones_stay_and_leave_no_place_to_others(loras: Path) -> None:
+    adapters = await some_adapters(loras, 2, "a")
+    await adapters.keep(["b"])
+    with pytest.raises(
+        Backpressure, match=r"finds no place: all 2 of max_num_adapters_per_replica are taken by .* a, b"
+    ):
+        adapters.lend("c")
+    async with adapters.lend("a"):
+        pass
+    await adapters.keep([])
+    await adapters.load("c")
+    assert set(adapters.held) == {"a", "c"}
+
+
+@pytest.mark.parametrize("name", ["..", "../a", "a/b", "/etc", ".hidden", "", "a" * 101, "a\n", "a\x00b", "~"])
+async def test_names_that_lead_elsewhere_are_no_adapters(loras: Path, name: str) -> None:
+    adapters = await some_adapters(loras / "a", 1)
+    with pytest.raises(LLMRequestError, match="there is no adapter of the name") as caught:
+        adapters.lend(name)
+    assert (caught.value.http_status, caught.value.error_code) == (404, "model_not_found")
+
+
+async def test_one_that_the_engine_refuses_is_not_kept(loras: Path) -> None:
+    adapters = await some_adapters(loras, 1, adapters=["b"])
+    with pytest.raises(LLMRequestError, match=r'the adapter "a" .* does not fit this model'):
+        await adapters.load("a")
+    assert adapters.held == ()
+    await adapters.load("b")
+
+
+async def test_remote_ones_are_fetched(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def fetch(source: str, cache: Path, report: Any) -> Path:
+        asked.append(source)
+        if source.endswith("/none"):
+            raise SourceNotFoundError("nothing is stored there")
+        return tmp_path
+
+    adapters = await some_adapters("s3://bucket/loras/", 1, fetch=fetch)
+    await adapters.load("a")
+    assert asked == ["s3://bucket/loras/a"]
+    with pytest.raises(LLMRequestError, match="nothing was found at s3://bucket/loras/none"):
+        await adapters.load("none")
+    assert await adapters.known() == []
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+CONFIG = {"engine": "mock", "model_loading": {"model_id": "mock"}, "engine_kwargs": {"tokens_per_s": 200.0}}
+
+
+def test_settings() -> None:
+    settings = ServerSettings.from_env({"PIERHEAD_LLM_CONFIG": json.dumps(CONFIG), "PIERHEAD_LLM_CACHE": "/models"})
+    assert settings.config.engine == "mock"
+    assert settings.cache == Path("/models")
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ("", "PIERHEAD_LLM_CONFIG: expected what to serve, as JSON, found nothing"),
+        ("{", "PIERHEAD_LLM_CONFIG: invalid JSON"),
+        ('{"engine": "mock"}', "PIERHEAD_LLM_CONFIG.model_loading: field required"),
+        (
+            '{"model_loading": {"model_id": "a:b"}}',
+            r"PIERHEAD_LLM_CONFIG\.model_loading\.model_id: string should match",
+        ),
+    ],
+    ids=["nothing", "cut", "missing", "pattern"],
+)
+def test_settings_that_cannot_be(raw: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        ServerSettings.from_env({"PIERHEAD_LLM_CONFIG": raw})
+
+
+# ---------------------------------------------------------------------------------------------------------- a process
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def process(config: Any) -> tuple[asyncio.subprocess.Process, int]:
+    port = free_port()
+    environ = os.environ | {
+        "PIERHEAD_LLM_CONFIG": json.dumps(config), "PIERHEAD_HOST": "127.0.0.1", "PIERHEAD_PORT": str(port),
+        "PIERHEAD_ADMIN_PORT": "0", "PIERHEAD_SERVICE": "llm",
+    }  # fmt: skip
+    made = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.llm.server", env=environ, stderr=asyncio.subprocess.PIPE
+    )
+    return made, port
+
+
+async def test_a_start_that_fails_ends_with_its_reason() -> None:
+    failing = CONFIG | {"engine_kwargs": {"fail_start": "no such path: /models/nothing; mount it"}}
+    made, _ = await process(failing)
+    async with asyncio.timeout(30):
+        _, log = await made.communicate()
+    assert made.returncode == 1
+    assert "could not be served: no such path: /models/nothing; mount it" in log.decode()
+    assert "Traceback" not in log.decode()
+
+
+async def test_sigterm_lets_a_stream_come_to_its_end() -> None:
+    import grpc
+    from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
+
+    made, port = await process(CONFIG)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 100}
+    request = LLMRequest(body=json.dumps(body).encode(), model="mock")
+    tokens = 0
+    async with asyncio.timeout(40), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async for reply in LLMServerStub(channel).Chat(request, wait_for_ready=True):
+            if not tokens:
+                made.send_signal(signal.SIGTERM)
+            tokens += reply.tokens
+        _, log = await made.communicate()
+    assert tokens == 100
+    assert reply.data.endswith(b"data: [DONE]\n\n")
+    assert made.returncode == 0, log.decode()
