@@ -40,7 +40,7 @@ class ApiKey:
 
 def digest_of(key: str) -> bytes:
     """SHA-256 of a key."""
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+    return hashlib.sha256(key.encode(errors="surrogatepass")).digest()
 
 
 def find_key(keys: Iterable[ApiKey], presented: str) -> ApiKey | None:

@@ -54,11 +54,11 @@ def error_event(code: str, message: str) -> bytes:
     return b"data: " + error_body(message, kind=SERVER, code=code) + b"\n\n"
 
 
-def wrong(param: str, expected: str, found: object) -> ApiError:
+def wrong(param: str, expected: str, found: object, code: str = "invalid_type") -> ApiError:
     """400: a member of the body that is not what it has to be."""
     shown = json.dumps(found)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return ApiError(400, f"{param}: expected {expected}, found {shown}", code="invalid_type", param=param)
+    return ApiError(400, f"{param}: expected {expected}, found {shown}", code=code, param=param)
 
 
 def unknown_model(name: str) -> ApiError:

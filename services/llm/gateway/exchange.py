@@ -226,7 +226,7 @@ class Exchange:
         writer = await response.prepare(self._request)
         if writer is None:
             raise ConnectionResetError("the response has ended already")
-        note, read_ready, now = self._meter.note, call.read_ready, time.monotonic
+        note, read_ready, following, now = self._meter.note, call.read_ready, call.__anext__, time.monotonic
         reply = first
         try:
             while True:
@@ -239,7 +239,7 @@ class Exchange:
                     data += b"".join([reply.data for reply in ready])
                 if data:
                     await writer.write(data)
-                reply = await anext(call)
+                reply = await following()
         except StopAsyncIteration:
             await response.write_eof()
         except (Exception, asyncio.CancelledError) as error:

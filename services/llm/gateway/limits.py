@@ -71,4 +71,5 @@ def duration(seconds: float) -> str:
         return f"{milliseconds}ms"
     if milliseconds < 60_000:
         return f"{milliseconds / 1000:g}s"
-    return f"{milliseconds // 60_000}m{round(milliseconds % 60_000 / 1000)}s"
+    minutes, rest = divmod(-(-milliseconds // 1000), 60)
+    return f"{minutes}m{rest}s"

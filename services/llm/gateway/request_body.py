@@ -76,8 +76,10 @@ def _count(found: Mapping[str, object], name: str, least: int) -> int:
     value = found.get(name)
     if value is None:
         return least
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+    if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(name, f"an integer >= {least}", value)
+    if not least <= value < 2**31:
+        raise wrong(name, f"an integer >= {least}", value, "invalid_value")
     return value
 
 

@@ -173,9 +173,9 @@ async def test_a_form_names_its_model(gateway: Stand) -> None:
         (chat(model=7), "model", "invalid_type"),
         (chat(stream="yes"), "stream", "invalid_type"),
         (chat(messages="hi"), "messages", "invalid_type"),
-        (chat(max_tokens=-1), "max_tokens", "invalid_type"),
+        (chat(max_tokens=-1), "max_tokens", "invalid_value"),
         (chat(max_completion_tokens=1.5), "max_completion_tokens", "invalid_type"),
-        (chat(n=0), "n", "invalid_type"),
+        (chat(n=0), "n", "invalid_value"),
         (chat(n=True), "n", "invalid_type"),
     ],
 )
