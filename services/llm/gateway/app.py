@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 from aiohttp import hdrs, web
 from pierhead.http_errors import ERROR_BODY
@@ -58,10 +57,9 @@ class Gateway:
         """Owns what runs beside the requests, from the application's start to its end."""
         for service in self.models.prefill_services:
             self.targets[service].has_replica()  # it is looked for from now on, not from the first request on
-        work: list[Coroutine[Any, Any, None]] = [self._cards.keep()]
+        tasks = [asyncio.create_task(self._cards.keep(), name="what services say they serve")]
         if self._keys is not None:
-            work.append(self._keys.watch())
-        tasks = [asyncio.create_task(each, name=f"llm gateway: {each.__qualname__}") for each in work]
+            tasks.append(asyncio.create_task(self._keys.watch(), name="the file of API keys"))
         yield
         for task in tasks:
             task.cancel()

@@ -28,7 +28,7 @@ class ModelCards:
     """The last answer of each service. `keep` asks; somebody has to own it."""
 
     def __init__(self, services: Collection[str], refresh_s: float, clock: Clock) -> None:
-        # No call of these waits for a replica: a service that is scaled to zero would be woken up.
+        # No call of these waits for a replica: one that waits wakes up a service that is scaled to zero.
         self._targets = [Target(service, timeout_s=TIMEOUT_S, max_queued_requests=0) for service in services]
         self._refresh_s = refresh_s
         self._clock = clock
@@ -49,9 +49,11 @@ class ModelCards:
             await asyncio.sleep(pause)
 
     async def _ask(self, target: Target) -> None:
+        if not target.has_replica():
+            return
         try:
             card = await target.stub.Describe(DescribeRequest())
-        except PierheadError as error:  # it is away, asleep or full: nothing new
+        except PierheadError as error:  # it is full, or not started: nothing new
             logger.debug("%s does not say what it serves: %s", target.service, error)
         else:
             self._cards[target.service] = (self._clock(), card)

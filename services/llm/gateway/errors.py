@@ -56,9 +56,15 @@ def error_event(code: str, message: str) -> bytes:
 
 def wrong(param: str, expected: str, found: object, code: str = "invalid_type") -> ApiError:
     """400: a member of the body that is not what it has to be."""
-    shown = json.dumps(found)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return ApiError(400, f"{param}: expected {expected}, found {shown}", code=code, param=param)
+    return ApiError(400, f"{param}: expected {expected}, found {shown(found)}", code=code, param=param)
+
+
+def shown(value: object) -> str:
+    """A wrong value in a message: as JSON while it is short, else by its kind. Cheap, however large it is."""
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
+    text = json.dumps(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def unknown_model(name: str) -> ApiError:

@@ -8,9 +8,11 @@ from email.message import Message
 
 from services.llm.gateway.errors import ApiError
 
-MAX_HEAD_BYTES = 4096
+MAX_HEAD_BYTES = 1024
 MAX_FIELD_BYTES = 4096
 """Beyond these a part is none of those that are looked for."""
+MAX_PARTS = 100
+"""More are not looked at: a search takes time, and anybody may send a form."""
 
 _NAME = re.compile(rb'content-disposition:[^\r\n]*[; ]name="([^"\r\n]*)"', re.IGNORECASE)
 
@@ -25,7 +27,9 @@ def form_fields(body: bytes, content_type: str, names: Collection[str]) -> dict[
     mark = b"--" + boundary.encode(errors="replace")
     found: dict[str, str] = {}
     begin = body.find(mark)
-    while begin >= 0 and len(found) < len(names):
+    for _ in range(MAX_PARTS):
+        if begin < 0 or len(found) == len(names):
+            break
         begin += len(mark)
         end = body.find(b"\r\n" + mark, begin)
         if end < 0:

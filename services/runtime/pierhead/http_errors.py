@@ -14,4 +14,4 @@ from aiohttp import web
 
 from pierhead.answers import ErrorBody
 
-ERROR_BODY: Final = web.AppKey("pierhead_error_body", ErrorBody)
+ERROR_BODY: Final[web.AppKey[ErrorBody]] = web.AppKey("pierhead_error_body")

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from pierhead import Backpressure
-from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Usage
+from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone, Usage
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.request import RequestContext, current_request
 
@@ -32,6 +32,9 @@ class FakeLLMServer(LLMServerServicer):
 
     async def Describe(self, request: DescribeRequest, context: Any) -> ModelCard:
         return self.card
+
+    async def Operate(self, request: Operation, context: Any) -> OperationDone:
+        raise NotImplementedError
 
     def _answer(self, rpc: str, request: LLMRequest) -> AsyncGenerator[LLMReply, None]:
         self.asked.append((rpc, request))
