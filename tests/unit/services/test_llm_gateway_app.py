@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,7 +16,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from pierhead import override_handle
+from pierhead import Settings, override_handle
+from pierhead.clients import Clients
 
 from services.llm.gateway.app import make_app
 from services.llm.gateway.metrics import GatewayMetrics
@@ -429,3 +433,36 @@ async def test_metrics_of_a_stream(gateway: Stand) -> None:
 async def test_refused_adapters_make_no_series(gateway: Stand) -> None:
     await gateway.post(CHAT, chat(model="qwen:invented", fake="refuse"))
     assert gateway.counted() == {("qwen", "llm-qwen", "", "400", ""): 1}
+
+
+# ---- a replica that dies
+
+DYING = """
+from pierhead import serve
+from tests.unit.services.fake_llm_server import FakeLLMServer
+serve(FakeLLMServer())
+"""
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_replica_that_is_killed(cluster: Cluster, client: aiohttp.ClientSession) -> None:
+    port = unused_port()
+    process = await cluster.process(DYING, port, PYTHONPATH=os.pathsep.join(sys.path))
+    Clients.use(Settings(static={"LLM_QWEN": (f"127.0.0.1:{port}",)}))
+    stand = Stand(cluster, client)
+    await stand.start()
+    whole = asyncio.create_task(stand.post(CHAT, chat(fake="wait")))
+    async with client.post(stand.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
+        first = event("The") + event(" capital")
+        assert await asyncio.wait_for(answer.content.readexactly(len(first)), 5) == first
+        process.kill()
+        rest = await asyncio.wait_for(answer.read(), 10)
+    assert error_of(rest.removeprefix(b"data: "))["code"] == "replica_died"
+    status, body, _ = await asyncio.wait_for(whole, 10)
+    assert (status, error_of(body)["code"]) == (502, "replica_died")
+    assert stand.counted() == {("qwen", "llm-qwen", "", "502", ""): 2}
