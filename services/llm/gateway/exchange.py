@@ -36,6 +36,9 @@ EVENTS = "text/event-stream"
 
 CLIENT_LEFT = "499"
 
+LAST_EVENT_S = 2.0
+"""How long a stream that has failed may take to say so."""
+
 
 class EventResponse(web.StreamResponse):
     """Its head goes with the first event, in one packet."""
@@ -79,6 +82,7 @@ class Exchange:
         except BaseException as error:
             known = self._known(error)
             if known is None:
+                code = self._code or code
                 raise
             code = str(self._status(known))
             if known is error:
@@ -204,7 +208,7 @@ class Exchange:
             raise Unavailable(f"{self._request.path}: the service answered with nothing; look at its log")
         status = _status_of([first])
         self._meter.begun = status < 400
-        if status < 400 and _is_stream(first.content_type, asked.stream):
+        if status < 400 and _is_stream(first, asked.stream):
             return await self._stream(call, first, status)
         self._meter.note(first, time.monotonic())
         pieces = [first.data]
@@ -247,8 +251,22 @@ class Exchange:
             if known is None:
                 raise
             self._failed(known)
-            await response.write_eof(error_event(known.kind, known.message))
+            await self._end(response, error_event(known.kind, known.message))
         return response
+
+    async def _end(self, response: web.StreamResponse, last: bytes) -> None:
+        """Write the last event. A client that takes nothing any more is cut off: its time is over already."""
+        try:
+            async with asyncio.timeout(LAST_EVENT_S):
+                await response.write_eof(last)
+        except (TimeoutError, asyncio.CancelledError):
+            # The latter also when nobody cancels: aiohttp waits for the same future as the write that was given up.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client did not take the last event of its stream") from None
 
     def _failed(self, error: PierheadError) -> None:
         """A stream that had begun well has ended with `error`."""
@@ -300,6 +318,8 @@ def _status_of(replies: list[LLMReply]) -> int:
     return status
 
 
-def _is_stream(content_type: str, asked: bool) -> bool:
+def _is_stream(first: LLMReply, asked: bool) -> bool:
     """Whether an answer goes out as it comes: events, and what is no JSON, such as sound."""
-    return not content_type.startswith(JSON) if content_type else asked
+    if first.content_type:
+        return not first.content_type.startswith(JSON)
+    return asked and not first.data.startswith(b"{")  # embeddings, say, are no events whatever was asked

@@ -44,7 +44,7 @@ class FakeLLMServer(LLMServerServicer):
         except ValueError:
             body = {}
         body |= json.loads(request.overrides or "{}")
-        return self._stream(body) if body.get("stream") else self._whole(rpc, body)
+        return self._stream(body) if body.get("stream") and rpc != "Embeddings" else self._whole(rpc, body)
 
     async def _whole(self, rpc: str, body: dict[str, Any]) -> AsyncGenerator[LLMReply, None]:
         fake = body.get("fake")

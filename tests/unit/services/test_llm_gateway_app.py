@@ -142,6 +142,24 @@ async def test_a_stream_goes_out_byte_for_byte(gateway: Stand) -> None:
     assert "x-request-id" in headers
 
 
+async def test_what_cannot_be_streamed_comes_whole(gateway: Stand) -> None:
+    _, body, headers = await gateway.post("/v1/embeddings", chat(stream=True))
+    assert (json.loads(body)["rpc"], headers["Content-Type"]) == ("Embeddings", "application/json")
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(gateway: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.llm.gateway.exchange.LAST_EVENT_S", 0.1)
+    gateway.qwen.words = ("x" * 100_000,) * 400
+    body = json.dumps(chat(stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-request-timeout-seconds: 0.5\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = gateway.base.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(head.encode() + body)
+    await until(lambda: bool(gateway.counted()), "the request has ended")
+    assert gateway.counted() == {("qwen", "llm-qwen", "", "504", ""): 1}
+    writer.close()
+
+
 async def test_an_event_waits_for_no_other(gateway: Stand) -> None:
     async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
         first = event("The") + event(" capital")
