@@ -17,7 +17,7 @@ from pierhead.request import RequestContext, current_request
 class FakeLLMServer(LLMServerServicer):
     """Words as tokens; the last of them ends the answer."""
 
-    words = ("The", " capital", " is", " Paris", ".")
+    words: tuple[str, ...] = ("The", " capital", " is", " Paris", ".")
 
     def __init__(self, model_id: str = "qwen", adapters: tuple[str, ...] = ()) -> None:
         self.card = ModelCard(
