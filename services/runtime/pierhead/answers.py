@@ -3,12 +3,15 @@
 {"error": {"code": "bad_request", "message": "...", "request_id": "..."}}
 
 With PIERHEAD_DEBUG there is also "traceback", for exceptions of user code: here, or at a callee.
+
+An aiohttp application whose clients expect another shape says so: see `pierhead.http_errors`.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pierhead.errors import Backpressure, PierheadError, UserCodeError
@@ -16,6 +19,10 @@ from pierhead.request import REQUEST_ID_KEY
 from pierhead.settings import Settings
 
 CONTENT_TYPE = "application/json; charset=utf-8"
+
+
+ErrorBody = Callable[[int, str, str, str], bytes]
+"""JSON for status, code, message and request id."""
 
 
 class Answer(NamedTuple):
@@ -27,7 +34,9 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def error_answer(error: PierheadError, request_id: str, settings: Settings) -> Answer:
+def error_answer(
+    error: PierheadError, request_id: str, settings: Settings, error_body: ErrorBody | None = None
+) -> Answer:
     """The answer for an error of the runtime, or of user code once `Edge.error_for` has named it."""
     status, retry_after_s = error.http_status, error.retry_after_s
     if isinstance(error, Backpressure):
@@ -40,7 +49,7 @@ def error_answer(error: PierheadError, request_id: str, settings: Settings) -> A
     if retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(retry_after_s))  # whole seconds, RFC 9110 10.2.3; never too early
     traceback = error.traceback if settings.debug and isinstance(error, UserCodeError) else ""
-    return plain_answer(status, error.kind, error.message, request_id, headers, traceback)
+    return plain_answer(status, error.kind, error.message, request_id, headers, traceback, error_body)
 
 
 def plain_answer(
@@ -50,10 +59,13 @@ def plain_answer(
     request_id: str,
     headers: dict[str, str] | None = None,
     traceback: str = "",
+    error_body: ErrorBody | None = None,
 ) -> Answer:
     """The answer for what no class of ours stands for: routes, methods, malformed requests."""
+    told_in_head = {"Content-Type": CONTENT_TYPE, REQUEST_ID_KEY: request_id} | (headers or {})
+    if error_body is not None:
+        return Answer(status, told_in_head, error_body(status, code, message, request_id))
     told = {"code": code, "message": message, "request_id": request_id}
     if traceback:
         told["traceback"] = traceback
-    told_in_head = {"Content-Type": CONTENT_TYPE, REQUEST_ID_KEY: request_id}
-    return Answer(status, told_in_head | (headers or {}), json.dumps({"error": told}).encode())
+    return Answer(status, told_in_head, json.dumps({"error": told}).encode())

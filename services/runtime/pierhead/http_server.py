@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
-from pierhead.answers import Answer, error_answer, plain_answer
+from pierhead.answers import Answer, ErrorBody, error_answer, plain_answer
 from pierhead.asgi_edge import asgi, is_asgi
 from pierhead.asgi_server import AsgiListener
 from pierhead.deadlines import Deadlines
@@ -32,6 +32,7 @@ from pierhead.http_constants import (
     MALFORMED,
     SERVICE_RESTART,
 )
+from pierhead.http_errors import ERROR_BODY
 from pierhead.http_routes import KnownRoute, Routes
 from pierhead.intake import Intake
 from pierhead.request import REQUEST_ID_KEY, new_request_id
@@ -179,6 +180,7 @@ class Gate:
     def __init__(self, app: web.Application, edge: Edge) -> None:
         self._app = app
         self._edge = edge
+        self._error_body = app.get(ERROR_BODY)
         self.intake = Intake()
         self.short: ShortResponses | None = None
         """None where the application wants to see each response before its head is written."""
@@ -249,7 +251,8 @@ class Gate:
         request_id = new_request_id()
         self._edge.finished(MALFORMED, "400", 0.0, request_id)
         told = " ".join(why.split())[:MAX_TOLD]
-        response = _response(plain_answer(400, "bad_request", f"this is not an HTTP request: {told}", request_id))
+        message = f"this is not an HTTP request: {told}"
+        response = _response(plain_answer(400, "bad_request", message, request_id, error_body=self._error_body))
         response.headers[REQUEST_ID_KEY] = request_id
         response.force_close()
         return response
@@ -280,7 +283,9 @@ class Gate:
             request._match_info = await self._app.router.resolve(request)
         if isinstance(error, web.HTTPException):
             # A redirect is an answer, not an error.
-            return error if error.status < 400 else _from_http_exception(request, error, visit.request_id)
+            if error.status < 400:
+                return error
+            return _from_http_exception(request, error, visit.request_id, self._error_body)
         label = self._routes.label(request)
         if isinstance(error, web.RequestPayloadError):
             why = str(error).removeprefix("400, message:").strip()
@@ -300,7 +305,7 @@ class Gate:
             raise ConnectionResetError(known.message) from error
         if isinstance(known, Backpressure):
             self.intake.refused()
-        return _response(error_answer(known, visit.request_id, self._edge.settings))
+        return _response(error_answer(known, visit.request_id, self._edge.settings, self._error_body))
 
 
 def _sees_responses(app: web.Application) -> bool:
@@ -338,7 +343,9 @@ def _reject(found: object, label: str) -> NoReturn:
     )
 
 
-def _from_http_exception(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:
+def _from_http_exception(
+    request: web.Request, error: web.HTTPException, request_id: str, error_body: ErrorBody | None
+) -> web.Response:
     """What aiohttp and handlers say with exceptions, in the one error shape, with the headers that belong to it."""
     status = error.status
     if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -356,7 +363,7 @@ def _from_http_exception(request: web.Request, error: web.HTTPException, request
     else:
         code = error.reason.lower().replace(" ", "_").replace("-", "_")
         message = error.text or error.reason
-    response = _response(plain_answer(status, code, message, request_id))
+    response = _response(plain_answer(status, code, message, request_id, error_body=error_body))
     for name, value in error.headers.items():
         if name not in (hdrs.CONTENT_TYPE, hdrs.CONTENT_LENGTH):
             response.headers.add(name, value)

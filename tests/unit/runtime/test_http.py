@@ -18,6 +18,7 @@ from pierhead import Backpressure, BadRequest, UserCodeError, current_request, h
 from pierhead.channel import HandleChannel
 from pierhead.deadlines import Deadlines
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.http_errors import ERROR_BODY
 from pierhead.http_server import AiohttpListener
 from pierhead.metrics import RuntimeMetrics
 from pierhead.server import ReplicaServer
@@ -187,6 +188,29 @@ async def test_errors_have_one_shape(
         assert (response.status, error["code"]) == (status, code)
         assert error["message"].startswith(message)
         assert error["request_id"] == response.headers["x-request-id"]
+
+
+async def test_an_application_tells_errors_in_a_shape_of_its_own(
+    cluster: Cluster, site: Site, client: ClientSession
+) -> None:
+    site.app[ERROR_BODY] = lambda status, code, message, request_id: json.dumps(
+        [status, code, message[:4], request_id]
+    ).encode()
+    server, url = await start(cluster, site, max_ongoing_requests=1, backpressure_status_code=429)
+    waiting = asyncio.create_task(client.get(f"{url}/wait"))
+    await until(lambda: site.begun == 1, "one request inside")
+    async with client.get(f"{url}/fail/bad") as response:
+        assert response.status == 429
+        assert response.headers["Retry-After"] == "1"
+        assert (await response.json())[:2] == [429, "backpressure"]
+    site.gate.set()
+    (await waiting).release()
+    told = {"/fail/bad": [400, "bad_request", "user"], "/nowhere": [404, "not_found", "no r"]}
+    for path, expected in told.items():
+        async with client.get(url + path) as response:
+            assert response.content_type == "application/json"
+            assert await response.json() == [*expected, response.headers["x-request-id"]]
+    assert b'[400, "bad_request", "this"' in await raw(server, b"GARBAGE")
 
 
 async def test_a_user_s_exception_is_a_500_that_can_be_found_in_the_log(

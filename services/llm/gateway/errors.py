@@ -1,0 +1,73 @@
+"""Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}.
+
+| status | type | code |
+|---|---|---|
+| 400 | invalid_request_error | what is wrong, or null |
+| 401 | invalid_request_error | invalid_api_key |
+| 403 | invalid_request_error | model_not_allowed |
+| 404 | invalid_request_error | model_not_found, not_found |
+| 405, 413 | invalid_request_error | method_not_allowed, payload_too_large |
+| 429 | requests, tokens | rate_limit_exceeded |
+| 500, 502, 503, 504 | server_error | the runtime's word: internal, replica_died, no_replica, backpressure, ... |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+
+class ApiError(Exception):
+    """What the gateway itself answers to a request; `str(error)` is the message."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.body = error_body(message, kind=kind, code=code, param=param)
+
+
+def error_body(message: str, *, kind: str, code: str | None = None, param: str | None = None) -> bytes:
+    """OpenAI's error object as JSON."""
+    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
+
+
+def runtime_error_body(status: int, code: str, message: str, request_id: str) -> bytes:
+    """An error of the runtime: see `pierhead.http_errors`. The request's id is in the answer's head."""
+    return error_body(message, kind=SERVER if status >= 500 or code == "backpressure" else INVALID, code=code)
+
+
+def error_event(code: str, message: str) -> bytes:
+    """How a stream ends that fails after it has begun; nothing comes after it, no [DONE] either."""
+    return b"data: " + error_body(message, kind=SERVER, code=code) + b"\n\n"
+
+
+def wrong(param: str, expected: str, found: object, code: str = "invalid_type") -> ApiError:
+    """400: a member of the body that is not what it has to be."""
+    return ApiError(400, f"{param}: expected {expected}, found {shown(found)}", code=code, param=param)
+
+
+def shown(value: object) -> str:
+    """A wrong value in a message: as JSON while it is short, else by its kind. Cheap, however large it is."""
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "an object"
+    text = json.dumps(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def unknown_model(name: str) -> ApiError:
+    """404: in OpenAI's own words, which clients look for."""
+    message = f"The model `{name[:200]}` does not exist; GET /v1/models lists those that do."
+    return ApiError(404, message, code="model_not_found", param="model")

@@ -1,0 +1,91 @@
+"""The API keys of this process: read from their file, read again when it changes, each with its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import NamedTuple
+
+from pierhead.errors import SettingsError
+
+from services.llm.gateway.api_keys import ApiKey, find_key, parse_keys
+from services.llm.gateway.limits import Clock, Limits
+
+logger = logging.getLogger("pierhead.llm.gateway")
+
+LOOK_S = 1.0
+"""How often the file is looked at."""
+
+
+class Holder(NamedTuple):
+    """Who asks."""
+
+    key: ApiKey
+    limits: Limits
+
+
+class KeyFile:
+    """The keys of one file. Limits of a key stay as far used as they are while the key's numbers stay the same."""
+
+    def __init__(self, path: str, gateways: int = 1, clock: Clock = time.monotonic) -> None:
+        """`gateways`: processes that share the limits. Raises SettingsError where the file cannot be used."""
+        self._path = path
+        self._gateways = gateways
+        self._clock = clock
+        self._holders: dict[str, Holder] = {}
+        self._seen: tuple[int, ...] = ()
+        try:
+            self._seen = self._signature()
+            self._read()
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"PIERHEAD_LLM_KEYS_FILE: {path}: {_told(error)}") from None
+
+    def find(self, presented: str) -> Holder | None:
+        """Whose key this is; None = nobody's."""
+        key = find_key((holder.key for holder in self._holders.values()), presented)
+        return None if key is None else self._holders[key.name]
+
+    async def watch(self) -> None:
+        """Until cancelled: look at the file."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Read the file if it is another one than last time. One that cannot be used leaves the keys as they are."""
+        try:
+            seen = self._signature()
+            if seen == self._seen:
+                return
+            self._seen = seen
+            self._read()
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OSError) or self._seen:
+                logger.error("API keys: %s: %s; the keys from before stay in force", self._path, _told(error))  # noqa: TRY400
+            if isinstance(error, OSError):
+                self._seen = ()
+            return
+        logger.info("API keys: %d read from %s", len(self._holders), self._path)
+
+    def _signature(self) -> tuple[int, ...]:
+        status = os.stat(self._path)
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def _read(self) -> None:
+        with open(self._path, encoding="utf-8") as file:
+            keys = parse_keys(file.read())
+        self._holders = {key.name: Holder(key, self._limits(key)) for key in keys}
+
+    def _limits(self, key: ApiKey) -> Limits:
+        numbers = (key.requests_per_minute, key.tokens_per_minute)
+        before = self._holders.get(key.name)
+        if before is not None and (before.key.requests_per_minute, before.key.tokens_per_minute) == numbers:
+            return before.limits
+        requests, tokens = (None if number is None else number / self._gateways for number in numbers)
+        return Limits(requests, tokens, self._clock())
+
+
+def _told(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

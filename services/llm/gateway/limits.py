@@ -1,0 +1,75 @@
+"""What one API key may use per minute: requests, and tokens. Pure.
+
+admit(estimate) --> Admitted --> the request --> settle(what it used)
+    `--> Refused: which limit, and how long to wait
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from services.llm.gateway.token_bucket import TokenBucket
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A limit that is used up."""
+
+    what: Literal["requests", "tokens"]
+    per_minute: float
+    """The limit, of this gateway's share."""
+    wait_s: float
+
+
+class Limits:
+    """One key's buckets in this process. None = no limit."""
+
+    def __init__(self, requests: float | None, tokens: float | None, now: float) -> None:
+        """`requests`, `tokens`: per minute, in this process."""
+        self._buckets: list[tuple[Literal["requests", "tokens"], float, TokenBucket]] = []
+        self._tokens: TokenBucket | None = None
+        if requests is not None:
+            self._buckets.append(("requests", requests, TokenBucket(requests, now)))
+        if tokens is not None:
+            self._tokens = TokenBucket(tokens, now)
+            self._buckets.append(("tokens", tokens, self._tokens))
+
+    def admit(self, tokens: int, now: float) -> Refused | None:
+        """Take one request and `tokens`, an estimate, from both buckets; or from none, and say why."""
+        for what, per_minute, bucket in self._buckets:
+            wait_s = bucket.wait_s(1 if what == "requests" else tokens, now)
+            if wait_s > 0:
+                return Refused(what, per_minute, wait_s)
+        for what, _, bucket in self._buckets:
+            bucket.take(1 if what == "requests" else tokens, now)
+        return None
+
+    def settle(self, estimate: int, used: int, now: float) -> None:
+        """Replace the estimate with what was used."""
+        if self._tokens is not None:
+            self._tokens.take(used - estimate, now)
+
+    def headers(self, now: float) -> dict[str, str]:
+        """OpenAI's: limit, what is left, and the time until all of it is there again."""
+        told: dict[str, str] = {}
+        for what, per_minute, bucket in self._buckets:
+            told[f"x-ratelimit-limit-{what}"] = f"{per_minute:.0f}"
+            told[f"x-ratelimit-remaining-{what}"] = str(max(0, int(bucket.level(now))))
+            told[f"x-ratelimit-reset-{what}"] = duration(bucket.full_in_s(now))
+        return told
+
+
+Clock = Callable[[], float]
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI's headers spell it: "0s", "17ms", "1.5s", "6m0s"."""
+    milliseconds = round(seconds * 1000)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:g}s"
+    minutes, rest = divmod(-(-milliseconds // 1000), 60)
+    return f"{minutes}m{rest}s"

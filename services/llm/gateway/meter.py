@@ -1,0 +1,66 @@
+"""What one request has used, and how long it took: read from its replies, counted at its end. Pure."""
+
+from __future__ import annotations
+
+from pierhead.llm.v1.llm_pb2 import LLMReply
+
+from services.llm.gateway.metrics import GatewayMetrics, finish_label
+from services.llm.gateway.model_map import Route
+from services.llm.gateway.request_body import Asked
+
+
+class Meter:
+    """One request's accounts."""
+
+    __slots__ = ("_counted", "_first_at", "_first_tokens", "_last", "_last_at", "_started", "begun", "streamed")
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self.begun = False
+        """Whether a service has begun to answer, not with an error."""
+        self.streamed = False
+        self._counted = 0
+        self._first_tokens = 0
+        self._first_at = 0.0
+        self._last_at = 0.0
+        self._last: LLMReply | None = None
+
+    def note(self, reply: LLMReply, now: float) -> None:
+        """A reply came."""
+        self._last = reply
+        tokens = reply.tokens
+        if tokens:
+            if not self._counted:
+                self._first_at, self._first_tokens = now, tokens
+            self._counted += tokens
+            self._last_at = now
+
+    def used(self, asked: Asked) -> int:
+        """Tokens that it has used: as the engine counts, else as well as can be told."""
+        if self._last is not None and self._last.HasField("usage"):
+            return self._last.usage.prompt_tokens + self._last.usage.completion_tokens
+        return asked.prompt.tokens + self._counted if self.begun else 0
+
+    def count(self, metrics: GatewayMetrics, route: Route | None, key: str, code: str, now: float) -> None:
+        """Count it. `code`: the HTTP status that tells how it ended."""
+        usage = self._last.usage if self._last is not None else LLMReply().usage
+        reason = finish_label(usage.finish_reason)
+        if route is None:
+            metrics.requests.inc(("", "", key, code, reason))
+            return
+        labels = (metrics.model_label(route.model, route.base, known=self.begun), route.service)
+        metrics.requests.inc((*labels, key, code, reason))
+        metrics.request.observe(labels, now - self._started)
+        kinds = {
+            "prompt": usage.prompt_tokens,
+            "completion": usage.completion_tokens or self._counted,
+            "cached": usage.cached_tokens,
+        }
+        for kind, tokens in kinds.items():
+            if tokens:
+                metrics.tokens.inc((*labels, kind, key), tokens)
+        if self.streamed and self._counted:
+            metrics.first_token.observe(labels, self._first_at - self._started)
+            after = self._counted - self._first_tokens
+            if after > 0:
+                metrics.per_token.observe(labels, (self._last_at - self._first_at) / after)

@@ -1,0 +1,51 @@
+"""GET /v1/models: models, other names of them, and the adapters that their services have told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pierhead.llm.v1.llm_pb2 import ModelCard
+
+from services.llm.gateway.model_map import ModelMap, Route
+
+Entry = tuple[tuple[str, ...], dict[str, Any]]
+"""The names that a scope may have for it, and what is told of it."""
+
+
+class ModelList:
+    """Made anew for each who asks, of what is known: it waits for nobody."""
+
+    def __init__(self, models: ModelMap, card: Callable[[str], ModelCard | None], created: int) -> None:
+        """`card(service)`: what a service says of itself, if it is known; `created`: where it is not."""
+        self._models = models
+        self._card = card
+        self._created = created
+
+    def entries(self) -> Iterator[Entry]:
+        """Each once, in the map's order, adapters behind their model."""
+        told: set[str] = set(self._models.routes)
+        for name, route in self._models.routes.items():
+            card = self._card(route.service)
+            yield (name, route.model), self._entry(name, route, card)
+            if name != route.base or card is None:
+                continue
+            for adapter in card.adapters:
+                its = f"{name}:{adapter}"
+                if its not in told:
+                    told.add(its)
+                    yield (its,), self._entry(its, Route(its, name, adapter, route.service, route.prefill), card)
+
+    def _entry(self, name: str, route: Route, card: ModelCard | None) -> dict[str, Any]:
+        """As OpenAI has it, and three members of vLLM's: root, parent and max_model_len."""
+        told: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": self._created if card is None or not card.created else card.created,
+            "owned_by": "pierhead",
+            "root": route.model,
+            "parent": route.base if route.adapter else None,
+        }
+        if card is not None and card.max_model_len:
+            told["max_model_len"] = card.max_model_len
+        return told

@@ -1,0 +1,118 @@
+"""Which service answers for which model: PIERHEAD_LLM_MODELS. Pure.
+
+    {"qwen": "llm-qwen",                                            a model and its service
+     "big": {"service": "big-decode", "prefill": "big-prefill"},    prefill and decode apart
+     "default": {"alias_of": "qwen"},                               another name of it
+     "support": {"alias_of": "qwen:support"}}                       a name for one of its adapters
+
+"qwen:support" asks for the adapter "support" of "qwen"; names that stand in the map as they are come first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pierhead.request import accept_opaque
+
+VARIABLE = "PIERHEAD_LLM_MODELS"
+
+FORM = '{"<model>": "<service>"} or {"<model>": {"service": ..., "prefill": ..., "alias_of": ...}}'
+
+_SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,5})?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,199}")
+_KEYS = ("service", "prefill", "alias_of")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the requests for one name go."""
+
+    model: str
+    """What the service is told to generate with: a model id, or "base:adapter"."""
+    base: str
+    """The model id without an adapter."""
+    adapter: str
+    """"" = none."""
+    service: str
+    prefill: str | None
+    """The service that reads prompts; None = `service` does that as well."""
+
+
+class ModelMap:
+    """Names of models and where they lead."""
+
+    def __init__(self, routes: Mapping[str, Route]) -> None:
+        self.routes = dict(routes)
+        self.services = tuple(dict.fromkeys(route.service for route in self.routes.values()))
+        self.prefill_services = tuple(dict.fromkeys(r.prefill for r in self.routes.values() if r.prefill is not None))
+
+    def find(self, name: str) -> Route | None:
+        """The route of a name that a client gave; None where there is none."""
+        route = self.routes.get(name)
+        if route is not None:
+            return route
+        base, colon, adapter = name.partition(":")
+        route = self.routes.get(base)
+        if not colon or route is None or route.adapter or accept_opaque(adapter) is None:
+            return None
+        return Route(f"{route.base}:{adapter}", route.base, adapter, route.service, route.prefill)
+
+
+def parse_models(text: str) -> ModelMap:
+    """Read the map. Raises ValueError that names every place that is wrong, a line each."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{VARIABLE}: expected JSON, {FORM}; {error}") from None
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{VARIABLE}: expected an object with at least one model, {FORM}, found {_shown(found)}")
+    problems: list[str] = []
+    entries = {name: _entry(name, value, problems) for name, value in found.items()}
+    routes = {} if problems else {name: _route(name, entries, problems) for name in entries}
+    if problems:
+        raise ValueError("\n".join(f"{VARIABLE}: {problem}" for problem in problems))
+    return ModelMap({name: route for name, route in routes.items() if route is not None})
+
+
+def _entry(name: str, value: object, problems: list[str]) -> Mapping[str, str]:
+    """One member of the object, checked by itself."""
+    if _NAME.fullmatch(name) is None:
+        problems.append(f"{_shown(name)}: expected a model's name: letters, digits, and . _ - / : within")
+    if isinstance(value, str):
+        value = {"service": value}
+    if not isinstance(value, dict) or not value:
+        problems.append(f"{name}: expected a service's name or an object of {', '.join(_KEYS)}, found {_shown(value)}")
+        return {}
+    for key, text in value.items():
+        if key not in _KEYS:
+            problems.append(f"{name}.{key}: unknown; there are {', '.join(_KEYS)}")
+        elif not isinstance(text, str) or (_NAME if key == "alias_of" else _SERVICE).fullmatch(text) is None:
+            what = "a model's name" if key == "alias_of" else "a service's name"
+            problems.append(f"{name}.{key}: expected {what}, found {_shown(text)}")
+    if "service" not in value and "alias_of" not in value:
+        problems.append(f"{name}: expected a service, or alias_of with the name of another model")
+    return value
+
+
+def _route(name: str, entries: Mapping[str, Mapping[str, str]], problems: list[str]) -> Route | None:
+    """Where a name leads, an alias followed."""
+    entry = entries[name]
+    model = entry.get("alias_of", name)
+    base, _, adapter = (model, "", "") if "alias_of" not in entry else model.partition(":")
+    target = entry
+    if "service" not in entry:
+        found = entries.get(base)
+        if found is None or "alias_of" in found:
+            models = ", ".join(other for other, its in entries.items() if "alias_of" not in its) or "none"
+            problems.append(f"{name}.alias_of: expected one of the models ({models}), found {_shown(model)}")
+            return None
+        target = found
+    return Route(model, base, adapter, target["service"], entry.get("prefill", target.get("prefill")))
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,43 @@
+"""Prefill and decode apart: what the two services are told. Pure.
+
+    client --> prefill: one token, do_remote_decode --> kv_transfer_params --> decode: the same request and these
+
+It is the protocol of vLLM's NixlConnector (its documentation: features/nixl_connector_usage).
+What prefill answers is handed on unchanged: its members are the connector's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+PARAMS = "kv_transfer_params"
+
+_ASK = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def prefill_overrides(members: Collection[str]) -> str:
+    """LLMRequest.overrides for the prefill service. `members`: those of the body; some of them do not go with one token
+    that is not streamed.
+    """
+    told: dict[str, object] = {"max_tokens": 1, "stream": False, PARAMS: _ASK}
+    alike = {"max_completion_tokens": 1, "min_tokens": 0, "stream_options": None}
+    return json.dumps(told | {name: value for name, value in alike.items() if name in members})
+
+
+def decode_overrides(answer: bytes) -> str:
+    """LLMRequest.overrides for the decode service, out of prefill's answer; "" where there is nothing to hand over, as
+    for a prompt that fills no block. Raises ValueError for what is no answer.
+    """
+    found = json.loads(answer)
+    if not isinstance(found, dict):
+        raise ValueError("expected an object")  # noqa: TRY004 - one error for what is no answer
+    params = found.get(PARAMS)
+    return json.dumps({PARAMS: params}) if params else ""

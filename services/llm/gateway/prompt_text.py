@@ -1,0 +1,107 @@
+"""The text that a model will read, as far as the gateway has to know it: its beginning, for policies that look for
+replicas which have read the same before, and its length, for an estimate of its tokens. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+MAX_CHARACTERS = 8192
+"""Of the beginning; see LLMRequest.routing_text."""
+
+CHARACTERS_PER_TOKEN = 4
+"""OpenAI's rule of thumb for English."""
+
+
+class PromptText(NamedTuple):
+    """What was found."""
+
+    beginning: str
+    """At most MAX_CHARACTERS; the same for the same beginning of a conversation."""
+    characters: int
+    """Of the whole."""
+
+    @property
+    def tokens(self) -> int:
+        """An estimate."""
+        return -(-self.characters // CHARACTERS_PER_TOKEN)
+
+
+def prompt_text(body: Mapping[str, object]) -> PromptText:
+    """Flatten `messages`, else `prompt`, else `instructions` and `input`. What has another form than OpenAI's is passed
+    over: the engine will say so.
+    """
+    pieces: list[str] = []
+    total = 0
+    for piece, characters in _pieces(body):
+        if total < MAX_CHARACTERS:
+            pieces.append(piece[:MAX_CHARACTERS])
+        total += characters
+    # Lone surrogates, which JSON can hold, have no encoding; a message with them could not be sent.
+    beginning = "".join(pieces)[:MAX_CHARACTERS].encode(errors="replace").decode()
+    return PromptText(beginning, total)
+
+
+Pieces = Iterator[tuple[str, int]]
+"""Texts, each with the number of characters that it stands for."""
+
+
+def _pieces(body: Mapping[str, object]) -> Pieces:
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        return _messages(messages)
+    prompt = body.get("prompt")
+    if prompt is not None:
+        return _prompt(prompt)
+    given = body.get("input")
+    instructions = _text(body.get("instructions"))
+    if isinstance(given, list) and any(isinstance(item, dict) for item in given):
+        return chain(instructions, _messages(given))
+    return chain(instructions, _prompt(given))
+
+
+def _text(text: object) -> Pieces:
+    if isinstance(text, str):
+        yield text, len(text)
+        yield "\n", 1
+
+
+def _messages(messages: list[object]) -> Pieces:
+    for message in messages:
+        if isinstance(message, dict):
+            role = message.get("role")
+            yield from _text(role if isinstance(role, str) else "")
+            yield from _content(message.get("content"))
+
+
+def _content(content: object) -> Pieces:
+    """Text as it is, or the parts of it; what is no text, such as an image, by the name of its kind alone."""
+    if isinstance(content, list):
+        for part in content:
+            if isinstance(part, dict):
+                text = part.get("text")
+                yield from _text(text if isinstance(text, str) else f"<{str(part.get('type'))[:40]}>")
+            else:
+                yield from _text(part)
+    else:
+        yield from _text(content)
+
+
+def _prompt(prompt: object) -> Pieces:
+    """A string, several, the numbers of tokens, or several lists of those."""
+    if not isinstance(prompt, list):
+        yield from _text(prompt)
+    elif prompt and isinstance(prompt[0], int):
+        yield from _numbers(prompt)
+    else:
+        for item in prompt:
+            yield from _numbers(item) if isinstance(item, list) else _text(item)
+
+
+def _numbers(tokens: list[object]) -> Pieces:
+    """Tokens that the client has made itself; each takes two characters at least."""
+    text = " ".join(str(token) for token in tokens[: MAX_CHARACTERS // 2] if isinstance(token, int))
+    yield text, len(tokens) * CHARACTERS_PER_TOKEN
+    yield "\n", 1

@@ -1,0 +1,39 @@
+"""How much may be used per minute. Pure: the time is an argument, in seconds of any clock that does not go back."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """Fills at a rate, holds a minute's worth and at least one, and begins full.
+
+    What was taken by estimate is settled later, so the level may be below zero: a debt, which time pays first.
+    """
+
+    __slots__ = ("_at", "_level", "capacity", "rate")
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        self.rate = per_minute / 60.0
+        """Units per second."""
+        self.capacity = max(1.0, per_minute)
+        self._level = self.capacity
+        self._at = now
+
+    def level(self, now: float) -> float:
+        """Units that are there."""
+        if now > self._at:
+            self._level = min(self.capacity, self._level + (now - self._at) * self.rate)
+            self._at = now
+        return self._level
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until `amount` may be taken; 0 = now. More than the bucket holds may be taken when it is full."""
+        missing = min(amount, self.capacity) - self.level(now)
+        return max(0.0, missing) / self.rate
+
+    def take(self, amount: float, now: float) -> None:
+        """Take `amount`, whether it is there or not; a negative one gives back, up to what the bucket holds."""
+        self._level = min(self.capacity, self.level(now) - amount)
+
+    def full_in_s(self, now: float) -> float:
+        """Seconds until it is full."""
+        return (self.capacity - self.level(now)) / self.rate

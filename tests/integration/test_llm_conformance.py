@@ -1,0 +1,310 @@
+"""OpenAI's own client against gateway and LLM server, with the mock engine: what works with OpenAI works here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from pierhead import Settings, close_handles
+from pierhead.clients import Clients
+from pierhead.llm_config import LLMConfig, Lora, ModelLoading
+
+from services.llm.gateway.app import make_app
+from services.llm.gateway.metrics import GatewayMetrics
+from services.llm.gateway.model_map import parse_models
+from services.llm.gateway.settings import GatewaySettings
+from tests.unit.runtime.harness import Cluster, address, until
+
+server = pytest.importorskip("services.llm.server.service", reason="the LLM server is not there")
+
+MODELS = {
+    "qwen": "llm-qwen",
+    "default": {"alias_of": "qwen"},
+    "slow": "llm-slow",
+    "split": {"service": "llm-qwen", "prefill": "llm-prefill", "alias_of": "qwen"},
+    "away": "llm-away",
+}
+SLOW = {"request_tokens_per_s": 20, "answer_tokens": 1000}
+ASK: list[Any] = [
+    {"role": "system", "content": "You are a guide."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+        },
+    },
+}
+
+
+def llm(model_id: str, tmp_path: Path, **engine_kwargs: Any) -> Any:
+    adapters = tmp_path / "adapters"
+    (adapters / "support").mkdir(parents=True, exist_ok=True)
+    (adapters / "support" / "adapter_config.json").write_text("{}")
+    config = LLMConfig(
+        engine="mock",
+        model_loading=ModelLoading(model_id=model_id),
+        engine_kwargs={"tokens_per_s": 1e6, "max_model_len": 2048} | engine_kwargs,
+        lora=Lora(dynamic_lora_loading_path=str(adapters)),
+    )
+    return server.LLMServer(config, tmp_path / model_id)
+
+
+class Stack:
+    """A gateway with three services behind it, and the client."""
+
+    def __init__(self, client: AsyncOpenAI, metrics: GatewayMetrics, slow: Any) -> None:
+        self.client = client
+        self.metrics = metrics
+        self.slow = slow
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    cluster = Cluster()
+    slow = llm("slow", tmp_path, **SLOW)
+    services = {
+        "LLM_QWEN": llm("qwen", tmp_path),
+        "LLM_SLOW": slow,
+        "LLM_PREFILL": llm("qwen", tmp_path / "prefill"),
+    }
+    replicas = {name: (address(await cluster.start(servicer)),) for name, servicer in services.items()}
+    Clients.use(Settings(static=replicas))
+    metrics = GatewayMetrics()
+    app = make_app(GatewaySettings(parse_models(json.dumps(MODELS))), metrics)
+    gateway = await cluster.start(app, service="gateway")
+    url = f"http://127.0.0.1:{gateway.http_port}/v1"
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client:
+        yield Stack(client, metrics, slow)
+    await close_handles()
+    await cluster.close()
+
+
+# ---- models
+
+
+async def test_models(stack: Stack) -> None:
+    async with asyncio.timeout(10):
+        while "qwen:support" not in (ids := [model.id async for model in stack.client.models.list()]):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert ids[:3] == ["qwen", "qwen:support", "default"]
+    model = await stack.client.models.retrieve("default")
+    assert (model.id, model.object, model.owned_by) == ("default", "model", "pierhead")
+    with pytest.raises(openai.NotFoundError):
+        await stack.client.models.retrieve("gpt-4")
+
+
+# ---- chat
+
+
+async def test_chat(stack: Stack) -> None:
+    answer = await stack.client.chat.completions.create(model="default", messages=ASK, max_tokens=12)
+    [choice] = answer.choices
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
+    assert choice.message.content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+    assert answer.model == "qwen"
+
+
+async def test_a_stream_says_what_the_whole_answer_says(stack: Stack) -> None:
+    create = stack.client.chat.completions.create
+    whole = await create(model="qwen", messages=ASK, max_completion_tokens=40)
+    options: Any = {"include_usage": True}
+    stream = await create(model="qwen", messages=ASK, max_completion_tokens=40, stream=True, stream_options=options)
+    chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == 40
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert stack.metrics.requests.values == {("qwen", "llm-qwen", "", "200", "length"): 2}
+    assert stack.metrics.tokens.values[("qwen", "llm-qwen", "completion", "")] == 80
+    assert stack.metrics.tokens.values[("qwen", "llm-qwen", "prompt", "")] == 2 * whole.usage.prompt_tokens
+
+
+async def test_several_choices_and_logprobs(stack: Stack) -> None:
+    answer = await stack.client.chat.completions.create(
+        model="qwen", messages=ASK, n=3, max_tokens=5, logprobs=True, top_logprobs=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        assert len(choice.logprobs.content) == 5
+        assert all(len(token.top_logprobs) == 2 and token.logprob <= 0 for token in choice.logprobs.content)
+        assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
+
+
+async def test_tools_whole_and_streamed(stack: Stack) -> None:
+    create = stack.client.chat.completions.create
+    answer = await create(model="qwen", messages=ASK, tools=[TOOL], tool_choice="required")
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    arguments = json.loads(call.function.arguments)
+    assert (type(arguments["city"]), type(arguments["days"])) == (str, int)
+    stream = await create(model="qwen", messages=ASK, tools=[TOOL], tool_choice="required", stream=True)
+    calls = [call async for chunk in stream if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
+    assert calls[0].function is not None
+    assert calls[0].function.name == "get_weather"
+    told = "".join(call.function.arguments or "" for call in calls if call.function is not None)
+    assert json.loads(told) == arguments
+    more: list[Any] = [*ASK, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    again = await create(model="qwen", messages=more, tools=[TOOL], max_tokens=5)
+    assert again.choices[0].message.content
+
+
+async def test_structured_output(stack: Stack) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"capital": {"type": "string"}, "people": {"type": "integer", "minimum": 1}},
+        "required": ["capital", "people"],
+        "additionalProperties": False,
+    }
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}}
+    answer = await stack.client.chat.completions.create(model="qwen", messages=ASK, response_format=wanted)
+    found = json.loads(answer.choices[0].message.content or "")
+    assert isinstance(found["capital"], str)
+    assert found["people"] >= 1
+    broken: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    with pytest.raises(openai.BadRequestError):
+        await stack.client.chat.completions.create(model="qwen", messages=ASK, response_format=broken)
+
+
+async def test_an_adapter_by_its_name(stack: Stack) -> None:
+    answer = await stack.client.chat.completions.create(model="default:support", messages=ASK, max_tokens=3)
+    assert answer.model == "qwen:support"
+    with pytest.raises(openai.NotFoundError) as raised:
+        await stack.client.chat.completions.create(model="qwen:unknown", messages=ASK)
+    assert raised.value.code == "model_not_found"
+
+
+# ---- the other calls
+
+
+async def test_completions_whole_and_streamed(stack: Stack) -> None:
+    create = stack.client.completions.create
+    answer = await create(model="qwen", prompt=["Once upon", "a time"], max_tokens=6, logprobs=1)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    stream = await create(model="qwen", prompt="Once upon", max_tokens=6, stream=True)
+    text = "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+    assert text == answer.choices[0].text
+
+
+async def test_embeddings(stack: Stack) -> None:
+    one = await stack.client.embeddings.create(model="qwen", input=["hello", "world"])
+    two = await stack.client.embeddings.create(model="qwen", input="hello", encoding_format="float")
+    assert [item.index for item in one.data] == [0, 1]
+    assert one.data[0].embedding == pytest.approx(two.data[0].embedding, abs=1e-6)
+    assert one.data[0].embedding != one.data[1].embedding
+    assert one.usage.prompt_tokens > 0
+
+
+async def test_tokenize_and_score_are_reached_by_plain_posts(stack: Stack) -> None:
+    told = await stack.client.post("/tokenize", cast_to=object, body={"model": "qwen", "prompt": "Once upon a time"})
+    assert isinstance(told, dict)
+    back = await stack.client.post("/detokenize", cast_to=object, body={"model": "qwen", "tokens": told["tokens"]})
+    assert isinstance(back, dict)
+    assert back["prompt"] == "Once upon a time"
+    body = {"model": "qwen", "text_1": "a question", "text_2": ["one", "two"]}
+    scored = await stack.client.post("/score", cast_to=object, body=body)
+    assert isinstance(scored, dict)
+    assert len(scored["data"]) == 2
+
+
+async def test_prefill_and_decode_apart(stack: Stack) -> None:
+    create = stack.client.chat.completions.create
+    whole = await create(model="qwen", messages=ASK * 20, max_tokens=7)
+    stream = await create(model="split", messages=ASK * 20, max_tokens=7, stream=True)
+    text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+    assert text == whole.choices[0].message.content
+    assert stack.metrics.prefill.values == {("qwen", "llm-qwen", "done"): 1}
+
+
+# ---- errors
+
+
+async def test_errors_are_the_clients_own_classes(stack: Stack) -> None:
+    create = stack.client.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as missing:
+        await create(model="gpt-4", messages=ASK)
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    wrong: list[dict[str, Any]] = [{"max_tokens": -1}, {"temperature": 9}, {"n": 0}, {"stop": 5}]
+    for members in wrong:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await create(model="qwen", messages=ASK, **members)
+        assert refused.value.type == "invalid_request_error"
+        with pytest.raises(openai.BadRequestError):
+            await create(model="qwen", messages=ASK, stream=True, **members)
+    with pytest.raises(openai.BadRequestError) as long:
+        await create(model="qwen", messages=[{"role": "user", "content": "word " * 5000}])
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError):
+        await stack.client.post("/nothing", cast_to=object, body={"model": "qwen"})
+    assert (await create(model="qwen", messages=ASK, max_tokens=1)).choices, "and the engine goes on"
+
+
+async def test_nobody_there_and_no_time_left(stack: Stack) -> None:
+    client = stack.client
+    soon = {"x-request-timeout-seconds": "0.3"}
+    with pytest.raises(openai.InternalServerError) as nobody:
+        await client.chat.completions.create(model="away", messages=ASK, extra_headers=soon)
+    assert (nobody.value.status_code, nobody.value.code) == (503, "no_replica")
+    assert nobody.value.response.headers["Retry-After"] == "1"
+    with pytest.raises(openai.InternalServerError) as late:
+        await client.chat.completions.create(model="slow", messages=ASK, extra_headers=soon)
+    assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")
+    with pytest.raises(openai.APITimeoutError):
+        await client.chat.completions.create(model="slow", messages=ASK, timeout=0.2)
+    await until(lambda: stack.slow._load().running == 0, "the engine has stopped what nobody waits for")
+
+
+async def test_a_stream_out_of_time_ends_with_an_error(stack: Stack) -> None:
+    soon = {"x-request-timeout-seconds": "0.5"}
+    stream = await stack.client.chat.completions.create(model="slow", messages=ASK, stream=True, extra_headers=soon)
+    words = [(await anext(aiter(stream))).choices[0].delta.content for _ in range(3)]
+    with pytest.raises(openai.APIError) as late:
+        words.extend([chunk.choices[0].delta.content async for chunk in stream])
+    assert late.value.code == "deadline_exceeded"
+    assert any(words)
+
+
+async def test_a_stream_that_is_closed_ends_in_the_engine(stack: Stack) -> None:
+    stream = await stack.client.chat.completions.create(model="slow", messages=ASK, stream=True)
+    async for _ in stream:
+        assert stack.slow._load().running == 1
+        break
+    await stream.close()
+    await until(lambda: stack.slow._load().running == 0, "the engine has stopped")
+
+
+async def test_many_streams_at_once_do_not_mix(stack: Stack) -> None:
+    async def one(number: int) -> tuple[str, str]:
+        messages: list[Any] = [{"role": "user", "content": f"Question {number}: {'why ' * number}?"}]
+        create = stack.client.chat.completions.create
+        whole = await create(model="qwen", messages=messages, max_tokens=30)
+        stream = await create(model="qwen", messages=messages, max_tokens=30, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        return whole.choices[0].message.content or "", text
+
+    for whole, streamed in await asyncio.gather(*(one(number) for number in range(32))):
+        assert whole == streamed

@@ -1,0 +1,486 @@
+"""The LLM gateway before services that answer as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from pierhead import Settings, override_handle
+from pierhead.clients import Clients
+
+from services.llm.gateway.app import make_app
+from services.llm.gateway.metrics import GatewayMetrics
+from services.llm.gateway.model_map import parse_models
+from services.llm.gateway.settings import GatewaySettings
+from tests.unit.runtime.harness import Cluster, until
+from tests.unit.services.fake_llm_server import FakeLLMServer, event
+
+MODELS = {
+    "qwen": "llm-qwen",
+    "default": {"alias_of": "qwen"},
+    "big": {"service": "llm-big", "prefill": "llm-prefill"},
+    "away": "llm-away",
+}
+CHAT = "/v1/chat/completions"
+ALL = b"".join(event(word) for word in FakeLLMServer.words) + b"data: [DONE]\n\n"
+
+
+class Stand:
+    """A gateway, what is behind it, and a client."""
+
+    def __init__(self, cluster: Cluster, client: aiohttp.ClientSession) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.metrics = GatewayMetrics()
+        self.settings = GatewaySettings(parse_models(json.dumps(MODELS)))
+        self.qwen = FakeLLMServer(adapters=("support",))
+        self.big = FakeLLMServer("big")
+        self.prefill = FakeLLMServer("big")
+        self.now = 1000.0
+        self.base = ""
+
+    async def start(self, **gateway: Any) -> None:
+        app = make_app(self.settings, self.metrics, lambda: self.now)
+        server = await self.cluster.start(app, service="gateway", **gateway)
+        self.base = f"http://127.0.0.1:{server.http_port}"
+
+    async def post(self, path: str, body: object, **options: Any) -> tuple[int, bytes, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.client.post(self.base + path, data=data, **options) as answer:
+            return answer.status, await answer.read(), answer.headers
+
+    async def get(self, path: str, **options: Any) -> tuple[int, Any]:
+        async with self.client.get(self.base + path, **options) as answer:
+            return answer.status, await answer.json()
+
+    def counted(self) -> dict[tuple[str, ...], float]:
+        return dict(self.metrics.requests.values)
+
+
+@pytest.fixture
+async def stand(cluster: Cluster, client: aiohttp.ClientSession) -> AsyncIterator[Stand]:
+    made = Stand(cluster, client)
+    with ExitStack() as stack:
+        for service, servicer in (("llm-qwen", made.qwen), ("llm-big", made.big), ("llm-prefill", made.prefill)):
+            stack.enter_context(override_handle(service, servicer))
+        yield made
+
+
+@pytest.fixture
+async def gateway(stand: Stand) -> Stand:
+    await stand.start()
+    return stand
+
+
+def chat(**more: Any) -> dict[str, Any]:
+    return {"model": "qwen", "messages": [{"role": "user", "content": "What is the capital of France?"}]} | more
+
+
+def error_of(body: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def test_every_path_is_its_call(gateway: Stand) -> None:
+    paths = {
+        CHAT: ("Chat", CHAT),
+        "/v1/completions": ("Completions", "/v1/completions"),
+        "/v1/embeddings": ("Embeddings", "/v1/embeddings"),
+        "/v1/score": ("Score", "/v1/score"),
+        "/score": ("Score", "/v1/score"),
+        "/tokenize": ("Tokenize", "/tokenize"),
+        "/v1/detokenize": ("Detokenize", "/detokenize"),
+        "/v1/responses": ("PassThrough", "/v1/responses"),
+        "/v1/audio/speech": ("PassThrough", "/v1/audio/speech"),
+    }
+    for path, expected in paths.items():
+        status, body, headers = await gateway.post(path, chat())
+        assert (status, headers["Content-Type"]) == (200, "application/json")
+        assert json.loads(body)["rpc"] == expected[0]
+        rpc, asked = gateway.qwen.asked[-1]
+        assert (rpc, asked.path, asked.model) == (*expected, "qwen")
+
+
+async def test_the_body_goes_on_as_it_came(gateway: Stand) -> None:
+    body = b'{ "model" : "default",\n "messages":[{"role":"user","content":"h\xc3\xa9"}], "temperature": 1.00 }'
+    await gateway.post(CHAT, body, headers={"x-session-id": "s-1", "Content-Type": "application/json"})
+    _, asked = gateway.qwen.asked[-1]
+    assert asked.body == body
+    assert (asked.model, asked.content_type, asked.overrides) == ("qwen", "", "")
+    assert asked.routing_text == "user\nhé\n"
+    context = gateway.qwen.contexts[-1]
+    assert context is not None
+    assert context.session_id == "s-1"
+    assert context.model_id is None
+
+
+async def test_an_adapter_is_told_to_router_and_engine(gateway: Stand) -> None:
+    assert (await gateway.post(CHAT, chat(model="default:support")))[0] == 200
+    _, asked = gateway.qwen.asked[-1]
+    context = gateway.qwen.contexts[-1]
+    assert asked.model == "qwen:support"
+    assert context is not None
+    assert context.model_id == "support"
+
+
+async def test_a_stream_goes_out_byte_for_byte(gateway: Stand) -> None:
+    status, body, headers = await gateway.post(CHAT, chat(stream=True))
+    assert (status, body) == (200, ALL)
+    assert headers["Content-Type"] == "text/event-stream"
+    assert "x-request-id" in headers
+
+
+async def test_what_cannot_be_streamed_comes_whole(gateway: Stand) -> None:
+    _, body, headers = await gateway.post("/v1/embeddings", chat(stream=True))
+    assert (json.loads(body)["rpc"], headers["Content-Type"]) == ("Embeddings", "application/json")
+
+
+async def test_a_client_that_reads_nothing_is_cut_off(gateway: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.llm.gateway.exchange.LAST_EVENT_S", 0.1)
+    gateway.qwen.words = ("x" * 100_000,) * 400
+    body = json.dumps(chat(stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-request-timeout-seconds: 0.5\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = gateway.base.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(head.encode() + body)
+    await until(lambda: bool(gateway.counted()), "the request has ended")
+    assert gateway.counted() == {("qwen", "llm-qwen", "", "504", ""): 1}
+    writer.close()
+
+
+async def test_an_event_waits_for_no_other(gateway: Stand) -> None:
+    async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
+        first = event("The") + event(" capital")
+        assert await asyncio.wait_for(answer.content.readexactly(len(first)), 5) == first
+        gateway.qwen.gate.set()
+        assert first + await answer.read() == ALL
+
+
+async def test_what_is_no_json_goes_out_as_it_comes(gateway: Stand) -> None:
+    status, body, headers = await gateway.post("/v1/audio/speech", chat(fake="sound"))
+    assert (status, body, headers["Content-Type"]) == (200, b"\x00\x01\x02", "audio/mpeg")
+
+
+async def test_a_form_names_its_model(gateway: Stand) -> None:
+    form = aiohttp.FormData()
+    form.add_field("file", b"\x00--\r\n\r\n" * 100, filename="a.wav", content_type="audio/wav")
+    form.add_field("model", "qwen")
+    async with gateway.client.post(gateway.base + "/v1/audio/transcriptions", data=form) as answer:
+        assert answer.status == 200
+    rpc, asked = gateway.qwen.asked[-1]
+    assert (rpc, asked.path) == ("PassThrough", "/v1/audio/transcriptions")
+    assert asked.content_type.startswith("multipart/form-data; boundary=")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        (b"{", None, "invalid_json"),
+        (b"\xff", None, "invalid_json"),
+        (b"[1]", None, "invalid_json"),
+        (b"[" * 100_000, None, "invalid_json"),
+        ({"messages": []}, "model", "missing_required_parameter"),
+        (chat(model=7), "model", "invalid_type"),
+        (chat(stream="yes"), "stream", "invalid_type"),
+        (chat(messages="hi"), "messages", "invalid_type"),
+        (chat(max_tokens=-1), "max_tokens", "invalid_value"),
+        (chat(max_completion_tokens=1.5), "max_completion_tokens", "invalid_type"),
+        (chat(n=0), "n", "invalid_value"),
+        (chat(n=True), "n", "invalid_type"),
+    ],
+)
+async def test_wrong_bodies_reach_no_engine(gateway: Stand, body: object, param: str | None, code: str) -> None:
+    status, answer, _ = await gateway.post(CHAT, body)
+    error = error_of(answer)
+    assert (status, error["type"], error["param"], error["code"]) == (400, "invalid_request_error", param, code)
+    assert gateway.qwen.asked == []
+
+
+async def test_unknown_models_paths_and_methods(gateway: Stand) -> None:
+    for model in ("gpt-4", "", "gpt-4:support", "qwen:\n", "qwen:" + "x" * 200, "\ud800"):
+        status, answer, _ = await gateway.post(CHAT, chat(model=model))
+        assert (status, error_of(answer)["code"]) == (
+            (404, "model_not_found") if model else (400, "missing_required_parameter")
+        )
+    status, told = await gateway.get("/v2/models")
+    assert (status, told["error"]["code"]) == (404, "not_found")
+    status, told = await gateway.get(CHAT)
+    assert (status, told["error"]["code"]) == (405, "method_not_allowed")
+    assert gateway.qwen.asked == []
+    assert {labels[0] for labels in gateway.counted()} == {""}, "no series for what clients invent"
+
+
+async def test_a_huge_body(stand: Stand) -> None:
+    stand.settings = replace(stand.settings, max_body_bytes=2048)
+    await stand.start()
+    status, answer, _ = await stand.post(CHAT, chat(padding="x" * 2048))
+    assert (status, error_of(answer)["code"]) == (413, "payload_too_large")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b" " * 1000
+
+    async with stand.client.post(stand.base + CHAT, data=chunks()) as answered:
+        assert (answered.status, error_of(await answered.read())["code"]) == (413, "payload_too_large")
+    assert (await stand.post(CHAT, chat()))[0] == 200
+
+
+async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
+    await stand.start(backpressure_status_code=429)
+    expected = {
+        "refuse": (400, "too_long"),
+        "raise": (500, "internal"),
+        "full": (429, "backpressure"),
+        "nothing": (503, "unavailable"),
+    }
+    for fake, (status, code) in expected.items():
+        told, body, headers = await stand.post(CHAT, chat(fake=fake))
+        assert (told, error_of(body)["code"]) == (status, code)
+        assert ("Retry-After" in headers) == (code in ("backpressure", "unavailable"))
+    status, body, headers = await stand.post(CHAT, chat(model="away"), headers={"x-request-timeout-seconds": "0.2"})
+    assert (status, error_of(body)["code"], headers["Retry-After"]) == (503, "no_replica", "1")
+    status, body, _ = await stand.post(CHAT, chat(fake="wait"), headers={"x-request-timeout-seconds": "0.2"})
+    assert (status, error_of(body)["code"]) == (504, "deadline_exceeded")
+    status, body, _ = await stand.post(CHAT, chat(), headers={"x-request-timeout-seconds": "soon"})
+    assert (status, error_of(body)["code"]) == (400, "bad_request")
+    assert stand.counted()[("qwen", "llm-qwen", "", "429", "")] == 1
+
+
+async def test_a_full_gateway_says_so_as_openai_would(stand: Stand) -> None:
+    await stand.start(max_ongoing_requests=1)
+    one = asyncio.create_task(stand.post(CHAT, chat(fake="wait")))
+    await asyncio.wait_for(stand.qwen.waiting.wait(), 5)
+    status, body, headers = await stand.post(CHAT, chat())
+    assert (status, error_of(body)["type"], headers["Retry-After"]) == (503, "server_error", "1")
+    stand.qwen.gate.set()
+    assert (await one)[0] == 200
+
+
+@pytest.mark.parametrize(("fake", "code"), [("raise", "internal"), ("wait", "deadline_exceeded")])
+async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str, code: str) -> None:
+    headers = {"x-request-timeout-seconds": "0.3"}
+    status, body, _ = await gateway.post(CHAT, chat(stream=True, fake=fake), headers=headers)
+    begun = event("The") + event(" capital") + b"data: "
+    assert status == 200
+    assert body.startswith(begun)
+    assert body.endswith(b"\n\n")
+    assert error_of(body.removeprefix(begun))["code"] == code
+    assert b"[DONE]" not in body
+    told = {"raise": "500", "wait": "504"}[fake]
+    assert gateway.counted() == {("qwen", "llm-qwen", "", told, ""): 1}
+    assert gateway.metrics.tokens.values[("qwen", "llm-qwen", "completion", "")] == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_cancels_the_call(gateway: Stand, stream: bool) -> None:
+    one = asyncio.create_task(gateway.post(CHAT, chat(stream=stream, fake="wait")))
+    await asyncio.wait_for(gateway.qwen.waiting.wait(), 5)
+    one.cancel()
+    await asyncio.wait_for(gateway.qwen.cancelled.wait(), 5)
+    await until(lambda: ("qwen", "llm-qwen", "", "499", "") in gateway.counted(), "it is counted as left")
+
+
+async def test_models(stand: Stand) -> None:
+    await stand.start()
+
+    async def ids() -> list[str]:
+        return [entry["id"] for entry in (await stand.get("/v1/models"))[1]["data"]]
+
+    async with asyncio.timeout(5):
+        while "qwen:support" not in await ids():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await ids() == ["qwen", "qwen:support", "default", "big", "away"]
+    status, told = await stand.get("/v1/models/default")
+    assert (status, told["root"], told["max_model_len"], told["created"]) == (200, "qwen", 4096, 1_700_000_000)
+    assert (await stand.get("/v1/models/qwen:support"))[1]["parent"] == "qwen"
+    status, told = await stand.get("/v1/models/qwen:other")
+    assert (status, told["error"]["code"]) == (404, "model_not_found")
+    stand.now += 601
+    assert "qwen:support" not in await ids(), "what a service said ten minutes ago is not known any more"
+
+
+# ---- keys
+
+
+def keys_file(path: Path, *keys: dict[str, Any]) -> str:
+    path.write_text(
+        json.dumps([{"sha256": hashlib.sha256(key.pop("key").encode()).hexdigest(), **key} for key in keys])
+    )
+    return str(path)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def test_keys_and_scopes(stand: Stand, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    file = keys_file(path, {"key": "one", "name": "a", "models": ["default", "qwen:*"]}, {"key": "two", "name": "b"})
+    stand.settings = replace(stand.settings, keys_file=file)
+    await stand.start()
+    for headers in ({}, bearer("three"), bearer(""), {"Authorization": "one"}):
+        status, body, told = await stand.post(CHAT, chat(), headers=headers)
+        assert (status, error_of(body)["code"], told["WWW-Authenticate"]) == (401, "invalid_api_key", "Bearer")
+        assert (await stand.get("/v1/models", headers=headers))[0] == 401
+    assert (await stand.post(CHAT, chat(), headers=bearer("two")))[0] == 200
+    assert (await stand.post(CHAT, chat(model="default"), headers=bearer("one")))[0] == 200
+    assert (await stand.post(CHAT, chat(model="qwen:support"), headers=bearer("one")))[0] == 200
+    status, body, _ = await stand.post(CHAT, chat(), headers=bearer("one"))
+    assert (status, error_of(body)["code"]) == (403, "model_not_allowed")
+    assert (await stand.get("/v1/models/big", headers=bearer("one")))[0] == 404
+    assert stand.counted()[("qwen", "llm-qwen", "b", "200", "stop")] == 1
+    assert stand.metrics.tokens.values[("qwen", "llm-qwen", "prompt", "b")] == 7
+
+    keys_file(path, {"key": "three", "name": "c"})
+    async with asyncio.timeout(5):
+        while (await stand.post(CHAT, chat(), headers=bearer("three")))[0] != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (await stand.post(CHAT, chat(), headers=bearer("two")))[0] == 401, "a key that is gone is nobody's"
+
+
+async def test_rate_limits(stand: Stand, tmp_path: Path) -> None:
+    limited = {"key": "one", "name": "a", "requests_per_minute": 4, "tokens_per_minute": 240}
+    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited), gateways=2)
+    await stand.start()
+    ask = {"headers": bearer("one")}
+    status, _, headers = await stand.post(CHAT, chat(), **ask)
+    told = {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
+    assert status == 200
+    # "user\n" and thirty characters more and "\n" make nine tokens, by estimate.
+    assert told == {
+        "x-ratelimit-limit-requests": "2", "x-ratelimit-remaining-requests": "1", "x-ratelimit-reset-requests": "30s",
+        "x-ratelimit-limit-tokens": "120", "x-ratelimit-remaining-tokens": "111", "x-ratelimit-reset-tokens": "4.5s",
+    }  # fmt: skip
+    _, _, headers = await stand.post(CHAT, chat(), **ask)
+    assert headers["x-ratelimit-remaining-tokens"] == "99", "the first one was settled: twelve tokens"
+    status, body, headers = await stand.post(CHAT, chat(), **ask)
+    error = error_of(body)
+    assert (status, error["code"], error["type"]) == (429, "rate_limit_exceeded", "requests")
+    assert (headers["Retry-After"], headers["x-ratelimit-remaining-requests"]) == ("30", "0")
+    stand.now += 30
+    assert (await stand.post(CHAT, chat(), **ask))[0] == 200
+    stand.now += 3600
+    status, _, headers = await stand.post(CHAT, chat(max_tokens=110, fake="refuse"), **ask)
+    assert (status, headers["x-ratelimit-remaining-tokens"]) == (400, "1")
+    stand.now += 3
+    _, _, headers = await stand.post(CHAT, chat(max_tokens=50, n=2), **ask)
+    assert headers["x-ratelimit-remaining-tokens"] == "11", "what the engine refused has cost nothing"
+
+
+# ---- prefill and decode apart
+
+TRANSFER = {"do_remote_prefill": True, "remote_block_ids": [1, 2**70], "remote_host": "10.0.0.1", "new_one": {"a": 1.5}}
+ASK = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+    "remote_host": None, "remote_port": None,
+}  # fmt: skip
+
+
+async def test_prefill_first(gateway: Stand) -> None:
+    gateway.prefill.transfer = TRANSFER
+    asked = chat(model="big", stream=True, stream_options={"include_usage": True}, max_completion_tokens=9)
+    assert (await gateway.post(CHAT, asked))[1] == ALL
+    [(_, first)], [(_, second)] = gateway.prefill.asked, gateway.big.asked
+    assert first.body == second.body
+    assert json.loads(first.overrides) == {
+        "max_tokens": 1, "max_completion_tokens": 1, "stream": False, "stream_options": None, "kv_transfer_params": ASK,
+    }  # fmt: skip
+    assert json.loads(second.overrides) == {"kv_transfer_params": TRANSFER}
+    assert gateway.metrics.prefill.values == {("big", "llm-big", "done"): 1}
+
+
+async def test_nothing_to_hand_over(gateway: Stand) -> None:
+    assert (await gateway.post(CHAT, chat(model="big")))[0] == 200
+    assert gateway.big.asked[0][1].overrides == ""
+    await gateway.post("/v1/embeddings", chat(model="big"))
+    await gateway.post(CHAT, chat(model="big", n=2))
+    assert [len(gateway.prefill.asked), len(gateway.big.asked)] == [1, 3]
+    assert gateway.metrics.prefill.values == {
+        ("big", "llm-big", "nothing_to_hand_over"): 1, ("big", "llm-big", "several_choices"): 1,
+    }  # fmt: skip
+
+
+async def test_an_error_of_prefill_reaches_the_client(gateway: Stand) -> None:
+    status, body, _ = await gateway.post(CHAT, chat(model="big", fake="refuse"))
+    assert (status, error_of(body)["code"]) == (400, "too_long")
+    assert (await gateway.post(CHAT, chat(model="big", fake="raise")))[0] == 500
+    assert gateway.big.asked == []
+    assert gateway.metrics.prefill.values == {("big", "llm-big", "error"): 2}
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+async def test_no_prefill_replica(stand: Stand, fallback: bool) -> None:
+    models = parse_models(json.dumps({"big": {"service": "llm-big", "prefill": "llm-away"}}))
+    stand.settings = replace(stand.settings, models=models, prefill_fallback=fallback)
+    await stand.start()
+    status, _, _ = await stand.post(CHAT, chat(model="big"), headers={"x-request-timeout-seconds": "0.3"})
+    assert status == (200 if fallback else 503)
+    assert [asked.overrides for _, asked in stand.big.asked] == ([""] if fallback else [])
+    outcome = "no_replica" if fallback else "error"
+    assert stand.metrics.prefill.values == {("big", "llm-big", outcome): 1}
+
+
+# ---- metrics
+
+
+async def test_metrics_of_a_stream(gateway: Stand) -> None:
+    await gateway.post(CHAT, chat(model="default:support", stream=True))
+    labels = ("qwen:support", "llm-qwen")
+    assert gateway.counted() == {(*labels, "", "200", "stop"): 1}
+    assert gateway.metrics.tokens.values == {
+        (*labels, "prompt", ""): 7, (*labels, "completion", ""): 5, (*labels, "cached", ""): 3,
+    }  # fmt: skip
+    samples = {sample.name: sample.value for metric in gateway.metrics.collect() for sample in metric.samples}
+    for name in ("time_to_first_token", "time_per_output_token", "request"):
+        assert samples[f"pierhead_llm_{name}_seconds_count"] == 1
+        assert 0 <= samples[f"pierhead_llm_{name}_seconds_sum"] < 5
+
+
+async def test_refused_adapters_make_no_series(gateway: Stand) -> None:
+    await gateway.post(CHAT, chat(model="qwen:invented", fake="refuse"))
+    assert gateway.counted() == {("qwen", "llm-qwen", "", "400", ""): 1}
+
+
+# ---- a replica that dies
+
+DYING = """
+from pierhead import serve
+from tests.unit.services.fake_llm_server import FakeLLMServer
+serve(FakeLLMServer())
+"""
+
+
+def unused_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_replica_that_is_killed(cluster: Cluster, client: aiohttp.ClientSession) -> None:
+    port = unused_port()
+    process = await cluster.process(DYING, port, PYTHONPATH=os.pathsep.join(sys.path))
+    Clients.use(Settings(static={"LLM_QWEN": (f"127.0.0.1:{port}",)}))
+    stand = Stand(cluster, client)
+    await stand.start()
+    whole = asyncio.create_task(stand.post(CHAT, chat(fake="wait")))
+    async with client.post(stand.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
+        first = event("The") + event(" capital")
+        assert await asyncio.wait_for(answer.content.readexactly(len(first)), 5) == first
+        process.kill()
+        rest = await asyncio.wait_for(answer.read(), 10)
+    assert error_of(rest.removeprefix(b"data: "))["code"] == "replica_died"
+    status, body, _ = await asyncio.wait_for(whole, 10)
+    assert (status, error_of(body)["code"]) == (502, "replica_died")
+    assert stand.counted() == {("qwen", "llm-qwen", "", "502", ""): 2}

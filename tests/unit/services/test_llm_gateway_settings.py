@@ -1,0 +1,186 @@
+"""The gateway's settings, its map of models and its keys: what is right, and the words for what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from pierhead.errors import SettingsError
+
+from services.llm.gateway.api_keys import find_key, parse_keys
+from services.llm.gateway.key_file import KeyFile
+from services.llm.gateway.model_map import Route, parse_models
+from services.llm.gateway.settings import GatewaySettings
+
+HASH = hashlib.sha256(b"one").hexdigest()
+
+
+def test_settings() -> None:
+    environ = {"PIERHEAD_LLM_MODELS": '{"qwen": "llm-qwen"}'}
+    settings = GatewaySettings.from_env(environ)
+    assert (settings.keys_file, settings.gateways, settings.prefill_fallback) == (None, 1, True)
+    more = {
+        "PIERHEAD_LLM_GATEWAYS": "4",
+        "PIERHEAD_LLM_PREFILL_FALLBACK": "false",
+        "PIERHEAD_LLM_MAX_BODY_BYTES": "4096",
+    }
+    settings = GatewaySettings.from_env(environ | more)
+    assert (settings.gateways, settings.prefill_fallback, settings.max_body_bytes) == (4, False, 4096)
+
+
+def test_wrong_settings_are_all_named() -> None:
+    environ = {
+        "PIERHEAD_LLM_GATEWAYS": "0",
+        "PIERHEAD_LLM_MAX_BODY_BYTES": "1 GB",
+        "PIERHEAD_LLM_MODELS_REFRESH_S": "nan",
+    }
+    with pytest.raises(SettingsError) as raised:
+        GatewaySettings.from_env(environ)
+    form = '{"<model>": "<service>"} or {"<model>": {"service": ..., "prefill": ..., "alias_of": ...}}'
+    assert str(raised.value).splitlines() == [
+        f"PIERHEAD_LLM_MODELS: expected JSON, {form}, found nothing",
+        'PIERHEAD_LLM_GATEWAYS: expected an integer from 1 to 10000, found "0"',
+        'PIERHEAD_LLM_MAX_BODY_BYTES: expected a number of bytes from 1024 to 62914560, found "1 GB"',
+        'PIERHEAD_LLM_MODELS_REFRESH_S: expected seconds from 0.1 to 3600, found "nan"',
+    ]
+
+
+# ---- models
+
+MODELS = {
+    "qwen": "llm-qwen",
+    "org/big:8b": {"service": "big", "prefill": "big-prefill"},
+    "default": {"alias_of": "qwen"},
+    "support": {"alias_of": "qwen:support-v2"},
+    "elsewhere": {"service": "other", "alias_of": "served-as"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [
+        ("qwen", Route("qwen", "qwen", "", "llm-qwen", None)),
+        ("qwen:a", Route("qwen:a", "qwen", "a", "llm-qwen", None)),
+        ("qwen:a:b", Route("qwen:a:b", "qwen", "a:b", "llm-qwen", None)),
+        ("default", Route("qwen", "qwen", "", "llm-qwen", None)),
+        ("default:a", Route("qwen:a", "qwen", "a", "llm-qwen", None)),
+        ("support", Route("qwen:support-v2", "qwen", "support-v2", "llm-qwen", None)),
+        ("org/big:8b", Route("org/big:8b", "org/big:8b", "", "big", "big-prefill")),
+        ("elsewhere", Route("served-as", "served-as", "", "other", None)),
+        ("support:a", None),
+        ("org/big", None),
+        ("qwen:", None),
+        ("qwen:\n", None),
+        ("Qwen", None),
+    ],
+)
+def test_where_names_lead(name: str, route: Route | None) -> None:
+    assert parse_models(json.dumps(MODELS)).find(name) == route
+
+
+def test_services_are_listed_once() -> None:
+    models = parse_models(json.dumps(MODELS))
+    assert models.services == ("llm-qwen", "big", "other")
+    assert models.prefill_services == ("big-prefill",)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "expected JSON"),
+        ("{}", "expected an object with at least one model"),
+        ('["a"]', 'found ["a"]'),
+        ('{"a b": "x"}', '"a b": expected a model\'s name'),
+        ('{"a": 7}', "a: expected a service's name or an object of service, prefill, alias_of, found 7"),
+        ('{"a": ""}', 'a.service: expected a service\'s name, found ""'),
+        ('{"a": {"prefill": "p"}}', "a: expected a service, or alias_of with the name of another model"),
+        ('{"a": {"service": "x", "perfill": "p"}}', "a.perfill: unknown; there are service, prefill, alias_of"),
+        ('{"a": {"alias_of": "b"}}', 'a.alias_of: expected one of the models (none), found "b"'),
+        ('{"a": "x", "b": {"alias_of": "c"}, "c": {"alias_of": "a"}}',
+         'b.alias_of: expected one of the models (a), found "c"'),
+    ],
+)  # fmt: skip
+def test_wrong_maps(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match="PIERHEAD_LLM_MODELS: ") as raised:
+        parse_models(text)
+    assert told in str(raised.value)
+
+
+# ---- keys
+
+
+def test_keys() -> None:
+    [key] = parse_keys(json.dumps([{"name": "a", "sha256": HASH.upper(), "models": ["q*"], "requests_per_minute": 5}]))
+    assert find_key([key], "one") is key
+    assert find_key([key], "two") is None
+    assert find_key([key], "\ud800") is None
+    assert key.may_use(["x", "qwen"])
+    assert not key.may_use(["default"])
+    assert (key.requests_per_minute, key.tokens_per_minute) == (5.0, None)
+
+
+def test_wrong_keys_are_all_named_and_no_secret_is_told() -> None:
+    entries: list[object] = [
+        "sk-secret",
+        {"name": "a", "sha256": "sk-secret", "models": "*"},
+        {"name": "b", "sha256": HASH, "tokens_per_minute": 0, "key": "sk-secret"},
+        {"name": "sk secret", "sha256": HASH},
+        {"name": "c", "sha256": HASH},
+        {"name": "c", "sha256": HASH},
+    ]
+    with pytest.raises(ValueError, match="expected") as raised:
+        parse_keys(json.dumps(entries))
+    assert str(raised.value).splitlines() == [
+        "[0]: expected an object of name, sha256, models, requests_per_minute, tokens_per_minute, found a string",
+        "[1].sha256: expected 64 hexadecimal digits (printf %s KEY | sha256sum)",
+        '[1].models: expected a list of names or patterns such as "*", found a string',
+        "[2].key: unknown; there are name, sha256, models, requests_per_minute, tokens_per_minute",
+        "[2].tokens_per_minute: expected a number above 0 (leave it out for no limit), found 0",
+        "[3].name: expected up to 63 letters, digits, and . _ @ - within, found a string",
+        "name: expected a different one for each key",
+        "sha256: expected a different one for each key",
+    ]
+
+
+def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"PIERHEAD_LLM_KEYS_FILE: .*keys\.json: No such file"):
+        KeyFile(str(tmp_path / "keys.json"))
+    (tmp_path / "keys.json").write_text("{}")
+    with pytest.raises(SettingsError, match="expected a list of keys"):
+        KeyFile(str(tmp_path / "keys.json"))
+
+
+def test_a_file_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys.json"
+
+    def write(**more: object) -> None:
+        path.write_text(json.dumps([{"name": "a", "sha256": HASH, **more}]))
+
+    write(requests_per_minute=2)
+    keys = KeyFile(str(path), clock=lambda: 0.0)
+    holder = keys.find("one")
+    assert holder is not None
+    holder.limits.admit(0, 0.0)
+
+    write(requests_per_minute=2, models=["x"])
+    keys.look()
+    again = keys.find("one")
+    assert again is not None
+    assert again.key.models == ("x",)
+    assert again.limits is holder.limits, "what was used stays used"
+
+    for broken in (lambda: path.write_text("{"), path.unlink):
+        broken()
+        caplog.clear()
+        keys.look()
+        keys.look()
+        assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"
+        assert keys.find("one") == again, "the keys from before stay in force"
+
+    write(requests_per_minute=20)
+    keys.look()
+    new = keys.find("one")
+    assert new is not None
+    assert new.limits.headers(0.0)["x-ratelimit-remaining-requests"] == "20"
