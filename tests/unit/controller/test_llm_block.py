@@ -72,8 +72,8 @@ A_SOURCE = (
         (
             {"model_loading": {"model_id": "qwen:fr"}},
             (
-                'model_loading.model_id: expected a name of letters, digits and "._-/" such as "qwen2.5-7b" (at most 200; '
-                'a colon would name an adapter), found "qwen:fr"'
+                'model_loading.model_id: expected a name of letters, digits and "._-/" such as "qwen2.5-7b" (at most '
+                '200; a colon would name an adapter), found "qwen:fr"'
             ),
         ),
         (
@@ -87,8 +87,8 @@ A_SOURCE = (
         (
             {**MODEL, "engine": "VLLM"},
             (
-                'engine: expected "vllm", "openai", "mock", or an import path such as "my_package.engine:MyEngine", found '
-                '"VLLM"'
+                'engine: expected "vllm", "openai", "mock", or an import path such as "my_package.engine:MyEngine", '
+                'found "VLLM"'
             ),
         ),
         ({**MODEL, "tensor_parallel_size": 0}, "tensor_parallel_size: expected an integer from 1 to 64, found 0"),
@@ -123,24 +123,24 @@ def test_wrong_keys_and_values(llm: dict[str, Any], problem: str) -> None:
             {"llm": MODEL, "route": "/llm"},
             {},
             (
-                'llm: needs protocol "grpc" and this service has "http" (the default of a service with a route): clients '
-                "reach it through the gateway; remove route and protocol"
+                'llm: needs protocol "grpc" and this service has "http" (the default of a service with a route): '
+                "clients reach it through the gateway; remove route and protocol"
             ),
         ),
         (
             {"llm": {**MODEL, "tensor_parallel_size": 2}},
             {},
             (
-                "llm: is spread over 2 GPUs (tensor_parallel_size x pipeline_parallel_size = 2) and the service asks for "
-                "none; write deploy.resources.reservations.devices: [{driver: nvidia, count: 2, capabilities: [gpu]}]"
+                "llm: is spread over 2 GPUs (tensor_parallel_size x pipeline_parallel_size = 2) and the service asks "
+                "for none; write deploy.resources.reservations.devices: [{driver: nvidia, count: 2, capabilities: [gpu]}]"
             ),
         ),
         (
             {"llm": MODEL},
             {"deploy": nvidia(2)},
             (
-                "llm: is spread over 1 GPU (tensor_parallel_size x pipeline_parallel_size = 1) and each replica asks for "
-                "2; make the two equal"
+                "llm: is spread over 1 GPU (tensor_parallel_size x pipeline_parallel_size = 1) and each replica asks "
+                "for 2; make the two equal"
             ),
         ),
         (
