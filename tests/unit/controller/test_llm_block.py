@@ -132,7 +132,8 @@ def test_wrong_keys_and_values(llm: dict[str, Any], problem: str) -> None:
             {},
             (
                 "llm: is spread over 2 GPUs (tensor_parallel_size x pipeline_parallel_size = 2) and the service asks "
-                "for none; write deploy.resources.reservations.devices: [{driver: nvidia, count: 2, capabilities: [gpu]}]"
+                "for none; write deploy.resources.reservations.devices: "
+                "[{driver: nvidia, count: 2, capabilities: [gpu]}]"
             ),
         ),
         (
