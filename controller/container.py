@@ -116,6 +116,8 @@ def definition_hash(
     gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
     if gpu_part is not None and gpu is not None and gpu.slot is not None:
         gpu_part.append(str(gpu.slot))
+    if gpu_part is not None and gpu is not None and gpu.kind:
+        gpu_part.append({"kind": gpu.kind})
     whole = {"format": _HASH_FORMAT, "container": container, "port": port, "managed": managed, "gpu": gpu_part}
     whole["probe"] = [probe.port, probe.path]
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

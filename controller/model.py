@@ -99,6 +99,12 @@ class GpuRequest:
     """None = whole GPUs; a slot is of one GPU, and `count` then is 1."""
     placement: Placement = "pack"
     """Where slots go: onto as few GPUs as they fit on, or onto as many as there are."""
+    kind: str = ""
+    """Only GPUs whose name has this in it, such as "H100"; "" = any."""
+
+    def takes(self, gpu_name: str) -> bool:
+        """Whether a GPU of that name will do. One whose name is not known does: nothing says that it is another."""
+        return not self.kind or not gpu_name or self.kind.casefold() in gpu_name.casefold()
 
 
 @dataclass(frozen=True, slots=True)

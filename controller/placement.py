@@ -259,6 +259,7 @@ class GpuLedger:
                 card
                 for uuid, card in self._cards.items()
                 if (not request.device_ids or uuid in request.device_ids)
+                and request.takes(card.gpu.name)
                 and not (request.count > 1 and card.gpu.is_mig)
             ]
             self._pools[request] = pool
@@ -286,6 +287,9 @@ class GpuLedger:
         if missing and len(pool) < request.count:
             known = ", ".join(self._cards)
             return Shortage(f"it asks for GPU {', '.join(missing)}, which this machine does not have; it has {known}")
+        if not any(request.takes(card.gpu.name) for card in self._cards.values()):
+            names = ", ".join(sorted({card.gpu.name for card in self._cards.values()}))
+            return Shortage(f'it asks for {asked} whose name has "{request.kind}" in it; this machine has {names}')
         if not pool:
             return Shortage(
                 f"it asks for {asked} and all here are MIG devices, of which software can use one at a time"

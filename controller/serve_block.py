@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
+from pierhead.llm_config import LLMConfig
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -349,6 +350,7 @@ class ServeBlock(_Block):
     debug: bool = False
     logging: LoggingBlock = Field(default_factory=LoggingBlock)
     user_config: UserConfig = Field(default_factory=dict)
+    llm: LLMConfig | None = None
     managed: bool | None = None
     health: HealthBlock = Field(default_factory=HealthBlock)
     metrics: MetricsBlock = Field(default_factory=MetricsBlock)

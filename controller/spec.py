@@ -13,6 +13,7 @@ from typing import Any
 from controller.container import ADMIN_PORT, definition_hash, managed_environment
 from controller.errors import SpecError
 from controller.gpu_request import gpu_request
+from controller.llm_block import LLM_VARIABLE, check_llm, llm_gpus
 from controller.model import (
     AutoscaleSpec,
     Backpressure,
@@ -102,6 +103,8 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
     most = 0 if block is None else autoscale.max if autoscale else block.replicas
     rollout = _rollout(at(path, "x-serve"), block, problems) if block else RolloutSpec()
     gpu = gpu_request(path, source.definition, block.gpu if block else None, most, problems)
+    if block and block.llm:
+        gpu = llm_gpus(at(path, "x-serve"), block.llm, gpu, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
     settings = _settings(at(path, "x-serve"), block, problems) if block else None
     drain_s = _drain_s(at(path, "x-serve"), block, problems) if block else 0.0
@@ -248,6 +251,7 @@ def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:
     port = block.port or DEFAULT_PORTS[protocol]
     _check_protocol(path, block, protocol, problems)
     _check_process(path, block, protocol, managed, problems)
+    check_llm(path, block, protocol, managed, problems)
     if managed and port == ADMIN_PORT:
         problems.add(at(path, "port"), f"{ADMIN_PORT} is the admin port of a managed replica; choose another one")
     return _Settings(
@@ -421,7 +425,8 @@ def _managed_environment(
 ) -> dict[str, str]:
     if not settings.managed:
         return {}
-    return managed_environment(
+    own = {LLM_VARIABLE: block.llm.to_json()} if block.llm else {}
+    return own | managed_environment(
         project=source.project,
         service=source.name,
         port=settings.port,

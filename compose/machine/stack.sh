@@ -16,9 +16,10 @@ setting() {
 
 project=$(setting COMPOSE_PROJECT_NAME pierhead)
 
-# choose_files APPS GPU: sets COMPOSE_FILE. No APPS: the files that the shell or .env names.
+# choose_files APPS GPU: sets COMPOSE_FILE. No APPS: the files that the shell or .env names. GPU = 1: what gives GPUs to the
+# chosen apps, each app's own file: an override of a service that is not among the files would be an error of Compose's.
 choose_files() {
-  local app files
+  local app files apps=0
   if [ -n "$1" ]; then
     files=compose/compose.yaml
     for app in $1; do
@@ -32,7 +33,15 @@ choose_files() {
   fi
   case $2 in
     '' | 0) ;;
-    1) case :$files: in *:compose/gpu.yaml:*) ;; *) files=$files:compose/gpu.yaml ;; esac ;;
+    1)
+      for app in $(apps_among "$files"); do
+        [ -f "compose/gpu-$app.yaml" ] || continue
+        apps=$((apps + 1))
+        case :$files: in *:compose/gpu-$app.yaml:*) ;; *) files=$files:compose/gpu-$app.yaml ;; esac
+      done
+      [ "$apps" -gt 0 ] || refuse "GPU: none of the chosen apps has a file for GPUs (compose/gpu-<app>.yaml)." \
+        "Leave GPU=1 out; an app of yours says itself which GPUs it needs (deploy.resources.reservations.devices)."
+      ;;
     *) refuse "GPU: expected 1 or nothing, found \"$2\"." ;;
   esac
   export COMPOSE_FILE=$files
@@ -46,8 +55,10 @@ known_apps() {
   printf '%s' "${names[*]:-none}"
 }
 
-# chosen_apps: the apps among the files of COMPOSE_FILE, one a line.
-chosen_apps() { tr ':' '\n' <<<"$COMPOSE_FILE" | sed -n 's|^compose/apps/\(.*\)\.yaml$|\1|p'; }
+# apps_among FILES: the apps among the files of a COMPOSE_FILE, one a line.
+apps_among() { tr ':' '\n' <<<"$1" | sed -n 's|^compose/apps/\(.*\)\.yaml$|\1|p'; }
+
+chosen_apps() { apps_among "$COMPOSE_FILE"; }
 
 # choose_build_inputs: this machine's own certificates and wheels, where neither the shell nor .env names others.
 choose_build_inputs() {

@@ -107,7 +107,7 @@ choose_grafana() {
 }
 
 warn_about_missing_gpus() {
-  case $COMPOSE_FILE in *gpu.yaml*) ;; *) return 0 ;; esac
+  case $COMPOSE_FILE in *compose/gpu-*) ;; *) return 0 ;; esac
   if ! compgen -G '/etc/cdi/*' >/dev/null && ! compgen -G '/var/run/cdi/*' >/dev/null &&
     ! docker info --format '{{json .Runtimes}}' | grep -q nvidia; then
     warn "GPU=1, but Docker knows no GPU here: services that ask for one will stay PENDING." \

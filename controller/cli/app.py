@@ -16,7 +16,7 @@ import typer
 from controller.cli import completion
 from controller.cli import output as out
 from controller.cli.clone import stale_words
-from controller.cli.commands import change, follow, look, offline
+from controller.cli.commands import change, follow, llm, look, offline
 from controller.cli.errors import EXIT_CODES, INTERRUPTED, BadInput, CommandError
 
 EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
@@ -30,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (look, follow, change, offline):
+for module in (look, follow, change, offline, llm):
     module.register(app)
 
 

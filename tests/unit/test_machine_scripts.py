@@ -249,6 +249,17 @@ class TestUp:
             assert app.stem in result.stderr.split("There are: ")[1]
         assert machine.calls() == []
 
+    def test_gpu_adds_the_file_of_each_chosen_app(self, machine: Machine) -> None:
+        sources = "; ".join(f". {MACHINE}/{name}.sh" for name in ("messages", "host", "stack"))
+        run = ["bash", "-euc", f'{sources}; choose_files "$1" 1; echo "$COMPOSE_FILE"', "-"]
+        chosen = subprocess.run([*run, "echo recsys"], check=True, capture_output=True, text=True, timeout=60)
+        assert chosen.stdout.strip() == ":".join(
+            f"compose/{file}.yaml" for file in ("compose", "apps/echo", "apps/recsys", "gpu-recsys")
+        )
+        refused = subprocess.run([*run, "echo"], check=False, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "GPU: none of the chosen apps has a file for GPUs" in refused.stderr
+
     def test_gpu_takes_one_or_nothing(self, machine: Machine) -> None:
         result = machine.run("up.sh", "", "two")
         assert result.returncode == 2

@@ -1,59 +1,129 @@
-"""What an LLM service serves, and how: `x-serve.llm`, or in code
+"""What an LLM service serves, and how: `x-serve.llm` in a compose file, or in code
 
     LLMConfig(model_loading=ModelLoading(model_id="qwen", model_source="Qwen/Qwen2.5-0.5B-Instruct"))
 
-The controller checks it and hands it to the replicas in PIERHEAD_LLM_CONFIG, as JSON. Names are Ray Serve LLM's, as far
-as they mean the same. Needs pydantic (the extra `llm`).
+The controller checks it and hands it to the replicas in PIERHEAD_LLM_CONFIG, as JSON. Names are those of Ray Serve LLM
+where they mean the same; compose/reference.yaml explains each of them. Needs pydantic (the extra `llm`).
 """
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 VARIABLE = "PIERHEAD_LLM_CONFIG"
+LARGEST_CONFIG = 64 * 1024
+"""Bytes as JSON: it travels in an environment variable, of which Linux takes twice as much."""
+
+_MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_ENGINE = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_REMOTE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\s]*)?")
+_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A-Za-z0-9._/-]+)?")
+
+
+def _expected(expectation: str) -> PydanticCustomError:
+    """A finding that says what it should be; whoever reports it adds where, and what was found."""
+    return PydanticCustomError("expected", "expected {expectation}", {"expectation": expectation})
+
+
+def _check_model_id(model_id: str) -> str:
+    if not _MODEL_ID.fullmatch(model_id):
+        raise _expected(
+            'a name of letters, digits and "._-/" such as "qwen2.5-7b" (at most 200; a colon would name an adapter)'
+        )
+    return model_id
+
+
+def _check_model_source(source: str) -> str:
+    if source.startswith("/") or _REMOTE.fullmatch(source) or _HUB.fullmatch(source):
+        return source
+    raise _expected(
+        'a directory inside the container ("/models/qwen"), a Hugging Face id ("Qwen/Qwen2.5-7B-Instruct", '
+        '"...@revision"), or s3://bucket/prefix or gs://bucket/prefix'
+    )
+
+
+def _check_adapters_path(path: str) -> str:
+    if path.startswith("/") or _REMOTE.fullmatch(path):
+        return path
+    raise _expected('a directory inside the container ("/adapters"), or s3://bucket/prefix or gs://bucket/prefix')
+
+
+def _check_adapter(adapter: str) -> str:
+    if not _ADAPTER.fullmatch(adapter):
+        raise _expected('the name of an adapter: letters, digits and "._-", at most 200')
+    return adapter
+
+
+def _check_engine(engine: str) -> str:
+    if not _ENGINE.fullmatch(engine):
+        raise _expected('"vllm", "openai", "mock", or an import path such as "my_package.engine:MyEngine"')
+    return engine
+
+
+def _check_kwargs(arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        text = json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise _expected("what JSON can hold: text, finite numbers, true, false, null, lists and mappings") from None
+    if len(text) > LARGEST_CONFIG // 2:
+        raise _expected(f"at most {LARGEST_CONFIG // 2} bytes as JSON (these are {len(text)})")
+    return arguments
 
 
 class _Block(BaseModel):
     """Unknown keys are errors; values are not converted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class ModelLoading(_Block):
     """Which model, and where it comes from."""
 
-    model_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")]
-    """What clients call it; a colon would mark an adapter."""
-    model_source: str | None = None
-    """A directory inside the container, a Hugging Face id, s3://bucket/prefix or gs://bucket/prefix. None: the model_id
-    is a Hugging Face id."""
+    model_id: Annotated[str, AfterValidator(_check_model_id)]
+    model_source: Annotated[str, AfterValidator(_check_model_source)] | None = None
+
+    @property
+    def source(self) -> str:
+        """Where it comes from; the model_id is a Hugging Face id where nothing else is written."""
+        return self.model_source or self.model_id
 
 
 class Lora(_Block):
-    """Adapters of the model, called `<model_id>:<adapter>`."""
+    """Adapters of the model; clients call them `<model_id>:<adapter>`."""
 
-    dynamic_lora_loading_path: str
-    """A directory, s3:// or gs:// prefix with a directory for each adapter, named as it."""
+    dynamic_lora_loading_path: Annotated[str, AfterValidator(_check_adapters_path)]
     max_num_adapters_per_replica: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Held at a time; the one whose last use is longest ago goes first."""
-    adapters: tuple[str, ...] = ()
-    """Those that every replica has before it is ready, and keeps."""
+    adapters: list[Annotated[str, AfterValidator(_check_adapter)]] = Field(default_factory=list)
 
 
 class LLMConfig(_Block):
     """One model's service."""
 
-    engine: str = "vllm"
-    """A name of the server's registry, or an import path `package.module:Engine`."""
+    engine: Annotated[str, AfterValidator(_check_engine)] = "vllm"
     model_loading: ModelLoading
-    accelerator_type: str | None = None
-    """Part of the GPU's name, such as "H100": replicas wait for one whose name has it."""
+    accelerator_type: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
-    engine_kwargs: dict[str, Any] = {}
-    """The engine's own arguments, by its own names."""
+    engine_kwargs: Annotated[dict[str, Any], AfterValidator(_check_kwargs)] = Field(default_factory=dict)
     lora: Lora | None = None
-    stall_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
-    """Seconds for which an engine may have requests and make no token before it counts as hanging."""
+    stall_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 60.0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica, where it has any."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def to_json(self) -> str:
+        """As PIERHEAD_LLM_CONFIG holds it: the same config gives the same text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> LLMConfig:
+        """Read what `to_json` wrote, or a person. Raises pydantic.ValidationError."""
+        return cls.model_validate_json(text)

@@ -45,7 +45,7 @@ def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
     file.write_text(yaml.safe_dump(override(chain, subject, services)))
     files = [str(each.relative_to(ROOT)) for each in (app_file, file)]
     if work.device == "cuda":
-        files.append("compose/gpu.yaml")
+        files.append("compose/gpu-recsys.yaml")
     env = {"PIERHEAD_TAG": TAG, "PIERHEAD_TORCH_THREADS": str(work.torch_threads)}
     stack = Stack(PROJECT, files, env)
     try:

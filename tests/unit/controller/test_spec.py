@@ -21,7 +21,7 @@ KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
     "grpc_services, max_ongoing_requests, max_queued_requests, router, backpressure, request_timeout_s, "
     "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup, workers, "
-    "run_user_code_in_separate_thread, debug, logging, user_config, managed, health, metrics"
+    "run_user_code_in_separate_thread, debug, logging, user_config, llm, managed, health, metrics"
 )
 A_ROUTER = (
     "expected one of power_of_two, round_robin, least_ongoing, consistent_hash, prefix, engine_load, or an import path "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 from pydantic import BaseModel
 
 from controller.compose_yaml import load_written
@@ -53,6 +54,12 @@ def test_keys_and_values_are_those_of_the_model(written: dict[str, Any]) -> None
     gpu = written["services"]["gpu-slots"]["x-serve"]["gpu"]
     assert gpu == GpuBlock(memory="16GiB").model_dump(), "one of the first three has to be written"
     assert list(gpu) == list(GpuBlock.model_fields)
+    llm = written["services"]["language-model"]["x-serve"]["llm"]
+    lora = Lora(dynamic_lora_loading_path="/adapters")
+    assert llm == LLMConfig(model_loading=ModelLoading(model_id="qwen2.5-7b"), lora=lora).model_dump()
+    assert list(llm) == list(LLMConfig.model_fields)
+    assert list(llm["lora"]) == list(Lora.model_fields)
+    assert list(llm["model_loading"]) == list(ModelLoading.model_fields)
 
 
 def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any]) -> None:
@@ -60,6 +67,10 @@ def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any])
     written["services"]["reference"] |= {"x-serve": {}}
     written["services"]["autoscaled"]["x-serve"] |= {"autoscale": {}}
     written["services"]["gpu-slots"]["x-serve"] |= {"gpu": {"memory": "16GiB"}}
+    written["services"]["language-model"]["x-serve"]["llm"] = {
+        "model_loading": {"model_id": "qwen2.5-7b"},
+        "lora": {"dynamic_lora_loading_path": "/adapters"},
+    }
     assert parse("reference", written) == from_reference
 
 
@@ -83,7 +94,10 @@ def test_every_key_is_explained() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlock, StartupBlock, HealthBlock, MetricsBlock],
+    [
+        *(ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlock, StartupBlock, HealthBlock),
+        *(MetricsBlock, LLMConfig, Lora),
+    ],
 )
 def test_bounds_are_told_in_the_reference(model: type[BaseModel]) -> None:
     text = REFERENCE.read_text()

@@ -1,0 +1,160 @@
+"""`pierhead llm ...`: compose files for language models, from a shell. Needs no running stack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from controller.cli import output as out
+from controller.cli.errors import BadInput
+
+if TYPE_CHECKING:
+    from pierhead.llm_config import LLMConfig
+
+HEADER = "# Written by `pierhead llm build`; yours to change. compose/reference.yaml explains the keys.\n"
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="SOURCE", help="a Hugging Face id, a directory inside the container, or s3:// or gs://"
+    ),
+]
+Name = Annotated[str, typer.Option("--name", metavar="MODEL_ID", help="what clients call it  [default: from SOURCE]")]
+Service = Annotated[str, typer.Option("--service", metavar="SERVICE", help="its service  [default: from MODEL_ID]")]
+Gpus = Annotated[int, typer.Option("--gpus", metavar="N", min=0, max=64, help="GPUs of each replica; 0 = CPU")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Option("--engine-arg", metavar="KEY=VALUE", help="one of engine_kwargs, VALUE as JSON or text; repeatable"),
+]
+Engine = Annotated[str, typer.Option("--engine", metavar="NAME", help="vllm, openai, mock, or an import path")]
+Accelerator = Annotated[str, typer.Option("--accelerator", metavar="NAME", help='part of the GPUs\' name, as "H100"')]
+Replicas = Annotated[int, typer.Option("--replicas", metavar="N", min=0, max=1000, help="how many")]
+MaxReplicas = Annotated[
+    int, typer.Option("--max-replicas", metavar="N", min=0, max=1000, help="autoscale from --replicas to this")
+]
+Policy = Annotated[str, typer.Option("--policy", metavar="NAME", help="how the gateway chooses a replica")]
+LoraPath = Annotated[str, typer.Option("--lora", metavar="PATH", help="where LoRA adapters are")]
+File = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="write it there  [default: print it]")]
+Force = Annotated[bool, typer.Option("--force", help="write over FILE")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    group = typer.Typer(help="Compose files for language models.", rich_markup_mode=None)
+    # With a callback it stays a group while it has one command only.
+    group.callback()(lambda: None)
+    group.command()(build)
+    app.add_typer(group, name="llm")
+
+
+def build(
+    model: Model,
+    name: Name = "",
+    service: Service = "",
+    engine: Engine = "vllm",
+    gpus: Gpus = 1,
+    accelerator: Accelerator = "",
+    replicas: Replicas = 1,
+    max_replicas: MaxReplicas = 0,
+    engine_arg: Arguments = None,
+    lora: LoraPath = "",
+    policy: Policy = "prefix",
+    file: File = None,
+    force: Force = False,
+) -> None:
+    """Write the compose file of a model: its service, and the gateway with the OpenAI API.
+
+    Example: pierhead llm build --model Qwen/Qwen2.5-7B-Instruct --gpus 1 --file compose/apps/qwen.yaml
+    Then: make up APPS=qwen
+    """
+    import yaml
+    from pierhead.llm_app import llm_app, llm_service
+
+    if file is not None and file.exists() and not force:
+        raise BadInput(f"--file: {file} is there already; name another one, or write over it with --force")
+    config = _config(_fields(model, name, engine, gpus, accelerator, engine_arg or [], lora))
+    service = service or _service_name(config.model_loading.model_id)
+    autoscale = {"min": replicas, "max": max_replicas, "target_ongoing_requests": 64} if max_replicas else None
+    part = llm_service(config, gpus=gpus > 0, replicas=replicas, autoscale=autoscale, policy=policy)
+    document = llm_app({service: part})
+    _check(document)
+    text = HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
+    if file is None:
+        out.say(text.rstrip("\n"))
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--file: {file} cannot be written: {error.strerror}") from None
+    out.say(f"{file}: service {service} serves {config.model_loading.model_id}. Start it: {_how_to_start(file)}")
+
+
+def _fields(
+    model: str, name: str, engine: str, gpus: int, accelerator: str, arguments: list[str], lora: str
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "engine": engine,
+        "model_loading": {"model_id": name or _model_id(model), "model_source": model},
+        "tensor_parallel_size": max(gpus, 1),
+        "engine_kwargs": dict(_argument(argument) for argument in arguments),
+    }
+    if accelerator:
+        fields["accelerator_type"] = accelerator
+    if lora:
+        fields["lora"] = {"dynamic_lora_loading_path": lora, "max_num_adapters_per_replica": 8}
+    return fields
+
+
+def _model_id(source: str) -> str:
+    """The last part of a source's name, as people call a model: "Qwen/Qwen2.5-7B-Instruct" -> qwen2.5-7b-instruct."""
+    return source.rstrip("/").rpartition("/")[2].partition("@")[0].lower()
+
+
+def _service_name(model_id: str) -> str:
+    """A name that DNS takes."""
+    letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in model_id.lower())
+    return "llm-" + "-".join(filter(None, letters.split("-")))[:36].strip("-")
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise BadInput(f'--engine-arg: expected KEY=VALUE such as max_model_len=8192, found "{text}"')
+    try:
+        return key.replace("-", "_"), json.loads(value)
+    except ValueError:
+        return key.replace("-", "_"), value
+
+
+def _config(fields: dict[str, Any]) -> LLMConfig:
+    from pierhead.llm_config import LLMConfig
+    from pydantic import ValidationError
+
+    try:
+        return LLMConfig.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(f"{where}: {first['msg']}, found {json.dumps(first['input'])}; nothing was written") from None
+
+
+def _check(document: dict[str, Any]) -> None:
+    """As the controller will read it: what it would refuse is told now."""
+    from controller.errors import SpecError
+    from controller.spec import parse
+
+    # Volumes are ours, and in the short form, which Compose rewrites before the controller sees it.
+    services = {name: {**service, "volumes": []} for name, service in document["services"].items()}
+    try:
+        parse("pierhead", {"services": services})
+    except SpecError as error:
+        raise BadInput("\n".join([*error.problems, "nothing was written"])) from None
+
+
+def _how_to_start(file: Path) -> str:
+    if file.parent.name == "apps" and file.suffix == ".yaml":
+        return f"make up APPS={file.stem}"
+    return f"add {file} to COMPOSE_FILE in .env, then make up"

@@ -1,0 +1,358 @@
+"""Where models and adapters come from: a directory, the Hugging Face hub, or a bucket (s3://, gs://).
+
+    fetch(source) --> a local directory, complete
+
+What is fetched is kept below a cache directory that replicas share, usually a volume: one fetches, the others wait for
+it. A fetch that was interrupted goes on where it was, in the middle of a file, too. Blocks: to be called in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from services.llm.server.engine import Report
+from services.llm.server.errors import LLMStartError
+
+CACHE_VARIABLE = "PIERHEAD_LLM_CACHE"
+CHUNK_BYTES = 8 * 1024 * 1024
+REPORT_S = 0.5
+"""Between two reports of progress."""
+ASK_AGAIN_S = 1.0
+"""Between two looks whether the replica that fetches has come to its end."""
+
+_GIB = 1024**3
+_STATE = ".pierhead-fetched.json"
+_PART = ".pierhead-part"
+_WEIGHTS_BESIDE_SAFETENSORS = (
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "original/**",
+    "onnx/**",
+)
+"""Other forms of the same weights, which nobody reads where there are safetensors."""
+
+
+def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where fetched models are kept: PIERHEAD_LLM_CACHE, else /cache."""
+    return Path(environ.get(CACHE_VARIABLE) or "/cache")
+
+
+def fetch(source: str, cache: Path, report: Report) -> Path:
+    """A local directory with everything of `source`, which has one of LLMConfig's forms.
+
+    Raises LLMStartError with what a person can act on.
+    """
+    if source.startswith("/"):
+        return _local(Path(source))
+    try:
+        return _from_bucket(source, cache, report) if "://" in source else _from_hub(source, cache, report)
+    except OSError as error:
+        raise _cannot_keep(source, cache, error) from error
+
+
+def _local(directory: Path) -> Path:
+    if not directory.exists():
+        raise LLMStartError(
+            f"model_source: {directory} does not exist inside the container; mount it (volumes: in the compose "
+            "file) or correct the path"
+        )
+    if directory.is_dir() and not any(directory.iterdir()):
+        raise LLMStartError(f"model_source: {directory} is empty; put the model's files there, or mount another one")
+    return directory
+
+
+# ------------------------------------------------------------------------------------------------- Hugging Face's hub
+
+
+def _from_hub(source: str, cache: Path, report: Report) -> Path:
+    """A snapshot in the hub's own cache layout, which its library resumes and shares by itself."""
+    import huggingface_hub
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name, _, revision = source.partition("@")
+    try:
+        with _one_at_a_time(cache, source, report):
+            folder = huggingface_hub.snapshot_download(
+                name,
+                revision=revision or None,
+                cache_dir=cache / "hub",
+                ignore_patterns=_not_needed(name, revision),
+                tqdm_class=_hub_progress(name, report),
+            )
+    except GatedRepoError as error:
+        raise LLMStartError(
+            f"model_source: {name} is gated on the Hugging Face hub: accept its licence there, and set HF_TOKEN in the "
+            "service's environment"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise LLMStartError(f"model_source: {name} has no revision {revision} on the Hugging Face hub") from error
+    except RepositoryNotFoundError as error:
+        raise LLMStartError(
+            f"model_source: {name} does not exist on the Hugging Face hub, or is private (then set HF_TOKEN); a "
+            'directory begins with "/"'
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        raise LLMStartError(
+            f"model_source: the Hugging Face hub cannot be reached for {name}, and {cache} does not have it: {error}; "
+            "check the network of the container, or mount the model's directory and name that"
+        ) from error
+    return Path(folder)
+
+
+def _not_needed(name: str, revision: str) -> list[str] | None:
+    """Patterns of the files that need not be fetched; nothing where the hub does not say what there is."""
+    import huggingface_hub
+
+    try:
+        info = huggingface_hub.HfApi().model_info(name, revision=revision or None)
+    except huggingface_hub.errors.HfHubHTTPError:
+        raise
+    except OSError:  # offline: the snapshot may be in the cache all the same
+        return None
+    names = [file.rfilename for file in info.siblings or ()]
+    return list(_WEIGHTS_BESIDE_SAFETENSORS) if any(name.endswith(".safetensors") for name in names) else None
+
+
+def _hub_progress(name: str, report: Report) -> type[Any]:
+    """A tqdm class that tells `report` in place of a terminal. One bar of the hub's counts bytes, others files."""
+    from tqdm.auto import tqdm
+
+    class HubProgress(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            kwargs["disable"] = False
+            kwargs["file"] = _NOWHERE
+            super().__init__(*args, **kwargs)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            if self.unit == "B" and self.total:
+                report(f"downloading {name}", self.n, self.total)
+            return shown
+
+    return HubProgress
+
+
+class _Nowhere:
+    """A file that takes everything."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+
+_NOWHERE = _Nowhere()
+
+# ------------------------------------------------------------------------------------------------------------ buckets
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """One object of a bucket."""
+
+    path: str
+    """As its file system names it."""
+    relative: PurePosixPath
+    size: int
+    tag: str
+    """Another one when its content is: ETag, generation or time of change."""
+
+
+def _from_bucket(source: str, cache: Path, report: Report) -> Path:
+    import fsspec
+
+    try:
+        files, root = fsspec.core.url_to_fs(source)
+    except (ImportError, ValueError) as error:
+        raise LLMStartError(
+            f"model_source: {source}: this image cannot read {source.partition(':')[0]}://: {error}"
+        ) from error
+    try:
+        objects = list(_objects(files, root))
+    except FileNotFoundError:
+        objects = []
+    except Exception as error:
+        raise LLMStartError(
+            f"model_source: {source} cannot be listed: {type(error).__name__}: {error}; check the bucket's name and "
+            "the credentials in the service's environment"
+        ) from error
+    if not objects:
+        raise LLMStartError(f"model_source: nothing is stored below {source}; check bucket and prefix")
+    target = cache / "buckets" / re.sub(r"[^A-Za-z0-9._-]+", "_", source).strip("_")
+    with _one_at_a_time(cache, source, report):
+        _Fetch(files, target, source, objects, report).run()
+    return target
+
+
+def _objects(files: Any, root: str) -> Iterator[_Object]:
+    """Everything below a prefix. Raises what the library raises."""
+    for path, details in sorted(files.find(root, detail=True).items()):
+        relative = PurePosixPath(path[len(root) :].lstrip("/") or PurePosixPath(path).name)
+        if ".." in relative.parts or relative.is_absolute():
+            raise ValueError(f"an object's name leads out of the prefix: {path}")
+        size = int(details.get("size") or 0)
+        tag = next(
+            (str(details[key]) for key in ("ETag", "generation", "etag", "mtime", "created") if key in details), ""
+        )
+        yield _Object(path, relative, size, f"{size} {tag}")
+
+
+class _Fetch:
+    """Brings the objects of one prefix into a directory, and remembers which it has."""
+
+    def __init__(self, files: Any, target: Path, source: str, objects: list[_Object], report: Report) -> None:
+        self._files, self._target, self._objects, self._report = files, target, objects, report
+        self._source = source
+        self._done = 0
+        self._total = sum(entry.size for entry in objects)
+        self._reported = float("-inf")
+
+    def run(self) -> None:
+        """Fetch what is missing or has changed; remove what is stored there no more. Raises LLMStartError, OSError."""
+        self._target.mkdir(parents=True, exist_ok=True)
+        had = self._remembered()
+        missing = [entry for entry in self._objects if not self._has(entry, had)]
+        self._reject_too_little_room(sum(entry.size for entry in missing))
+        self._done = self._total - sum(entry.size for entry in missing)
+        wanted = {str(entry.relative) for entry in self._objects}
+        for stale in set(had) - wanted:
+            (self._target / stale).unlink(missing_ok=True)
+        had = {name: tag for name, tag in had.items() if name in wanted}
+        for entry in missing:
+            self._bring(entry)
+            had[str(entry.relative)] = entry.tag
+            self._remember(had)
+        self._remember(had)
+
+    def _has(self, entry: _Object, had: Mapping[str, str]) -> bool:
+        return had.get(str(entry.relative)) == entry.tag and (self._target / entry.relative).is_file()
+
+    def _bring(self, entry: _Object) -> None:
+        """Fetch one object, from where an interrupted fetch of the same content has come to."""
+        file = self._target / entry.relative
+        file.parent.mkdir(parents=True, exist_ok=True)
+        begun = file.with_name(f"{file.name}.{_mark(entry.tag)}{_PART}")
+        at = begun.stat().st_size if begun.exists() else 0
+        if at > entry.size:
+            begun.unlink()
+            at = 0
+        self._done += at
+        with begun.open("ab") as out:
+            if at < entry.size:
+                self._copy(entry, at, out)
+        if begun.stat().st_size != entry.size:
+            begun.unlink()
+            raise LLMStartError(
+                f"model_source: {entry.path} of {self._source} ended early, or was changed meanwhile; it is fetched "
+                "anew"
+            )
+        begun.replace(file)
+
+    def _copy(self, entry: _Object, at: int, out: Any) -> None:
+        try:
+            with self._files.open(entry.path, "rb", block_size=CHUNK_BYTES, cache_type="none") as stream:
+                stream.seek(at)
+                while chunk := stream.read(CHUNK_BYTES):
+                    out.write(chunk)
+                    self._advance(len(chunk))
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise LLMStartError(
+                f"model_source: {entry.path} of {self._source} could not be fetched: {type(error).__name__}: {error}; "
+                "the next try goes on from there"
+            ) from error
+
+    def _advance(self, count: int) -> None:
+        self._done += count
+        now = time.monotonic()
+        if now - self._reported >= REPORT_S or self._done >= self._total:
+            self._reported = now
+            self._report(f"downloading {self._source}", self._done, self._total)
+
+    def _reject_too_little_room(self, needed: int) -> None:
+        free = shutil.disk_usage(self._target).free
+        if needed > free:
+            raise LLMStartError(
+                f"model_source: {self._source} needs {needed / _GIB:.1f} GiB and {self._target} has {free / _GIB:.1f} "
+                "GiB free; enlarge the cache volume, or remove models from it"
+            )
+
+    def _remembered(self) -> dict[str, str]:
+        try:
+            known = json.loads((self._target / _STATE).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return {str(name): str(tag) for name, tag in known.items()} if isinstance(known, dict) else {}
+
+    def _remember(self, had: Mapping[str, str]) -> None:
+        new = self._target / f"{_STATE}.new"
+        new.write_text(json.dumps(had, indent=0, sort_keys=True), encoding="utf-8")
+        new.replace(self._target / _STATE)
+
+
+def _mark(tag: str) -> str:
+    """A part's name says of which content it is a part: a changed object is not continued."""
+    return re.sub(r"[^A-Za-z0-9]+", "", tag)[-24:] or "0"
+
+
+# ------------------------------------------------------------------------------------------------------- the cache
+
+
+@contextmanager
+def _one_at_a_time(
+    cache: Path, source: str, report: Report, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[None]:
+    """One replica fetches a source at a time; the lock ends with its holder's process, however that ends."""
+    locks = cache / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / re.sub(r"[^A-Za-z0-9._-]+", "_", source)).open("a") as lock:
+        waited = 0
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waited += 1
+                # Another number each time: a wait for somebody who gets on is no start that hangs. Whoever fetches and
+                # hangs is replaced by its own deadline, which frees the lock.
+                report(f"waiting for another replica that downloads {source}", waited, 0)
+                sleep(ASK_AGAIN_S)
+        yield
+
+
+def _cannot_keep(source: str, cache: Path, error: OSError) -> LLMStartError:
+    if error.errno == errno.ENOSPC:
+        return LLMStartError(
+            f"model_source: no space left in {cache} for {source}; enlarge the cache volume, or remove models from it"
+        )
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return LLMStartError(
+            f"model_source: {cache} cannot be written to ({error.strerror}); mount a volume there that the user of the "
+            f"image may write to, or name another directory in {CACHE_VARIABLE}"
+        )
+    return LLMStartError(f"model_source: {source} could not be fetched into {cache}: {error}")

@@ -1,0 +1,102 @@
+"""Compose services from LLMConfigs: one for each model, and the gateway that clients talk to.
+
+    qwen = LLMConfig(model_loading=ModelLoading(model_id="qwen", model_source="Qwen/Qwen2.5-7B-Instruct"))
+    document = llm_app({"llm-qwen": llm_service(qwen, gpus=True)})
+    Path("compose/apps/qwen.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+
+What comes back is plain data, to be changed at will before it is written. `pierhead llm build` does the same from a
+shell. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pierhead.llm_config import LLMConfig
+
+SERVER_IMAGE = "pierhead/llm:${PIERHEAD_TAG:-latest}"
+GATEWAY_IMAGE = "pierhead/llm-gateway:${PIERHEAD_TAG:-latest}"
+CACHE = "llm-cache"
+"""The volume of weights and compiled kernels, shared by all replicas of all models."""
+MAX_ONGOING_REQUESTS = 256
+"""What vLLM runs at a time by default (max_num_seqs); more wait in the gateway, which can still choose another one."""
+REQUEST_TIMEOUT_S = 600.0
+"""A long answer of a slow model; Ray Serve LLM's clients wait as long by default."""
+
+Document = dict[str, Any]
+
+
+def llm_service(
+    config: LLMConfig,
+    *,
+    gpus: bool = True,
+    replicas: int = 1,
+    autoscale: Mapping[str, Any] | None = None,
+    policy: str = "prefix",
+    image: str = SERVER_IMAGE,
+) -> Document:
+    """One model's service.
+
+    - gpus: whether each replica reserves as many GPUs as the model is spread over; False for CPUs and mocks.
+    - replicas, autoscale: how many; `autoscale` (x-serve.autoscale's keys) wins.
+    - policy: how the gateway chooses a replica for a request; see x-serve.router.
+    """
+    how_many: Document = {"autoscale": dict(autoscale)} if autoscale is not None else {"replicas": replicas}
+    service: Document = {
+        "image": image,
+        "scale": 0,
+        "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
+        "volumes": [f"{CACHE}:/cache"],
+    }
+    if gpus:
+        device = {"driver": "nvidia", "count": config.gpus, "capabilities": ["gpu"]}
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    if config.gpus > 1:
+        service["shm_size"] = "16gb"  # the processes of one engine hand tensors to each other in it
+    service["x-serve"] = {
+        **how_many,
+        "max_ongoing_requests": MAX_ONGOING_REQUESTS,
+        "request_timeout_s": REQUEST_TIMEOUT_S,
+        "router": {"policy": policy},
+        "llm": config.model_dump(mode="json", exclude_defaults=True),
+    }
+    return service
+
+
+def llm_gateway(
+    models: Mapping[str, str | Mapping[str, str]], *, replicas: int = 1, image: str = GATEWAY_IMAGE
+) -> Document:
+    """The gateway's service. `models` says which service has which model; see its PIERHEAD_LLM_MODELS."""
+    return {
+        "image": image,
+        "scale": 0,
+        "environment": {"PIERHEAD_LLM_MODELS": json.dumps(models)},
+        "x-serve": {
+            "replicas": replicas,
+            "route": "/",
+            "max_ongoing_requests": 4096,
+            "request_timeout_s": REQUEST_TIMEOUT_S,
+        },
+    }
+
+
+def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", gateways: int = 1) -> Document:
+    """A compose document: these services by name, and a gateway for all of their models.
+
+    Raises ValueError when two of them serve a model of the same name.
+    """
+    models: dict[str, str] = {}
+    for name, service in services.items():
+        model_id = service["x-serve"]["llm"]["model_loading"]["model_id"]
+        if model_id in models:
+            raise ValueError(
+                f'model "{model_id}": expected one service for each model, found {models[model_id]} and {name}; '
+                "give one of them another model_id, or raise replicas of the other"
+            )
+        models[model_id] = name
+    return {
+        "services": {gateway: llm_gateway(models, replicas=gateways), **services},
+        "volumes": {CACHE: {}},
+    }

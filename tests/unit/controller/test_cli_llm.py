@@ -1,0 +1,116 @@
+"""`pierhead llm build`: what it writes is what the controller reads, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pierhead.llm_app import llm_app, llm_service
+from pierhead.llm_config import LLMConfig, ModelLoading
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(*arguments: str, code: int = 0, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "controller.cli", "llm", "build", *arguments],
+        cwd=cwd,
+        env={"PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_shortest_command_gives_a_gateway_and_a_service_with_a_gpu() -> None:
+    document = yaml.safe_load(run("--model", "Qwen/Qwen2.5-7B-Instruct"))
+    gateway, service = (document["services"][name] for name in ("llm-gateway", "llm-qwen2-5-7b-instruct"))
+    assert json.loads(gateway["environment"]["PIERHEAD_LLM_MODELS"]) == {
+        "qwen2.5-7b-instruct": "llm-qwen2-5-7b-instruct"
+    }
+    assert gateway["x-serve"]["route"] == "/"
+    assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 1
+    assert service["x-serve"]["llm"] == {
+        "model_loading": {"model_id": "qwen2.5-7b-instruct", "model_source": "Qwen/Qwen2.5-7B-Instruct"}
+    }
+    assert service["scale"] == gateway["scale"] == 0
+
+
+def test_every_option_arrives() -> None:
+    options = {
+        "--model": "s3://bucket/models/big",
+        "--name": "big",
+        "--service": "big-model",
+        "--gpus": "4",
+        "--accelerator": "H100",
+        "--replicas": "1",
+        "--max-replicas": "3",
+        "--lora": "s3://bucket/adapters",
+        "--policy": "power_of_two",
+        "--engine-arg": "max-model-len=8192",
+    }
+    written = run(*(word for option in options.items() for word in option), "--engine-arg", "dtype=bfloat16")
+    service = yaml.safe_load(written)["services"]["big-model"]
+    block = service["x-serve"]
+    assert block["llm"] == {
+        "model_loading": {"model_id": "big", "model_source": "s3://bucket/models/big"},
+        "tensor_parallel_size": 4,
+        "accelerator_type": "H100",
+        "engine_kwargs": {"max_model_len": 8192, "dtype": "bfloat16"},
+        "lora": {"dynamic_lora_loading_path": "s3://bucket/adapters", "max_num_adapters_per_replica": 8},
+    }
+    assert block["autoscale"] == {"min": 1, "max": 3, "target_ongoing_requests": 64}
+    assert block["router"] == {"policy": "power_of_two"}
+    assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 4
+    assert service["shm_size"] == "16gb"
+
+
+def test_a_model_for_the_cpu_asks_for_no_gpu() -> None:
+    document = yaml.safe_load(run("--model", "/models/small", "--gpus", "0"))
+    assert "deploy" not in document["services"]["llm-small"]
+
+
+def test_a_file_is_not_written_over_unless_that_is_meant(tmp_path: Path) -> None:
+    file = tmp_path / "apps" / "qwen.yaml"
+    file.parent.mkdir()
+    told = run("--model", "/models/qwen", "--file", str(file))
+    assert told == f"{file}: service llm-qwen serves qwen. Start it: make up APPS=qwen\n"
+    before = file.read_text()
+    assert f"--file: {file} is there already" in run("--model", "/models/other", "--file", str(file), code=2)
+    assert file.read_text() == before
+    run("--model", "/models/other", "--file", str(file), "--force")
+    assert "/models/other" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "./qwen"], "model_loading.model_source: expected a directory inside the container"),
+        (["--model", "/m/q", "--engine", "VLLM"], 'engine: expected "vllm", "openai", "mock", or an import path'),
+        (["--model", "/m/q", "--engine-arg", "max_model_len"], "--engine-arg: expected KEY=VALUE"),
+        (["--model", "/m/q", "--policy", "nearest"], "x-serve.router.policy: expected one of"),
+        (["--model", "/m/q", "--replicas", "4", "--max-replicas", "2"], "x-serve.autoscale.max: expected an integer"),
+        (["--model", "/m/q", "--service", "My_Service"], "expected a service name of lower-case letters"),
+    ],
+)
+def test_what_the_controller_would_refuse_is_not_written(tmp_path: Path, arguments: list[str], words: str) -> None:
+    file = tmp_path / "app.yaml"
+    assert words in run(*arguments, "--file", str(file), code=2)
+    assert not file.exists()
+
+
+def test_two_services_cannot_have_one_model() -> None:
+    def service() -> dict[str, Any]:
+        return llm_service(LLMConfig(model_loading=ModelLoading(model_id="qwen")))
+
+    assert set(llm_app({"a": service()})["services"]) == {"llm-gateway", "a"}
+    with pytest.raises(ValueError, match='model "qwen": expected one service for each model, found a and b'):
+        llm_app({"a": service(), "b": service()})

@@ -1,0 +1,176 @@
+"""`x-serve.llm`: what is read, what goes with it, what the replica is told, and which GPUs will do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pierhead.llm_config import LLMConfig, Lora, ModelLoading
+
+from controller.model import Gpu, GpuRequest, Observed
+from controller.placement import GpuLedger, Shortage
+from tests.unit.controller.compose_configs import problems, ranker
+
+MODEL = {"model_loading": {"model_id": "qwen"}}
+
+
+def nvidia(count: int) -> dict[str, Any]:
+    devices = [{"driver": "nvidia", "capabilities": ["gpu"], "count": count}]
+    return {"resources": {"reservations": {"devices": devices}}}
+
+
+def environment(spec: Any) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in spec.container["Env"])
+
+
+def test_a_replica_is_told_the_whole_config_with_its_defaults() -> None:
+    spec = ranker({"llm": {**MODEL, "engine_kwargs": {"max_model_len": 2048}, "stall_timeout_s": 30}})
+    told = LLMConfig.from_json(environment(spec)["PIERHEAD_LLM_CONFIG"])
+    assert told == LLMConfig(
+        model_loading=ModelLoading(model_id="qwen"), engine_kwargs={"max_model_len": 2048}, stall_timeout_s=30
+    )
+    assert told.model_loading.source == "qwen"
+    assert (spec.protocol, spec.gpu) == ("grpc", None)
+
+
+def test_another_config_is_another_version() -> None:
+    one, same, other = (
+        ranker({"llm": {**MODEL, **more}}) for more in ({}, {"engine": "vllm"}, {"engine_kwargs": {"seed": 1}})
+    )
+    assert one.definition_hash == same.definition_hash != other.definition_hash
+
+
+def test_a_model_over_several_gpus_gets_as_many_and_of_its_kind() -> None:
+    block = {**MODEL, "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "accelerator_type": "H100"}
+    spec = ranker({"llm": block}, deploy=nvidia(4))
+    assert spec.gpu == GpuRequest(4, kind="H100")
+    other = ranker({"llm": {**block, "accelerator_type": None}}, deploy=nvidia(4))
+    assert other.gpu == GpuRequest(4)
+    assert other.definition_hash != spec.definition_hash
+
+
+def test_adapters() -> None:
+    lora = {"dynamic_lora_loading_path": "s3://bucket/adapters", "max_num_adapters_per_replica": 4, "adapters": ["fr"]}
+    told = LLMConfig.from_json(environment(ranker({"llm": {**MODEL, "lora": lora}}))["PIERHEAD_LLM_CONFIG"])
+    assert told.lora == Lora(
+        dynamic_lora_loading_path="s3://bucket/adapters", max_num_adapters_per_replica=4, adapters=["fr"]
+    )
+
+
+A_SOURCE = (
+    'expected a directory inside the container ("/models/qwen"), a Hugging Face id ("Qwen/Qwen2.5-7B-Instruct", '
+    '"...@revision"), or s3://bucket/prefix or gs://bucket/prefix'
+)
+
+
+@pytest.mark.parametrize(
+    ("llm", "problem"),
+    [
+        ({}, "model_loading: expected a mapping, found nothing"),
+        ({"model_loading": {}}, "model_loading.model_id: expected a string, found nothing"),
+        (
+            {"model_loading": {"model_id": "qwen:fr"}},
+            (
+                'model_loading.model_id: expected a name of letters, digits and "._-/" such as "qwen2.5-7b" (at most '
+                '200; a colon would name an adapter), found "qwen:fr"'
+            ),
+        ),
+        (
+            {"model_loading": {"model_id": "qwen", "model_source": "./qwen"}},
+            f'model_loading.model_source: {A_SOURCE}, found "./qwen"',
+        ),
+        (
+            {"model_loading": {"model_id": "qwen", "model_source": "s3://B/qwen"}},
+            f'model_loading.model_source: {A_SOURCE}, found "s3://B/qwen"',
+        ),
+        (
+            {**MODEL, "engine": "VLLM"},
+            (
+                'engine: expected "vllm", "openai", "mock", or an import path such as "my_package.engine:MyEngine", '
+                'found "VLLM"'
+            ),
+        ),
+        ({**MODEL, "tensor_parallel_size": 0}, "tensor_parallel_size: expected an integer from 1 to 64, found 0"),
+        ({**MODEL, "engine_kwargs": [1]}, "engine_kwargs: expected a mapping, found a list"),
+        (
+            {**MODEL, "engine_kwargs": {"a": "x" * 40_000}},
+            "engine_kwargs: expected at most 32768 bytes as JSON (these are 40009), found ",
+        ),
+        ({**MODEL, "lora": {}}, "lora.dynamic_lora_loading_path: expected a string, found nothing"),
+        (
+            {**MODEL, "lora": {"dynamic_lora_loading_path": "/adapters", "adapters": ["../x"]}},
+            'lora.adapters[0]: expected the name of an adapter: letters, digits and "._-", at most 200, found "../x"',
+        ),
+        (
+            {**MODEL, "model": "qwen"},
+            (
+                "model: unknown key; known keys: engine, model_loading, accelerator_type, "
+                "tensor_parallel_size, pipeline_parallel_size, engine_kwargs, lora, stall_timeout_s"
+            ),
+        ),
+    ],
+)
+def test_wrong_keys_and_values(llm: dict[str, Any], problem: str) -> None:
+    [found] = problems({"llm": llm})
+    assert found.startswith(f"services.ranker.x-serve.llm.{problem}")
+
+
+@pytest.mark.parametrize(
+    ("x_serve", "definition", "problem"),
+    [
+        (
+            {"llm": MODEL, "route": "/llm"},
+            {},
+            (
+                'llm: needs protocol "grpc" and this service has "http" (the default of a service with a route): '
+                "clients reach it through the gateway; remove route and protocol"
+            ),
+        ),
+        (
+            {"llm": {**MODEL, "tensor_parallel_size": 2}},
+            {},
+            (
+                "llm: is spread over 2 GPUs (tensor_parallel_size x pipeline_parallel_size = 2) and the service asks "
+                "for none; write deploy.resources.reservations.devices: "
+                "[{driver: nvidia, count: 2, capabilities: [gpu]}]"
+            ),
+        ),
+        (
+            {"llm": MODEL},
+            {"deploy": nvidia(2)},
+            (
+                "llm: is spread over 1 GPU (tensor_parallel_size x pipeline_parallel_size = 1) and each replica asks "
+                "for 2; make the two equal"
+            ),
+        ),
+        (
+            {"llm": {**MODEL, "accelerator_type": "H100"}},
+            {},
+            (
+                "llm.accelerator_type: says which GPUs and the service asks for none; write "
+                "deploy.resources.reservations.devices: [{driver: nvidia, count: 1, capabilities: [gpu]}]"
+            ),
+        ),
+    ],
+)
+def test_what_does_not_go_together(x_serve: dict[str, Any], definition: dict[str, Any], problem: str) -> None:
+    assert problems(x_serve, **definition) == [f"services.ranker.x-serve.{problem}"]
+
+
+def test_only_gpus_of_the_kind_are_given() -> None:
+    names = ("NVIDIA A10", "NVIDIA H100 80GB HBM3", "NVIDIA A10")
+    gpus = tuple(Gpu(f"GPU-{number}", name=name) for number, name in enumerate(names, 1))
+    ledger = GpuLedger.of(Observed(gpus=gpus), 0.0)
+    request = GpuRequest(1, kind="h100")
+    first = ledger.take("llm", request, ())
+    assert not isinstance(first, Shortage)
+    assert [gpu.uuid for gpu in first.gpus] == ["GPU-2"]
+    second = ledger.take("llm", request, ())
+    assert isinstance(second, Shortage)
+    assert second.reason == "it asks for 1 GPU and 0 of 1 are free: 1 held by llm"
+    none = ledger.take("llm", replace(request, kind="B200"), ())
+    assert isinstance(none, Shortage)
+    assert none.reason == (
+        'it asks for 1 GPU whose name has "B200" in it; this machine has NVIDIA A10, NVIDIA H100 80GB HBM3'
+    )
