@@ -138,14 +138,14 @@ class GpuLedger:
                 ledger._parts.setdefault(gpu.parent, []).append(card)
         for uuid, name in sorted(observed.foreign_gpu_holders.items()):
             ledger._hold((uuid,), f"container {name}", None)
-        present = {(container.name, container.gpus) for container in observed.containers}
+        present = {(container.name, container.gpus, container.gpu_slot) for container in observed.containers}
         for container in observed.containers:
             ledger._hold(container.gpus, container.service, container.gpu_slot)
         for action in observed.in_progress:
             if isinstance(action, CreateContainer):
                 uuids = tuple(gpu.uuid for gpu in action.gpus)
                 # A replica has its predecessor's name, and often its GPU: one of the two is there at a time.
-                if (action.target, uuids) not in present:
+                if (action.target, uuids, action.gpu_slot) not in present:
                     ledger._hold(uuids, action.service, action.gpu_slot)
         if reading is not None and not ledger.awaits_reading:
             ledger._find_strangers(observed, reading.used_bytes)

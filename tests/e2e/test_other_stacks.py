@@ -330,11 +330,15 @@ def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(edited_stack:
         eventually(lambda: "pierhead-test/no-such-image" in stack.service("echo")["message"], "the status says why")
         stack.scale("echo", 2)  # of the version that works
         eventually(lambda: "goes on" in stack.service("echo")["message"], "and that is said")
+        there = stack.replica_ids()
+        assert before < there, "nobody has left"
         stack.scale("echo", 1)
         app.write_text(written)
         eventually(lambda: stack.service("echo")["message"] == "", "the mistake is forgotten")
     load.assert_no_failure()
-    assert stack.replica_ids() == before
+    after = stack.replica_ids()
+    assert after < there, "nobody has come"
+    assert len(after) == len(before), "one of the two has left: the one with less to finish"
 
 
 def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack: Stack) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controller.model import (
@@ -119,6 +119,12 @@ def run(world: Observed, result: Plan) -> tuple[ReplicaContainer, ...]:
 
 
 @settings(max_examples=300, deadline=None)
+@example(  # the successor that is being made asks for more than its predecessor of the same name
+    machine=(Gpu("GPU-0", memory_bytes=24 * GIB),),
+    first=[(GpuRequest(1, slot=GpuSlot(memory_bytes=1 * GIB)), 1)],
+    crashed={0},
+    second=[(GpuRequest(1, slot=GpuSlot(memory_bytes=13 * GIB)), 2)],
+)
 @given(machines(), wishes, st.sets(st.integers(0, 30)), wishes)
 def test_no_gpu_is_given_out_more_than_once_and_whole_and_shared_never_mix(
     machine: tuple[Gpu, ...],
