@@ -242,7 +242,7 @@ def loras(tmp_path: Path) -> Path:
 
 
 def lora(path: Path, most: int = 2, *adapters: str) -> Lora:
-    return Lora(dynamic_lora_loading_path=str(path), max_num_adapters_per_replica=most, adapters=adapters)
+    return Lora(dynamic_lora_loading_path=str(path), max_num_adapters_per_replica=most, adapters=[*adapters])
 
 
 async def test_an_adapter_is_loaded_when_it_is_asked_for(cluster: Cluster, loras: Path) -> None:

@@ -106,7 +106,7 @@ def test_an_engine_without_requests_never_stalls() -> None:
 async def some_adapters(path: Path | str, most: int, *always: str, fetch: Any = None, **kwargs: Any) -> Adapters:
     engine = MockEngine(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"), engine_kwargs=kwargs))
     await engine.start("", lambda *_: None)
-    lora = Lora(dynamic_lora_loading_path=str(path), max_num_adapters_per_replica=most, adapters=always)
+    lora = Lora(dynamic_lora_loading_path=str(path), max_num_adapters_per_replica=most, adapters=[*always])
     return Adapters(engine, lora, fetch=fetch, cache=Path("/cache"), report=lambda *_: None, metrics=RuntimeMetrics())
 
 
