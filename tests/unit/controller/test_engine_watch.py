@@ -18,7 +18,7 @@ from controller.loop import LOOK_S
 from controller.model import RemoveContainer, Spec, StartContainer
 from tests.fakes.fake_engine import FakeEngine
 from tests.harness.virtual_time import VirtualLoop
-from tests.unit.controller.test_controller_machine import Timed
+from tests.unit.controller.control import Control
 from tests.unit.controller.worlds import service
 
 SPEC = Spec("p", {})
@@ -250,11 +250,10 @@ def test_a_defect_in_reading_is_every_looks_until_a_reading_succeeds() -> None:
 # ----------------------------------------------------------------------------------------------------- in the loop
 
 
-def live(tmp_path: Path, work: Callable[[Timed], Coroutine[Any, Any, None]], replicas: int) -> None:
+def live(tmp_path: Path, work: Callable[[Control], Coroutine[Any, Any, None]], replicas: int) -> None:
     """A controller in virtual time, with so many replicas that take traffic."""
     loop = VirtualLoop()
-    control = Timed.of(tmp_path, service("web", replicas=replicas))
-    control.clock = control.engine.clock = lambda: 1_700_000_000.0 + loop.time()
+    control = Control.of(tmp_path, service("web", replicas=replicas))
 
     async def main() -> None:
         async with control.running():
@@ -275,7 +274,7 @@ async def until(look: Callable[[], object], within_s: float = 30.0) -> None:
 
 
 def test_the_loop_goes_on_while_the_engine_does_not_answer(tmp_path: Path) -> None:
-    async def work(control: Timed) -> None:
+    async def work(control: Control) -> None:
         control.engine.reading_s = 4.0
         control.loop._observer.engine_changed()
         await asyncio.sleep(0.1)
@@ -287,7 +286,7 @@ def test_the_loop_goes_on_while_the_engine_does_not_answer(tmp_path: Path) -> No
 
 
 def test_many_replicas_are_made_once_each_by_an_engine_that_is_slow_to_tell(tmp_path: Path) -> None:
-    async def work(control: Timed) -> None:
+    async def work(control: Control) -> None:
         control.engine.reading_s = 0.7
         control.loop.scale("web", 12)
         await until(lambda: control.row("web") == (12, 12, 12), within_s=60.0)
@@ -302,7 +301,7 @@ def test_many_replicas_are_made_once_each_by_an_engine_that_is_slow_to_tell(tmp_
 def test_one_that_was_told_to_go_stays_so_for_as_long_as_an_earlier_reading_shows_it(tmp_path: Path) -> None:
     """The note of its retirement goes with the container."""
 
-    async def work(control: Timed) -> None:
+    async def work(control: Control) -> None:
         control.engine.reading_s = 2.0
         control.loop.scale("web", 1)
         await until(lambda: control.store.retirements)
@@ -321,7 +320,7 @@ def test_one_that_was_told_to_go_stays_so_for_as_long_as_an_earlier_reading_show
 
 
 def test_an_engine_that_is_away_is_told_of_and_nothing_is_planned(tmp_path: Path) -> None:
-    async def work(control: Timed) -> None:
+    async def work(control: Control) -> None:
         control.engine.go_away()
         await until(lambda: not control.loop.view.engine_reachable)
         control.loop.scale("web", 1)
