@@ -59,7 +59,8 @@ READERS = {
         "controller.errors",
         "controller.serve_schema",
         "controller.simulate",
-    )
+    ),
+    "controller.cli.commands.llm": ("controller.errors", "controller.spec"),
 }
 """What commands without a running stack do: they read files as the daemon does, with its own code."""
 IO_LIBRARIES = {"aiohttp", "asyncio", "docker", "grpc", "logging", "random", "socket", "sqlite3", "subprocess", "time"}

@@ -112,7 +112,7 @@ class LLMConfig(_Block):
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     engine_kwargs: Annotated[dict[str, Any], AfterValidator(_check_kwargs)] = Field(default_factory=dict)
     lora: Lora | None = None
-    stall_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 60.0
+    stall_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
 
     @property
     def gpus(self) -> int:

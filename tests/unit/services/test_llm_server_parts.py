@@ -206,10 +206,10 @@ def test_settings() -> None:
         ('{"engine": "mock"}', "PIERHEAD_LLM_CONFIG.model_loading: field required"),
         (
             '{"model_loading": {"model_id": "a:b"}}',
-            r"PIERHEAD_LLM_CONFIG\.model_loading\.model_id: string should match",
+            r"PIERHEAD_LLM_CONFIG\.model_loading\.model_id: expected a name of letters",
         ),
     ],
-    ids=["nothing", "cut", "missing", "pattern"],
+    ids=["nothing", "cut", "missing", "colon"],
 )
 def test_settings_that_cannot_be(raw: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
