@@ -35,7 +35,7 @@ make_all() {
   flock 8
   if is_made; then return; fi
   can_run_vllm
-  "$here/venv.sh"
+  has_uv || "$here/venv.sh"
   trust_own_certificates
   rm -f "$ENVIRONMENT/made"
   step "Making $ENVIRONMENT" make_environment || give_up "the environment for vLLM could not be made."
@@ -67,6 +67,8 @@ trust_own_certificates() {
     export SSL_CERT_FILE
   fi
 }
+
+has_uv() { type -P uv >/dev/null || .venv/bin/python -m uv --version >/dev/null 2>&1; }
 
 uv() {
   if type -P uv >/dev/null; then command uv "$@"; else .venv/bin/python -m uv "$@"; fi

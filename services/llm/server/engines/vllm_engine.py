@@ -63,8 +63,8 @@ _MOST_CHUNKS = 16
 
 
 class VLLMEngine(LLMEngine):
-    """engine_kwargs: any argument of `vllm serve`, with underscores (vLLM's documentation lists them), but for those that
-    LLMConfig has itself and those of a web server of its own."""
+    """engine_kwargs: any argument of `vllm serve`, with underscores (vLLM's documentation lists them), but for those
+    that LLMConfig has itself."""
 
     def __init__(self, config: LLMConfig) -> None:
         super().__init__(config)
@@ -74,11 +74,7 @@ class VLLMEngine(LLMEngine):
 
     async def start(self, model_path: str, report: Report) -> None:
         """See LLMEngine.start. vLLM's own log tells how far it is."""
-        if model_path.startswith(("/", ".")) and not Path(model_path).is_dir():
-            raise LLMStartError(
-                f"{model_path}: there is no such directory in the container. Correct model_loading.model_source, or mount "
-                "the directory there"
-            )
+        await asyncio.to_thread(_check_path, model_path)
         with tempfile.TemporaryDirectory(prefix="vllm-log-") as place:
             told = _Log(Path(place))
             watch = asyncio.create_task(told.report_stages(report))
@@ -161,8 +157,8 @@ class VLLMEngine(LLMEngine):
         return SimpleNamespace(app=self._running.app, state=SimpleNamespace())
 
     async def pass_through(self, request: LLMRequest) -> AsyncIterator[LLMReply]:
-        """Any path of `vllm serve`: embeddings, scores, tokens, responses, rerank, transcriptions, ... A request without
-        a body is a GET."""
+        """Any path of `vllm serve`: embeddings, scores, tokens, responses, rerank, transcriptions, ... A request
+        without a body is a GET."""
         tally = _Tally()
         try:
             body = bodies.written(request) if _is_json(request) else request.body
@@ -309,6 +305,14 @@ _OURS = {
 }
 
 
+def _check_path(model_path: str) -> None:
+    if model_path.startswith(("/", ".")) and not Path(model_path).is_dir():
+        raise LLMStartError(
+            f"{model_path}: there is no such directory in the container. Correct model_loading.model_source, or mount "
+            "the directory there"
+        )
+
+
 def _settings(config: LLMConfig, model_path: str) -> Namespace:
     """The arguments of `vllm serve`, read and checked by its own parser. Raises LLMStartError."""
     for name, ours in _OURS.items():
@@ -328,7 +332,7 @@ def _settings(config: LLMConfig, model_path: str) -> Namespace:
     return settings
 
 
-class _Parser(FlexibleArgumentParser):
+class _Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not there where types are checked
     """Tells of mistakes by an exception instead of ending the process."""
 
     def error(self, message: str) -> Any:
@@ -379,7 +383,7 @@ class _Log:
             seen = len(lines)
 
     def close(self) -> None:
-        """No more of it. Processes that have the file open write what little they still say to a file without a name."""
+        """No more of it. What little processes that have it open still say goes to a file without a name."""
         if self._own:
             os.environ.pop("VLLM_LOGGING_CONFIG_PATH", None)
             for handler in list(logging.getLogger("vllm").handlers):
@@ -489,7 +493,7 @@ async def _counted(tally: _Tally, call: Callable[[Any], Awaitable[Any]], argumen
     return answer
 
 
-class _CountingLLM(AsyncLLM):
+class _CountingLLM(AsyncLLM):  # type: ignore[misc]
     """The engine, counting for whoever set a tally."""
 
     def generate(self, prompt: Any, sampling_params: SamplingParams, *args: Any, **named: Any) -> Any:
@@ -555,7 +559,7 @@ class _Asked:
 
     def __init__(self, app: Any, request: LLMRequest, body: bytes, tally: _Tally) -> None:
         self._tally = tally
-        self._body = body
+        self._body: bytes | None = body
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_CHUNKS)
         self._gone = asyncio.Event()
         token = _TALLY.set(tally)
@@ -573,7 +577,7 @@ class _Asked:
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
-            body, self._body = self._body, cast(Any, None)
+            body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
@@ -662,7 +666,7 @@ class _Figures:
         return EngineLoad(running, unfinished - running, self._kv_use if unfinished else 0.0, self._tokens)
 
 
-class _FigureLogger(StatLoggerBase):
+class _FigureLogger(StatLoggerBase):  # type: ignore[misc]
     def __init__(self, config: Any, engine_index: int = 0, figures: _Figures | None = None) -> None:
         self._figures = figures or _Figures()
 

@@ -76,7 +76,8 @@ _KNOWN = (
     ),
     _known(
         r"GatedRepoError|Access to model ([\w./-]+) is restricted|401 Client Error",
-        "the model is not open to everybody. Accept its licence at Hugging Face and give the service a token in HF_TOKEN",
+        "the model is not open to everybody. Accept its licence at Hugging Face, and give the service a token "
+        "in HF_TOKEN",
     ),
     _known(
         r"RepositoryNotFoundError|Repository Not Found|is not a valid model identifier|is not a local folder",
@@ -90,7 +91,8 @@ _KNOWN = (
     ),
     _known(
         r"Cannot find any model weights|does not appear to have (?:a file named|files named)|"
-        r"Can't load the configuration of|config\.json[^\n]*(?:not found|No such file)|Invalid repository ID or local directory",
+        r"Can't load the configuration of|config\.json[^\n]*(?:not found|No such file)|"
+        r"Invalid repository ID or local directory",
         "the directory does not hold a whole model: config.json, the tokenizer and *.safetensors. Copy it again, or "
         "correct model_loading.model_source",
     ),
