@@ -49,7 +49,8 @@ class Candidate:
     kept: bool = False
     """Whether all tests share one, as its start takes long."""
     has: frozenset[str] = frozenset()
-    """Beyond chat and completions: real (a model that knows something), embeddings, score, tokenize, adapters, sleep, reset_prefix_cache, tools, schema."""
+    """Beyond chat and completions: real (a model that knows something), embeddings, score, tokenize, adapters, sleep,
+    reset_prefix_cache, tools, schema."""
 
 
 def module_missing(name: str) -> str:
