@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
@@ -33,6 +34,8 @@ SCHEMA = {
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Looks it up.", "parameters": SCHEMA}}
 PATIENCE_S = 60.0
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -43,8 +46,11 @@ class Candidate:
     engine_kwargs: dict[str, Any] = field(default_factory=dict)
     missing: Callable[[], str] = lambda: ""
     """What is missing to run it here; "" = nothing."""
+    kept: bool = False
+    """Whether all tests share one, as its start takes long."""
     has: frozenset[str] = frozenset()
-    """Beyond chat and completions: embeddings, score, tokenize, adapters, sleep, reset_prefix_cache, tools, schema."""
+    """Beyond chat and completions: real (a model that knows something), embeddings, score, tokenize, adapters, sleep,
+    reset_prefix_cache, tools, schema."""
 
 
 def module_missing(name: str) -> str:
@@ -66,9 +72,17 @@ ENGINES = [
     Candidate(
         "vllm",
         model_source=os.environ.get("PIERHEAD_TEST_LLM_MODEL"),
-        engine_kwargs={"max_model_len": 2048, "enforce_eager": True},
+        engine_kwargs={
+            "max_model_len": 2048,
+            "enforce_eager": True,
+            "gpu_memory_utilization": 0.3,
+            "dtype": "float32",  # in bfloat16 the small model says nonsense on CPUs without AVX-512
+            "enable_auto_tool_choice": True,
+            "tool_call_parser": "hermes",
+        },
+        kept=True,
         missing=lambda: module_missing("vllm") or variable_missing("PIERHEAD_TEST_LLM_MODEL"),
-        has=frozenset(("tokenize", "reset_prefix_cache", "tools", "schema", "regex")),
+        has=frozenset(("real", "tokenize", "reset_prefix_cache", "tools", "schema", "regex")),
     ),
 ]
 
@@ -81,11 +95,25 @@ def candidate(request: pytest.FixtureRequest) -> Candidate:
     return found
 
 
-@pytest.fixture
-async def engine(candidate: Candidate) -> AsyncIterator[LLMEngine]:
-    made = await started(candidate)
-    yield made
-    await made.shutdown()
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def kept() -> AsyncIterator[dict[str, LLMEngine]]:
+    """Engines whose start takes a minute or more: one of each for all tests."""
+    engines: dict[str, LLMEngine] = {}
+    yield engines
+    for engine in engines.values():
+        await engine.shutdown()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def engine(candidate: Candidate, kept: dict[str, LLMEngine]) -> AsyncIterator[LLMEngine]:
+    if not candidate.kept:
+        made = await started(candidate)
+        yield made
+        await made.shutdown()
+        return
+    if candidate.name not in kept:
+        kept[candidate.name] = await started(candidate)
+    yield kept[candidate.name]
 
 
 async def started(candidate: Candidate) -> LLMEngine:
@@ -174,6 +202,16 @@ async def test_a_chat_is_answered(engine: LLMEngine) -> None:
     assert 0 < usage["completion_tokens"] <= 8
     assert replies[0].tokens == usage["completion_tokens"]
     assert ours.finish_reason == choice["finish_reason"]
+
+
+async def test_a_real_model_says_paris(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "real")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = await one(engine.chat(chat(messages=question, max_tokens=24, temperature=0)))
+    assert "Paris" in body["choices"][0]["message"]["content"]
+    events = events_of(await all_of(engine.chat(chat(messages=question, max_tokens=24, temperature=0, stream=True))))
+    said = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+    assert said == body["choices"][0]["message"]["content"]
 
 
 async def test_a_completion_is_answered(engine: LLMEngine) -> None:
@@ -438,20 +476,6 @@ async def test_its_own_metrics_are_text(engine: LLMEngine) -> None:
     assert all(family.samples for family in text_string_to_metric_families(text.decode()))
 
 
-async def test_shutdown_ends_what_runs(candidate: Candidate) -> None:
-    engine = await started(candidate)
-    replies = engine.chat(chat(stream=True, max_tokens=1500, ignore_eos=True))
-    await anext(replies)
-    await engine.shutdown()
-
-    async def rest() -> None:
-        async for _ in replies:
-            pass
-
-    with pytest.raises(Exception):  # noqa: B017, PT011 - of whatever kind: its stream must not end as if it were whole
-        await asyncio.wait_for(rest(), PATIENCE_S)
-
-
 # ------------------------------------------------------------------------------------------- what only some have
 
 
@@ -522,3 +546,17 @@ async def test_it_sleeps_and_wakes(engine: LLMEngine, candidate: Candidate) -> N
 
 def test_every_engine_of_the_registry_is_here() -> None:
     assert {candidate.name for candidate in ENGINES} <= set(REGISTRY)
+
+
+async def test_shutdown_ends_what_runs(candidate: Candidate, kept: dict[str, LLMEngine]) -> None:
+    engine = kept.pop(candidate.name, None) or await started(candidate)
+    replies = engine.chat(chat(stream=True, max_tokens=1500, ignore_eos=True))
+    await anext(replies)
+    await engine.shutdown()
+
+    async def rest() -> None:
+        async for _ in replies:
+            pass
+
+    with pytest.raises(Exception):  # noqa: B017, PT011 - of whatever kind: its stream must not end as if it were whole
+        await asyncio.wait_for(rest(), PATIENCE_S)

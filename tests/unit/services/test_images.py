@@ -20,7 +20,7 @@ def shared_stages(dockerfile: Path) -> str:
 
 
 def test_there_are_images() -> None:
-    assert NAMES == ["echo", "recsys/ingress", "recsys/ranker"]
+    assert NAMES == ["echo", "llm/gateway", "llm/server", "recsys/ingress", "recsys/ranker"]
 
 
 def test_the_first_stages_are_the_same_so_that_they_are_built_once() -> None:
