@@ -82,7 +82,7 @@ ENGINES = [
         },
         kept=True,
         missing=lambda: module_missing("vllm") or variable_missing("PIERHEAD_TEST_LLM_MODEL"),
-        has=frozenset(("real", "tokenize", "reset_prefix_cache", "tools", "schema", "regex")),
+        has=frozenset(("real", "tokenize", "reset_prefix_cache", "schema", "regex")),
     ),
 ]
 
