@@ -53,8 +53,8 @@ def llm_service(
     if gpus:
         device = {"driver": "nvidia", "count": config.gpus, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-    if config.gpus > 1:
-        service["shm_size"] = "16gb"  # the processes of one engine hand tensors to each other in it
+    # The processes of one engine hand tensors to each other in /dev/shm.
+    service["shm_size"] = "16gb" if config.gpus > 1 else "2gb"
     service["x-serve"] = {
         **how_many,
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,

@@ -29,6 +29,7 @@ def test_lines_of_the_log_are_stages(line: str, stage: str | None) -> None:
         ("ValueError: Model architectures ['NopeForCausalLM'] are not supported for now.", "['NopeForCausalLM']"),
         ("The checkpoint has model type `nope` but Transformers does not recognize this architecture", "type nope"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "tensor_parallel_size"),
+        ("RuntimeError: Insufficient space in /dev/shm for shared-memory: 160 MiB required, 64 MiB free.", "shm_size"),
         ("ValueError: Free memory on device (1/80 GiB) on startup is less than desired GPU memory", "something else"),
         ("ValueError: No available memory for the cache blocks.", "max_model_len"),
         ("World size (4) is larger than the number of available GPUs (1) in this node", "4 GPUs and sees 1"),
@@ -51,6 +52,17 @@ def test_an_unknown_failure_shows_the_end_of_the_log() -> None:
         "/m could not be loaded. vLLM: RuntimeError: it is broken",
         *[f"line {number}" for number in range(12, 20)],
     ]
+
+
+def test_an_unknown_failure_begins_with_the_exception_that_the_log_names_last() -> None:
+    log = [
+        "(EngineCore pid=21) ERROR 11-22 02:11:22 [core.py:1510] Traceback (most recent call last):",
+        '(EngineCore pid=21) ERROR 11-22 02:11:22 [core.py:1510]   File "core.py", line 1482, in run_engine_core',
+        "(EngineCore pid=21) ERROR 11-22 02:11:22 [core.py:1510] RuntimeError: the moon is in the way",
+        "(EngineCore pid=21) Process EngineCore:",
+    ]
+    told = explanation("/m", "RuntimeError: Engine core initialization failed. See root cause above.", log)
+    assert told.splitlines() == ["/m could not be loaded. vLLM: RuntimeError: the moon is in the way", *log]
 
 
 def test_settings_become_words_of_vllms_command_line() -> None:

@@ -55,6 +55,11 @@ _KNOWN = (
         "pipeline_parallel_size",
     ),
     _known(
+        r"Insufficient space in /dev/shm[^\n]*",
+        "its processes hand each other tensors in /dev/shm, which is too small. Write shm_size: 2gb into the service "
+        "(16gb for several GPUs)",
+    ),
+    _known(
         r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory|std::bad_alloc",
         "it ran out of memory. Use more GPUs (tensor_parallel_size), a smaller or quantized model, or lower "
         "engine_kwargs max_model_len, max_num_seqs or gpu_memory_utilization",
@@ -112,7 +117,17 @@ def explanation(model: str, told: str, log: Sequence[str]) -> str:
         if found:
             return f"{model} could not be loaded: {known.advice(found)}. vLLM: {_said(found, text)}"
     end = "\n".join(log[-LAST_LINES:])
-    return f"{model} could not be loaded. vLLM: {told}" + (f"\n{end}" if end else "")
+    return f"{model} could not be loaded. vLLM: {_cause(log) or told}" + (f"\n{end}" if end else "")
+
+
+_EXCEPTION = re.compile(r"(?:\([^)]*\) \w+ [^\]]*\] )?([\w.]*(?:Error|Exception): .+)")
+"""The last line of a traceback in vLLM's log: "(EngineCore pid=7) ERROR 11-22 [core.py:1510] ValueError: ..."."""
+
+
+def _cause(log: Sequence[str]) -> str:
+    """The last exception that the log names. What is raised to us says only that a process has ended."""
+    found = (_EXCEPTION.fullmatch(line.strip()) for line in reversed(log))
+    return next((match[1] for match in found if match), "")
 
 
 def _said(found: re.Match[str], text: str) -> str:
