@@ -46,7 +46,11 @@ refuse_missing_names() {
 
 needs_no_stack() {
   [ -z "${_PIERHEAD_COMPLETE:-}" ] || return 1 # a shell asks, and names no command of its own
-  case ${1:---help} in validate | schema | simulate | completion | --help) ;; *) return 1 ;; esac
+  case "${1:---help} ${2:-}" in
+    'llm build' | 'llm --help' | 'llm ') ;;
+    'validate '* | 'schema '* | 'simulate '* | 'completion '* | '--help '*) ;;
+    *) return 1 ;;
+  esac
 }
 
 has_program() { [ -x "$root/.venv/bin/python" ] && compgen -G "$root/.venv/lib/python*/site-packages/typer" >/dev/null; }

@@ -67,7 +67,7 @@ def build(
 ) -> None:
     """Write the compose file of a model: its service, and the gateway with the OpenAI API.
 
-    Example: pierhead llm build --model Qwen/Qwen2.5-7B-Instruct --gpus 1 --file compose/apps/qwen.yaml
+    Example: pierhead llm build --model Qwen/Qwen2.5-7B-Instruct --gpus 1 > compose/apps/qwen.yaml
     Then: make up APPS=qwen
     """
     import yaml
@@ -88,7 +88,9 @@ def build(
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"--file: {file} cannot be written: {error.strerror}") from None
+        raise BadInput(
+            f"--file: {file} cannot be written: {error.strerror}; or leave --file out, and write > {file}"
+        ) from None
     out.say(f"{file}: service {service} serves {config.model_loading.model_id}. Start it: {_how_to_start(file)}")
 
 

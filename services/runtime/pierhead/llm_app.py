@@ -16,8 +16,8 @@ from typing import Any
 
 from pierhead.llm_config import LLMConfig
 
-SERVER_IMAGE = "pierhead/llm:${PIERHEAD_TAG:-latest}"
-GATEWAY_IMAGE = "pierhead/llm-gateway:${PIERHEAD_TAG:-latest}"
+WITHOUT_VLLM = ("mock", "openai")
+"""Engines whose replicas need no vLLM in their image, and so no GPU."""
 CACHE = "llm-cache"
 """The volume of weights and compiled kernels, shared by all replicas of all models."""
 MAX_ONGOING_REQUESTS = 256
@@ -35,24 +35,26 @@ def llm_service(
     replicas: int = 1,
     autoscale: Mapping[str, Any] | None = None,
     policy: str = "prefix",
-    image: str = SERVER_IMAGE,
+    image: str | None = None,
 ) -> Document:
     """One model's service.
 
     - gpus: whether each replica reserves as many GPUs as the model is spread over; False for CPUs and mocks.
     - replicas, autoscale: how many; `autoscale` (x-serve.autoscale's keys) wins.
     - policy: how the gateway chooses a replica for a request; see x-serve.router.
+    - image: one that is there already; None = built from the clone that the file is used in.
     """
     how_many: Document = {"autoscale": dict(autoscale)} if autoscale is not None else {"replicas": replicas}
+    device = "none" if config.engine in WITHOUT_VLLM else "cuda" if gpus else "cpu"
     service: Document = {
-        "image": image,
+        **_image(image, "server", {"PIERHEAD_LLM_DEVICE": device}),
         "scale": 0,
         "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
         "volumes": [f"{CACHE}:/cache"],
     }
     if gpus:
-        device = {"driver": "nvidia", "count": config.gpus, "capabilities": ["gpu"]}
-        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+        devices = [{"driver": "nvidia", "count": config.gpus, "capabilities": ["gpu"]}]
+        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
     # The processes of one engine hand tensors to each other in /dev/shm.
     service["shm_size"] = "16gb" if config.gpus > 1 else "2gb"
     service["x-serve"] = {
@@ -66,13 +68,14 @@ def llm_service(
 
 
 def llm_gateway(
-    models: Mapping[str, str | Mapping[str, str]], *, replicas: int = 1, image: str = GATEWAY_IMAGE
+    models: Mapping[str, str | Mapping[str, str]], *, replicas: int = 1, image: str | None = None
 ) -> Document:
     """The gateway's service. `models` says which service has which model; see its PIERHEAD_LLM_MODELS."""
     return {
-        "image": image,
+        **_image(image, "gateway", {}),
         "scale": 0,
-        "environment": {"PIERHEAD_LLM_MODELS": json.dumps(models)},
+        # Keys' limits hold for all gateways together: each gives out its share.
+        "environment": {"PIERHEAD_LLM_MODELS": json.dumps(models), "PIERHEAD_LLM_GATEWAYS": str(replicas)},
         "x-serve": {
             "replicas": replicas,
             "route": "/",
@@ -100,3 +103,19 @@ def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", g
         "services": {gateway: llm_gateway(models, replicas=gateways), **services},
         "volumes": {CACHE: {}},
     }
+
+
+def _image(image: str | None, part: str, arguments: Mapping[str, str]) -> Document:
+    """An image by name, or how it is built. Paths are seen from compose/, where the first file is; Compose names
+    what it builds after the service, so that two services do not take each other's for their own new version."""
+    if image is not None:
+        return {"image": image}
+    build: Document = {
+        "context": "..",
+        "dockerfile": f"services/llm/{part}/Dockerfile",
+        "network": "host",
+        "secrets": ["ca"],
+    }
+    if arguments:
+        build |= {"args": dict(arguments), "additional_contexts": {"wheels": "${PIERHEAD_WHEELS:-./wheels}"}}
+    return {"build": build}
