@@ -51,6 +51,10 @@ _OBSERVE_TIMEOUT_S = 45.0
 _PULL_TIMEOUT_S = 3600.0
 _PULL_STALLED_S = 300.0
 _LONGEST_LOG = 64 * 1024
+# Shorter than the command waits for an answer of the API.
+_LOGS_TIMEOUT_S = 30.0
+# That go on or wait for a thread: more than any service has replicas.
+_MOST_LOG_READS = 1000
 _SEVERAL_NETWORKS_AT_CREATE = (1, 44)
 
 
@@ -83,6 +87,9 @@ class DockerEngine:
         self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
         # Pulls take minutes; they must not keep the others from a thread.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
+        # Some logging drivers do not answer; whoever reads their logs must not keep the others from a thread.
+        self._log_calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="pierhead-logs")
+        self._log_readers = 0
         self._event_readers: set[EventReader] = set()
         self._unstarted: set[str] = set()
         """Names of the replicas that were made here and whose start has not ended yet; worker threads add to it."""
@@ -122,7 +129,17 @@ class DockerEngine:
 
     async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
         """See `ClusterEngine.logs`; whole lines, at most the last 64 KiB of them."""
-        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed))
+        what, read = f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed)
+        if self._log_readers >= _MOST_LOG_READS:
+            raise EngineError(
+                f"{what}: {self._log_readers} others wait for logs already, and the Docker Engine does not give them; "
+                f"repeat it in a minute, or see whether `docker logs {container_id[:12]}` answers"
+            )
+        self._log_readers += 1
+        try:
+            return await self._call(what, read, _LOGS_TIMEOUT_S, self._log_calls)
+        finally:
+            self._log_readers -= 1
 
     async def has_image(self, image: str) -> bool:
         """See `ClusterEngine.has_image`."""
@@ -169,6 +186,7 @@ class DockerEngine:
         self._calls.shutdown(wait=False, cancel_futures=True)
         self._looks.shutdown(wait=False, cancel_futures=True)
         self._pulls.shutdown(wait=False, cancel_futures=True)
+        self._log_calls.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
     async def _start(self, name: str) -> None:

@@ -751,6 +751,35 @@ async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
         await asyncio.gather(*starts, return_exceptions=True)
 
 
+async def test_logs_that_do_not_come_keep_nobody_from_the_engine(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.engines.docker._MOST_LOG_READS", 9)
+    asked = threading.Event()
+
+    def hang(handler: Handler) -> None:
+        asked.set()
+        handler.server.ending.wait()
+
+    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
+    daemon.answers["GET /containers/c1/logs"] = hang
+    daemon.answers["DELETE /containers/c1"] = (204, None)
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        reads = [asyncio.create_task(docker.logs("c1", 20)) for _ in range(9)]
+        await asyncio.to_thread(asked.wait)
+        removal = RemoveContainer(target="r", service="ranker", cause="", container_id="c1", failed=True)
+        await docker.perform(removal, "shop", None)
+        assert "DELETE /containers/c1" in daemon.calls
+        with pytest.raises(EngineError, match="9 others wait for logs already"):
+            await docker.logs("c1", 20)
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+        with pytest.raises(TimeoutError):  # the threads still hang, and nobody else is turned away
+            async with asyncio.timeout(0.05):
+                await docker.logs("c1", 20)
+
+
 async def test_nobody_asks_about_a_container_before_its_first_start_has_ended(daemon: Daemon) -> None:
     """The engine would answer after the start."""
     begun, over = threading.Event(), threading.Event()
