@@ -55,7 +55,6 @@ _LONGEST_LOG = 64 * 1024
 _LOGS_TIMEOUT_S = 30.0
 # That go on or wait for a thread: more than any service has replicas.
 _MOST_LOG_READS = 1000
-_SEVERAL_NETWORKS_AT_CREATE = (1, 44)
 
 
 def open_client(base_url: str | None = None, socket: Path = SOCKET) -> APIClient:
@@ -215,9 +214,8 @@ class DockerEngine:
         body = self._create_body(
             spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind, self._node
         )
-        at_create, later = self._split_networks(body)
         try:
-            self._client.create_container_from_config(at_create, name=action.target)  # type: ignore[no-untyped-call]
+            self._client.create_container_from_config(body, name=action.target)  # type: ignore[no-untyped-call]
             self._unstarted.add(action.target)
         except docker.errors.ImageNotFound as error:
             self._reader.forget_images()
@@ -226,8 +224,6 @@ class DockerEngine:
             if error.response is None or error.response.status_code != 409:
                 raise
             self._accept_existing(action.target, body["Labels"], explanation(error))
-        for network, endpoint in later.items():
-            self._connect(action.target, network, endpoint)
 
     def _accept_existing(self, name: str, labels: Mapping[str, str], said: str) -> None:
         """A container of that name is there: fine when it is this very replica, else an EngineError."""
@@ -248,25 +244,6 @@ class DockerEngine:
     def _node(self) -> str:
         """The engine's name for its machine; asked once, blocking."""
         return str(self._client.info().get("Name", ""))
-
-    def _split_networks(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The body for create, and the endpoints to connect afterwards where the engine takes one network only."""
-        version = tuple(int(part) for part in self._client.api_version.split("."))
-        endpoints: Mapping[str, Any] = (body.get("NetworkingConfig") or {}).get("EndpointsConfig") or {}
-        if version >= _SEVERAL_NETWORKS_AT_CREATE or len(endpoints) < 2:
-            return dict(body), {}
-        main = (body.get("HostConfig") or {}).get("NetworkMode")
-        first = str(main) if main in endpoints else next(iter(endpoints))
-        alone = {"EndpointsConfig": {first: endpoints[first]}}
-        later = {name: endpoint for name, endpoint in endpoints.items() if name != first}
-        return {**body, "NetworkingConfig": alone}, later
-
-    def _connect(self, name: str, network: str, endpoint: Mapping[str, Any]) -> None:
-        try:
-            self._client.connect_container_to_network(name, network, aliases=list(endpoint.get("Aliases") or ()))
-        except docker.errors.APIError as error:
-            if "already exists in network" not in explanation(error):
-                raise
 
     def _signal(self, action: SignalContainer) -> None:
         try:
