@@ -335,6 +335,37 @@ esac
 )
 
 
+SERVICES_THAT_RUN = (
+    HEALTHY_ENGINE
+    + """
+case "$*" in
+  'ps -q '*) echo 4f1d ;;
+  'ps --filter label=pierhead.project='*) printf '%s\\n' "$RUN" ;;
+  'compose --profile * config --services') printf '%s\\n' echo controller nightly ;;
+  'compose config --services') printf '%s\\n' echo controller ;;
+  *' up '*) exit 1 ;;
+esac
+"""
+)
+
+
+class TestUpTellsWhatGoes:
+    """Before it is removed: of the services that run, those that no chosen file has."""
+
+    def told(self, machine: Machine, *services: str) -> str:
+        machine.has("docker", SERVICES_THAT_RUN)
+        result = machine.run("up.sh", COMPOSE_FILE="compose/compose.yaml", COMPOSE_PROFILES="", RUN="\n".join(services))
+        assert [call for call in machine.calls() if " up " in call], result.stderr
+        return result.stderr
+
+    def test_services_of_other_files_go(self, machine: Machine) -> None:
+        told = self.told(machine, "echo", "ranker", "recsys")
+        assert "not among the chosen files, so they are removed: ranker recsys." in told
+
+    def test_services_of_a_profile_that_is_not_chosen_stay(self, machine: Machine) -> None:
+        assert "removed" not in self.told(machine, "echo", "nightly")
+
+
 class TestUpWaits:
     """For services of files that the scripts do not know."""
 
