@@ -53,14 +53,14 @@ async def run(settings: Settings) -> None:
 
 
 async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event) -> None:
-    """Be the project's controller until told to stop. Raises AnotherController before anything is touched."""
+    """Be the project's controller until told to stop. Before anything is touched: AnotherController, StoreError."""
     try:
         await only_controller(engine, settings.project, own_container_id())
+        store = Store(settings.state_dir)
     except BaseException:
         await engine.close()
         raise
-    router, probe, store = HAProxyRouter(settings.haproxy_run), HttpProbe(), Store(settings.state_dir)
-    prometheus = Prometheus()
+    router, probe, prometheus = HAProxyRouter(settings.haproxy_run), HttpProbe(), Prometheus()
     project = ComposeProject.from_environment(os.environ)
     world = World(
         settings.project,

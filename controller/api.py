@@ -113,6 +113,7 @@ class Api:
                 "spec_problems": list(view.spec_problems),
                 "notices": list(view.notices),
                 "settled": view.desired is not None,
+                "engine_reachable": view.engine_reachable,
             }
         )
 
@@ -369,6 +370,7 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
     document = dataclasses.asdict(row)
     document |= {
         "at": view.wall_time(view.at),
+        "engine_reachable": view.engine_reachable,
         "image": spec.image if spec else None,
         "protocol": spec.protocol if spec else None,
         "port": spec.port if spec else None,

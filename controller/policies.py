@@ -31,7 +31,7 @@ LIMIT_S = 0.5
 """Most that one call of a function may take."""
 IMPORT_LIMIT_S = 5.0
 AGAIN_S = 30.0
-"""After a failed import, or a call that took too long, the function is left alone for so long."""
+"""After a failed import the function is left alone for so long; after a call that took too long, that call."""
 LONGEST_QUERY = 80
 MOST_WANTED = 1e15
 """Replicas. Whoever asks for more than any bound allows may; what no float counts any more is no answer."""
@@ -93,9 +93,14 @@ def query_words(query: str) -> str:
     return line if len(line) <= LONGEST_QUERY else f"{line[:LONGEST_QUERY]}..."
 
 
+_Key = tuple[str, str]
+"""(import path, repr of the arguments of a call; "" = the import). A function may be too slow with the arguments of one
+service, and fast with all others."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Shut:
-    """A function that is not asked before `until`, and why."""
+    """What is not tried again before `until`, and why."""
 
     error: PolicyError
     until: float
@@ -108,19 +113,18 @@ class Functions:
         self._directory = directory
         self._clock = clock
         self._loaded: dict[str, Policy] = {}
-        self._shut: dict[str, _Shut] = {}
+        self._shut: dict[_Key, _Shut] = {}
 
     def call(self, policy: FunctionPolicy, situation: Situation) -> int:
         """What the function wants. Raises PolicyError for whatever else it does."""
-        shut = self._shut.get(policy.path)
-        if shut is not None and self._clock() < shut.until:
-            raise shut.error
+        key = (policy.path, repr(policy.kwargs))
+        self._refuse_shut((policy.path, ""), key)
         function = self._load(policy)
         try:
             wanted: Any = call_within(LIMIT_S, functools.partial(function, situation, **policy.kwargs))
         except TookTooLong as error:
             words = f"{policy.path} did not return within {LIMIT_S:g} s; it is asked again every {AGAIN_S:g} s"
-            raise self._leave_alone(policy, words) from error
+            raise self._leave_alone(key, words) from error
         except (Exception, SystemExit) as error:
             raise PolicyError(f"{policy.path} raised {_error_words(error)}") from error
         if not isinstance(wanted, int) or isinstance(wanted, bool):
@@ -136,10 +140,10 @@ class Functions:
             try:
                 self._loaded[policy.path] = call_within(IMPORT_LIMIT_S, lambda: self._import(policy.path))
             except PolicyError as error:
-                raise self._leave_alone(policy, str(error)) from error
+                raise self._leave_alone((policy.path, ""), str(error)) from error
             except TookTooLong as error:
                 words = f"the import of {policy.path} took longer than {IMPORT_LIMIT_S:g} s"
-                raise self._leave_alone(policy, words) from error
+                raise self._leave_alone((policy.path, ""), words) from error
         function = self._loaded[policy.path]
         _check_arguments(function, policy)
         return function
@@ -164,9 +168,16 @@ class Functions:
             )
         return function
 
-    def _leave_alone(self, policy: FunctionPolicy, words: str) -> PolicyError:
+    def _refuse_shut(self, *keys: _Key) -> None:
+        now = self._clock()
+        self._shut = {key: shut for key, shut in self._shut.items() if now < shut.until}
+        for key in keys:
+            if key in self._shut:
+                raise self._shut[key].error
+
+    def _leave_alone(self, key: _Key, words: str) -> PolicyError:
         error = PolicyError(words)
-        self._shut[policy.path] = _Shut(error, self._clock() + AGAIN_S)
+        self._shut[key] = _Shut(error, self._clock() + AGAIN_S)
         return error
 
 

@@ -10,7 +10,7 @@ While the file cannot be written (a full disk), what has happened is kept in mem
 what somebody asks for, and would be told is kept, is refused.
 
 A file that is no intact database is renamed aside and a fresh one begun: the world itself is the truth, and what is
-lost is named by `set_aside`.
+lost is named by `set_aside`. A file of a later controller is not damaged: it is left as it is, and refused.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class Store:
     """The state file, and its content in memory. One owner: the loop's thread."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        """Open or create the file; raises StoreError when the directory cannot be written."""
+        """Open or create the file; raises StoreError when the directory cannot be written or the file is of a later
+        controller."""
         self._path = directory / FILE_NAME
         self._set_aside: Path | None = None
         try:
@@ -442,15 +443,32 @@ class Store:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open, check and if need be create; raises sqlite3.DatabaseError for a file that is not ours or not intact."""
+    """Open, check and if need be create.
+
+    Raises StoreError for a file of a later controller, sqlite3.DatabaseError for one that is not ours or not intact.
+    """
     # Autocommit: each statement is a transaction of its own.
     db = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
     try:
+        _refuse_later(db, path)
         _prepare(db)
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _refuse_later(db: sqlite3.Connection, path: Path) -> None:
+    """Before anything is written to it."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by a later controller (schema version {version}, this one knows up to "
+            f"{SCHEMA_VERSION}); nothing was changed, and the replicas go on serving. Start the later controller "
+            "again. Or let this one begin anew, without the scale targets, rollouts, earlier versions and marks on "
+            "GPUs in that file: move it away with `docker compose run --rm --no-deps --entrypoint sh controller -c "
+            f"'cd {path.parent} && mkdir later && mv {path.name}* later'`, then `make up`"
+        )
 
 
 def _prepare(db: sqlite3.Connection) -> None:

@@ -9,9 +9,21 @@ cd "$root" || exit 1
 setting() {
   local value=${!1-}
   if [ -z "${!1+set}" ] && [ -r .env ]; then
-    value=$(sed -n "s/^$1=//p" .env | tail -n 1)
+    value=$(_line_of_env_file "$1" | _value_as_compose_reads_it)
   fi
   printf '%s' "${value:-$2}"
+}
+
+# The last one counts.
+_line_of_env_file() {
+  sed -nE "s/^[[:space:]]*(export[[:space:]]+)?$1[[:space:]]*[=:][[:space:]]*//p" .env | tail -n 1
+}
+
+# Without quotes, and without a comment: what follows a closing quote, or a blank and a #. Variables stay as written.
+_value_as_compose_reads_it() {
+  sed -E -e '/^"/{' -e 's/^"(([^"\\]|\\.)*)".*$/\1/' -e 's/\\(["\\])/\1/g' -e b -e '}' \
+    -e "/^'/{" -e "s/^'(([^'\\\\]|\\\\.)*)'.*\$/\\1/" -e "s/\\\\'/'/g" -e b -e '}' \
+    -e 's/ #.*$//' -e 's/[[:space:]]+$//'
 }
 
 project=$(setting COMPOSE_PROJECT_NAME pierhead)

@@ -52,12 +52,13 @@ refuse_another_clones_stack() {
     "Stop it there (make down), or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, PIERHEAD_*_PORT)."
 }
 
-# The controller removes what the files do not have any more. Whoever forgot to name an app reads it here first.
+# The controller removes what the files do not have any more, whatever profile is chosen. Whoever forgot to name an app
+# reads it here first.
 tell_what_goes() {
   local gone
   gone=$(comm -23 \
     <(docker ps --filter "label=pierhead.project=$project" --format '{{.Label "pierhead.service"}}' | sort -u) \
-    <(docker compose config --services 2>/dev/null | sort -u) | tr '\n' ' ')
+    <(docker compose --profile '*' config --services 2>/dev/null | sort -u) | tr '\n' ' ')
   [ -z "${gone// /}" ] || warn "These run and are not among the chosen files, so they are removed: ${gone% }." \
     "To keep them, name their files in COMPOSE_FILE (.env), or their apps: make up APPS=\"...\""
 }

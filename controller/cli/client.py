@@ -17,6 +17,9 @@ from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
 DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0
 """Longer than the longest wait that `events -f` asks the API for."""
+CHANGE_TIMEOUT_S = 150.0
+"""Of what asks for a change. Longer than the longest that `deploy` takes to answer: a reading of the compose files that
+is under way, one of its own, and a look at the world."""
 
 _BAD_INPUT = (400, 403, 404, 405, 413)
 
@@ -24,10 +27,17 @@ _BAD_INPUT = (400, 403, 404, 405, 413)
 class Client:
     """`url` without a path; `token` for changes from another machine."""
 
-    def __init__(self, url: str, token: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        change_timeout_s: float = CHANGE_TIMEOUT_S,
+    ) -> None:
         self._url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
+        self._change_timeout_s = change_timeout_s
         # The controller is next door: a proxy from the environment has no business here.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -38,17 +48,41 @@ class Client:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the JSON at a path. Raises CommandError and its kinds."""
-        return self._send("GET", path + (f"?{urllib.parse.urlencode(query)}" if query else ""), None)
+        path = path + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        try:
+            return self._send("GET", path, None, self._timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from error
 
     def put(self, path: str, document: object) -> Any:
         """Ask for a change. Raises CommandError and its kinds."""
-        return self._send("PUT", path, json.dumps(document).encode())
+        return self._change("PUT", path, document)
 
     def post(self, path: str, document: object) -> Any:
         """Ask for something to be done. Raises CommandError and its kinds."""
-        return self._send("POST", path, json.dumps(document).encode())
+        return self._change("POST", path, document)
 
-    def _send(self, method: str, path: str, body: bytes | None) -> Any:
+    def _change(self, method: str, path: str, document: object) -> Any:
+        try:
+            return self._send(method, path, json.dumps(document).encode(), self._change_timeout_s)
+        except urllib.error.URLError as error:  # it was never sent
+            raise self._silent(error) from error
+        except (OSError, http.client.HTTPException) as error:
+            how = f"within {self._change_timeout_s:g} s" if isinstance(error, TimeoutError) else f"({error})"
+            raise Unreachable(
+                f"the controller at {self._url} was asked and has not answered {how}: it may have taken this, or may "
+                "still take it; `pierhead status` and `pierhead events` show whether it did, `docker compose logs "
+                "controller` what it waits for"
+            ) from error
+
+    def _silent(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"the controller does not answer at {self._url} ({getattr(error, 'reason', None) or error}); start the "
+            "stack with `make up`, or look at `docker compose logs controller`"
+        )
+
+    def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
+        """Raises CommandError and its kinds; URLError where nothing was sent, OSError or HTTPException later on."""
         if not is_address(self._url):
             raise BadInput(f"PIERHEAD_API_URL: expected http://host:port, found {self._url!r}")
         headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -57,17 +91,11 @@ class Client:
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - checked above
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as response:
+            with self._opener.open(request, timeout=timeout_s) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             with error:
                 raise _refusal(error.code, error.read(), is_passing="Retry-After" in error.headers) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise Unreachable(
-                f"the controller does not answer at {self._url} ({reason}); start the stack with `make up`, or look at "
-                "`docker compose logs controller`"
-            ) from error
         except ValueError as error:
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is not JSON") from error
 

@@ -13,7 +13,7 @@ EXIT_CODES: Mapping[int, str] = {
     DONE: "done",
     FAILED: "failed, or rolled back; also a wait that was given up with Ctrl-C",
     BAD_INPUT: "bad input: an argument, or the compose files; nothing was changed",
-    UNREACHABLE: "the controller does not answer",
+    UNREACHABLE: "the controller does not answer; the message says where a change may have been taken",
     TIMED_OUT: "not there within --timeout; what was asked for goes on",
     INTERRUPTED: "ended with Ctrl-C",
 }

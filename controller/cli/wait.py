@@ -60,6 +60,9 @@ class ScaleWait:
 
     def judge(self, row: Document) -> Verdict:
         """Judge a row of /api/v1/services/<name>. Raises TargetMovedError."""
+        unseen = _unseen_world(row)
+        if unseen:
+            return unseen
         name = row["name"]
         if row["wanted"] != self._wanted:
             if self._agreed:
@@ -79,6 +82,9 @@ def judge_all(document: Document, *, serving: bool = False) -> Verdict:
         return unusable
     if not document["settled"]:
         return Verdict("the controller reads the compose files")
+    unseen = _unseen_world(document)
+    if unseen:
+        return unseen
     verdicts = [_serving(row) if serving else _failing(row) or _verdict(row) for row in document["services"]]
     waiting = [verdict for verdict in verdicts if not verdict.done]
     parts = tuple(part for verdict in verdicts for part in verdict.parts)
@@ -108,10 +114,13 @@ class RolloutWait:
 
     def judge(self, document: Document) -> Verdict:
         """Judge /api/v1/services after the request."""
-        self._views.add(document["at"])
         unusable = _unusable_files(document)
         if unusable and not self._reverting:
             return unusable
+        unseen = _unseen_world(document)
+        if unseen:
+            return unseen
+        self._views.add(document["at"])
         rows = {row["name"]: row for row in document["services"]}
         verdicts = [self._judge_row(rows[name]) for name in self._services if name in rows]
         parts = tuple(part for verdict in verdicts for part in verdict.parts)
@@ -174,6 +183,14 @@ def _untried(row: Document) -> str:
 def _is_same(rejected: Document, before: Document | None) -> bool:
     """Whether a version was rejected before; an older controller tells it by the time alone."""
     return before is not None and rejected.get("id", rejected) == before.get("id", before)
+
+
+def _unseen_world(document: Document) -> Verdict | None:
+    """While the engine does not answer, what is shown is what was there before: it ends no wait, well or badly."""
+    if document.get("engine_reachable", True):  # an older controller does not say
+        return None
+    words = next((notice for notice in document.get("notices", ()) if notice.startswith("the Docker Engine")), "")
+    return Verdict(words or "the Docker Engine does not answer, so nobody knows what runs")
 
 
 def _unusable_files(document: Document) -> Verdict | None:

@@ -51,7 +51,10 @@ _OBSERVE_TIMEOUT_S = 45.0
 _PULL_TIMEOUT_S = 3600.0
 _PULL_STALLED_S = 300.0
 _LONGEST_LOG = 64 * 1024
-_SEVERAL_NETWORKS_AT_CREATE = (1, 44)
+# Shorter than the command waits for an answer of the API.
+_LOGS_TIMEOUT_S = 30.0
+# That go on or wait for a thread: more than any service has replicas.
+_MOST_LOG_READS = 1000
 
 
 def open_client(base_url: str | None = None, socket: Path = SOCKET) -> APIClient:
@@ -83,6 +86,9 @@ class DockerEngine:
         self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
         # Pulls take minutes; they must not keep the others from a thread.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
+        # Some logging drivers do not answer; whoever reads their logs must not keep the others from a thread.
+        self._log_calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="pierhead-logs")
+        self._log_readers = 0
         self._event_readers: set[EventReader] = set()
         self._unstarted: set[str] = set()
         """Names of the replicas that were made here and whose start has not ended yet; worker threads add to it."""
@@ -122,7 +128,17 @@ class DockerEngine:
 
     async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
         """See `ClusterEngine.logs`; whole lines, at most the last 64 KiB of them."""
-        return await self._call(f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed))
+        what, read = f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed)
+        if self._log_readers >= _MOST_LOG_READS:
+            raise EngineError(
+                f"{what}: {self._log_readers} others wait for logs already, and the Docker Engine does not give them; "
+                f"repeat it in a minute, or see whether `docker logs {container_id[:12]}` answers"
+            )
+        self._log_readers += 1
+        try:
+            return await self._call(what, read, _LOGS_TIMEOUT_S, self._log_calls)
+        finally:
+            self._log_readers -= 1
 
     async def has_image(self, image: str) -> bool:
         """See `ClusterEngine.has_image`."""
@@ -169,6 +185,7 @@ class DockerEngine:
         self._calls.shutdown(wait=False, cancel_futures=True)
         self._looks.shutdown(wait=False, cancel_futures=True)
         self._pulls.shutdown(wait=False, cancel_futures=True)
+        self._log_calls.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
     async def _start(self, name: str) -> None:
@@ -197,9 +214,8 @@ class DockerEngine:
         body = self._create_body(
             spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind, self._node
         )
-        at_create, later = self._split_networks(body)
         try:
-            self._client.create_container_from_config(at_create, name=action.target)  # type: ignore[no-untyped-call]
+            self._client.create_container_from_config(body, name=action.target)  # type: ignore[no-untyped-call]
             self._unstarted.add(action.target)
         except docker.errors.ImageNotFound as error:
             self._reader.forget_images()
@@ -208,8 +224,6 @@ class DockerEngine:
             if error.response is None or error.response.status_code != 409:
                 raise
             self._accept_existing(action.target, body["Labels"], explanation(error))
-        for network, endpoint in later.items():
-            self._connect(action.target, network, endpoint)
 
     def _accept_existing(self, name: str, labels: Mapping[str, str], said: str) -> None:
         """A container of that name is there: fine when it is this very replica, else an EngineError."""
@@ -230,25 +244,6 @@ class DockerEngine:
     def _node(self) -> str:
         """The engine's name for its machine; asked once, blocking."""
         return str(self._client.info().get("Name", ""))
-
-    def _split_networks(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The body for create, and the endpoints to connect afterwards where the engine takes one network only."""
-        version = tuple(int(part) for part in self._client.api_version.split("."))
-        endpoints: Mapping[str, Any] = (body.get("NetworkingConfig") or {}).get("EndpointsConfig") or {}
-        if version >= _SEVERAL_NETWORKS_AT_CREATE or len(endpoints) < 2:
-            return dict(body), {}
-        main = (body.get("HostConfig") or {}).get("NetworkMode")
-        first = str(main) if main in endpoints else next(iter(endpoints))
-        alone = {"EndpointsConfig": {first: endpoints[first]}}
-        later = {name: endpoint for name, endpoint in endpoints.items() if name != first}
-        return {**body, "NetworkingConfig": alone}, later
-
-    def _connect(self, name: str, network: str, endpoint: Mapping[str, Any]) -> None:
-        try:
-            self._client.connect_container_to_network(name, network, aliases=list(endpoint.get("Aliases") or ()))
-        except docker.errors.APIError as error:
-            if "already exists in network" not in explanation(error):
-                raise
 
     def _signal(self, action: SignalContainer) -> None:
         try:

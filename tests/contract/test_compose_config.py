@@ -14,6 +14,7 @@ import pytest
 from controller.compose import ComposeProject
 from controller.errors import SpecError
 from controller.model import GpuSlot, Spec
+from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
@@ -268,3 +269,15 @@ async def test_what_compose_itself_refuses(tmp_path: Path) -> None:
 async def test_our_own_messages_arrive_through_compose(tmp_path: Path) -> None:
     told = await problem(tmp_path, "services: {ranker: {image: a, scale: 0, x-serve: {replicas: two}}}")
     assert told == 'services.ranker.x-serve.replicas: expected an integer >= 0, found "two"'
+
+
+@pytest.mark.parametrize("lines", ENV_LINES)
+def test_the_lines_of_an_env_file_that_the_scripts_read_too(tmp_path: Path, lines: str) -> None:
+    (tmp_path / ".env").write_bytes(f"{lines}\n".encode())
+    text = 'services: {a: {image: b, labels: {name: "${NAME-}"}}}'
+    write(tmp_path / "compose.yaml", text)
+    command = ["docker", "compose", "config", "--format", "json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout)["services"]["a"]["labels"]["name"] == ENV_LINES[lines]

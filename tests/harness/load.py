@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 
 MAX_FAILURES_KEPT = 200
 READ_TIMEOUT_S = 30.0
+PAUSE_S = 0.02
+"""After a failure: what fails at once must not become a busy loop that starves the stack."""
 
 
 @dataclass
@@ -33,8 +35,22 @@ class Failure:
 
 
 @dataclass
+class FailureCount:
+    """How many requests to a URL failed in one way (a status, or the name of an error) in a second of unix time."""
+
+    second: int
+    url: str
+    kind: str
+    count: int = 0
+
+
+@dataclass
 class LoadResult:
-    """What a load saw: counts, the first failures, latencies in milliseconds."""
+    """What a load saw: counts, failures, latencies in milliseconds.
+
+    `failures` are the first MAX_FAILURES_KEPT only: whoever says something of all asks `last_failure_at`, `counts` or
+    `kinds`.
+    """
 
     requests: int = 0
     failed: int = 0
@@ -43,6 +59,36 @@ class LoadResult:
     p99_ms: float = 0.0
     max_ms: float = 0.0
     failures: list[Failure] = field(default_factory=list)
+    last_failure_at: float = 0.0
+    """Unix time; 0 = nothing failed."""
+    counts: list[FailureCount] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read it as the load's process writes it."""
+        raw = json.loads(text)
+        raw["failures"] = [Failure(**failure) for failure in raw["failures"]]
+        raw["counts"] = [FailureCount(**count) for count in raw["counts"]]
+        return cls(**raw)
+
+    def note_failure(self, at: float, url: str, kind: str, what: str) -> None:
+        """Count a failed request; failures come in the order of their times."""
+        self.failed += 1
+        self.last_failure_at = at
+        if len(self.failures) < MAX_FAILURES_KEPT:
+            self.failures.append(Failure(at, url, what))
+        key = (int(at), url, kind)
+        for found in reversed(self.counts):
+            if found.second != key[0]:
+                break
+            if (found.second, found.url, found.kind) == key:
+                found.count += 1
+                return
+        self.counts.append(FailureCount(*key, count=1))
+
+    def kinds(self) -> set[str]:
+        """In which ways requests failed: statuses, names of errors."""
+        return {found.kind for found in self.counts}
 
     def __str__(self) -> str:
         return (
@@ -72,9 +118,7 @@ class Load:
         self._process.send_signal(signal.SIGTERM)
         output, complaints = self._process.communicate(timeout=READ_TIMEOUT_S + 10)
         assert output, f"the load gave no result: {complaints}"
-        raw = json.loads(output)
-        raw["failures"] = [Failure(**failure) for failure in raw["failures"]]
-        self.result = LoadResult(**raw)
+        self.result = LoadResult.from_json(output)
 
     def assert_no_failure(self) -> None:
         assert self.result.requests > 0
@@ -118,15 +162,13 @@ async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: li
             writer.write(request)
             async with asyncio.timeout(READ_TIMEOUT_S):
                 status, keep, body = await _response(reader)
-            problem = "" if status == 200 else f"{status} {body[:300]!r}"
+            kind, problem = ("", "") if status == 200 else (str(status), f"{status} {body[:300]!r}")
         except (OSError, EOFError, TimeoutError, ValueError) as error:
-            problem, keep = f"{type(error).__name__}: {error}", False
+            kind, problem, keep = type(error).__name__, f"{type(error).__name__}: {error}", False
         result.requests += 1
-        if problem:
-            result.failed += 1
-            if len(result.failures) < MAX_FAILURES_KEPT:
-                result.failures.append(Failure(time.time(), url, problem))
-            await asyncio.sleep(0.02)  # what fails at once must not become a busy loop that starves the stack
+        if kind:
+            result.note_failure(time.time(), url, kind, problem)
+            await asyncio.sleep(PAUSE_S)
         else:
             latencies.append(time.monotonic() - begun)
         if not keep and writer is not None:

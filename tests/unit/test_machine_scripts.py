@@ -280,6 +280,49 @@ class TestUp:
         assert not [call for call in machine.calls() if re.match(r"docker (compose.* (build|up)|pull)", call)]
 
 
+# A line of .env, what Compose takes for NAME (tests/contract/test_compose_config.py asks it).
+ENV_LINES = {
+    "NAME=8100": "8100",
+    "NAME=": "",
+    'NAME="quoted"': "quoted",
+    "NAME='quoted'": "quoted",
+    "NAME=''": "",
+    "NAME=8100 # the API": "8100",
+    'NAME="a # b" # c': "a # b",
+    "NAME='a # b' # c": "a # b",
+    "NAME=a#b": "a#b",
+    "NAME=#a": "#a",
+    "NAME=a\t# b": "a\t# b",
+    "NAME=two words  ": "two words",
+    " NAME = a ": "a",
+    "export NAME=a": "a",
+    "NAME: a": "a",
+    "NAME=a\r": "a",
+    'NAME="a"\r': "a",
+    r'NAME="say \"hi\" \\ there"': r'say "hi" \ there',
+    r"NAME='it\'s'": "it's",
+    "NAME=a:b=c": "a:b=c",
+    "NAME=first\nNAME='second'": "second",
+    "#NAME=a": "",
+    "OTHER_NAME=a\nNAMES=b": "",
+}
+
+
+@pytest.mark.parametrize("lines", ENV_LINES)
+def test_a_setting_is_read_from_the_env_file_as_compose_reads_it(machine: Machine, tmp_path: Path, lines: str) -> None:
+    clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
+    (clone / ".env").write_bytes(f"{lines}\n".encode())
+    scripts = "; ".join(f". {clone}/compose/machine/{name}.sh" for name in ("messages", "host", "stack"))
+
+    def setting(**environment: str) -> str:
+        command = ["bash", "-c", f"{scripts}; setting NAME default"]
+        path = {"PATH": str(machine.programs)}
+        return subprocess.run(command, env=path | environment, capture_output=True, text=True, check=True).stdout
+
+    assert setting() == (ENV_LINES[lines] or "default")
+    assert setting(NAME="the shell's") == "the shell's"
+
+
 RUNNING_STACK = (
     HEALTHY_ENGINE
     + """
@@ -290,6 +333,37 @@ case "$*" in
 esac
 """
 )
+
+
+SERVICES_THAT_RUN = (
+    HEALTHY_ENGINE
+    + """
+case "$*" in
+  'ps -q '*) echo 4f1d ;;
+  'ps --filter label=pierhead.project='*) printf '%s\\n' "$RUN" ;;
+  'compose --profile * config --services') printf '%s\\n' echo controller nightly ;;
+  'compose config --services') printf '%s\\n' echo controller ;;
+  *' up '*) exit 1 ;;
+esac
+"""
+)
+
+
+class TestUpTellsWhatGoes:
+    """Before it is removed: of the services that run, those that no chosen file has."""
+
+    def told(self, machine: Machine, *services: str) -> str:
+        machine.has("docker", SERVICES_THAT_RUN)
+        result = machine.run("up.sh", COMPOSE_FILE="compose/compose.yaml", COMPOSE_PROFILES="", RUN="\n".join(services))
+        assert [call for call in machine.calls() if " up " in call], result.stderr
+        return result.stderr
+
+    def test_services_of_other_files_go(self, machine: Machine) -> None:
+        told = self.told(machine, "echo", "ranker", "recsys")
+        assert "not among the chosen files, so they are removed: ranker recsys." in told
+
+    def test_services_of_a_profile_that_is_not_chosen_stay(self, machine: Machine) -> None:
+        assert "removed" not in self.told(machine, "echo", "nightly")
 
 
 class TestUpWaits:

@@ -79,6 +79,7 @@ def document(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "spec_problems": [],
         "notices": [],
         "settled": True,
+        "engine_reachable": True,
     }
     return {**plain, **changes}
 

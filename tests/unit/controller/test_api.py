@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from controller.api import MOST_REPLICAS, Api, fault_in, replicas_in
 from controller.callers import Gatekeeper
+from controller.cli.wait import judge_all
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.explain import explanation
 from controller.model import AddServer, Spec
@@ -62,6 +63,22 @@ async def test_services_as_status_shows_them(control: Control) -> None:
         row = await (await client.get("/api/v1/services/web")).json()
         assert (row["route"], row["image"], row["converged"]) == ("/web", "image/web", True)
         assert {replica["state"] for replica in row["replicas"]} == {"RUNNING"}
+
+
+async def test_what_is_told_while_the_engine_is_away_says_so(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        seen = await (await client.get("/api/v1/services")).json()
+        assert (seen["engine_reachable"], judge_all(seen).done) == (True, True)
+        control.engine.go_away()
+        await until(lambda: control.loop.view.engine_reachable is False)
+        document = await (await client.get("/api/v1/services")).json()
+        row = await (await client.get("/api/v1/services/web")).json()
+        assert row["converged"], "of what was seen last"
+        assert [document["engine_reachable"], row["engine_reachable"]] == [False, False]
+        verdict = judge_all(document)
+        assert (verdict.done, verdict.message) == (False, document["notices"][0])
 
 
 async def test_before_the_files_are_read_everything_is_to_be_repeated(control: Control) -> None:

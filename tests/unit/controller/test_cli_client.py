@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
+from controller import compose
 from controller.cli import patience, prometheus
-from controller.cli.client import Client, service_path
+from controller.cli.client import CHANGE_TIMEOUT_S, Client, service_path
 from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
+from controller.loop import LOOK_LIMIT_S
 from tests.unit.controller.test_cli_prometheus import sends, serving
 
 
@@ -71,6 +74,32 @@ def test_silence_is_told_from_refusal() -> None:
             Client(url, timeout_s=0.1).get("/")
     with pytest.raises(Unreachable, match="does not answer at"):
         Client(url).get("/")
+
+
+def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
+    taken, ended = threading.Event(), threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        taken.set()
+        ended.wait()
+
+    with serving(answer) as url:
+        try:
+            for ask in (Client(url, change_timeout_s=0.2).post, Client(url, change_timeout_s=0.2).put):
+                with pytest.raises(Unreachable, match=r"has not answered within 0.2 s: it may have taken this") as late:
+                    ask("/api/v1/deploy", {})
+                assert "make up" not in str(late.value), "it runs"
+        finally:
+            ended.set()
+    assert taken.is_set()
+    with serving(lambda handler: None) as url, pytest.raises(Unreachable, match=r"\(.*\): it may have taken this"):
+        Client(url).post("/api/v1/deploy", {})
+    with pytest.raises(Unreachable, match="start the stack with `make up`"):
+        Client(url).post("/api/v1/deploy", {})
+
+
+def test_a_change_is_waited_for_as_long_as_the_controller_may_take() -> None:
+    assert compose.TIMEOUT_S + compose.TIMEOUT_S + LOOK_LIMIT_S < CHANGE_TIMEOUT_S
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
         def do_GET(self) -> None:
             answer(self)
 
+        do_PUT = do_POST = do_GET  # noqa: N815 - the base class calls them so
+
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
             pass
 

@@ -63,6 +63,35 @@ def test_as_many_as_wanted_may_be_enough() -> None:
     assert judge_all(all_of(row(ready=0, converged=False, blocked="no GPU")), serving=True).hopeless
 
 
+AWAY = "the Docker Engine does not answer, what is shown is old: no such file"
+
+
+@pytest.mark.parametrize("reachable", [False, None])
+def test_what_was_there_before_the_engine_went_away_ends_no_wait(reachable: bool | None) -> None:
+    unseen = {"engine_reachable": reachable}
+    verdicts = [
+        judge_all(all_of(row(), notices=["HAProxy does not answer", AWAY], **unseen)),
+        judge_all(all_of(row(), **unseen), serving=True),
+        judge_all(all_of(row(converged=False, blocked="no GPU"), **unseen)),
+        ScaleWait(2).judge(row(**unseen)),
+        ScaleWait(2).judge(row(converged=False, blocked="no GPU", **unseen)),
+    ]
+    for judged in verdicts:
+        assert (judged.done, judged.hopeless) == (False, False)
+        assert judged.message.startswith("the Docker Engine does not answer, ")
+    assert verdicts[0].message == AWAY
+    assert judge_all(all_of(spec_problems=["x"], **unseen)).exit_code == 2, "files are wrong whoever is away"
+
+
+def test_views_of_a_world_that_is_not_seen_bring_no_rollout_nearer() -> None:
+    old = BEFORE["services"][0]
+    wait = RolloutWait(["ranker"], BEFORE)
+    unseen = [wait.judge(document(old, at=AT + number, engine_reachable=False)) for number in range(5)]
+    assert not any(verdict.done or verdict.hopeless for verdict in unseen)
+    seen = [wait.judge(document(old, at=AT + number)).done for number in range(5, 8)]
+    assert seen == [False, False, True]
+
+
 def test_progress_counts_each_service() -> None:
     verdict = judge_all(all_of(row(ready=1, converged=False), row(name="api")))
     assert [(part.name, part.ready, part.wanted) for part in verdict.parts] == [("web", 1, 2), ("api", 2, 2)]

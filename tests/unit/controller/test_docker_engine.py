@@ -339,26 +339,13 @@ async def test_a_cancelled_call_returns_at_once_and_the_engine_goes_on(daemon: D
 # -------------------------------------------------------------------------------------------------------------- actions
 
 
-async def test_several_networks_go_into_the_create_call_where_the_engine_takes_them(daemon: Daemon) -> None:
+async def test_all_networks_go_into_the_create_call(daemon: Daemon) -> None:
     spec = with_networks("a", "b")
     daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
-    async with engine(daemon, version="1.44") as docker:
+    async with engine(daemon) as docker:
         await docker.perform(CREATE, "shop", spec)
     assert daemon.calls == ["GET /info", "POST /containers/create"]
     assert list(daemon.bodies[-1]["NetworkingConfig"]["EndpointsConfig"]) == ["a", "b"]
-
-
-async def test_older_engines_get_the_others_connected(daemon: Daemon) -> None:
-    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
-    daemon.answers["POST /networks/a/connect"] = (200, {})
-    daemon.answers["POST /networks/c/connect"] = (403, {"message": "endpoint with name x already exists in network c"})
-    async with engine(daemon, version="1.43") as docker:
-        await docker.perform(CREATE, "shop", with_networks("a", "b", "c", main="b"))
-    create, *connects = [call for call in daemon.calls if call.startswith("POST")]
-    assert create == "POST /containers/create"
-    assert connects == ["POST /networks/a/connect", "POST /networks/c/connect"]
-    assert list(daemon.bodies[1]["NetworkingConfig"]["EndpointsConfig"]) == ["b"]
-    assert daemon.bodies[2]["EndpointConfig"]["Aliases"] == ["ranker"]
 
 
 async def test_replicas_are_told_the_machine_s_name(daemon: Daemon) -> None:
@@ -371,10 +358,10 @@ async def test_replicas_are_told_the_machine_s_name(daemon: Daemon) -> None:
     assert daemon.calls.count("GET /info") == 1
 
 
-def with_networks(*names: str, main: str | None = None) -> ServiceSpec:
+def with_networks(*names: str) -> ServiceSpec:
     endpoints = {name: {"Aliases": ["ranker"]} for name in names}
     container = {
-        "HostConfig": {"NetworkMode": main or names[0]},
+        "HostConfig": {"NetworkMode": names[0]},
         "NetworkingConfig": {"EndpointsConfig": endpoints},
     }
     return ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"), container=container)
@@ -749,6 +736,35 @@ async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
         for task in starts:
             task.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def test_logs_that_do_not_come_keep_nobody_from_the_engine(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.engines.docker._MOST_LOG_READS", 9)
+    asked = threading.Event()
+
+    def hang(handler: Handler) -> None:
+        asked.set()
+        handler.server.ending.wait()
+
+    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
+    daemon.answers["GET /containers/c1/logs"] = hang
+    daemon.answers["DELETE /containers/c1"] = (204, None)
+    async with engine(daemon) as docker, asyncio.timeout(10):
+        reads = [asyncio.create_task(docker.logs("c1", 20)) for _ in range(9)]
+        await asyncio.to_thread(asked.wait)
+        removal = RemoveContainer(target="r", service="ranker", cause="", container_id="c1", failed=True)
+        await docker.perform(removal, "shop", None)
+        assert "DELETE /containers/c1" in daemon.calls
+        with pytest.raises(EngineError, match="9 others wait for logs already"):
+            await docker.logs("c1", 20)
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+        with pytest.raises(TimeoutError):  # the threads still hang, and nobody else is turned away
+            async with asyncio.timeout(0.05):
+                await docker.logs("c1", 20)
 
 
 async def test_nobody_asks_about_a_container_before_its_first_start_has_ended(daemon: Daemon) -> None:

@@ -168,6 +168,30 @@ class TestFunctions:
         assert failing(functions, path) == words
         assert len(calls) == 2
 
+    def test_a_slow_call_of_one_service_shuts_the_function_for_no_other(
+        self, functions: Functions, written: Callable[[str], str], clock: Clock
+    ) -> None:
+        path = written("import time\n\n\ndef wanted(situation, wait=0):\n    time.sleep(wait)\n    return 3\n")
+        assert "did not return" in failing(functions, path, wait=3600)
+        assert functions.call(FunctionPolicy(path), situation()) == 3
+        assert functions.call(FunctionPolicy(path, {"wait": 0.0}), situation()) == 3
+        assert "did not return" in failing(functions, path, wait=3600)
+
+    def test_what_cannot_be_imported_is_tried_once_for_all_arguments(
+        self, functions: Functions, written: Callable[[str], str], clock: Clock, tmp_path: Path
+    ) -> None:
+        path = written(
+            "from pathlib import Path\n\nwith Path(__file__).with_suffix('.tries').open('a') as tries:\n"
+            "    tries.write('x')\nraise ValueError\n"
+        )
+        tries = tmp_path / f"{path.partition(':')[0]}.tries"
+        for least in (1, 2, 3):
+            assert "cannot be imported" in failing(functions, path, least=least)
+        assert tries.read_text() == "x"
+        clock.now += AGAIN_S
+        failing(functions, path)
+        assert tries.read_text() == "xx"
+
 
 class TestTimeLimit:
     def test_the_timer_of_somebody_else_goes_on(self) -> None:

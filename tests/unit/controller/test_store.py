@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import sqlite3
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from controller.errors import StoreError
 from controller.events import EventLog
 from controller.model import Event, FailureRecord, GpuFault, Retirement, Revision
-from controller.store import EVENTS_KEPT, FILE_NAME, Override, Store
+from controller.store import EVENTS_KEPT, FILE_NAME, SCHEMA_VERSION, Override, Store
 
 
 def retirement(container_id: str = "c1") -> Retirement:
@@ -190,9 +192,33 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
     assert dict(Store(tmp_path).autoscaled) == {"llm": 3}
 
 
-def test_a_file_of_another_version_is_kept_aside(tmp_path: Path) -> None:
+def test_a_file_of_a_later_controller_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    store = Store(tmp_path)
+    store.set_override("web", Override(4, 2))
+    store.close()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError) as refused:
+        Store(tmp_path)
+    assert str(refused.value).startswith(
+        f"{path} was written by a later controller (schema version {SCHEMA_VERSION + 1}, this one knows up to "
+        f"{SCHEMA_VERSION}); nothing was changed"
+    )
+    assert path.read_bytes() == before
+    assert [found.name for found in tmp_path.iterdir()] == [FILE_NAME]
+    (command,) = re.findall(r"-c '(.*)'`", str(refused.value))
+    subprocess.run(["sh", "-c", command], check=True)
+    fresh = Store(tmp_path)
+    assert dict(fresh.overrides) == {}
+    fresh.close()
+
+
+def test_a_file_that_was_never_ours_is_kept_aside(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / FILE_NAME)
-    db.execute("PRAGMA user_version = 99")
+    db.execute("PRAGMA user_version = -1")
     db.close()
     assert Store(tmp_path).set_aside is not None
 
