@@ -190,7 +190,7 @@ async def test_limits_of_cpu_and_memory_as_compose_prints_them(tmp_path: Path) -
 
 async def test_the_reference_can_be_loaded() -> None:
     spec = await load(ROOT, COMPOSE_FILE="compose/reference.yaml", COMPOSE_PROJECT_NAME="reference")
-    names = ["autoscaled", "gpu-slots", "reference"]
+    names = ["autoscaled", "gpu-slots", "language-model", "reference"]
     assert (spec.project, sorted(spec.services), spec.warnings) == ("reference", names, ())
 
 
