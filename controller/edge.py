@@ -1,8 +1,9 @@
 """What HAProxy is to know of a service while versions of it with different readiness probes coexist. Pure.
 
-HAProxy asks all servers of a backend the same question. While none of the replicas that serve was made with the probe
-that the compose files name now, it goes on asking theirs: a probe that nothing answers must not take away what serves.
-With the first ready replica that was made with the new one, the new one takes over.
+HAProxy asks all servers of a backend the same question. While the replicas that serve were made with one probe, it asks
+that one, whatever the compose files name by now: a probe that nothing answers must not take away what serves. While
+they were made with several, no question fits all, and HAProxy asks none: it sees whether a replica takes connections.
+Whether it is ready the controller still asks each replica in its own way, before HAProxy gets to know it and after.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from controller.model import Health, Observed, ReplicaContainer, ServiceSpec
 
 def edge_spec(spec: ServiceSpec, observed: Observed) -> ServiceSpec:
     """Return the service with the probe that HAProxy is to use now."""
-    serving = [
+    serving = {
         _target(container, spec)
         for container in observed.containers_of(spec.name)
         if container.state.is_up and container.health is Health.READY and container.id not in observed.retirements
-    ]
-    if not serving or (spec.probe.port, spec.probe.path) in serving:
+    }
+    if not serving:
         return spec
-    port, path = min(serving)
+    if len(serving) > 1:
+        return replace(spec, probe=replace(spec.probe, haproxy_asks=False))
+    [(port, path)] = serving
     return replace(spec, probe=replace(spec.probe, port=port, path=path))
 
 

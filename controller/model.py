@@ -53,6 +53,8 @@ class ProbeSpec:
     """Consecutive failures after which a replica that was ready counts as FAILED."""
     progress_timeout_s: float | None = None
     """How long a ready replica may have requests in flight of which none moves; None = for ever."""
+    haproxy_asks: bool = True
+    """False: HAProxy only sees whether a replica takes connections (controller/edge.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +467,8 @@ class Server:
     """HTTP responses since it was added."""
     errors: int = 0
     """How many of them were 5xx."""
+    is_asked: bool = True
+    """Whether `up` says that it is ready; False: only that it takes connections."""
 
 
 @dataclass(frozen=True, slots=True)
