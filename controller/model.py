@@ -584,7 +584,8 @@ class Rollout:
     begun_at: float
     cause: str
     stuck_since: float | None = None
-    """Since when there has been no place for the next replica, and nobody on the way who may leave one."""
+    """Since when there has been no place for the next replica, and nobody on the way who may leave one; or HAProxy has
+    not sent to all replicas that are ready."""
     is_return: bool = False
     """To an earlier version that somebody asked for: it has proved itself, so nobody waits to watch it."""
 

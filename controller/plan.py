@@ -293,8 +293,15 @@ class _Outlook:
             self._alive = (len(self.leaving), stay)
         return list(self._alive[1])
 
-    def ready(self) -> int:
-        return sum(replica.serves for replica in self.alive())
+    def without(self, gone: Iterable[_Replica] = ()) -> tuple[int, int]:
+        """How many serve, and how many are ready by their own word, once these have gone.
+
+        Who is ready and not reached by HAProxy serves nobody. But HAProxy may reach all of them the next moment (it has
+        just been started, its checks have not passed yet), so they count where it is asked how many may go.
+        """
+        names = {replica.name for replica in gone}
+        stay = [replica for replica in self.alive() if replica.name not in names]
+        return sum(replica.serves for replica in stay), sum(replica.is_ready for replica in stay)
 
     def made_as(self, version: str | None) -> int:
         """Replicas of a version that are there and stay, or are being made."""
@@ -534,14 +541,15 @@ def _outdated(draft: _Draft, outlook: _Outlook) -> list[tuple[_Replica, str]]:
     spec, limits = outlook.spec, outlook.bounds
     if spec is None or limits is None:
         return []
-    chosen, others, spare = _may_go(outlook, limits)
-    found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=others, most=spare)
+    chosen, others = _may_go(outlook, limits)
+    candidates, most = _at_a_time(outlook, limits, chosen, others)
+    found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=candidates, most=most)
     if not found.has_place and outlook.goal.goes_back:
         most = len(others) - int(not spec.rollout.max_unavailable)
         found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=others, most=most, fewest=True)
     if not found.has_place:
         outlook.bounds = limits = _bounds(draft, outlook, has_place=False) or limits
-        chosen, _, _ = _may_go(outlook, limits)
+        chosen, _ = _may_go(outlook, limits)
     else:
         names = {container.name for container in found.victims}
         chosen += [replica for replica in others if replica.name in names]
@@ -549,24 +557,35 @@ def _outdated(draft: _Draft, outlook: _Outlook) -> list[tuple[_Replica, str]]:
     return [(replica, cause) for replica in chosen]
 
 
-def _may_go(outlook: _Outlook, limits: Bounds) -> tuple[list[_Replica], list[_Replica], int]:
-    """Who goes in any case, who serves and may go for a successor, and how many of those at a time."""
+def _may_go(outlook: _Outlook, limits: Bounds) -> tuple[list[_Replica], list[_Replica]]:
+    """Who goes in any case, and who may go for a successor."""
     outdated = [replica for replica in outlook.alive() if replica.outdated]
     kept = [replica for replica in outdated if replica.container.version == outlook.goal.keep]
     others = [replica for replica in outdated if replica.container.version != outlook.goal.keep]
     spare = max(0, len(kept) - limits.keep)
     sure: list[_Replica] = []
     maybe: list[_Replica] = []
-    ready = outlook.ready()
+    least = max(limits.floor, outlook.reachable)
+    serving, ready = outlook.without()
     for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
-        if replica.phase is not Phase.RUNNING:
+        # One that HAProxy does not reach takes nothing from those who serve, however few they are.
+        if not replica.is_ready or (ready > least and (serving > least or not replica.serves)):
             sure.append(replica)
-        elif ready - replica.serves >= max(limits.floor, outlook.reachable):
-            sure.append(replica)
-            ready -= replica.serves
+            serving -= replica.serves
+            ready -= replica.is_ready
         else:
             maybe.append(replica)
-    return sure, maybe, max(0, ready - limits.floor)
+    return sure, maybe
+
+
+def _at_a_time(
+    outlook: _Outlook, limits: Bounds, gone: list[_Replica], others: list[_Replica]
+) -> tuple[list[_Replica], int]:
+    """Who of the others may go for successors now, beside `gone`, and how many of them."""
+    serving, ready = outlook.without(gone)
+    if serving > limits.floor:
+        return others, serving - limits.floor
+    return [replica for replica in others if not replica.serves], max(0, ready - limits.floor)
 
 
 def _swap(

@@ -217,8 +217,9 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
 
 
 def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
-    """Keep since when the rollout cannot go on for want of a place."""
-    if rollout.phase not in STARTS_NEW or not facts.no_place:
+    """Keep since when the rollout cannot go on: for want of a place, or of HAProxy's way to one that is ready."""
+    unreached = rollout.phase is RolloutPhase.ROLLING and facts.counts.get(rollout.to, Count()).unreached
+    if rollout.phase not in STARTS_NEW or not (facts.no_place or unreached):
         return replace(rollout, stuck_since=None)
     return rollout if rollout.stuck_since is not None else replace(rollout, stuck_since=now)
 
@@ -378,7 +379,10 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
         elif failure.count >= MOST_FAILURES or not _fails_too(state.stable, rollout, facts):
             return f"a replica of it failed in its first minutes: {failure.detail}"
     if rollout.stuck_since is not None and now - rollout.stuck_since >= rules.startup_deadline_s:
-        return f"it does not fit for {rules.startup_deadline_s:g} s (startup.deadline_s): {facts.no_place}"
+        for_s = f"for {rules.startup_deadline_s:g} s (startup.deadline_s)"
+        if facts.no_place:
+            return f"it does not fit {for_s}: {facts.no_place}"
+        return f"it is ready, and {for_s} HAProxy has not sent to all of it"
     if rollout.phase not in SERVES_NEW:
         return ""
     return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from controller.model import (
@@ -109,6 +109,10 @@ class World:
         if spec.gpu is None:
             return target - spec.rollout.max_unavailable
         return min(target, GPUS) - max(spec.rollout.max_unavailable, int(target > 1))
+
+    def reached(self) -> int:
+        """How many servers get traffic."""
+        return sum(server.up and server.state is ServerState.READY for server in self.servers.values())
 
     def perform(self, action: Action) -> None:  # noqa: C901 - one branch an action
         match action:
@@ -366,3 +370,30 @@ def test_actions_in_progress_are_never_planned_twice(ops: list[tuple[str, int, s
             assert total <= max(most, len(alive)), "what is being created counts"
         world.apply(result, set(fails))
         world.let_time_pass()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 6), st.sampled_from(PACES), st.sets(st.integers(0, 5)), st.booleans())
+def test_a_rollout_ends_although_haproxy_never_reaches_some_of_the_old_ones(
+    target: int, pace: RolloutSpec, unreached: set[int], is_full: bool
+) -> None:
+    """And at every step as many are reached as before, but for those that may be missing."""
+    assume(target > 1 or not is_full or pace.max_unavailable)  # a single one goes for no successor
+    spec = service(replicas=target, rollout=pace, max_replicas_per_node=target if is_full else None)
+    world = World(specs={"web": spec}, targets={"web": target})
+    for _ in range(20):
+        world.apply(world.plan(), set())
+        world.let_time_pass()
+    check_converged(world)
+
+    for index, name in enumerate(sorted(world.servers)):
+        world.servers[name] = replace(world.servers[name], up=index not in unreached)
+    least = min(world.reached(), target - max(pace.max_unavailable, int(is_full and target > 1)))
+    world.specs["web"] = replace(spec, definition_hash="d1")
+    for _ in range(40 * target):
+        result = world.plan()
+        check_safety(world, result)
+        world.apply(result, set())
+        assert world.reached() >= least
+        world.let_time_pass()
+    check_converged(world)

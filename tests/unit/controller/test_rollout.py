@@ -306,6 +306,16 @@ def test_the_time_without_a_place_begins_anew_when_something_moves() -> None:
     assert walk(state, (131, stuck))[0].rejected
 
 
+def test_a_version_whose_later_replicas_haproxy_never_reaches_is_rolled_back_in_time() -> None:
+    """More of the former version may not go then, so it would be for ever."""
+    there = {"v1": Count(3, 3), "v2": Count(2, 1, unreached=1)}
+    missed, reached = facts(counts=there), facts(counts=counts(v1=(3, 3), v2=(2, 2)))
+    state, phases = walk(in_phase(ROLLING), (10, missed), (69, reached), (71, missed), (130, missed), (131, missed))
+    assert phases == ["ROLLING"] * 4 + ["ROLLING_BACK"]
+    assert state.rejected
+    assert state.rejected.reason == ("it is ready, and for 60 s (startup.deadline_s) HAProxy has not sent to all of it")
+
+
 def test_a_version_that_finds_no_place_stays_where_nobody_wants_it_back() -> None:
     manual = replace(RULES, spec=RolloutSpec(bake_s=10, auto_rollback=False))
     stuck = facts(no_place=NO_ROOM)
