@@ -62,6 +62,8 @@ class Directions:
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
     rows: Mapping[str, RolloutStatus] = field(default_factory=dict)
+    made: Mapping[str, Mapping[str, ServiceSpec]] = field(default_factory=dict)
+    """By service and version, of those that have replicas: how it is made, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Deployer:
         wanted = {name for name in spec.services if targets.get(name)}
         self._asleep = frozenset(spec.services) - wanted - {container.service for container in observed.containers}
         self._forget_others(spec)
-        services, goals, rows = {}, {}, {}
+        services, goals, rows, made = {}, {}, {}, {}
         for name, service in spec.services.items():
             self._record(service, look)
             facts, rules = self._facts(name, look), self._rules(service)
@@ -131,7 +133,8 @@ class Deployer:
                 self._events.record(note.kind, f"{name}: {note.message}", service=name, outcome=note.outcome)
             services[name], goals[name] = self._direction(service, state)
             rows[name] = self._row(name, state, facts, rules, now)
-        self.directions = Directions(services, goals, rows)
+            made[name] = self._made(service, observed)
+        self.directions = Directions(services, goals, rows, made)
         return self.directions
 
     def _rules(self, service: ServiceSpec) -> Rules:
@@ -194,8 +197,8 @@ class Deployer:
         """How the service is made now, and which versions of it there shall be."""
         offered = self._offered[service.name]
         version, keep = machine.goal_version(state, offered)
-        made = service if version == offered else self._made_as(service, version)
-        keep_spec = (service if keep == offered else self._made_as(service, keep)) if keep else None
+        made = self._made_as(service, version)
+        keep_spec = self._made_as(service, keep) if keep else None
         goal = VersionGoal(
             version=version,
             spec=made,
@@ -206,7 +209,13 @@ class Deployer:
         )
         return made or service, goal
 
+    def _made(self, service: ServiceSpec, observed: Observed) -> Mapping[str, ServiceSpec]:
+        there = {container.version for container in observed.containers_of(service.name)}
+        return {version: made for version in there if (made := self._made_as(service, version)) is not None}
+
     def _made_as(self, service: ServiceSpec, version: str | None) -> ServiceSpec | None:
+        if version == self._offered[service.name]:
+            return service
         revision = self._store.revisions.get((service.name, version or ""))
         return made_as(service, revision) if revision else None
 

@@ -335,7 +335,10 @@ class Loop:
             refusals, pending = self._executor.gate.refusals(), self.view.plan.pending
             directions = self.deployer.look(spec, sight.observed, targets, refusals, now, pending)
         services = {name: directions.services.get(name, service) for name, service in spec.services.items()}
-        self._edge = {name: edge_spec(service, sight.observed) for name, service in services.items()}
+        self._edge = {
+            name: edge_spec(service, sight.observed, directions.made.get(name, {}))
+            for name, service in services.items()
+        }
         return Desired(
             project=spec.project,
             services=self._edge,

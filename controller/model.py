@@ -288,8 +288,8 @@ class Desired:
 
     project: str
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
-    """As the compose files say, or as an earlier version was made where that one is to stay; its probe is what HAProxy
-    is to use now (controller/edge.py).
+    """As the compose files say, or as an earlier version was made where that one is to stay; its probe, its
+    max_ongoing_requests and its request_timeout_s are what HAProxy is to use now (controller/edge.py).
     """
     targets: Mapping[str, int] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)

@@ -414,19 +414,27 @@ def _drained(
 
 
 def _drain_s(outlook: _Outlook, container: ReplicaContainer) -> float:
-    """How long it may go on with its requests: as the files say, else as it was made, else the usual time."""
-    if outlook.spec is not None:
-        return outlook.spec.graceful_shutdown_timeout_s
-    made_with_s = container.graceful_shutdown_timeout_s
-    return USUAL_DRAIN_S if made_with_s is None else made_with_s
+    """How long it may go on with its requests."""
+    now_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else None
+    return _patience_s(outlook, container, now_s, container.graceful_shutdown_timeout_s, USUAL_DRAIN_S)
 
 
 def _grace_s(outlook: _Outlook, container: ReplicaContainer) -> float:
-    """The same of the time from SIGTERM to SIGKILL."""
-    if outlook.spec is not None:
-        return outlook.spec.stop_grace_period_s
-    made_with_s = container.stop_grace_period_s
-    return USUAL_GRACE_S if made_with_s is None else made_with_s
+    """The time from SIGTERM to SIGKILL."""
+    now_s = outlook.spec.stop_grace_period_s if outlook.spec else None
+    return _patience_s(outlook, container, now_s, container.stop_grace_period_s, USUAL_GRACE_S)
+
+
+def _patience_s(
+    outlook: _Outlook, container: ReplicaContainer, now_s: float | None, made_with_s: float | None, usual_s: float
+) -> float:
+    """As the wanted version says, where it is of that one; else the longer of that and what it was made with: its
+    requests have begun with its own limits, and what is said of another version may be shorter than these.
+    """
+    if now_s is not None and container.version == outlook.version:
+        return now_s
+    said = [seconds for seconds in (now_s, made_with_s) if seconds is not None]
+    return max(said, default=usual_s)
 
 
 def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:

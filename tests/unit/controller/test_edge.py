@@ -14,6 +14,7 @@ from controller.model import (
     Health,
     Observed,
     ProbeSpec,
+    ReplicaContainer,
     RolloutSpec,
     RoutingState,
     ServerState,
@@ -73,6 +74,23 @@ def test_the_port_of_requests_stays_that_whatever_its_number_was() -> None:
     spec = service(port=8081, probe=ProbeSpec(port=8081, path="/"))
     old = replica(spec, 1, port=8080, probe=(8080, "/"))
     assert edge_spec(spec, Observed(containers=(old,))).probe == spec.probe
+
+
+def test_the_limits_are_those_that_all_who_serve_can_keep() -> None:
+    old, new = replica(SPEC, 1, version="v1"), replica(SPEC, 2, version="v2")
+    then = replace(SPEC, max_ongoing_requests=10, request_timeout_s=300.0)
+    now = replace(SPEC, max_ongoing_requests=100, request_timeout_s=1.0)
+
+    def limits(*containers: ReplicaContainer, **changes: object) -> tuple[int, float]:
+        world = Observed(containers=containers, **changes)  # type: ignore[arg-type]
+        found = edge_spec(now, world, {"v1": then, "v2": now})
+        return found.max_ongoing_requests, found.request_timeout_s
+
+    assert limits() == (100, 1.0)
+    assert limits(old) == limits(old, replace(new, health=Health.UNKNOWN)) == (10, 300.0)
+    assert limits(old, new) == (10, 300.0)
+    assert limits(old, new, retirements=retirement(old)) == (100, 1.0)
+    assert limits(replace(old, version="nobody remembers")) == (100, 1.0)
 
 
 # ---------------------------------------------------------------------------------------- by the whole controller

@@ -439,6 +439,22 @@ def test_a_replica_of_a_removed_service_has_the_time_that_it_was_made_with() -> 
     assert "send SIGKILL" in after(621, stopping_since=NOW - 616)
 
 
+def test_a_replica_of_another_version_has_at_least_the_time_that_it_was_made_with() -> None:
+    """What the files say of the new version may be less than a request takes that the old one has begun."""
+    quick = replace(WEB, definition_hash="d2", graceful_shutdown_timeout_s=6.0, stop_grace_period_s=16.0)
+    made_with = {"graceful_shutdown_timeout_s": 305.0, "stop_grace_period_s": 315.0}
+
+    def after(seconds: float, made_as: str, **changes: float) -> str:
+        busy = replica(quick, 1, version=made_as, ongoing=1, **made_with)
+        leaving = retirement(busy, draining_since=NOW - seconds, **changes)
+        return text(desired(quick, web=0), observed(busy, specs=(quick,), retirements=leaving, routing=routing()))
+
+    assert after(304, V) == "nothing to do"
+    assert "still busy after 305 s" in after(306, V)
+    assert after(320, V, stopping_since=NOW - 314) == "nothing to do"
+    assert "still busy after 6 s" in after(7, version(quick)), "of its own the files say the last word"
+
+
 def test_server_without_a_container_is_deleted() -> None:
     ghost = server(replica(WEB, 9), state=ServerState.MAINT)
     world = observed(specs=(WEB,), routing=routing(ghost))
