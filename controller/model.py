@@ -395,7 +395,8 @@ class ReplicaContainer:
     told: str = ""
     """What it says itself of why it is not ready: "loading weights, 37 %"."""
     progressed_at: float | None = None
-    """When its work, or its start, was last seen to move; None where it does not say."""
+    """When its work, or its start, was last seen to move, or when this controller began to ask it; None where it does
+    not say."""
     stalled_since: float | None = None
     """Since when it has had requests in flight at every look, and none of them moved; None when it works."""
     user_config: UserConfigReport | None = None
