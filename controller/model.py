@@ -533,10 +533,15 @@ FailureKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """Replicas of one version of a service that failed in a row; gives the next start its backoff."""
+    """How often in a row a version of a service was tried and failed; gives the next start its backoff.
+
+    Replicas that were there together are one try, however many of them fail: of what ends them all nobody knows whether
+    it is theirs.
+    """
 
     count: int
     last_at: float
+    """When the last try failed: the first of its replicas."""
     detail: str
 
 
@@ -589,6 +594,8 @@ class Rollout:
     not sent to all replicas that are ready."""
     is_return: bool = False
     """To an earlier version that somebody asked for: it has proved itself, so nobody waits to watch it."""
+    excused: int = 0
+    """Failures in a row of `to` that came together with those of others, so that they are not held against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -729,6 +736,8 @@ class RemoveContainer(Action):
     failed: bool = False
     version: str = ""
     """Of the replica; what a failure is counted for."""
+    began_at: float | None = None
+    """When the replica was started, or made where it never was; None = not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -484,12 +484,14 @@ def _signal(
 def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, failed: bool) -> None:
     server = draft.server_of(outlook.name, replica.name)
     server_step = draft.delete_server(server, outlook.name, cause) if server else None
+    container = replica.container
     action = RemoveContainer(
         target=replica.name,
         service=outlook.name,
-        container_id=replica.container.id,
+        container_id=container.id,
         failed=failed,
-        version=replica.container.version,
+        version=container.version,
+        began_at=container.created_at if container.started_at is None else container.started_at,
         cause=cause,
     )
     step = draft.add(action, server_step)

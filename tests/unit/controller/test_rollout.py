@@ -284,6 +284,21 @@ def test_a_promotion_ends_the_watch() -> None:
     assert rollout.promoted(V1, 3) is None
 
 
+def failing(count: int, **changes: Any) -> Facts:
+    failures = {"v2": FailureRecord(count, 5.0, "code 137")} if count else {}
+    return facts(counts=counts(v1=(1, 1), v2=(1, 1)), failures=failures, **changes)
+
+
+def test_a_failure_that_came_with_those_of_others_is_not_held_against_it_and_the_next_one_is() -> None:
+    together = (6, failing(1, is_shared=True))
+    assert walk(in_phase(ROLLING), together, (20, failing(1)))[1] == ["ROLLING"] * 2, "it stays excused"
+    assert walk(in_phase(ROLLING), together, (20, failing(2)))[1] == ["ROLLING", "ROLLING_BACK"]
+    assert walk(in_phase(ROLLING), together, (70, failing(0)), (80, failing(1)))[1][-1] == "ROLLING_BACK", (
+        "it has recovered since: what fails then is another one"
+    )
+    assert walk(in_phase(ROLLING), (6, failing(3, is_shared=True)))[1] == ["ROLLING_BACK"], "but not for ever"
+
+
 NO_ROOM = "it asks for 4 GPUs and 0 of 4 are free"
 
 
@@ -337,6 +352,7 @@ anything = st.builds(
     tallies=st.dictionaries(versions, tallies),
     waits_for=st.sampled_from(["", "", "a callee goes first"]),
     no_place=st.sampled_from(["", "", NO_ROOM]),
+    is_shared=st.booleans(),
 )
 asks = st.sampled_from(["", "", "", "retry", "abort", "promote", "return"])
 

@@ -647,7 +647,47 @@ async def test_a_rollout_survives_a_controller_that_dies_after_every_action(cont
     assert len(control.router.ready("web")) == 2
 
 
-# ----------------------------------------------------------------------------------------------- limits that change
+# ---------------------------------------------------------------------------------------------- what ends them all
+
+
+@pytest.mark.parametrize("in_phase", ["BAKING", "ROLLING", "SETTLING"])
+async def test_an_engine_that_begins_again_is_not_held_against_a_version(control: Control, in_phase: str) -> None:
+    """Without live-restore it ends every replica there is."""
+    old = web("d1", replicas=5, rollout=RolloutSpec(bake_s=0.5))
+    new = replace(old, definition_hash="d2")
+    control.source.edit(old)
+    async with control.running():
+        await stable_at(control, old)
+        control.engine.behaviours[version(control, new)] = Behaviour(ready_after_s=0.3)
+        control.source.edit(new)
+        made = version(control, new)
+        # In ROLLING, while there are three of the new version: as many as a version may fail in a row.
+        mine = [made] * (3 if in_phase == "ROLLING" else 1)
+
+        def have_come() -> bool:
+            up = [one.version for one in control.engine.containers.values() if one.state.is_up]
+            return phase(control) == in_phase and up.count(made) >= len(mine)
+
+        await until(have_come, within_s=20)
+        for one in [one for one in control.engine.containers.values() if one.state.is_up]:
+            control.engine.crash(one.name, 137)
+        await stable_at(control, new, within_s=30)
+        assert said(control, "rollback") == []
+
+
+async def test_one_that_ends_alone_is_held_against_its_version(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        new = web("d2", rollout=LONG)
+        control.source.edit(new)
+        await until(lambda: phase(control) == "BAKING")
+        made = version(control, new)
+        control.engine.crash(next(c.name for c in control.engine.containers.values() if c.version == made), 1)
+        await until(lambda: said(control, "rolled_back"), within_s=15)
+        assert "a replica of it failed in its first minutes" in said(control, "rollback")[0]
+
+
+# ---------------------------------------------------------------------------------------------- limits that change
 
 
 def limited(timeout_s: float, most: int, bake_s: float = 0.1) -> ServiceSpec:
