@@ -393,7 +393,7 @@ def _drained(
     limit_s = _drain_s(outlook, container)
     if waited_s >= limit_s:
         return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
-    if container.health is not Health.READY:
+    if container.health is not Health.READY and (retirement.failed or not _may_be_at_work(draft, outlook, replica)):
         return "it serves nobody: it is not ready"
     if retirement.failed and container.stalled_since is not None:
         return "it makes no progress"
@@ -411,6 +411,21 @@ def _drained(
         return None  # its backend is gone, so HAProxy's earlier worker finishes what it has, and tells nobody how much
     least_s = BLIND_DRAIN_S if stay_s is None else stay_s
     return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
+
+
+def _may_be_at_work(draft: _Draft, outlook: _Outlook, replica: _Replica) -> bool:
+    """Whether one that is not ready may have requests that it can finish: by its own word, or by HAProxy's.
+
+    One that was never ready has none. One that was, and does not answer while it finishes them, is slow as often as it
+    is dead; who is dead ends by itself, or its clients give up.
+    """
+    container = replica.container
+    if container.ongoing:
+        return True
+    if container.health is Health.UNKNOWN or outlook.spec is None or not outlook.spec.is_routed:
+        return False
+    server = draft.server_of(outlook.name, replica.name)
+    return not draft.routing_usable or (server is not None and bool(server.sessions or server.queued))
 
 
 def _drain_s(outlook: _Outlook, container: ReplicaContainer) -> float:

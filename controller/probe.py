@@ -41,6 +41,8 @@ PATIENT_S = 1.0
 """The same afterwards: a model that loads for minutes is not hurried by questions."""
 RETIRING_S = 0.1
 """Between readings of a replica that drains: its end is waited for."""
+EARLY = 0.9
+"""Part of a period after the last bad answer from which on another one counts: timers are not exact."""
 BODY_LIMIT = 64 * 1024
 MOST_COUNTED = 2**53
 """Up to here a float counts one by one, as the autoscaler does; a greater number of a replica is taken as none."""
@@ -123,6 +125,8 @@ class Judge:
         self._was_ready = was_ready
         self._tells_progress = tells_progress
         self._bad_in_a_row = 0
+        self._bad_at = since
+        """When the last bad answer was counted."""
         self._progress: int | None = None
         self.verdict = Verdict(progressed_at=since)
         if was_ready:
@@ -132,7 +136,7 @@ class Judge:
     def record(self, reading: Reading, now: float) -> bool:
         """Learn one reading; return whether the verdict changed in a way that somebody waits for."""
         before = self.verdict
-        health = self._health_after(reading)
+        health = self._health_after(reading, now)
         detail = reading.detail
         if health is Health.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
@@ -186,7 +190,10 @@ class Judge:
         before = self.verdict.stalled_since
         return now if before is None else before
 
-    def _health_after(self, reading: Reading) -> Health:
+    def _health_after(self, reading: Reading, now: float) -> Health:
+        """The health after one more reading. Of bad ones about one a period counts: one that is asked more often, as
+        somebody waits for its end, may fail for no less time.
+        """
         if reading.ok:
             self._bad_in_a_row = 0
             self._was_ready = True
@@ -194,7 +201,10 @@ class Judge:
         if reading.draining:
             self._bad_in_a_row = 0
             return self.verdict.health
+        if self._bad_in_a_row and now - self._bad_at < EARLY * self._spec.period_s:
+            return self.verdict.health
         self._bad_in_a_row += 1
+        self._bad_at = now
         if not self._was_ready:
             return Health.UNKNOWN
         return Health.FAILED if self._bad_in_a_row >= self._spec.failures else self.verdict.health

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -437,6 +438,38 @@ def test_a_replica_of_a_removed_service_has_the_time_that_it_was_made_with() -> 
     assert "still busy after 605 s" in after(606)
     assert after(620, stopping_since=NOW - 614) == "nothing to do"
     assert "send SIGKILL" in after(621, stopping_since=NOW - 616)
+
+
+@pytest.mark.parametrize(
+    ("work", "changes", "is_waited_for"),
+    [
+        ({"sessions": 7}, {}, True),
+        ({"queued": 1}, {}, True),
+        ({}, {"ongoing": 3, "ongoing_at": NOW}, True),
+        ({}, {}, False),
+        ({"sessions": 7}, {"health": Health.UNKNOWN}, False),
+    ],
+)
+def test_one_that_stops_answering_while_it_drains_may_finish_what_it_has(
+    work: dict[str, int], changes: dict[str, Any], is_waited_for: bool
+) -> None:
+    silent = replica(WEB, 1, **{"health": Health.FAILED, "ongoing": None, "ongoing_at": None, **changes})
+    servers = routing(server(silent, state=ServerState.DRAIN, **work))
+
+    def after(seconds: float, **mark: Any) -> str:
+        leaving = retirement(silent, draining_since=NOW - seconds, **mark)
+        return text(desired(WEB, web=0), observed(silent, specs=(WEB,), routing=servers, retirements=leaving))
+
+    assert (after(5) == "nothing to do") is is_waited_for
+    assert "send SIGTERM" in after(5, failed=True), "one that goes because it has failed is not waited for"
+    assert "still busy after 20 s" in after(21)
+
+
+def test_while_haproxy_is_away_nobody_knows_whether_one_that_stops_answering_is_at_work() -> None:
+    silent = replica(WEB, 1, health=Health.FAILED, ongoing=None, ongoing_at=None)
+    leaving = retirement(silent, draining_since=NOW - 5)
+    world = observed(silent, specs=(WEB,), routing=None, retirements=leaving)
+    assert text(desired(WEB, web=0), world) == "nothing to do"
 
 
 def test_a_replica_of_another_version_has_at_least_the_time_that_it_was_made_with() -> None:

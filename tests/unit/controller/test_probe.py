@@ -49,6 +49,17 @@ def test_one_that_was_ready_before_this_controller_stays_so_until_it_has_failed(
     assert healths(BAD, BAD, BAD, was_ready=True) == [Health.READY, Health.READY, Health.FAILED]
 
 
+@pytest.mark.parametrize("retiring", [False, True])
+def test_how_long_it_may_fail_for_does_not_depend_on_how_often_it_is_asked(retiring: bool) -> None:
+    judge, now = Judge(SPEC, 0.0, was_ready=True), 10.0
+    judge.record(GOOD, now)
+    while judge.verdict.health is Health.READY:
+        now += judge.pause_s(now, retiring=retiring)
+        judge.record(BAD, now)
+    least_s = 0.9 * (SPEC.failures - 1) * SPEC.period_s
+    assert least_s <= now - 10.0 <= SPEC.failures * SPEC.period_s
+
+
 def test_draining_is_neither_good_nor_bad() -> None:
     assert healths(GOOD, BAD, BAD, DRAINING, BAD, BAD, DRAINING, DRAINING) == [Health.READY] * 8
     judge = Judge(SPEC, 0.0)
