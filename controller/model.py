@@ -545,6 +545,11 @@ class FailureRecord:
     detail: str
 
 
+def is_another_try(before: FailureRecord | None, began_at: float | None) -> bool:
+    """Whether a replica that has failed and began then (None = not known) counts, after those that have before."""
+    return before is None or began_at is None or began_at >= before.last_at
+
+
 @dataclass(frozen=True, slots=True)
 class Revision:
     """How a version of a service is made: `spec` is JSON that controller/revisions.py writes and reads."""

@@ -54,6 +54,7 @@ from controller.model import (
     WriteRouting,
     backend_name,
     goal_of,
+    is_another_try,
     replica_name,
     service_address,
     socket_address,
@@ -136,11 +137,14 @@ class _Draft:
     next_look_s: float | None = None
     routing_step: int | None = None
     busy: frozenset[str] = field(init=False)
+    failed: list[RemoveContainer] = field(init=False)
+    """Removals of replicas that have failed, going on or planned."""
     routing_usable: bool = field(init=False)
 
     def __post_init__(self) -> None:
         in_progress = self.observed.in_progress
         self.busy = frozenset(action.target for action in in_progress)
+        self.failed = [action for action in in_progress if isinstance(action, RemoveContainer) and action.failed]
         reloading = any(isinstance(action, WriteRouting) for action in in_progress)
         self.routing_usable = self.observed.routing is not None and not reloading
 
@@ -510,6 +514,8 @@ def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, 
         cause=cause,
     )
     step = draft.add(action, server_step)
+    if failed:
+        draft.failed.append(action)
     outlook.leaving.add(replica.container.id)
     outlook.removal_steps[replica.name] = step
     outlook.numbers = None
@@ -883,7 +889,7 @@ def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> str | None
 
 def _backing_off(draft: _Draft, service: str, version: str) -> str | None:
     """Return why a version that failed is not started again yet, or None."""
-    failure = draft.observed.failures.get((service, version))
+    failure = _failure(draft, service, version)
     if failure is None:
         return None
     left_s = failure.last_at + backoff_s(failure.count) - draft.now
@@ -891,6 +897,15 @@ def _backing_off(draft: _Draft, service: str, version: str) -> str | None:
         return None
     draft.look_again_in(left_s)
     return f"failed {failure.count} times in a row, next try in {math.ceil(left_s)} s; last: {failure.detail}"
+
+
+def _failure(draft: _Draft, service: str, version: str) -> FailureRecord | None:
+    """How often a version has failed by now. What is kept counts a replica when it is gone, this also before."""
+    failure = draft.observed.failures.get((service, version))
+    for action in draft.failed:
+        if (action.service, action.version) == (service, version) and is_another_try(failure, action.began_at):
+            return FailureRecord(failure.count + 1 if failure else 1, draft.now, action.cause)
+    return failure
 
 
 def _start_cause(outlook: _Outlook, failure: FailureRecord | None) -> str:

@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from controller.clock import Anchor
 from controller.errors import StoreError
-from controller.model import Event, FailureKey, FailureRecord, GpuFault, Retirement, Revision
+from controller.model import Event, FailureKey, FailureRecord, GpuFault, Retirement, Revision, is_another_try
 from controller.plain_text import storable
 
 logger = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ class Store:
     def failure(self, key: FailureKey, now: float, detail: str, began_at: float | None = None) -> None:
         """Count one more failed try of a service's version: not for a replica that began before the last one failed."""
         before = self._failures.get(key)
-        if before is not None and began_at is not None and began_at < before.last_at:
+        if not is_another_try(before, began_at):
             return
         record = FailureRecord(count=before.count + 1 if before else 1, last_at=now, detail=storable(detail))
         values = (*key, record.count, record.last_at, record.detail)

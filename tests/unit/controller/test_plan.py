@@ -20,6 +20,7 @@ from controller.model import (
     Plan,
     PullImage,
     RemoveContainer,
+    ReplicaContainer,
     ServerState,
     StrayContainer,
     WriteRouting,
@@ -463,6 +464,25 @@ def test_one_that_stops_answering_while_it_drains_may_finish_what_it_has(
     assert (after(5) == "nothing to do") is is_waited_for
     assert "send SIGTERM" in after(5, failed=True), "one that goes because it has failed is not waited for"
     assert "still busy after 20 s" in after(21)
+
+
+def test_the_failure_that_is_being_cleared_away_counts_for_the_next_start() -> None:
+    """It is kept when its container is gone; it counts before, also where the world forgets it first."""
+    dead = replica(WEB, 1, state=ContainerState.EXITED, exit_code=1, ip=None, started_at=NOW - 5)
+    its: dict[str, Any] = {"target": dead.name, "service": "web", "container_id": dead.id, "version": V}
+    remove = RemoveContainer(**its, failed=True, began_at=NOW - 5, cause="test")
+
+    def after(count: int, last_at: float, *containers: ReplicaContainer, **changes: Any) -> str:
+        failures = {("web", V): FailureRecord(count, last_at, "code 1")}
+        world = observed(*containers, specs=(WEB,), failures=failures, **changes)
+        return text(desired(WEB, web=1), world).rpartition("\n")[2]
+
+    waits = "pending web: failed 6 times in a row, next try in 16 s; last: "
+    assert after(5, NOW - 10, dead) == f"{waits}exited by itself with code 1", "removed by this plan"
+    assert after(5, NOW - 10, dead, in_progress=(remove,)) == f"{waits}test"
+    assert after(5, NOW - 10, in_progress=(remove,)) == f"{waits}test", "gone, and not counted yet"
+    assert after(6, NOW, in_progress=(remove,)) == f"{waits}code 1", "counted, and not twice"
+    assert "start" in after(0, NOW - 10, dead), "none after the first"
 
 
 def test_while_haproxy_is_away_nobody_knows_whether_one_that_stops_answering_is_at_work() -> None:
