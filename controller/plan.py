@@ -138,7 +138,7 @@ class _Draft:
     routing_step: int | None = None
     busy: frozenset[str] = field(init=False)
     failed: list[RemoveContainer] = field(init=False)
-    """Removals of replicas that have failed, going on or planned."""
+    """Removals of replicas that have failed which go on."""
     routing_usable: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -514,8 +514,6 @@ def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, 
         cause=cause,
     )
     step = draft.add(action, server_step)
-    if failed:
-        draft.failed.append(action)
     outlook.leaving.add(replica.container.id)
     outlook.removal_steps[replica.name] = step
     outlook.numbers = None
