@@ -19,10 +19,13 @@ from controller.errors import InvalidRequest, StoreError
 from controller.events import EventLog
 from controller.model import (
     BeginRetirement,
+    ContainerState,
     CreateContainer,
+    FailureKey,
     FailureRecord,
     Observed,
     PendingReplica,
+    RemoveContainer,
     Revision,
     RolloutPhase,
     RolloutStatus,
@@ -51,6 +54,10 @@ somebody asks for the version anew."""
 UNTRIED = "not tried yet, as no replica is wanted now: it will be at the next wake"
 """Of a version that is taken while its service sleeps."""
 
+TOGETHER_S = 5.0
+"""Replicas that end by themselves within this time of each other may have ended of one cause: an engine that begins
+again, a machine without memory."""
+
 Callers = Callable[[], Mapping[str, frozenset[str]]]
 """Who watches whom: name of a replica, or of anything else -> services."""
 
@@ -62,6 +69,8 @@ class Directions:
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
     rows: Mapping[str, RolloutStatus] = field(default_factory=dict)
+    made: Mapping[str, Mapping[str, ServiceSpec]] = field(default_factory=dict)
+    """By service and version, of those that have replicas: how it is made, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,8 @@ class Deployer:
         self._offered: dict[str, str | None] = {}
         self._asleep: frozenset[str] = frozenset()
         """Services without a replica, and without one wanted, as last seen."""
+        self._ended: dict[str, tuple[FailureKey, float]] = {}
+        """By container id, replicas that have just ended by themselves: whose they were, and when last seen."""
         self._user_configs: dict[tuple[str, str], str] = {}
         """By service and version: the one that is known to be recorded."""
         self.directions = Directions()
@@ -118,8 +129,11 @@ class Deployer:
         self._offered = {name: look.offered(name) for name in spec.services}
         wanted = {name for name in spec.services if targets.get(name)}
         self._asleep = frozenset(spec.services) - wanted - {container.service for container in observed.containers}
+        self._ended = {
+            container_id: (key, at) for container_id, (key, at) in self._ended.items() if now - at < TOGETHER_S
+        } | {container_id: (key, now) for container_id, key in _ended(observed).items()}
         self._forget_others(spec)
-        services, goals, rows = {}, {}, {}
+        services, goals, rows, made = {}, {}, {}, {}
         for name, service in spec.services.items():
             self._record(service, look)
             facts, rules = self._facts(name, look), self._rules(service)
@@ -131,7 +145,8 @@ class Deployer:
                 self._events.record(note.kind, f"{name}: {note.message}", service=name, outcome=note.outcome)
             services[name], goals[name] = self._direction(service, state)
             rows[name] = self._row(name, state, facts, rules, now)
-        self.directions = Directions(services, goals, rows)
+            made[name] = self._made(service, observed)
+        self.directions = Directions(services, goals, rows, made)
         return self.directions
 
     def _rules(self, service: ServiceSpec) -> Rules:
@@ -148,7 +163,17 @@ class Deployer:
             tallies=self._tallies(name, state, look.observed),
             waits_for=self._waits_for(name, state, look.callees),
             no_place=_no_place(name, state, look, counts),
+            is_shared=self._is_shared(name, state, counts),
         )
+
+    def _is_shared(self, name: str, state: ServiceRollout, counts: Mapping[str, Count]) -> bool:
+        """Whether what ends replicas of a version that is rolled out has just ended others, too."""
+        if state.rollout is None:
+            return False
+        keys = [key for key, _ in self._ended.values()]
+        if any(key != (name, state.rollout.to) for key in keys):
+            return True
+        return len(keys) > 1 and not counts.get(state.stable or "", Count()).present
 
     def _tallies(self, name: str, state: ServiceRollout, observed: Observed) -> Mapping[str, machine.Tally]:
         rollout = state.rollout
@@ -194,8 +219,8 @@ class Deployer:
         """How the service is made now, and which versions of it there shall be."""
         offered = self._offered[service.name]
         version, keep = machine.goal_version(state, offered)
-        made = service if version == offered else self._made_as(service, version)
-        keep_spec = (service if keep == offered else self._made_as(service, keep)) if keep else None
+        made = self._made_as(service, version)
+        keep_spec = self._made_as(service, keep) if keep else None
         goal = VersionGoal(
             version=version,
             spec=made,
@@ -206,7 +231,13 @@ class Deployer:
         )
         return made or service, goal
 
+    def _made(self, service: ServiceSpec, observed: Observed) -> Mapping[str, ServiceSpec]:
+        there = {container.version for container in observed.containers_of(service.name)}
+        return {version: made for version in there if (made := self._made_as(service, version)) is not None}
+
     def _made_as(self, service: ServiceSpec, version: str | None) -> ServiceSpec | None:
+        if version == self._offered[service.name]:
+            return service
         revision = self._store.revisions.get((service.name, version or ""))
         return made_as(service, revision) if revision else None
 
@@ -413,6 +444,21 @@ def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, C
             before.present + 1, before.ready + (ready and reached), before.unreached + (ready and not reached)
         )
     return counts
+
+
+def _ended(observed: Observed) -> Mapping[str, FailureKey]:
+    """Replicas that have ended by themselves, those among them that are being removed: whose they are, by their id."""
+    found = {
+        container.id: (container.service, container.version)
+        for container in observed.containers
+        if not container.state.is_up
+        and container.state is not ContainerState.CREATED
+        and container.id not in observed.retirements
+    }
+    for action in observed.in_progress:
+        if isinstance(action, RemoveContainer) and action.failed:
+            found[action.container_id] = action.service, action.version
+    return found
 
 
 def _no_place(name: str, state: ServiceRollout, look: _Look, counts: Mapping[str, Count]) -> str:

@@ -47,6 +47,7 @@ from controller.model import (
     Observed,
     Plan,
     RemoveContainer,
+    ReplicaContainer,
     ServiceSpec,
     Spec,
     UserConfigReport,
@@ -214,6 +215,8 @@ class Loop:
         self.deployer = Deployer(world.store, self.events, self.board.callers, is_manual=world.is_manual)
         self._gpu_memory = GpuMemoryWatch(world.engine, spawn, self._wakeup.ring, clock)
         self._gpus = GpuWatch()
+        self._failed: Mapping[str, ReplicaContainer] = {}
+        """Those that are being removed, by container id."""
         self.store_trouble = ""
         """Why the state file cannot be written; "" when it can."""
         self._defect = ""
@@ -315,6 +318,7 @@ class Loop:
         # From a world that cannot be seen nothing can be concluded.
         plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
         self._executor.submit(plan)
+        self._note_removals(sight.observed)
         if seen:
             self._gpu_memory.refresh(desired, sight.observed, plan)
             self._watch_gpus(sight.observed, now)
@@ -335,7 +339,10 @@ class Loop:
             refusals, pending = self._executor.gate.refusals(), self.view.plan.pending
             directions = self.deployer.look(spec, sight.observed, targets, refusals, now, pending)
         services = {name: directions.services.get(name, service) for name, service in spec.services.items()}
-        self._edge = {name: edge_spec(service, sight.observed) for name, service in services.items()}
+        self._edge = {
+            name: edge_spec(service, sight.observed, directions.made.get(name, {}))
+            for name, service in services.items()
+        }
         return Desired(
             project=spec.project,
             services=self._edge,
@@ -620,8 +627,10 @@ class Loop:
         self.metrics.action(outcome)
         if isinstance(action, EngineAction):
             self._observer.action_ended(action)
-        if isinstance(action, RemoveContainer) and action.failed and outcome.error is None:
-            self._note_failure(action)
+        if isinstance(action, RemoveContainer) and outcome.error is None:
+            failed = self._failed.get(action.container_id)
+            if failed is not None:
+                self._gpus.failed(failed)
         words = f"{describe(action)}: {action.cause}"
         self.events.record(
             action_name(action),
@@ -633,11 +642,11 @@ class Loop:
         if not isinstance(action, EngineAction):  # the engine is read first, which wakes the loop
             self._wakeup.ring()
 
-    def _note_failure(self, action: RemoveContainer) -> None:
-        containers = self.view.observed.containers if self.view.observed else ()
-        for container in containers:
-            if container.id == action.container_id:
-                self._gpus.failed(container)
+    def _note_removals(self, observed: Observed) -> None:
+        """Remember replicas that failed for as long as they are being removed: the world may forget them before."""
+        there = {**self._failed, **{container.id: container for container in observed.containers}}
+        removed = [one for one in self._executor.in_progress if isinstance(one, RemoveContainer) and one.failed]
+        self._failed = {one.container_id: there[one.container_id] for one in removed if one.container_id in there}
 
     async def _follow_engine(self) -> None:
         """At every event have the engine read, which wakes the loop. Raises EngineUnreachable when it stays away."""

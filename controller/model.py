@@ -53,6 +53,8 @@ class ProbeSpec:
     """Consecutive failures after which a replica that was ready counts as FAILED."""
     progress_timeout_s: float | None = None
     """How long a ready replica may have requests in flight of which none moves; None = for ever."""
+    haproxy_asks: bool = True
+    """False: HAProxy only sees whether a replica takes connections (controller/edge.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +288,8 @@ class Desired:
 
     project: str
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
-    """As the compose files say, or as an earlier version was made where that one is to stay; its probe is what HAProxy
-    is to use now (controller/edge.py).
+    """As the compose files say, or as an earlier version was made where that one is to stay; its probe, its
+    max_ongoing_requests and its request_timeout_s are what HAProxy is to use now (controller/edge.py).
     """
     targets: Mapping[str, int] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
@@ -393,7 +395,8 @@ class ReplicaContainer:
     told: str = ""
     """What it says itself of why it is not ready: "loading weights, 37 %"."""
     progressed_at: float | None = None
-    """When its work, or its start, was last seen to move; None where it does not say."""
+    """When its work, or its start, was last seen to move, or when this controller began to ask it; None where it does
+    not say."""
     stalled_since: float | None = None
     """Since when it has had requests in flight at every look, and none of them moved; None when it works."""
     user_config: UserConfigReport | None = None
@@ -465,6 +468,8 @@ class Server:
     """HTTP responses since it was added."""
     errors: int = 0
     """How many of them were 5xx."""
+    is_asked: bool = True
+    """Whether `up` says that it is ready; False: only that it takes connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,11 +533,21 @@ FailureKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """Replicas of one version of a service that failed in a row; gives the next start its backoff."""
+    """How often in a row a version of a service was tried and failed; gives the next start its backoff.
+
+    Replicas that were there together are one try, however many of them fail: of what ends them all nobody knows whether
+    it is theirs.
+    """
 
     count: int
     last_at: float
+    """When the last try failed: the first of its replicas."""
     detail: str
+
+
+def is_another_try(before: FailureRecord | None, began_at: float | None) -> bool:
+    """Whether a replica that has failed and began then (None = not known) counts, after those that have before."""
+    return before is None or began_at is None or began_at >= before.last_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,9 +595,12 @@ class Rollout:
     begun_at: float
     cause: str
     stuck_since: float | None = None
-    """Since when there has been no place for the next replica, and nobody on the way who may leave one."""
+    """Since when there has been no place for the next replica, and nobody on the way who may leave one; or HAProxy has
+    not sent to all replicas that are ready."""
     is_return: bool = False
     """To an earlier version that somebody asked for: it has proved itself, so nobody waits to watch it."""
+    excused: int = 0
+    """Failures in a row of `to` that came together with those of others, so that they are not held against it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -723,6 +741,8 @@ class RemoveContainer(Action):
     failed: bool = False
     version: str = ""
     """Of the replica; what a failure is counted for."""
+    began_at: float | None = None
+    """When the replica was started, or made where it never was; None = not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

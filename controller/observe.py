@@ -173,12 +173,13 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
     """Return a replica that fails our probe and passes HAProxy's as ready.
 
     HAProxy asks the same question from elsewhere. When only we get no answer, the fault is ours (a firewall, a network
-    that was taken away), and replacing every replica for it would be the outage.
+    that was taken away), and replacing every replica for it would be the outage. Where it asks nothing (controller/
+    edge.py) it has no opinion: a replica that hangs takes connections, too.
     """
     if container.health is not Health.FAILED or routing is None:
         return container
     server = routing.server_of(container.service, container.name)
-    if server is not None and server.up and server.state is ServerState.READY:
+    if server is not None and server.up and server.is_asked and server.state is ServerState.READY:
         detail = f"{container.health_detail}; HAProxy's own check passes"
         return replace(container, health=Health.READY, health_detail=detail)
     return container

@@ -119,7 +119,8 @@ class Performer:
             silence = f"its log cannot be read: {unread}" if unread else "its log is empty"
             last_line = f"; last line of its log: {_gist(lines[-1])}" if lines else f"; {silence}"
             told = f"{action.target}: {action.cause}; its last log lines:" if lines else action.cause
-            self._store.failure((action.service, action.version), self._clock(), action.cause + last_line)
+            key = (action.service, action.version)
+            self._store.failure(key, self._clock(), action.cause + last_line, action.began_at)
             self._events.record(
                 "replica_failed",
                 "\n".join([f"{told}; {silence}" if unread else told, *lines]),

@@ -54,6 +54,7 @@ from controller.model import (
     WriteRouting,
     backend_name,
     goal_of,
+    is_another_try,
     replica_name,
     service_address,
     socket_address,
@@ -136,11 +137,14 @@ class _Draft:
     next_look_s: float | None = None
     routing_step: int | None = None
     busy: frozenset[str] = field(init=False)
+    failed: list[RemoveContainer] = field(init=False)
+    """Removals of replicas that have failed which go on."""
     routing_usable: bool = field(init=False)
 
     def __post_init__(self) -> None:
         in_progress = self.observed.in_progress
         self.busy = frozenset(action.target for action in in_progress)
+        self.failed = [action for action in in_progress if isinstance(action, RemoveContainer) and action.failed]
         reloading = any(isinstance(action, WriteRouting) for action in in_progress)
         self.routing_usable = self.observed.routing is not None and not reloading
 
@@ -293,8 +297,15 @@ class _Outlook:
             self._alive = (len(self.leaving), stay)
         return list(self._alive[1])
 
-    def ready(self) -> int:
-        return sum(replica.serves for replica in self.alive())
+    def without(self, gone: Iterable[_Replica] = ()) -> tuple[int, int]:
+        """How many serve, and how many are ready by their own word, once these have gone.
+
+        Who is ready and not reached by HAProxy serves nobody. But HAProxy may reach all of them the next moment (it has
+        just been started, its checks have not passed yet), so they count where it is asked how many may go.
+        """
+        names = {replica.name for replica in gone}
+        stay = [replica for replica in self.alive() if replica.name not in names]
+        return sum(replica.serves for replica in stay), sum(replica.is_ready for replica in stay)
 
     def made_as(self, version: str | None) -> int:
         """Replicas of a version that are there and stay, or are being made."""
@@ -386,7 +397,7 @@ def _drained(
     limit_s = _drain_s(outlook, container)
     if waited_s >= limit_s:
         return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
-    if container.health is not Health.READY:
+    if container.health is not Health.READY and (retirement.failed or not _may_be_at_work(draft, outlook, replica)):
         return "it serves nobody: it is not ready"
     if retirement.failed and container.stalled_since is not None:
         return "it makes no progress"
@@ -406,20 +417,43 @@ def _drained(
     return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
 
 
+def _may_be_at_work(draft: _Draft, outlook: _Outlook, replica: _Replica) -> bool:
+    """Whether one that is not ready may have requests that it can finish: by its own word, or by HAProxy's.
+
+    One that was never ready has none. One that was, and does not answer while it finishes them, is slow as often as it
+    is dead; who is dead ends by itself, or its clients give up.
+    """
+    container = replica.container
+    if container.ongoing:
+        return True
+    if container.health is Health.UNKNOWN or outlook.spec is None or not outlook.spec.is_routed:
+        return False
+    server = draft.server_of(outlook.name, replica.name)
+    return not draft.routing_usable or (server is not None and bool(server.sessions or server.queued))
+
+
 def _drain_s(outlook: _Outlook, container: ReplicaContainer) -> float:
-    """How long it may go on with its requests: as the files say, else as it was made, else the usual time."""
-    if outlook.spec is not None:
-        return outlook.spec.graceful_shutdown_timeout_s
-    made_with_s = container.graceful_shutdown_timeout_s
-    return USUAL_DRAIN_S if made_with_s is None else made_with_s
+    """How long it may go on with its requests."""
+    now_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else None
+    return _patience_s(outlook, container, now_s, container.graceful_shutdown_timeout_s, USUAL_DRAIN_S)
 
 
 def _grace_s(outlook: _Outlook, container: ReplicaContainer) -> float:
-    """The same of the time from SIGTERM to SIGKILL."""
-    if outlook.spec is not None:
-        return outlook.spec.stop_grace_period_s
-    made_with_s = container.stop_grace_period_s
-    return USUAL_GRACE_S if made_with_s is None else made_with_s
+    """The time from SIGTERM to SIGKILL."""
+    now_s = outlook.spec.stop_grace_period_s if outlook.spec else None
+    return _patience_s(outlook, container, now_s, container.stop_grace_period_s, USUAL_GRACE_S)
+
+
+def _patience_s(
+    outlook: _Outlook, container: ReplicaContainer, now_s: float | None, made_with_s: float | None, usual_s: float
+) -> float:
+    """As the wanted version says, where it is of that one; else the longer of that and what it was made with: its
+    requests have begun with its own limits, and what is said of another version may be shorter than these.
+    """
+    if now_s is not None and container.version == outlook.version:
+        return now_s
+    said = [seconds for seconds in (now_s, made_with_s) if seconds is not None]
+    return max(said, default=usual_s)
 
 
 def _await_exit(draft: _Draft, outlook: _Outlook, replica: _Replica) -> None:
@@ -469,12 +503,14 @@ def _signal(
 def _remove(draft: _Draft, outlook: _Outlook, replica: _Replica, cause: str, *, failed: bool) -> None:
     server = draft.server_of(outlook.name, replica.name)
     server_step = draft.delete_server(server, outlook.name, cause) if server else None
+    container = replica.container
     action = RemoveContainer(
         target=replica.name,
         service=outlook.name,
-        container_id=replica.container.id,
+        container_id=container.id,
         failed=failed,
-        version=replica.container.version,
+        version=container.version,
+        began_at=container.created_at if container.started_at is None else container.started_at,
         cause=cause,
     )
     step = draft.add(action, server_step)
@@ -534,14 +570,15 @@ def _outdated(draft: _Draft, outlook: _Outlook) -> list[tuple[_Replica, str]]:
     spec, limits = outlook.spec, outlook.bounds
     if spec is None or limits is None:
         return []
-    chosen, others, spare = _may_go(outlook, limits)
-    found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=others, most=spare)
+    chosen, others = _may_go(outlook, limits)
+    candidates, most = _at_a_time(outlook, limits, chosen, others)
+    found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=candidates, most=most)
     if not found.has_place and outlook.goal.goes_back:
         most = len(others) - int(not spec.rollout.max_unavailable)
         found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=others, most=most, fewest=True)
     if not found.has_place:
         outlook.bounds = limits = _bounds(draft, outlook, has_place=False) or limits
-        chosen, _, _ = _may_go(outlook, limits)
+        chosen, _ = _may_go(outlook, limits)
     else:
         names = {container.name for container in found.victims}
         chosen += [replica for replica in others if replica.name in names]
@@ -549,24 +586,35 @@ def _outdated(draft: _Draft, outlook: _Outlook) -> list[tuple[_Replica, str]]:
     return [(replica, cause) for replica in chosen]
 
 
-def _may_go(outlook: _Outlook, limits: Bounds) -> tuple[list[_Replica], list[_Replica], int]:
-    """Who goes in any case, who serves and may go for a successor, and how many of those at a time."""
+def _may_go(outlook: _Outlook, limits: Bounds) -> tuple[list[_Replica], list[_Replica]]:
+    """Who goes in any case, and who may go for a successor."""
     outdated = [replica for replica in outlook.alive() if replica.outdated]
     kept = [replica for replica in outdated if replica.container.version == outlook.goal.keep]
     others = [replica for replica in outdated if replica.container.version != outlook.goal.keep]
     spare = max(0, len(kept) - limits.keep)
     sure: list[_Replica] = []
     maybe: list[_Replica] = []
-    ready = outlook.ready()
+    least = max(limits.floor, outlook.reachable)
+    serving, ready = outlook.without()
     for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
-        if replica.phase is not Phase.RUNNING:
+        # One that HAProxy does not reach takes nothing from those who serve, however few they are.
+        if not replica.is_ready or (ready > least and (serving > least or not replica.serves)):
             sure.append(replica)
-        elif ready - replica.serves >= max(limits.floor, outlook.reachable):
-            sure.append(replica)
-            ready -= replica.serves
+            serving -= replica.serves
+            ready -= replica.is_ready
         else:
             maybe.append(replica)
-    return sure, maybe, max(0, ready - limits.floor)
+    return sure, maybe
+
+
+def _at_a_time(
+    outlook: _Outlook, limits: Bounds, gone: list[_Replica], others: list[_Replica]
+) -> tuple[list[_Replica], int]:
+    """Who of the others may go for successors now, beside `gone`, and how many of them."""
+    serving, ready = outlook.without(gone)
+    if serving > limits.floor:
+        return others, serving - limits.floor
+    return [replica for replica in others if not replica.serves], max(0, ready - limits.floor)
 
 
 def _swap(
@@ -839,7 +887,7 @@ def _obstacle(draft: _Draft, outlook: _Outlook, spec: ServiceSpec) -> str | None
 
 def _backing_off(draft: _Draft, service: str, version: str) -> str | None:
     """Return why a version that failed is not started again yet, or None."""
-    failure = draft.observed.failures.get((service, version))
+    failure = _failure(draft, service, version)
     if failure is None:
         return None
     left_s = failure.last_at + backoff_s(failure.count) - draft.now
@@ -847,6 +895,15 @@ def _backing_off(draft: _Draft, service: str, version: str) -> str | None:
         return None
     draft.look_again_in(left_s)
     return f"failed {failure.count} times in a row, next try in {math.ceil(left_s)} s; last: {failure.detail}"
+
+
+def _failure(draft: _Draft, service: str, version: str) -> FailureRecord | None:
+    """How often a version has failed by now. What is kept counts a replica when it is gone, this also before."""
+    failure = draft.observed.failures.get((service, version))
+    for action in draft.failed:
+        if (action.service, action.version) == (service, version) and is_another_try(failure, action.began_at):
+            return FailureRecord(failure.count + 1 if failure else 1, draft.now, action.cause)
+    return failure
 
 
 def _start_cause(outlook: _Outlook, failure: FailureRecord | None) -> str:

@@ -41,6 +41,8 @@ PATIENT_S = 1.0
 """The same afterwards: a model that loads for minutes is not hurried by questions."""
 RETIRING_S = 0.1
 """Between readings of a replica that drains: its end is waited for."""
+EARLY = 0.9
+"""Part of a period after the last bad answer from which on another one counts: timers are not exact."""
 BODY_LIMIT = 64 * 1024
 MOST_COUNTED = 2**53
 """Up to here a float counts one by one, as the autoscaler does; a greater number of a replica is taken as none."""
@@ -112,22 +114,29 @@ class Verdict:
 class Judge:
     """One replica's verdict, from its readings. Times are seconds of the caller's clock."""
 
-    def __init__(self, spec: ProbeSpec, since: float, *, was_ready: bool = False) -> None:
+    def __init__(self, spec: ProbeSpec, since: float, *, was_ready: bool = False, tells_progress: bool = False) -> None:
         """`was_ready`: it was ready before this controller began, and counts as ready until it has failed.
 
-        A controller that starts on a busy machine must not take from callers what serves them.
+        A controller that starts on a busy machine must not take from callers what serves them. `tells_progress`: it
+        says so when its start moves. Who begins to listen cannot know what it said before, and counts from now.
         """
         self._spec = spec
         self._since = since
         self._was_ready = was_ready
+        self._tells_progress = tells_progress
         self._bad_in_a_row = 0
+        self._bad_at = since
+        """When the last bad answer was counted."""
         self._progress: int | None = None
-        self.verdict = Verdict(Health.READY, "was ready when last asked", ready_since=since) if was_ready else Verdict()
+        self.verdict = Verdict(progressed_at=since)
+        if was_ready:
+            before = "was ready when last asked"
+            self.verdict = replace(self.verdict, health=Health.READY, detail=before, ready_since=since)
 
     def record(self, reading: Reading, now: float) -> bool:
         """Learn one reading; return whether the verdict changed in a way that somebody waits for."""
         before = self.verdict
-        health = self._health_after(reading)
+        health = self._health_after(reading, now)
         detail = reading.detail
         if health is Health.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
@@ -144,6 +153,10 @@ class Judge:
             user_config=reading.user_config or before.user_config,
         )
         return before.health is not health or before.reading.draining is not reading.draining
+
+    def asked_as(self, spec: ProbeSpec) -> None:
+        """It is asked in another way from now on; what is known of it stays."""
+        self._spec = spec
 
     def learn(self, report: UserConfigReport) -> None:
         """The replica has said between two readings which user_config it has."""
@@ -163,6 +176,8 @@ class Judge:
 
     def _progressed_at(self, reading: Reading, now: float) -> float | None:
         """When it last moved. Who asks for the first time cannot know, and does not hold it against the replica."""
+        if not self._tells_progress and reading.progress is None:
+            return None
         if reading.progress is None or reading.progress == self._progress:
             return self.verdict.progressed_at
         self._progress = reading.progress
@@ -175,7 +190,10 @@ class Judge:
         before = self.verdict.stalled_since
         return now if before is None else before
 
-    def _health_after(self, reading: Reading) -> Health:
+    def _health_after(self, reading: Reading, now: float) -> Health:
+        """The health after one more reading. Of bad ones about one a period counts: one that is asked more often, as
+        somebody waits for its end, may fail for no less time.
+        """
         if reading.ok:
             self._bad_in_a_row = 0
             self._was_ready = True
@@ -183,7 +201,10 @@ class Judge:
         if reading.draining:
             self._bad_in_a_row = 0
             return self.verdict.health
+        if self._bad_in_a_row and now - self._bad_at < EARLY * self._spec.period_s:
+            return self.verdict.health
         self._bad_in_a_row += 1
+        self._bad_at = now
         if not self._was_ready:
             return Health.UNKNOWN
         return Health.FAILED if self._bad_in_a_row >= self._spec.failures else self.verdict.health
@@ -191,13 +212,18 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Who is asked where. Another start or address of the same container is another subject, judged afresh."""
+    """Who is asked where. Another start or address of the same container is another subject, judged afresh; one that
+    is only asked in another way is the same."""
 
     container_id: str
     started_at: float
     ip: str
     spec: ProbeSpec
     managed: bool
+
+    def is_same_as(self, other: Subject | None) -> bool:
+        """Whether what is known of one is known of the other."""
+        return other is not None and replace(other, spec=self.spec) == self
 
 
 class _Watch:
@@ -261,10 +287,14 @@ class Prober:
             if subject is not None:
                 subjects[container.id] = subject
         for container_id, watch in list(self._watches.items()):
-            if subjects.get(container_id) != watch.subject:
+            if not watch.subject.is_same_as(subjects.get(container_id)):
                 self._stop(container_id)
         for container_id, subject in subjects.items():
             watch = self._watches.get(container_id) or self._start(subject)
+            if watch.subject != subject:
+                watch.subject = subject
+                watch.judge.asked_as(subject.spec)
+                watch.nudge.set()
             if watch.retiring != (container_id in retiring):
                 watch.retiring = container_id in retiring
                 watch.nudge.set()
@@ -297,7 +327,8 @@ class Prober:
 
     def _start(self, subject: Subject) -> _Watch:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
-        watch = _Watch(subject, Judge(subject.spec, self._clock(), was_ready=was_ready))
+        judge = Judge(subject.spec, self._clock(), was_ready=was_ready, tells_progress=subject.managed)
+        watch = _Watch(subject, judge)
         self._watches[subject.container_id] = watch
         # What it was judged to be it stays meanwhile: a defect of ours says nothing of the replica.
         watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))

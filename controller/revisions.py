@@ -1,9 +1,10 @@
 """How versions of a service are made: what the store keeps of each, so that an earlier one can be had back. Pure.
 
 A version is made of a definition and an image. The definition is kept as it was; the image by its id, since its name
-may stand for another one by now. What needs no new container (replicas, route, limits of HAProxy, rollout settings) is
-not part of a version and stays as the files say now. A user_config is not part of it either, but a version comes back
-with the last one that the files had for it: what they say for another version may be nothing that it knows.
+may stand for another one by now. What needs no new container (replicas, route, rollout settings, HAProxy's limits of a
+foreign image) is not part of a version and stays as the files say now; the limits of a managed service are, as its
+replicas have them from their environment. A user_config is not part of a version, but it comes back with the last one
+that the files had for it: what they say for another version may be nothing that it knows.
 """
 
 from __future__ import annotations
@@ -37,8 +38,14 @@ def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
     then = written(revision)
     if then is None:
         return None
+    limits = then if then.managed else spec
     return replace(
         spec,
+        max_ongoing_requests=limits.max_ongoing_requests,
+        backpressure=limits.backpressure,
+        request_timeout_s=limits.request_timeout_s,
+        graceful_shutdown_timeout_s=limits.graceful_shutdown_timeout_s,
+        stop_grace_period_s=limits.stop_grace_period_s,
         protocol=then.protocol,
         port=then.port,
         probe=replace(spec.probe, port=then.probe.port, path=then.probe.path),

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from controller.model import EventOutcome, FailureRecord, Rejection, Rollout, RolloutPhase, RolloutSpec, ServiceRollout
 
 MOST_FAILURES = 3
-"""Failed starts in a row after which a new version counts as one that does not become ready."""
+"""Failed tries in a row after which a new version counts as one that does not become ready."""
 PREVIOUS_KEPT = 10
 UNLIKELY = 0.001
 """A new version is worse when so many errors come about by chance less often than this. It is asked each second, so the
@@ -88,6 +88,9 @@ class Facts:
     no_place: str = ""
     """Why the next replica cannot be started on this machine, in words, where nobody is on the way whose coming or
     going may change that."""
+    is_shared: bool = False
+    """Replicas of other versions or services have just ended by themselves as well, or several at once where none of
+    the former version is left to compare with: what ended them may be the engine or the machine."""
 
     def ready(self, version: str | None) -> int:
         """Ready replicas of a version."""
@@ -207,7 +210,7 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
         return superseded
     if state.rollout.phase is RolloutPhase.ROLLING_BACK:
         return _rolling_back(state, state.rollout, facts, rules, now)
-    rollout = _timed(state.rollout, facts, now)
+    rollout = _excused(_timed(state.rollout, facts, now), state.stable, facts)
     state = replace(state, rollout=rollout)
     trouble = trouble_of(state, facts, rules, now)
     if trouble and rules.spec.auto_rollback:
@@ -217,10 +220,19 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
 
 
 def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
-    """Keep since when the rollout cannot go on for want of a place."""
-    if rollout.phase not in STARTS_NEW or not facts.no_place:
+    """Keep since when the rollout cannot go on: for want of a place, or of HAProxy's way to one that is ready."""
+    unreached = rollout.phase is RolloutPhase.ROLLING and facts.counts.get(rollout.to, Count()).unreached
+    if rollout.phase not in STARTS_NEW or not (facts.no_place or unreached):
         return replace(rollout, stuck_since=None)
     return rollout if rollout.stuck_since is not None else replace(rollout, stuck_since=now)
+
+
+def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
+    """Keep how many failures of the new version are not held against it, as others have failed with it."""
+    failure = facts.failures.get(rollout.to)
+    count = failure.count if failure else 0
+    shared = facts.is_shared or _fails_too(stable, rollout, facts)
+    return replace(rollout, excused=count if shared else min(rollout.excused, count))
 
 
 def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
@@ -375,10 +387,13 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
         if rollout.phase is RolloutPhase.STARTING:
             if failure.count >= MOST_FAILURES or late:
                 return f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
-        elif failure.count >= MOST_FAILURES or not _fails_too(state.stable, rollout, facts):
+        elif failure.count >= MOST_FAILURES or failure.count > rollout.excused:
             return f"a replica of it failed in its first minutes: {failure.detail}"
     if rollout.stuck_since is not None and now - rollout.stuck_since >= rules.startup_deadline_s:
-        return f"it does not fit for {rules.startup_deadline_s:g} s (startup.deadline_s): {facts.no_place}"
+        for_s = f"for {rules.startup_deadline_s:g} s (startup.deadline_s)"
+        if facts.no_place:
+            return f"it does not fit {for_s}: {facts.no_place}"
+        return f"it is ready, and {for_s} HAProxy has not sent to all of it"
     if rollout.phase not in SERVES_NEW:
         return ""
     return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))

@@ -220,7 +220,10 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpo
     found: dict[str, list[Endpoint]] = {name: [] for name in desired.services}
     for container in sorted(observed.containers, key=lambda container: container.name):
         spec = desired.services.get(container.service)
-        endpoint = _endpoint(container, spec, retiring=container.id in observed.retirements) if spec else None
+        if spec is None:
+            continue
+        spec = _made(container, goal_of(desired, observed, container.service)) or spec
+        endpoint = _endpoint(container, spec, retiring=container.id in observed.retirements)
         if endpoint is not None:
             found[container.service].append(endpoint)
     return {
@@ -232,6 +235,13 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpo
         )
         for name, listed in found.items()
     }
+
+
+def _made(container: ReplicaContainer, goal: VersionGoal) -> ServiceSpec | None:
+    """How the replica is made, where its version is one of those that there shall be."""
+    if container.version == goal.version:
+        return goal.spec
+    return goal.keep_spec if container.version == goal.keep else None
 
 
 def _weighed(listed: list[Endpoint], goal: VersionGoal) -> list[Endpoint]:

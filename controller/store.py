@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from controller.clock import Anchor
 from controller.errors import StoreError
-from controller.model import Event, FailureKey, FailureRecord, GpuFault, Retirement, Revision
+from controller.model import Event, FailureKey, FailureRecord, GpuFault, Retirement, Revision, is_another_try
 from controller.plain_text import storable
 
 logger = logging.getLogger(__name__)
@@ -235,9 +235,11 @@ class Store:
         """Failures in a row, by service and version. A snapshot: later changes do not show in it."""
         return MappingProxyType(dict(self._failures))
 
-    def failure(self, key: FailureKey, now: float, detail: str) -> None:
-        """Count one more failed replica of a service's version."""
+    def failure(self, key: FailureKey, now: float, detail: str, began_at: float | None = None) -> None:
+        """Count one more failed try of a service's version: not for a replica that began before the last one failed."""
         before = self._failures.get(key)
+        if not is_another_try(before, began_at):
+            return
         record = FailureRecord(count=before.count + 1 if before else 1, last_at=now, detail=storable(detail))
         values = (*key, record.count, record.last_at, record.detail)
         self._keep(("failures", *key), "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", values)

@@ -102,6 +102,7 @@ class _Service:
     """How sessions are mapped to servers; "" = they are not."""
     grpc_services: tuple[str, ...]
     probe_path: str
+    """"" = nothing is asked, a connection suffices."""
     max_queued_requests: int
     refusal_status: int
     retry_after_s: int
@@ -123,14 +124,17 @@ def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     """Every option of a server of this service, for `add server` and for the file.
 
     Checks go to the probe's port in HTTP/1.1, whatever the service itself speaks; where that is the service's own port,
-    it is not named: replicas of an older version may have another one, and are asked there. A server whose connections
-    fail three times in a row is down at once, without waiting for a check; one good check brings it back.
+    it is not named: replicas of an older version may have another one, and are asked there. A check that asks nothing
+    connects to where requests go. A server whose connections fail three times in a row is down at once, without
+    waiting for a check; one good check brings it back.
     """
     probe = spec.probe
     interval = f"{_ms(min(probe.period_s, CHECK_INTERVAL_CAP_S))}ms"
-    options = ["check", "check-proto", "h1"]
-    if probe.port != spec.port:
-        options += ["port", _number(probe.port, 1, 65535, "probe port", spec)]
+    options = ["check"]
+    if probe.haproxy_asks:
+        options += ["check-proto", "h1"]
+        if probe.port != spec.port:
+            options += ["port", _number(probe.port, 1, 65535, "probe port", spec)]
     options += ["inter", interval, "fastinter", f"{_ms(min(probe.period_s, CHECK_AGAIN_S))}ms", "downinter", interval]
     options += ["fall", _number(probe.failures, 1, 1000, "probe failures", spec), "rise", "1"]
     options += ["observe", "layer4", "error-limit", "3", "on-error", "mark-down"]
@@ -263,8 +267,7 @@ def _service(spec: ServiceSpec) -> _Service:
         grpc_services=tuple(
             _matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
         ),
-        # HAProxy reads this one as a log format, where a percent sign is special.
-        probe_path=_matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%"),
+        probe_path=_probe_path(spec) if spec.probe.haproxy_asks else "",
         max_queued_requests=int(_number(spec.max_queued_requests, -1, 1_000_000, "max_queued_requests", spec)),
         refusal_status=int(_number(spec.backpressure.status_code, 429, 503, "backpressure.status_code", spec)),
         retry_after_s=int(_number(math.ceil(spec.backpressure.retry_after_s), 0, 86_400, "retry_after_s", spec)),
@@ -277,6 +280,11 @@ def _service(spec: ServiceSpec) -> _Service:
         longest_call_s=(timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
         server_options=" ".join(server_options(spec)),
     )
+
+
+def _probe_path(spec: ServiceSpec) -> str:
+    """The probe's path. HAProxy reads it as a log format, where a percent sign is special."""
+    return _matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%")
 
 
 def _balance(spec: ServiceSpec) -> str:

@@ -23,6 +23,9 @@ _MAINT_BITS = 0x01 | 0x02 | 0x20 | 0x40
 _DRAIN_BITS = 0x08 | 0x10
 _STOPPED = 0
 _BACKEND_ROW = "BACKEND"
+# check_status of "show stat": a check without a question has passed; and what stands before it during the next one.
+_CONNECTED = "L4OK"
+_CHECK_GOES_ON = "* "
 
 
 def routing_state(info: str, routing: str, servers_state: str, stat: str, held: str) -> RoutingState:
@@ -74,6 +77,8 @@ class Traffic(NamedTuple):
     """HTTP responses so far."""
     errors: int = 0
     """5xx among them."""
+    is_asked: bool = True
+    """False: the last check of the server only opened a connection, and that sufficed."""
 
 
 def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
@@ -84,7 +89,8 @@ def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
 
 def _traffic(row: Mapping[str, str]) -> Traffic:
     responses = [int(row.get(f"hrsp_{kind}xx") or 0) for kind in (1, 2, 3, 4, 5)]
-    return Traffic(int(row["scur"] or 0), int(row["qcur"] or 0), sum(responses), responses[-1])
+    is_asked = (row.get("check_status") or "").removeprefix(_CHECK_GOES_ON) != _CONNECTED
+    return Traffic(int(row["scur"] or 0), int(row["qcur"] or 0), sum(responses), responses[-1], is_asked)
 
 
 def holds(held: str) -> Mapping[str, Held]:
@@ -126,6 +132,7 @@ def _server(row: Mapping[str, str], found: Mapping[tuple[str, str], Traffic]) ->
         weight=int(row.get("srv_uweight", 1)),
         answered=seen.answered,
         errors=seen.errors,
+        is_asked=seen.is_asked,
     )
 
 

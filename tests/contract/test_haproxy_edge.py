@@ -429,6 +429,34 @@ async def test_a_replica_that_went_away_costs_no_request(edge: Edge) -> None:
             assert (answer.status, (await answer.json())["replica"]) == (200, "echo-1")
 
 
+@pytest.mark.parametrize("protocol", [{}, {"protocol": "grpc", "route": None, "grpc_services": ("test.Echo",)}])
+async def test_where_nothing_is_asked_servers_are_up_that_take_connections(
+    edge: Edge, protocol: dict[str, Any]
+) -> None:
+    """Also those that were down by the question before, and to be asked again takes down only who does not know it."""
+    asked = service("echo", probe=ProbeSpec(port=8080, path="/die"), **protocol)
+    silent = replace(asked, probe=replace(asked.probe, haproxy_asks=False))
+    await edge.route(asked)
+    addresses = {name: (await edge.replica(name)).address for name in ("echo-0", "echo-1")}
+    await edge.replicas[1].stop()
+    for name, address in addresses.items():
+        add = AddServer(target=name, service="echo", backend="svc_echo", address=address)
+        await edge.router.perform(add, asked)
+
+    def seen_as(*wanted: tuple[bool, bool]) -> Callable[[], Awaitable[bool]]:
+        async def look() -> bool:
+            state = await edge.router.observe()
+            return state is not None and [(server.up, server.is_asked) for server in state.servers] == list(wanted)
+
+        return look
+
+    await until(seen_as((False, True), (False, True)), "neither answers what it is asked")
+    await edge.route(silent)
+    await until(seen_as((True, False), (False, True)), "the one that takes connections is up")
+    await edge.route(asked)
+    await until(seen_as((False, True), (False, True)), "neither answers what it is asked again")
+
+
 async def test_a_restarted_haproxy_serves_at_once_and_goes_on_checking(edge: Edge) -> None:
     async with grpc_edge(edge) as (_, channel):
         await asyncio.to_thread(edge.container.kill_and_wait)

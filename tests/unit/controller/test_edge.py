@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
 
 from controller.edge import edge_spec
-from controller.model import Health, Observed, ProbeSpec
-from tests.unit.controller.worlds import replica, retirement, service
+from controller.model import (
+    Health,
+    Observed,
+    ProbeSpec,
+    ReplicaContainer,
+    RolloutSpec,
+    RoutingState,
+    ServerState,
+    ServiceSpec,
+    WriteRouting,
+    backend_name,
+)
+from controller.observe import second_opinion
+from controller.routing.base import RoutingAction
+from tests.unit.controller.control import Control, FakeRouter, until
+from tests.unit.controller.worlds import replica, retirement, routing, server, service
 
 OLD = ProbeSpec(port=9100, path="/readyz")
 NEW = ProbeSpec(port=81, path="/")
@@ -21,7 +40,22 @@ def test_a_new_question_waits_for_a_replica_that_answers_it() -> None:
     old = replica(SPEC, 1, probe=(9100, "/readyz"))
     new = replica(SPEC, 2, probe=(81, "/"), health=Health.UNKNOWN)
     assert asked(old, new) == OLD
-    assert asked(old, replace(new, health=Health.READY)) == NEW
+    assert asked(replace(new, health=Health.READY)) == NEW
+
+
+def test_no_question_is_asked_while_none_fits_all_who_serve() -> None:
+    old, new = replica(SPEC, 1, probe=(9100, "/readyz")), replica(SPEC, 2, probe=(81, "/"))
+    assert not asked(old, new).haproxy_asks
+    assert asked(old, new, retirements=retirement(old)) == NEW
+    assert asked(old, new, retirements=retirement(new)) == OLD
+    assert asked(new, replace(new, name="as the files say", probe=None)) == NEW
+
+
+def test_a_check_that_asks_nothing_is_no_second_opinion() -> None:
+    silent = replica(SPEC, 1, health=Health.FAILED)
+    for is_asked, health in ((True, Health.READY), (False, Health.FAILED)):
+        seen = routing(server(silent, is_asked=is_asked))
+        assert second_opinion(silent, seen).health is health
 
 
 def test_with_nobody_serving_it_is_the_written_one() -> None:
@@ -40,3 +74,89 @@ def test_the_port_of_requests_stays_that_whatever_its_number_was() -> None:
     spec = service(port=8081, probe=ProbeSpec(port=8081, path="/"))
     old = replica(spec, 1, port=8080, probe=(8080, "/"))
     assert edge_spec(spec, Observed(containers=(old,))).probe == spec.probe
+
+
+def test_the_limits_are_those_that_all_who_serve_can_keep() -> None:
+    old, new = replica(SPEC, 1, version="v1"), replica(SPEC, 2, version="v2")
+    then = replace(SPEC, max_ongoing_requests=10, request_timeout_s=300.0)
+    now = replace(SPEC, max_ongoing_requests=100, request_timeout_s=1.0)
+
+    def limits(*containers: ReplicaContainer, **changes: object) -> tuple[int, float]:
+        world = Observed(containers=containers, **changes)  # type: ignore[arg-type]
+        found = edge_spec(now, world, {"v1": then, "v2": now})
+        return found.max_ongoing_requests, found.request_timeout_s
+
+    assert limits() == (100, 1.0)
+    assert limits(old) == limits(old, replace(new, health=Health.UNKNOWN)) == (10, 300.0)
+    assert limits(old, new) == (10, 300.0)
+    assert limits(old, new, retirements=retirement(old)) == (100, 1.0)
+    assert limits(replace(old, version="nobody remembers")) == (100, 1.0)
+
+
+# ---------------------------------------------------------------------------------------- by the whole controller
+
+
+@dataclass
+class AskingRouter(FakeRouter):
+    """HAProxy that asks: every server of a backend gets the question of the configuration that runs."""
+
+    control: Control = field(init=False)
+    asked: dict[str, ProbeSpec] = field(default_factory=dict)
+
+    def routing_hash(self, services: Collection[ServiceSpec]) -> str:
+        asked = sorted(f"{one.name} {one.route} {self._question(one.probe)}" for one in services)
+        return hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
+
+    async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
+        await super().perform(action, spec)
+        if isinstance(action, WriteRouting):
+            self.asked = {backend_name(one.name): one.probe for one in action.services}
+
+    async def observe(self) -> RoutingState | None:
+        for key, one in list(self.servers.items()):
+            asked = self._question(self.asked[one.backend])
+            found = [c for c in self.control.engine.containers.values() if c.name == one.name]
+            well = [c for c in found if asked in (None, c.probe) and self.control.engine.readiness(c.name) == "ready"]
+            self.servers[key] = replace(one, up=bool(well), is_asked=asked is not None)
+        return await super().observe()
+
+    def taking(self) -> int:
+        """How many servers get traffic."""
+        return sum(one.up and one.state is ServerState.READY for one in self.servers.values())
+
+    @staticmethod
+    def _question(probe: ProbeSpec) -> tuple[int, str] | None:
+        return (probe.port, probe.path) if probe.haproxy_asks else None
+
+
+@pytest.mark.parametrize(
+    "another",
+    [{"probe": ProbeSpec(port=8080, path="/ready")}, {"probe": ProbeSpec(port=9100, path="/readyz"), "managed": True}],
+    ids=["path", "runtime"],
+)
+async def test_all_serve_while_a_version_with_another_question_is_rolled_out(
+    tmp_path: Path, another: dict[str, object]
+) -> None:
+    rollout = RolloutSpec(bake_s=0.2)
+    old = service("web", replicas=4, managed=False, probe=ProbeSpec(port=8080, path="/health"), rollout=rollout)
+    new = replace(old, definition_hash="d2", **another)  # type: ignore[arg-type]
+    control = Control.of(tmp_path, old)
+    control.router = router = AskingRouter()
+    router.control = control
+    least = 4
+
+    def is_done() -> bool:
+        nonlocal least
+        least = min(least, router.taking())
+        state = control.loop.deployer.state("web")
+        return state.rollout is None and state.stable == control.loop.deployer.wanted("web") != first
+
+    async with control.running() as loop:
+        await control.settled("web", 4)
+        await until(lambda: router.taking() == 4 and loop.deployer.state("web").stable)
+        first = loop.deployer.state("web").stable
+        control.source.edit(new)
+        await until(is_done, within_s=20.0)
+        assert least == 4
+        await control.settled("web", 4)
+        await until(lambda: router.asked["svc_web"] == new.probe)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from controller.engines.base import EngineAction
 from controller.errors import InvalidRequest
 from controller.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Mark, Unmark, struck
-from controller.model import Gpu, GpuFault, Health, Observed, ReplicaContainer
+from controller.model import Gpu, GpuFault, Health, Observed, RemoveContainer, ReplicaContainer, ServiceSpec
 from controller.plan import plan
 from controller.store import Store
-from tests.fakes.fake_engine import Behaviour
+from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica
 
@@ -206,6 +207,29 @@ async def test_a_gpu_on_which_replicas_die_is_left_for_one_on_which_they_live(tm
         assert list(control.store.gpu_faults) == ["GPU-0"]
         loop.unmark_gpu("GPU-0")
         assert dict(control.store.gpu_faults) == {}
+
+
+async def test_a_failure_counts_although_the_world_forgets_the_replica_before_its_removal_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = Control.of(tmp_path, gpu_service(replicas=1))
+    control.engine.gpus = gpus(2)
+    control.engine.bad_gpus = {"GPU-0": Behaviour(exits_after_s=0.0, exit_code=1, output="CUDA error 719\n")}
+    at_once = FakeEngine.perform
+
+    async def late(engine: FakeEngine, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
+        await at_once(engine, action, project, spec)
+        if isinstance(action, RemoveContainer):
+            await until(lambda: action.container_id not in seen())
+
+    def seen() -> set[str]:
+        return {one.id for one in control.loop.view.observed.containers} if control.loop.view.observed else set()
+
+    monkeypatch.setattr(FakeEngine, "perform", late)
+    async with control.running():
+        await control.settled("ranker", 1, within_s=20.0)
+        assert {u for c in control.engine.containers.values() for u in c.gpus} == {"GPU-1"}
+        assert list(control.store.gpu_faults) == ["GPU-0"]
 
 
 async def test_somebody_may_mark_a_gpu(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> No
         {"request_timeout_s": 7.0},
         {"probe": ProbeSpec(9100, "/other")},
         {"probe": ProbeSpec(9101, "/readyz")},
+        {"probe": ProbeSpec(9100, "/readyz", haproxy_asks=False)},
     ],
 )
 def test_the_hash_changes_with_what_the_backend_needs(change: dict[str, Any]) -> None:
@@ -234,6 +235,15 @@ def test_a_refusal_says_what_and_where(change: dict[str, Any], message: str) -> 
 def test_a_percent_sign_in_a_probe_path_is_no_log_format() -> None:
     text = config.render([replace(WEB, probe=ProbeSpec(9100, "/ready?x=%20"))])
     assert "http-check send meth GET uri /ready?x=%%20 ver HTTP/1.1 hdr host web" in section(text, "backend svc_web")
+
+
+def test_a_check_that_asks_nothing_connects_to_where_requests_go() -> None:
+    spec = replace(RANKER, probe=replace(RANKER.probe, haproxy_asks=False))
+    options = " ".join(config.server_options(spec))
+    assert options.startswith("check inter ")
+    assert "rise 1 observe layer4" in options
+    assert "http-check" not in (text := "\n".join(section(config.render([spec]), "backend svc_ranker")))
+    assert "httpchk" not in text
 
 
 def test_checks_that_go_to_the_port_of_requests_follow_each_server() -> None:

@@ -58,6 +58,14 @@ def test_a_snapshot() -> None:
 
 
 @pytest.mark.parametrize(
+    ("check", "is_asked"), [("L7OK", True), ("L4OK", False), ("* L4OK", False), ("L4CON", True), ("INI", True)]
+)
+def test_whether_a_server_is_asked_or_only_takes_connections(check: str, is_asked: bool) -> None:
+    stat = f"# pxname,svname,qcur,scur,check_status,\nsvc_echo,one,0,0,{check},\n"
+    assert state.traffic(stat)["svc_echo", "one"].is_asked is is_asked
+
+
+@pytest.mark.parametrize(
     ("bits", "expected"),
     [
         (0, "ready"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from controller.model import (
     Plan,
     PullImage,
     RemoveContainer,
+    ReplicaContainer,
     ServerState,
     StrayContainer,
     WriteRouting,
@@ -437,6 +439,72 @@ def test_a_replica_of_a_removed_service_has_the_time_that_it_was_made_with() -> 
     assert "still busy after 605 s" in after(606)
     assert after(620, stopping_since=NOW - 614) == "nothing to do"
     assert "send SIGKILL" in after(621, stopping_since=NOW - 616)
+
+
+@pytest.mark.parametrize(
+    ("work", "changes", "is_waited_for"),
+    [
+        ({"sessions": 7}, {}, True),
+        ({"queued": 1}, {}, True),
+        ({}, {"ongoing": 3, "ongoing_at": NOW}, True),
+        ({}, {}, False),
+        ({"sessions": 7}, {"health": Health.UNKNOWN}, False),
+    ],
+)
+def test_one_that_stops_answering_while_it_drains_may_finish_what_it_has(
+    work: dict[str, int], changes: dict[str, Any], is_waited_for: bool
+) -> None:
+    silent = replica(WEB, 1, **{"health": Health.FAILED, "ongoing": None, "ongoing_at": None, **changes})
+    servers = routing(server(silent, state=ServerState.DRAIN, **work))
+
+    def after(seconds: float, **mark: Any) -> str:
+        leaving = retirement(silent, draining_since=NOW - seconds, **mark)
+        return text(desired(WEB, web=0), observed(silent, specs=(WEB,), routing=servers, retirements=leaving))
+
+    assert (after(5) == "nothing to do") is is_waited_for
+    assert "send SIGTERM" in after(5, failed=True), "one that goes because it has failed is not waited for"
+    assert "still busy after 20 s" in after(21)
+
+
+def test_the_failure_that_is_being_cleared_away_counts_for_the_next_start() -> None:
+    """It is kept when its container is gone; it counts before, also where the world forgets it first."""
+    dead = replica(WEB, 1, state=ContainerState.EXITED, exit_code=1, ip=None, started_at=NOW - 5)
+    its: dict[str, Any] = {"target": dead.name, "service": "web", "container_id": dead.id, "version": V}
+    remove = RemoveContainer(**its, failed=True, began_at=NOW - 5, cause="test")
+
+    def after(count: int, last_at: float, *containers: ReplicaContainer, **changes: Any) -> str:
+        failures = {("web", V): FailureRecord(count, last_at, "code 1")}
+        world = observed(*containers, specs=(WEB,), failures=failures, **changes)
+        return text(desired(WEB, web=1), world).rpartition("\n")[2]
+
+    waits = "pending web: failed 6 times in a row, next try in 16 s; last: "
+    assert after(5, NOW - 10, dead, in_progress=(remove,)) == f"{waits}test"
+    assert after(5, NOW - 10, in_progress=(remove,)) == f"{waits}test", "gone, and not counted yet"
+    assert after(6, NOW, in_progress=(remove,)) == f"{waits}code 1", "counted, and not twice"
+    assert "start" in after(0, NOW - 10, dead), "none after the first"
+
+
+def test_while_haproxy_is_away_nobody_knows_whether_one_that_stops_answering_is_at_work() -> None:
+    silent = replica(WEB, 1, health=Health.FAILED, ongoing=None, ongoing_at=None)
+    leaving = retirement(silent, draining_since=NOW - 5)
+    world = observed(silent, specs=(WEB,), routing=None, retirements=leaving)
+    assert text(desired(WEB, web=0), world) == "nothing to do"
+
+
+def test_a_replica_of_another_version_has_at_least_the_time_that_it_was_made_with() -> None:
+    """What the files say of the new version may be less than a request takes that the old one has begun."""
+    quick = replace(WEB, definition_hash="d2", graceful_shutdown_timeout_s=6.0, stop_grace_period_s=16.0)
+    made_with = {"graceful_shutdown_timeout_s": 305.0, "stop_grace_period_s": 315.0}
+
+    def after(seconds: float, made_as: str, **changes: float) -> str:
+        busy = replica(quick, 1, version=made_as, ongoing=1, **made_with)
+        leaving = retirement(busy, draining_since=NOW - seconds, **changes)
+        return text(desired(quick, web=0), observed(busy, specs=(quick,), retirements=leaving, routing=routing()))
+
+    assert after(304, V) == "nothing to do"
+    assert "still busy after 305 s" in after(306, V)
+    assert after(320, V, stopping_since=NOW - 314) == "nothing to do"
+    assert "still busy after 6 s" in after(7, version(quick)), "of its own the files say the last word"
 
 
 def test_server_without_a_container_is_deleted() -> None:

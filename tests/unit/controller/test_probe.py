@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.model import ContainerState, Health, ProbeSpec, PublishedStats, ReplicaContainer
+from controller.phases import Phase, phase_of
 from controller.probe import EAGER_S, PATIENT_S, RETIRING_S, HttpProbe, Judge, Prober, Reading, Subject
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
@@ -46,6 +47,17 @@ def test_failed_after_that_many_in_a_row_and_ready_when_it_answers_again() -> No
 def test_one_that_was_ready_before_this_controller_stays_so_until_it_has_failed() -> None:
     assert Judge(SPEC, 0.0, was_ready=True).verdict.health is Health.READY
     assert healths(BAD, BAD, BAD, was_ready=True) == [Health.READY, Health.READY, Health.FAILED]
+
+
+@pytest.mark.parametrize("retiring", [False, True])
+def test_how_long_it_may_fail_for_does_not_depend_on_how_often_it_is_asked(retiring: bool) -> None:
+    judge, now = Judge(SPEC, 0.0, was_ready=True), 10.0
+    judge.record(GOOD, now)
+    while judge.verdict.health is Health.READY:
+        now += judge.pause_s(now, retiring=retiring)
+        judge.record(BAD, now)
+    least_s = 0.9 * (SPEC.failures - 1) * SPEC.period_s
+    assert least_s <= now - 10.0 <= SPEC.failures * SPEC.period_s
 
 
 def test_draining_is_neither_good_nor_bad() -> None:
@@ -331,6 +343,50 @@ async def test_another_start_is_judged_afresh() -> None:
         prober.sync([restarted], {"web": WEB}, ())
         await prober.first_round(1.0)
         assert prober.judged(restarted).health is Health.UNKNOWN
+
+
+async def test_one_that_is_asked_in_another_way_keeps_what_is_known_of_it() -> None:
+    """Health settings change under those that run: nobody starts anew for it, least of all who has loaded for hours."""
+    world = Replicas()
+    container = one()
+    world.answers[container.id] = replace(BAD, progress=7)
+    async with world.prober() as prober:
+        prober.sync([container], {"web": WEB}, ())
+        await prober.first_round(1.0)
+        moved_at = prober.judged(container).progressed_at
+        asked = len(world.asked)
+        prober.sync([container], {"web": replace(WEB, probe=replace(WEB.probe, period_s=0.02, failures=1))}, ())
+        assert prober.judged(container).progressed_at == moved_at, "also before it is asked the first time"
+        await until(lambda: len(world.asked) > asked + 3)
+        assert {target.spec.failures for target in world.asked[asked + 1 :]} == {1}
+        assert prober.judged(container).progressed_at == moved_at, "the same progress is none"
+        world.answers[container.id] = GOOD
+        await until(lambda: prober.judged(container).health is Health.READY)
+        world.answers[container.id] = BAD
+        await until(lambda: prober.judged(container).health is Health.FAILED)
+        assert "1 bad answers in a row" in prober.judged(container).health_detail
+
+
+async def test_a_start_counts_from_when_somebody_began_to_listen() -> None:
+    """What it told an earlier controller nobody knows: one that has loaded for hours is not late at the first look."""
+    spec = replace(WEB, startup_deadline_s=60.0)
+    world = Replicas()
+    container = one()
+    async with world.prober() as prober:
+        prober.sync([container], {"web": spec}, ())
+        begun = prober.judged(container)
+        assert begun.progressed_at is not None
+        for late_s, phase in ((59.0, Phase.STARTING), (61.0, Phase.FAILED)):
+            assert phase_of(begun, spec, None, begun.progressed_at + late_s)[0] is phase
+
+
+def test_of_one_that_tells_no_progress_only_the_first_answer_is_waited_for() -> None:
+    silent, telling = Judge(SPEC, 5.0), Judge(SPEC, 5.0, tells_progress=True)
+    seen = [(silent.verdict.progressed_at, telling.verdict.progressed_at)]
+    for judge in (silent, telling):
+        judge.record(BAD, 6.0)  # as one that does not come in time
+    seen.append((silent.verdict.progressed_at, telling.verdict.progressed_at))
+    assert seen == [(5.0, 5.0), (None, 5.0)]
 
 
 async def test_the_first_round_does_not_wait_for_the_silent() -> None:

@@ -39,6 +39,21 @@ def test_a_version_is_read_back_as_it_was(made: ServiceSpec) -> None:
     assert back.container == {**made.container, "Image": "sha256:1"}
 
 
+@pytest.mark.parametrize("managed", [{}, {"managed": False, "health": {"probe": {"path": "/", "port": 80}}}])
+def test_limits_come_back_where_replicas_have_them_from_their_environment(managed: dict[str, object]) -> None:
+    """Those of HAProxy alone are as the files say, as is what the service is to be."""
+    then = spec(request_timeout_s=300, max_ongoing_requests=10, backpressure={"status_code": 429}, **managed)
+    now = spec(request_timeout_s=1, max_ongoing_requests=100, replicas=7, **managed)
+    back = made_as(now, recorded(then, "v1", "sha256:1", 1.0))
+    assert back is not None
+    limits = now if managed else then
+    assert back.replicas == 7
+    for name in ("request_timeout_s", "max_ongoing_requests", "backpressure"):
+        assert getattr(back, name) == getattr(limits, name)
+    for name in ("graceful_shutdown_timeout_s", "stop_grace_period_s"):
+        assert getattr(back, name) == getattr(limits, name)
+
+
 def test_an_earlier_controllers_record_without_a_threshold_means_never() -> None:
     made = spec(autoscale={"min": 1, "max": 4, "policy": "night:wanted"})
     document = json.loads(recorded(made, "v1", "sha256:1", 1.0).spec)

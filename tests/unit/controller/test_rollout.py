@@ -284,6 +284,21 @@ def test_a_promotion_ends_the_watch() -> None:
     assert rollout.promoted(V1, 3) is None
 
 
+def failing(count: int, **changes: Any) -> Facts:
+    failures = {"v2": FailureRecord(count, 5.0, "code 137")} if count else {}
+    return facts(counts=counts(v1=(1, 1), v2=(1, 1)), failures=failures, **changes)
+
+
+def test_a_failure_that_came_with_those_of_others_is_not_held_against_it_and_the_next_one_is() -> None:
+    together = (6, failing(1, is_shared=True))
+    assert walk(in_phase(ROLLING), together, (20, failing(1)))[1] == ["ROLLING"] * 2, "it stays excused"
+    assert walk(in_phase(ROLLING), together, (20, failing(2)))[1] == ["ROLLING", "ROLLING_BACK"]
+    assert walk(in_phase(ROLLING), together, (70, failing(0)), (80, failing(1)))[1][-1] == "ROLLING_BACK", (
+        "it has recovered since: what fails then is another one"
+    )
+    assert walk(in_phase(ROLLING), (6, failing(3, is_shared=True)))[1] == ["ROLLING_BACK"], "but not for ever"
+
+
 NO_ROOM = "it asks for 4 GPUs and 0 of 4 are free"
 
 
@@ -304,6 +319,16 @@ def test_the_time_without_a_place_begins_anew_when_something_moves() -> None:
     assert state.rollout
     assert state.rollout.stuck_since == 71
     assert walk(state, (131, stuck))[0].rejected
+
+
+def test_a_version_whose_later_replicas_haproxy_never_reaches_is_rolled_back_in_time() -> None:
+    """More of the former version may not go then, so it would be for ever."""
+    there = {"v1": Count(3, 3), "v2": Count(2, 1, unreached=1)}
+    missed, reached = facts(counts=there), facts(counts=counts(v1=(3, 3), v2=(2, 2)))
+    state, phases = walk(in_phase(ROLLING), (10, missed), (69, reached), (71, missed), (130, missed), (131, missed))
+    assert phases == ["ROLLING"] * 4 + ["ROLLING_BACK"]
+    assert state.rejected
+    assert state.rejected.reason == ("it is ready, and for 60 s (startup.deadline_s) HAProxy has not sent to all of it")
 
 
 def test_a_version_that_finds_no_place_stays_where_nobody_wants_it_back() -> None:
@@ -327,6 +352,7 @@ anything = st.builds(
     tallies=st.dictionaries(versions, tallies),
     waits_for=st.sampled_from(["", "", "a callee goes first"]),
     no_place=st.sampled_from(["", "", NO_ROOM]),
+    is_shared=st.booleans(),
 )
 asks = st.sampled_from(["", "", "", "retry", "abort", "promote", "return"])
 

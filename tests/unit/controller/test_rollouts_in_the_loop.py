@@ -645,3 +645,111 @@ async def test_a_rollout_survives_a_controller_that_dies_after_every_action(cont
     assert phases >= ({"STARTING", "ROLLING"} if is_good else {"STARTING"})
     assert versions(control) == {version(control, new if is_good else web())}
     assert len(control.router.ready("web")) == 2
+
+
+# ---------------------------------------------------------------------------------------------- what ends them all
+
+
+@pytest.mark.parametrize("in_phase", ["BAKING", "ROLLING", "SETTLING"])
+async def test_an_engine_that_begins_again_is_not_held_against_a_version(control: Control, in_phase: str) -> None:
+    """Without live-restore it ends every replica there is."""
+    old = web("d1", replicas=5, rollout=RolloutSpec(bake_s=0.5))
+    new = replace(old, definition_hash="d2")
+    control.source.edit(old)
+    async with control.running():
+        await stable_at(control, old)
+        control.engine.behaviours[version(control, new)] = Behaviour(ready_after_s=0.3)
+        control.source.edit(new)
+        made = version(control, new)
+        # In ROLLING, while there are three of the new version: as many as a version may fail in a row.
+        mine = [made] * (3 if in_phase == "ROLLING" else 1)
+
+        def have_come() -> bool:
+            up = [one.version for one in control.engine.containers.values() if one.state.is_up]
+            return phase(control) == in_phase and up.count(made) >= len(mine)
+
+        await until(have_come, within_s=20)
+        for one in [one for one in control.engine.containers.values() if one.state.is_up]:
+            control.engine.crash(one.name, 137)
+        await stable_at(control, new, within_s=30)
+        assert said(control, "rollback") == []
+
+
+async def test_one_that_ends_alone_is_held_against_its_version(control: Control) -> None:
+    async with control.running():
+        await stable_at(control, web())
+        new = web("d2", rollout=LONG)
+        control.source.edit(new)
+        await until(lambda: phase(control) == "BAKING")
+        made = version(control, new)
+        control.engine.crash(next(c.name for c in control.engine.containers.values() if c.version == made), 1)
+        await until(lambda: said(control, "rolled_back"), within_s=15)
+        assert "a replica of it failed in its first minutes" in said(control, "rollback")[0]
+
+
+# ---------------------------------------------------------------------------------------------- limits that change
+
+
+def limited(timeout_s: float, most: int, bake_s: float = 0.1) -> ServiceSpec:
+    """A managed service with these limits, which its replicas are given as environment."""
+    block = {
+        "route": "/web",
+        "replicas": 2,
+        "request_timeout_s": timeout_s,
+        "max_ongoing_requests": most,
+        "rollout": {"bake_s": bake_s},
+    }
+    definition = {"image": "image/web", "build": {"context": "."}, "scale": 0, "x-serve": block}
+    return parse("p", {"name": "p", "services": {"web": definition}}).services["web"]
+
+
+def at_the_edge(control: Control) -> tuple[float, int]:
+    desired = control.loop.view.desired
+    assert desired is not None
+    return desired.services["web"].request_timeout_s, desired.services["web"].max_ongoing_requests
+
+
+def told(control: Control) -> dict[str, int]:
+    """By version: how many requests a replica of it takes, as callers are told."""
+    return {one.version: one.max_ongoing_requests for one in control.loop.view.endpoints["web"].replicas}
+
+
+async def test_limits_are_those_that_all_who_serve_can_keep(tmp_path: Path) -> None:
+    old, new = limited(300.0, 10), limited(1.0, 100, bake_s=3600.0)
+    control = Control.of(tmp_path, old)
+    async with control.running():
+        await stable_at(control, old)
+        first, second = version(control, old), version(control, new)
+        control.source.edit(new)
+        await until(lambda: phase(control) == "BAKING")
+        await until(lambda: told(control) == {first: 10, second: 100})
+        assert at_the_edge(control) == (300.0, 10)
+        control.loop.promote("web")
+        await until(lambda: told(control) == {second: 100}, within_s=10)
+        assert at_the_edge(control) == (1.0, 100)
+
+
+async def test_the_limits_of_a_version_that_is_rejected_reach_nobody(tmp_path: Path) -> None:
+    old, bad = limited(300.0, 10), limited(1.0, 100)
+    control = Control.of(tmp_path, old)
+    async with control.running():
+        await stable_at(control, old)
+        control.engine.behaviours[version(control, bad)] = BROKEN
+        control.source.edit(bad)
+        await until(lambda: said(control, "rolled_back"), within_s=15)
+        await until(lambda: at_the_edge(control) == (300.0, 10))
+        assert told(control) == {version(control, old): 10}
+
+
+async def test_requests_of_the_old_version_have_the_time_that_it_gave_them(tmp_path: Path) -> None:
+    old, new = limited(300.0, 10), limited(0.1, 100)
+    new = replace(new, graceful_shutdown_timeout_s=0.3)
+    control = Control.of(tmp_path, old)
+    async with control.running():
+        await stable_at(control, old)
+        control.work["web"] = 20
+        control.source.edit(new)
+        await until(lambda: said(control, "begin_retirement"), within_s=10)
+        draining = next(iter(control.store.retirements.values()))
+        await until(lambda: control.loop.now - draining.draining_since > 1.0)
+        assert said(control, "signal_container") == []

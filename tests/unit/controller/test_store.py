@@ -35,6 +35,20 @@ def revision(version: str) -> Revision:
     return Revision("web", version, 5.0, "image/web", "sha256:1", "{}")
 
 
+def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> None:
+    """And a loop of crashes grows by one a generation, however many replicas go through it out of step."""
+    store = Store(tmp_path)
+    key = ("web", "v1")
+    for ended_at in (10.0, 10.1, 12.0):
+        store.failure(key, ended_at, "code 137", 9.0)
+    assert store.failures[key] == FailureRecord(1, 10.0, "code 137")
+    for began_at, ended_at in ((10.5, 14.0), (12.5, 16.0), (14.5, 18.0), (16.5, 20.0), (18.5, 22.0)):
+        store.failure(key, ended_at, "code 1", began_at)
+    assert store.failures[key] == FailureRecord(4, 22.0, "code 1")
+    store.failure(key, 23.0, "nobody knows when it began")
+    assert store.failures[key].count == 5
+
+
 def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.set_override("web", Override(4, 2))
