@@ -360,6 +360,11 @@ class TestBoth:
 
 
 class TestDeadlines:
+    @pytest.fixture(autouse=True)
+    async def _connected(self, pipes: Served) -> None:
+        """A replica that is not connected when a short time is over is another error."""
+        await pipes[0].One(b"connect")
+
     async def test_one_reply(self, pipes: Served) -> None:
         stub, service, server = pipes
         service.gate.clear()
