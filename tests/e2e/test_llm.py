@@ -139,7 +139,7 @@ def test_an_engine_that_stalls_is_replaced_by_the_watchdog(llm: Stack) -> None:
     eventually(lambda: chat(llm, "stalling")[0] == 200, "it answers")
     since, before = last_event(llm), llm.replica_ids("llm-stalling")
     with streams(llm, seconds=8, count=8) as others, streams(llm, "stalling", seconds=20) as running:
-        eventually(lambda: told(llm, since, "replica_failed", "llm-stalling"), "the watchdog has seen it")
+        eventually(lambda: told(llm, since, "replica_failed", "llm-stalling"), "the watchdog has seen it", 90)
         eventually(lambda: not before & llm.replica_ids("llm-stalling"), "the stalled replica's container is gone")
         llm.wait_settled(**{"llm-stalling": 1})
     failed = told(llm, since, "replica_failed", "llm-stalling")
@@ -166,6 +166,7 @@ def test_a_rolling_update_under_streams_breaks_none(llm: Stack) -> None:
     print(f"\n  {running}")
     assert not running.not_well()
     assert len(running.ended) > STREAMS
+    assert len({each.events for each in running.ended}) == 1, "none lacks a part"
     assert llm.haproxy_workers() == workers
 
 
@@ -178,6 +179,7 @@ def test_scaling_down_and_up_under_streams_breaks_none(llm: Stack) -> None:
     print(f"\n  {running}")
     assert not running.not_well()
     assert len(running.ended) > STREAMS
+    assert len({each.events for each in running.ended}) == 1, "none lacks a part"
 
 
 def test_clients_that_leave_end_their_work_in_the_engines(llm: Stack) -> None:

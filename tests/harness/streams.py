@@ -132,8 +132,10 @@ def _is_part(event: Any) -> bool:
 
 def _end_of(told: Sequence[Any]) -> tuple[str, str]:
     """How a stream ended whose connection did so properly."""
-    if told and told[-1] == "[DONE]":
-        return DONE, ""
-    if told and isinstance(told[-1], dict) and "error" in told[-1] and "[DONE]" not in told:
-        return ERROR_EVENT, str(told[-1]["error"]["message"])
-    return CUT, "the answer ended without [DONE] and without an error"
+    errors = [event["error"] for event in told if isinstance(event, dict) and "error" in event]
+    if not errors:
+        return (DONE, "") if told and told[-1] == "[DONE]" else (CUT, "it ended without [DONE] and without an error")
+    said = str(errors[0]["message"])
+    if "error" in told[-1]:
+        return ERROR_EVENT, said
+    return CUT, f"after its error it went on with {told[-1]!r}: {said}"
