@@ -14,6 +14,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export PIERHEAD_TEST_RUN=run-$$
 # Images of their own: a stack that runs from this clone keeps its version while its tests are built.
 export PIERHEAD_TAG=${PIERHEAD_TAG:-test}
+readonly TEST_APPS=tests/e2e/apps/llm.yaml # whose images are of tests alone
 readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects that tests start begin with
 
 main() {
@@ -23,7 +24,7 @@ main() {
   "$here/base-images.sh"
   choose_files '' ''
   choose_build_inputs
-  build_images
+  COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS build_images
   run_tests
 }
 

@@ -43,13 +43,13 @@ class HAProxyContainer:
 
     def __init__(self, run_dir: Path) -> None:
         self.name = f"pierhead-test-haproxy-{secrets.token_hex(3)}"
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self.ip = self.gateway = ""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[HAProxyContainer]:
         """Start it, wait until it answers, remove it at the end."""
-        mount = f"{self._run_dir}:/run/haproxy"
+        mount = f"{self.run_dir}:/run/haproxy"
         docker("run", "--detach", "--restart=always", "--name", self.name, "--label", LABEL, "--volume", mount, IMAGE)
         try:
             network = json.loads(docker("inspect", "-f", "{{json .NetworkSettings}}", self.name))
@@ -61,7 +61,7 @@ class HAProxyContainer:
 
     def wait_until_up(self) -> None:
         """Wait until both sockets are there."""
-        sockets = [self._run_dir / name for name in ("admin.sock", "master.sock")]
+        sockets = [self.run_dir / name for name in ("admin.sock", "master.sock")]
         eventually(lambda: all(map(_answers, sockets)), "HAProxy answers on its sockets", within_s=30)
 
     def kill_and_wait(self) -> None:

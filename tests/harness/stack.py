@@ -56,7 +56,7 @@ class Stack:
     extra_env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.env = {
             **os.environ,
             **{name: str(port) for name, port in self.ports.items()},
@@ -227,7 +227,8 @@ def _lower(headers: Any) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on, each another one."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
