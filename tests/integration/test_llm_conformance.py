@@ -19,9 +19,8 @@ from services.llm.gateway.app import make_app
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.model_map import parse_models
 from services.llm.gateway.settings import GatewaySettings
+from services.llm.server import service as server
 from tests.unit.runtime.harness import Cluster, address, until
-
-server = pytest.importorskip("services.llm.server.service", reason="the LLM server is not there")
 
 MODELS = {
     "qwen": "llm-qwen",
