@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
-from pierhead.llm.v1.llm_pb2 import Operation
+from pierhead.llm.v1.llm_pb2 import Operation, OperationDone
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
 _WORDS = {
@@ -39,7 +39,7 @@ def operate(replicas: Sequence[tuple[str, str]], operation: Operation, timeout_s
             channel.close()
 
 
-def _answers(replicas: Sequence[tuple[str, str]], calls: Sequence[grpc.Future]) -> Iterator[Answer]:
+def _answers(replicas: Sequence[tuple[str, str]], calls: Sequence[grpc.Future[OperationDone]]) -> Iterator[Answer]:
     for (name, address), call in zip(replicas, calls, strict=True):
         try:
             call.result()
@@ -47,7 +47,7 @@ def _answers(replicas: Sequence[tuple[str, str]], calls: Sequence[grpc.Future]) 
             status, told = error.code(), " ".join((error.details() or "").split())
             message = _WORDS.get(status, told or status.name)
             if status is grpc.StatusCode.UNAVAILABLE:
-                message = f"{message} (where this command runs, {address} must be reachable: in the controller's container)"
+                message = f"{message} ({address} is reached from the controller's container: run the command there)"
             yield Answer(name, address, done=False, message=message, late=status is grpc.StatusCode.DEADLINE_EXCEEDED)
         else:
             yield Answer(name, address, done=True)

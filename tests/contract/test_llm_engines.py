@@ -190,7 +190,8 @@ async def error_of(replies: Replies, status: int) -> dict[str, Any]:
     error: dict[str, Any] = (await one(replies, status))["error"]
     assert set(error) >= {"message", "type", "param", "code"}
     assert error["message"]
-    assert error["type"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] is None or isinstance(error["code"], str), "words, as OpenAI has them"
     return error
 
 
@@ -411,8 +412,10 @@ async def test_a_context_that_is_too_long_is_refused(engine: LLMEngine) -> None:
     long = [{"role": "user", "content": "Paris and Rome. " * 4000}]
     error = await error_of(engine.chat(chat(messages=long)), 400)
     assert "2048" in error["message"]
+    assert error["code"] == "context_length_exceeded"
     await error_of(engine.chat(chat(max_tokens=100_000)), 400)
-    await error_of(engine.chat(chat(messages=long, stream=True)), 400)
+    error = await error_of(engine.chat(chat(messages=long, stream=True)), 400)
+    assert error["code"] == "context_length_exceeded"
 
 
 async def test_bad_grammars_are_refused(engine: LLMEngine, candidate: Candidate) -> None:
@@ -427,7 +430,7 @@ async def test_an_unknown_model_is_not_found(engine: LLMEngine) -> None:
     for model in ("another", f"{MODEL}:no-such-adapter"):
         request = chat()
         request.model = model
-        await error_of(engine.chat(request), 404)
+        assert (await error_of(engine.chat(request), 404))["code"] == "model_not_found"
 
 
 async def test_a_path_that_it_does_not_have_is_not_found(engine: LLMEngine) -> None:
@@ -581,7 +584,8 @@ async def test_an_adapter_that_cannot_be_loaded_says_why(
     settings = json.loads((too_large / "adapter_config.json").read_text())
     (too_large / "adapter_config.json").write_text(json.dumps(settings | {"r": 512}))
     (tmp_path / "empty").mkdir()
-    for name, why in [("json", "double quotes"), ("weights", "header"), ("large", "max_lora_rank"), ("empty", "No ada")]:
+    reasons = {"json": "double quotes", "weights": "header", "large": "max_lora_rank", "empty": "No adapter"}
+    for name, why in reasons.items():
         with pytest.raises(LLMRequestError, match=why) as refused:
             await engine.load_adapter(name, str(tmp_path / name))
         assert str(tmp_path / name) in str(refused.value), "where it is"

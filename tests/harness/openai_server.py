@@ -9,7 +9,7 @@ from aiohttp import web
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 
 from services.llm.server.answers import reply_to
-from services.llm.server.engine import LLMEngine
+from services.llm.server.engine import LLMEngine, Replies
 from services.llm.server.errors import LLMRequestError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -57,7 +57,7 @@ def handler_of(engine: LLMEngine) -> Handler:
     return handle
 
 
-async def _answer(request: web.Request, replies: object) -> web.StreamResponse:
+async def _answer(request: web.Request, replies: Replies) -> web.StreamResponse:
     response: web.StreamResponse | None = None
     async with contextlib.aclosing(replies) as told:  # type: ignore[type-var]
         async for reply in told:

@@ -1,5 +1,5 @@
-"""`pierhead llm ...`: compose files for language models, from a shell; that needs no running stack. And what people do to
-all replicas of one: sleep, wake, reset-prefix-cache."""
+"""`pierhead llm ...`: compose files for language models, from a shell, which needs no running stack; and what people do
+to all replicas of one: sleep, wake, reset-prefix-cache."""
 
 from __future__ import annotations
 

@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import grpc.aio
 import pytest
 from aiohttp import web
 from pierhead.llm.v1.llm_pb2 import Operation, OperationDone
-from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer, add_LLMServerServicer_to_server
 
 from tests.unit.controller.cli_documents import replica, row
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-class Replica(LLMServerServicer):
-    """Remembers what it was asked."""
+class Replica:
+    """Has the one method, and remembers what it was asked."""
 
     def __init__(self, refuse: str = "", held: asyncio.Event | None = None) -> None:
         self.asked: list[Operation] = []
@@ -29,7 +29,15 @@ class Replica(LLMServerServicer):
         self._held = held
         self.address = ""
 
-    async def Operate(self, request: Operation, context: Any) -> OperationDone:
+    def handler(self) -> grpc.GenericRpcHandler:
+        operate = grpc.unary_unary_rpc_method_handler(
+            self._operate,
+            request_deserializer=Operation.FromString,
+            response_serializer=OperationDone.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler("pierhead.llm.v1.LLMServer", {"Operate": operate})
+
+    async def _operate(self, request: Operation, context: Any) -> OperationDone:
         self.asked.append(request)
         if self._held is not None:
             await self._held.wait()
@@ -47,7 +55,7 @@ async def start() -> AsyncIterator[Start]:
 
     async def start(servicer: Replica) -> Replica:
         server = grpc.aio.server()
-        add_LLMServerServicer_to_server(servicer, server)
+        server.add_generic_rpc_handlers((servicer.handler(),))
         servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         servers.append(server)

@@ -74,9 +74,13 @@ def ask(**body: Any) -> LLMRequest:
     return LLMRequest(body=json.dumps(members).encode(), path=CHAT, model="m")
 
 
-async def all_of(engine: OpenAIEngine, request: LLMRequest) -> list[LLMReply]:
+async def all_of(engine: OpenAIEngine, request: LLMRequest, found: list[LLMReply] | None = None) -> list[LLMReply]:
+    """The replies; `found` has them also where it fails."""
+    found = [] if found is None else found
     async with asyncio.timeout(20):
-        return [reply async for reply in engine.chat(request)]
+        async for reply in engine.chat(request):
+            found.append(reply)
+    return found
 
 
 def event(text: str = "", reason: str | None = None, **more: Any) -> bytes:
@@ -175,12 +179,9 @@ async def test_a_client_that_leaves_ends_the_request_there() -> None:
 )
 async def test_a_stream_that_fails_in_the_middle_is_no_whole_answer(server: Handler, told: str) -> None:
     async with started(server) as engine:
-        replies = engine.chat(ask(stream=True))
         found: list[LLMReply] = []
         with pytest.raises((UpstreamError, Unavailable), match=told):
-            async with asyncio.timeout(20):
-                async for reply in replies:
-                    found.append(reply)  # noqa: PERF401 - what came before it failed
+            await all_of(engine, ask(stream=True), found)
         assert [reply.status for reply in found] in ([200], []), "what came before may be lost with the connection"
         assert engine.load().running == 0
 
@@ -343,7 +344,8 @@ async def test_a_long_answer_that_does_not_stream_is_no_stall(monkeypatch: pytes
 @given(some.lists(some.integers(1, 50)), some.sampled_from([b"\n\n", b"\r\n\r\n"]))
 def test_however_events_are_cut_they_come_whole(cuts: list[int], end: bytes) -> None:
     events = [b'data: {"n": %d}' % number + end for number in range(20)]
-    text, splitter, found = b"".join(events), Splitter(), []
+    text, splitter = b"".join(events), Splitter()
+    found: list[bytes] = []
     for cut in cuts:
         found += splitter.feed(text[:cut])
         text = text[cut:]

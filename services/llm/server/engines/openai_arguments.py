@@ -46,7 +46,7 @@ class OpenAIArguments(BaseModel):
     """A GET there answers with 200 while the server is well."""
     metrics_path: Path | None = "/metrics"
     """Its metrics in Prometheus' text format; None: it has none."""
-    one_token: Literal["chat", "completions", "embeddings"] = "chat"
+    one_token: Literal["chat", "completions", "embeddings"] = "chat"  # noqa: S105 - no secret
     """What the server is asked for to prove that it generates."""
     start_timeout_s: Seconds = 1800.0
     """It may take so long to come up."""

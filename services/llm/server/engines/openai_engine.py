@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -215,7 +215,7 @@ class OpenAIEngine(LLMEngine):
 
     async def _ask(
         self, path: str, wire: bytes, content_type: str, account: Account, *, ends: bool = False
-    ) -> AsyncIterator[LLMReply]:
+    ) -> AsyncGenerator[LLMReply, None]:
         """One request. `ends`: a stream of it is whole only with its [DONE]. Raises Unavailable, UpstreamError."""
         where = f"{self._arguments.base_url}{path}"
         before = 0

@@ -1,12 +1,11 @@
-"""vLLM's errors as OpenAI has them. Pure; made for vLLM 0.32, whose messages tests/unit/services/test_llm_vllm_errors.py
-holds.
+"""vLLM's errors as OpenAI has them. Pure; made for vLLM 0.32: test_llm_vllm_errors.py has its own messages.
 
-| vLLM | OpenAI |
-|---|---|
-| "BadRequestError", 400, "This model's maximum context length is ..." | invalid_request_error, context_length_exceeded |
-| "Bad Request", 400, a page of pydantic's findings | invalid_request_error, invalid_type or invalid_value, one sentence |
-| "NotFoundError", 404, "The model `x` does not exist" | invalid_request_error, model_not_found |
-| anything from 500 on | server_error |
+| vLLM's type and number | message | type | code |
+|---|---|---|---|
+| BadRequestError 400 | This model's maximum context length ... | invalid_request_error | context_length_exceeded |
+| Bad Request 400 | a page of findings; one sentence of it | same | invalid_type, invalid_value, missing_... |
+| NotFoundError 404 | The model `x` does not exist ... | same | model_not_found |
+| any from 500 on | | server_error | null |
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ from typing import Any
 MOST_CHARACTERS = 800
 """Of a message."""
 
-_CONTEXT = re.compile(r"maximum context length|max_model_len|maximum model length|longer than the maximum", re.IGNORECASE)
+_CONTEXT = re.compile(
+    r"maximum context length|max_model_len|maximum model length|longer than the maximum", re.IGNORECASE
+)
 _TAIL = re.compile(r"\s*\(parameter=[^()]*(?:\([^()]*\)[^()]*)*\)\s*$")
 _FINDINGS = re.compile(r"\d+ validation errors?:\n")
 _WORKER = re.compile(r"(?:Call to \w+ method failed: )?Worker failed with error '(.*)', please check .*", re.DOTALL)
