@@ -13,9 +13,14 @@ import grpc
 import grpc.aio
 import pytest
 from aiohttp import web
-from pierhead.llm.v1.llm_pb2 import Operation, OperationDone
+from pierhead import Unavailable
+from pierhead.llm.v1.llm_pb2 import LLMRequest, Operation, OperationDone
+from pierhead.llm_config import LLMConfig, ModelLoading
 
+from services.llm.server.service import LLMServer
 from tests.unit.controller.cli_documents import replica, row
+from tests.unit.runtime.harness import Cluster
+from tests.unit.runtime.harness import address as address_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -136,6 +141,21 @@ async def test_wake_and_reset_are_asked_for(api: Api, start: Start) -> None:
     }
     assert (await run(api, "reset-prefix-cache", "llm-qwen"))[0] == 0
     assert [each.WhichOneof("what") for each in one.asked] == ["wake", "reset_prefix_cache"]
+
+
+async def test_a_replica_of_a_language_model_sleeps_and_wakes(api: Api, tmp_path: Path) -> None:
+    config = LLMConfig(engine="mock", model_loading=ModelLoading(model_id="qwen"))
+    cluster = Cluster()
+    server = LLMServer(config, tmp_path)
+    address = address_of(await cluster.start(server))
+    api.has(replica("p-llm-1", address=address))
+    ask = LLMRequest(body=b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}', model="qwen")
+    assert (await run(api, "sleep", "llm-qwen"))[0] == 0
+    with pytest.raises(Unavailable, match="sleeps"):
+        await anext(server.Chat(ask, None))
+    assert (await run(api, "wake", "llm-qwen"))[0] == 0
+    assert (await anext(server.Chat(ask, None))).status == 200
+    await cluster.close()
 
 
 async def test_one_that_refuses_says_why_and_the_others_do_it(api: Api, start: Start) -> None:
