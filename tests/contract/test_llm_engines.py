@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
-from pierhead.llm_config import LLMConfig, ModelLoading
+from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 
 from services.llm.server.engine import LLMEngine, Replies
 from services.llm.server.errors import LLMRequestError, NotSupported
 from services.llm.server.registry import ENGINES as REGISTRY
 from services.llm.server.registry import engine_class
+from tests.harness.openai_server import handler_of, serving
 
 MODEL = "served"
 MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
@@ -48,9 +49,12 @@ class Candidate:
     """What is missing to run it here; "" = nothing."""
     kept: bool = False
     """Whether all tests share one, as its start takes long."""
+    behind: bool = False
+    """Whether it asks another server, whose address is its base_url."""
+    lora: Lora | None = None
     has: frozenset[str] = frozenset()
-    """Beyond chat and completions: real (a model that knows something), embeddings, score, tokenize, adapters, sleep,
-    reset_prefix_cache, tools, schema."""
+    """Beyond chat and completions: real (a model that knows something), kv_use, embeddings, score, tokenize, adapters,
+    weights (adapters are files that are read), sleep, reset_prefix_cache, tools, schema."""
 
 
 def module_missing(name: str) -> str:
@@ -66,8 +70,24 @@ ENGINES = [
         "mock",
         engine_kwargs={"tokens_per_s": 2000.0, "max_model_len": 2048},
         has=frozenset(
-            ("embeddings", "score", "tokenize", "adapters", "sleep", "reset_prefix_cache", "tools", "schema", "regex")
+            (
+                "adapters",
+                "embeddings",
+                "kv_use",
+                "regex",
+                "reset_prefix_cache",
+                "schema",
+                "score",
+                "sleep",
+                "tokenize",
+                "tools",
+            )
         ),
+    ),
+    Candidate(
+        "openai",
+        behind=True,
+        has=frozenset(("embeddings", "score", "tokenize", "tools", "schema", "regex")),
     ),
     Candidate(
         "vllm",
@@ -82,7 +102,8 @@ ENGINES = [
         },
         kept=True,
         missing=lambda: module_missing("vllm") or variable_missing("PIERHEAD_TEST_LLM_MODEL"),
-        has=frozenset(("real", "tokenize", "reset_prefix_cache", "schema", "regex")),
+        lora=Lora(dynamic_lora_loading_path="/adapters", max_num_adapters_per_replica=2),
+        has=frozenset(("real", "kv_use", "tokenize", "adapters", "weights", "reset_prefix_cache", "schema", "regex")),
     ),
 ]
 
@@ -104,21 +125,32 @@ async def kept() -> AsyncIterator[dict[str, LLMEngine]]:
         await engine.shutdown()
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def base_url() -> AsyncIterator[str]:
+    """A server with OpenAI's API, for engines that ask one: the mock engine behind it."""
+    mock = next(candidate for candidate in ENGINES if candidate.name == "mock")
+    behind = await started(mock, "")
+    async with serving(handler_of(behind)) as url:
+        yield f"{url}/v1"
+    await behind.shutdown()
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def engine(candidate: Candidate, kept: dict[str, LLMEngine]) -> AsyncIterator[LLMEngine]:
+async def engine(candidate: Candidate, kept: dict[str, LLMEngine], base_url: str) -> AsyncIterator[LLMEngine]:
     if not candidate.kept:
-        made = await started(candidate)
+        made = await started(candidate, base_url)
         yield made
         await made.shutdown()
         return
     if candidate.name not in kept:
-        kept[candidate.name] = await started(candidate)
+        kept[candidate.name] = await started(candidate, base_url)
     yield kept[candidate.name]
 
 
-async def started(candidate: Candidate) -> LLMEngine:
+async def started(candidate: Candidate, base_url: str) -> LLMEngine:
     loading = ModelLoading(model_id=MODEL, model_source=candidate.model_source)
-    config = LLMConfig(engine=candidate.name, model_loading=loading, engine_kwargs=candidate.engine_kwargs)
+    arguments = candidate.engine_kwargs | ({"base_url": base_url} if candidate.behind else {})
+    config = LLMConfig(engine=candidate.name, model_loading=loading, engine_kwargs=arguments, lora=candidate.lora)
     engine = engine_class(candidate.name)(config)
     await engine.start(candidate.model_source or MODEL, lambda *_: None)
     return engine
@@ -158,7 +190,8 @@ async def error_of(replies: Replies, status: int) -> dict[str, Any]:
     error: dict[str, Any] = (await one(replies, status))["error"]
     assert set(error) >= {"message", "type", "param", "code"}
     assert error["message"]
-    assert error["type"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] is None or isinstance(error["code"], str), "words, as OpenAI has them"
     return error
 
 
@@ -379,8 +412,10 @@ async def test_a_context_that_is_too_long_is_refused(engine: LLMEngine) -> None:
     long = [{"role": "user", "content": "Paris and Rome. " * 4000}]
     error = await error_of(engine.chat(chat(messages=long)), 400)
     assert "2048" in error["message"]
+    assert error["code"] == "context_length_exceeded"
     await error_of(engine.chat(chat(max_tokens=100_000)), 400)
-    await error_of(engine.chat(chat(messages=long, stream=True)), 400)
+    error = await error_of(engine.chat(chat(messages=long, stream=True)), 400)
+    assert error["code"] == "context_length_exceeded"
 
 
 async def test_bad_grammars_are_refused(engine: LLMEngine, candidate: Candidate) -> None:
@@ -395,7 +430,7 @@ async def test_an_unknown_model_is_not_found(engine: LLMEngine) -> None:
     for model in ("another", f"{MODEL}:no-such-adapter"):
         request = chat()
         request.model = model
-        await error_of(engine.chat(request), 404)
+        assert (await error_of(engine.chat(request), 404))["code"] == "model_not_found"
 
 
 async def test_a_path_that_it_does_not_have_is_not_found(engine: LLMEngine) -> None:
@@ -411,13 +446,13 @@ async def test_it_goes_on_after_errors(engine: LLMEngine) -> None:
 # -------------------------------------------------------------------------------------------------- load, abort, life
 
 
-async def test_requests_count_while_they_run_and_not_after(engine: LLMEngine) -> None:
+async def test_requests_count_while_they_run_and_not_after(engine: LLMEngine, candidate: Candidate) -> None:
     before = engine.load()
     assert (before.running, before.waiting) == (0, 0)
     replies = engine.chat(chat(stream=True, max_tokens=1000, ignore_eos=True))
     await anext(replies)
     assert engine.load().running == 1
-    assert engine.load().kv_use > 0
+    assert (engine.load().kv_use > 0) == ("kv_use" in candidate.has)
     await replies.aclose()  # type: ignore[attr-defined]
     await until(lambda: engine.load().running == 0, "the request is aborted")
     assert engine.load().tokens > before.tokens
@@ -512,13 +547,50 @@ async def test_tokenize_and_back(engine: LLMEngine, candidate: Candidate) -> Non
 
 async def test_adapters(engine: LLMEngine, candidate: Candidate, tmp_path: Path) -> None:
     need(candidate, "adapters")
-    request = chat()
+    path = tmp_path / "french"
+    if "weights" in candidate.has:
+        from tests.harness.lora_adapter import write_adapter
+
+        write_adapter(path, Path(candidate.model_source or ""))
+    request = chat(temperature=0)
+    base = (await one(engine.chat(request)))["choices"][0]["message"]["content"]
     request.model = f"{MODEL}:french"
-    await engine.load_adapter("french", str(tmp_path))
-    assert (await one(engine.chat(request)))["model"] == f"{MODEL}:french"
-    assert "french" in engine.describe().adapters
-    await engine.unload_adapter("french")
     await error_of(engine.chat(request), 404)
+    await engine.load_adapter("french", str(path))
+    adapted = await one(engine.chat(request))
+    assert adapted["model"] == f"{MODEL}:french"
+    assert "french" in engine.describe().adapters
+    if "weights" in candidate.has:
+        assert adapted["choices"][0]["message"]["content"] != base
+        events = events_of(await all_of(engine.chat(chat(temperature=0, model=request.model, stream=True))))
+        said = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+        assert said == adapted["choices"][0]["message"]["content"]
+        assert (await one(engine.chat(chat(temperature=0))))["choices"][0]["message"]["content"] == base
+    await engine.unload_adapter("french")
+    assert "french" not in engine.describe().adapters
+    await error_of(engine.chat(request), 404)
+
+
+async def test_an_adapter_that_cannot_be_loaded_says_why(
+    engine: LLMEngine, candidate: Candidate, tmp_path: Path
+) -> None:
+    need(candidate, "weights")
+    from tests.harness.lora_adapter import write_adapter
+
+    model = Path(candidate.model_source or "")
+    no_json, no_weights, too_large = (write_adapter(tmp_path / name, model) for name in ("json", "weights", "large"))
+    (no_json / "adapter_config.json").write_text("{")
+    (no_weights / "adapter_model.safetensors").write_bytes(b"nonsense" * 20)
+    settings = json.loads((too_large / "adapter_config.json").read_text())
+    (too_large / "adapter_config.json").write_text(json.dumps(settings | {"r": 512}))
+    (tmp_path / "empty").mkdir()
+    reasons = {"json": "double quotes", "weights": "header", "large": "max_lora_rank", "empty": "No adapter"}
+    for name, why in reasons.items():
+        with pytest.raises(LLMRequestError, match=why) as refused:
+            await engine.load_adapter(name, str(tmp_path / name))
+        assert str(tmp_path / name) in str(refused.value), "where it is"
+        assert name not in engine.describe().adapters
+    await one(engine.chat(chat()))
 
 
 async def test_an_engine_without_adapters_says_so(engine: LLMEngine, candidate: Candidate) -> None:
@@ -548,8 +620,8 @@ def test_every_engine_of_the_registry_is_here() -> None:
     assert {candidate.name for candidate in ENGINES} <= set(REGISTRY)
 
 
-async def test_shutdown_ends_what_runs(candidate: Candidate, kept: dict[str, LLMEngine]) -> None:
-    engine = kept.pop(candidate.name, None) or await started(candidate)
+async def test_shutdown_ends_what_runs(candidate: Candidate, kept: dict[str, LLMEngine], base_url: str) -> None:
+    engine = kept.pop(candidate.name, None) or await started(candidate, base_url)
     replies = engine.chat(chat(stream=True, max_tokens=1500, ignore_eos=True))
     await anext(replies)
     await engine.shutdown()

@@ -490,6 +490,10 @@ class TestControl:
         assert result.returncode == 0, result.stderr
         assert machine.calls()[-1].startswith(f"docker run --rm --network none --volume {clone}:{clone}:ro ")
         assert machine.calls()[-1].endswith("pierhead/controller:latest pierhead validate")
+        result = machine.run(control, "llm", "build", "--model", "m", COMPOSE_FILE="compose.yaml")
+        assert result.returncode == 0, result.stderr
+        assert machine.calls()[-1].endswith("pierhead/controller:latest pierhead llm build --model m")
+        assert machine.run(control, "llm", "sleep", "m", COMPOSE_FILE="compose.yaml").returncode == 3
         machine.has("docker", "case $1 in image) exit 1 ;; esac")
         result = machine.run(control, "validate", COMPOSE_FILE="compose.yaml")
         assert result.returncode == 2

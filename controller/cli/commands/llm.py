@@ -1,4 +1,5 @@
-"""`pierhead llm ...`: compose files for language models, from a shell. Needs no running stack."""
+"""`pierhead llm ...`: compose files for language models, from a shell, which needs no running stack; and what people do
+to all replicas of one: sleep, wake, reset-prefix-cache."""
 
 from __future__ import annotations
 
@@ -9,9 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from controller.cli import output as out
-from controller.cli.errors import BadInput
+from controller.cli import tables
+from controller.cli.client import Client, service_path
+from controller.cli.commands.options import Output
+from controller.cli.commands.options import Service as OneService
+from controller.cli.errors import BadInput, CommandError, TimedOut
 
 if TYPE_CHECKING:
+    from pierhead.llm.v1.llm_pb2 import Operation
     from pierhead.llm_config import LLMConfig
 
 HEADER = "# Written by `pierhead llm build`; yours to change. compose/reference.yaml explains the keys.\n"
@@ -39,14 +45,21 @@ Policy = Annotated[str, typer.Option("--policy", metavar="NAME", help="how the g
 LoraPath = Annotated[str, typer.Option("--lora", metavar="PATH", help="where LoRA adapters are")]
 File = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="write it there  [default: print it]")]
 Force = Annotated[bool, typer.Option("--force", help="write over FILE")]
+Level = Annotated[
+    int, typer.Option("--level", metavar="1|2", min=1, max=2, help="1: weights to the machine's memory; 2: drop them")
+]
+Patience = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="each replica may take so long")]
+
+OPERATE_S = 300.0
+"""Weights come back from disk, after a sleep of level 2."""
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    group = typer.Typer(help="Compose files for language models.", rich_markup_mode=None)
-    # With a callback it stays a group while it has one command only.
-    group.callback()(lambda: None)
-    group.command()(build)
+    group = typer.Typer(help="Language models: their compose files, and what replicas are told.", rich_markup_mode=None)
+    for command in (build, sleep, wake):
+        group.command()(command)
+    group.command("reset-prefix-cache")(reset_prefix_cache)
     app.add_typer(group, name="llm")
 
 
@@ -160,3 +173,52 @@ def _how_to_start(file: Path) -> str:
     if file.parent.name == "apps" and file.suffix == ".yaml":
         return f"make up APPS={file.stem}"
     return f"add {file} to COMPOSE_FILE in .env, then make up"
+
+
+def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
+    """Have every ready replica give its accelerator's memory back. Until `wake` they answer no requests."""
+    from pierhead.llm.v1.llm_pb2 import Operation
+
+    _operate(service, Operation(sleep=Operation.Sleep(level=level)), "sleep", timeout, output)
+
+
+def wake(service: OneService, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
+    """Undo `sleep` on every ready replica."""
+    from pierhead.llm.v1.llm_pb2 import Operation
+
+    _operate(service, Operation(wake=Operation.Wake()), "wake", timeout, output)
+
+
+def reset_prefix_cache(service: OneService, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
+    """Have every ready replica forget the prompts that it has read."""
+    from pierhead.llm.v1.llm_pb2 import Operation
+
+    reset = Operation(reset_prefix_cache=Operation.ResetPrefixCache())
+    _operate(service, reset, "reset-prefix-cache", timeout, output)
+
+
+def _operate(service: str, operation: Operation, verb: str, timeout_s: float, output: str) -> None:
+    """Ask each replica, show what it said. Raises CommandError where one did not do it."""
+    from controller.cli.llm_replicas import operate
+
+    as_json = out.is_json(output)
+    row = Client.from_environment().get(service_path(service))
+    if row.get("protocol") != "grpc":
+        raise BadInput(f"{service} is no language model: it speaks {row.get('protocol')}; `pierhead status` names all")
+    ready = [(each["name"], each["address"]) for each in row["replicas"] if each["state"] == "RUNNING"]
+    if not ready:
+        raise CommandError(f"{service} has no ready replica to {verb}; `pierhead why {service}` says why")
+    answers = operate(ready, operation, timeout_s)
+    if as_json:
+        told = [{"name": a.replica, "address": a.address, "done": a.done, "message": a.message} for a in answers]
+        out.print_json({"service": service, "operation": verb, "replicas": told})
+    else:
+        listing = tables.Listing(("REPLICA", "ADDRESS", verb.upper()), "WHY NOT", optional=("ADDRESS",))
+        for answer in answers:
+            listing.add(answer.replica, answer.address, "done" if answer.done else "no", sentence=answer.message)
+        console = out.console()
+        out.show(listing.render(out.width(console)), console)
+    failed = [answer for answer in answers if not answer.done]
+    if failed:
+        kind = TimedOut if all(answer.late for answer in failed) else CommandError
+        raise kind(f"{service}: {len(failed)} of {len(answers)} ready replicas did not do it: {failed[0].message}")

@@ -17,6 +17,12 @@ class EngineStalledError(PierheadError):
     """The engine has requests and makes no tokens."""
 
 
+class UpstreamError(PierheadError):
+    """The server behind an engine answered, but not with an answer that can be passed on."""
+
+    http_status = 502
+
+
 class LLMRequestError(BadRequest):
     """A request that this engine refuses: OpenAI's error object in the making, see `answers.reply_to`."""
 

@@ -51,6 +51,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from services.llm.server import bodies
 from services.llm.server.answers import error_reply, reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engines.vllm_errors import openai_error, reason
 from services.llm.server.engines.vllm_start import arguments, explanation, stage_of
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported
 
@@ -149,7 +150,7 @@ class VLLMEngine(LLMEngine):
         except ValidationError as error:
             found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
             answer = await validation_exception_handler(cast(Any, self._web_request()), RequestValidationError(found))
-            return LLMReply(data=bytes(answer.body), status=answer.status_code)
+            return _as_openai(answer.status_code, bytes(answer.body))
         except Exception as error:  # vLLM's validators raise what they like: it knows what that is in HTTP
             return _refusal(error)
 
@@ -175,6 +176,8 @@ class VLLMEngine(LLMEngine):
                         kind="invalid_request_error",
                         code="not_found",
                     )
+                elif reply.status >= 400:
+                    reply = _as_openai(reply.status, reply.data)
                 yield reply
         finally:
             await asked.close()
@@ -234,13 +237,19 @@ class VLLMEngine(LLMEngine):
         name = self._adapter_name(adapter)
         if name in self._running.adapters.lora_requests:
             return
-        _check(await self._running.adapters.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=name, lora_path=path)))
+        _check(
+            await self._running.adapters.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=name, lora_path=path)),
+            f'the adapter "{adapter}" at {path} cannot be loaded: ',
+        )
 
     async def unload_adapter(self, adapter: str) -> None:
         """See LLMEngine.unload_adapter: out of vLLM's list, and out of the accelerator's memory."""
         name = self._adapter_name(adapter)
         held = self._running.adapters.lora_requests.get(name)
-        _check(await self._running.adapters.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=name)))
+        _check(
+            await self._running.adapters.unload_lora_adapter(UnloadLoRAAdapterRequest(lora_name=name)),
+            f'the adapter "{adapter}" cannot be unloaded: ',
+        )
         if held is not None:
             await self._running.engine.remove_lora(held.lora_int_id)
 
@@ -546,12 +555,32 @@ def _refusal(error: Exception) -> LLMReply:
 
 
 def _error(answer: ErrorResponse) -> LLMReply:
-    return LLMReply(data=answer.model_dump_json().encode(), status=answer.error.code)
+    told = openai_error(answer.error.code, answer.error.message, answer.error.param)
+    return error_reply(answer.error.code, told.message, kind=told.kind, code=told.code, param=told.param)
 
 
-def _check(answer: ErrorResponse | str) -> None:
+def _as_openai(status: int, body: bytes) -> LLMReply:
+    """An error that vLLM has written already."""
+    try:
+        return _error(ErrorResponse.model_validate_json(body))
+    except ValidationError:  # not one of its own: as it is
+        return LLMReply(data=body, status=status)
+
+
+def _check(answer: ErrorResponse | str, what: str) -> None:
     if isinstance(answer, ErrorResponse):
-        raise LLMRequestError(answer.error.message)
+        raise LLMRequestError(what + reason(answer.error.message))
+
+
+def _is_failure(record: logging.LogRecord) -> bool:
+    """Whether vLLM's log speaks of more than a request that was refused, which its sender was told."""
+    error = record.exc_info[1] if record.exc_info else None
+    refused = isinstance(error, Exception) and create_error_response(error).error.code < 500
+    return not refused and not str(record.msg).startswith("Error with model")
+
+
+for _module in ("chat_completion", "completion"):
+    logging.getLogger(f"vllm.entrypoints.openai.{_module}.serving").addFilter(_is_failure)
 
 
 class _Asked:

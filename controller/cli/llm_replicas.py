@@ -1,0 +1,53 @@
+"""Asks replicas of a language model to do something, each over gRPC at its own address. From inside the controller's
+container, which is on their networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import grpc
+from pierhead.llm.v1.llm_pb2 import Operation, OperationDone
+from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
+
+_WORDS = {
+    grpc.StatusCode.UNIMPLEMENTED: "it is no replica of a language model",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer within --timeout; it goes on with it",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one replica said; `message` is empty where it is done."""
+
+    replica: str
+    address: str
+    done: bool
+    message: str = ""
+    late: bool = False
+    """It did not answer in time."""
+
+
+def operate(replicas: Sequence[tuple[str, str]], operation: Operation, timeout_s: float) -> list[Answer]:
+    """Ask (name, address) each, all at once; the answers in their order. Never raises for what a replica does."""
+    channels = [grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) for _, address in replicas]
+    try:
+        calls = [LLMServerStub(channel).Operate.future(operation, timeout=timeout_s) for channel in channels]
+        return list(_answers(replicas, calls))
+    finally:
+        for channel in channels:
+            channel.close()
+
+
+def _answers(replicas: Sequence[tuple[str, str]], calls: Sequence[grpc.Future[OperationDone]]) -> Iterator[Answer]:
+    for (name, address), call in zip(replicas, calls, strict=True):
+        try:
+            call.result()
+        except grpc.RpcError as error:
+            status, told = error.code(), " ".join((error.details() or "").split())
+            message = _WORDS.get(status, told or status.name)
+            if status is grpc.StatusCode.UNAVAILABLE:
+                message = f"{message} ({address} is reached from the controller's container: run the command there)"
+            yield Answer(name, address, done=False, message=message, late=status is grpc.StatusCode.DEADLINE_EXCEEDED)
+        else:
+            yield Answer(name, address, done=True)

@@ -1,0 +1,68 @@
+"""The openai engine's `engine_kwargs`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from services.llm.server.errors import LLMStartError
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _check_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError('expected the address of a server, such as "http://sglang:30000/v1"')
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _check_path(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError('expected a path on that server, such as "/health"')
+    return path
+
+
+Path = Annotated[str, AfterValidator(_check_path)]
+
+
+class OpenAIArguments(BaseModel):
+    """Unknown ones are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    base_url: Annotated[str, AfterValidator(_check_url)]
+    """Of the server, with or without the /v1 at its end."""
+    api_key: str | None = None
+    api_key_env: str | None = None
+    """The environment variable that holds the key: compose files are no place for secrets."""
+    model: Annotated[str, Field(min_length=1)] | None = None
+    """What that server calls the model; None: as it is called here."""
+    max_model_len: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of prompt and answer together; None: what the server says, where it does."""
+    health_path: Path = "/v1/models"
+    """A GET there answers with 200 while the server is well."""
+    metrics_path: Path | None = "/metrics"
+    """Its metrics in Prometheus' text format; None: it has none."""
+    one_token: Literal["chat", "completions", "embeddings"] = "chat"  # noqa: S105 - no secret
+    """What the server is asked for to prove that it generates."""
+    start_timeout_s: Seconds = 1800.0
+    """It may take so long to come up."""
+    connect_timeout_s: Seconds = 5.0
+    read_timeout_s: Seconds = 600.0
+    """It may say nothing for so long while it works on a request."""
+    health_timeout_s: Seconds = 5.0
+
+
+def read_arguments(engine_kwargs: dict[str, Any]) -> OpenAIArguments:
+    """Raises LLMStartError that names each argument that cannot be."""
+    try:
+        return OpenAIArguments.model_validate(engine_kwargs)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise LLMStartError(
+            f"x-serve.llm.engine_kwargs of the engine openai: {'; '.join(problems)}; it takes "
+            f"{', '.join(OpenAIArguments.model_fields)}"
+        ) from None

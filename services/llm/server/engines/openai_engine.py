@@ -1,0 +1,414 @@
+"""Any server with OpenAI's API, as it is: SGLang, llama.cpp, vllm-openai, ... as a sidecar, or far away.
+
+Requests go on with the server's own name of the model, answers come back as they are: events of a stream are passed on
+as soon as they are whole, and nobody parses them but for the last ones. Closing an answer's iterator closes the
+connection, which is how such servers learn of an abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import aiohttp
+from pierhead import Unavailable
+from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
+from pierhead.llm_config import LLMConfig
+
+from services.llm.server import bodies
+from services.llm.server.answers import error_reply, reply_to
+from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engines.openai_arguments import read_arguments
+from services.llm.server.engines.openai_events import Account, Splitter
+from services.llm.server.errors import LLMRequestError, LLMStartError, UpstreamError, unknown_model
+
+log = logging.getLogger(__name__)
+
+LARGEST_ANSWER = 60 * 1024 * 1024
+"""Bytes of an answer that does not stream: about what one message between services may have."""
+LARGEST_METRICS = 4 * 1024 * 1024
+WATCH_EVERY_S = 5.0
+METRICS_LAST_S = 30.0
+"""Older metrics of the server are not shown any more."""
+_KEPT_S = 4.0
+"""Servers close a connection that has nothing to do after five seconds: it must not be used in that moment."""
+_OURS = (b"process_", b"python_", b"pierhead_")
+"""Families that the replica has itself."""
+_JSON = "application/json"
+_EVENTS = "text/event-stream"
+_ONE_TOKEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
+    "completions": ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+    "embeddings": ("/v1/embeddings", {"input": "Hi"}),
+}
+
+
+class OpenAIEngine(LLMEngine):
+    """engine_kwargs: see OpenAIArguments. Adapters are the server's own business."""
+
+    needs_files = False
+
+    def __init__(self, config: LLMConfig) -> None:
+        super().__init__(config)
+        self._arguments = read_arguments(config.engine_kwargs)
+        self._model = self._arguments.model or config.model_loading.model_id
+        self._session: aiohttp.ClientSession | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._max_model_len = self._arguments.max_model_len or 0
+        self._created = 0
+        self._running = 0
+        self._tokens = 0
+        self._metrics, self._metrics_at = b"", 0.0
+
+    # ---- its life
+
+    async def start(self, model_path: str, report: Report) -> None:
+        """Wait for the server, and look whether it serves the model. `model_path` is its own business."""
+        arguments = self._arguments
+        self._session = aiohttp.ClientSession(
+            headers={"Accept-Encoding": "identity", **self._authorization()},
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),  # the replica bounds its requests
+            timeout=aiohttp.ClientTimeout(sock_connect=arguments.connect_timeout_s, sock_read=arguments.read_timeout_s),
+        )
+        await self._wait_for_it(report)
+        await self._look_at_models()
+        self._created = int(time.time())
+        self._watch = asyncio.create_task(self._keep_watch(), name=f"watches {arguments.base_url}")
+
+    def _authorization(self) -> dict[str, str]:
+        key, variable = self._arguments.api_key, self._arguments.api_key_env
+        if variable is not None:
+            key = os.environ.get(variable, "").strip()
+            if not key:
+                raise LLMStartError(
+                    f"engine_kwargs.api_key_env: the variable {variable} is not set in the replica; set it in the "
+                    "service's environment"
+                )
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def _wait_for_it(self, report: Report) -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time() + self._arguments.start_timeout_s
+        while True:
+            report(f"waiting for {self._arguments.base_url}", None, 1.0)
+            try:
+                await self.check_health()
+            except Unavailable as error:
+                if loop.time() >= last:
+                    raise LLMStartError(
+                        f"{error.message} (for engine_kwargs.start_timeout_s = {self._arguments.start_timeout_s:g} "
+                        "seconds); start the server, or correct engine_kwargs.base_url or health_path"
+                    ) from error
+                await asyncio.sleep(min(1.0, max(last - loop.time(), 0.01)))
+            else:
+                return
+
+    async def _look_at_models(self) -> None:
+        """Raises LLMStartError where the server has a list of models, and this one is not on it."""
+        status, body = await self._get("/v1/models", LARGEST_METRICS)
+        if status in (401, 403):
+            raise LLMStartError(
+                f"{self._arguments.base_url} refuses the key ({status}): set engine_kwargs.api_key_env to the variable "
+                "that holds the right one"
+            )
+        try:
+            cards = {card["id"]: card for card in json.loads(body)["data"]} if status == 200 else {}
+        except (ValueError, TypeError, KeyError):
+            cards = {}
+        if not cards:
+            return  # it has no list: its first token will tell
+        if self._model not in cards:
+            raise LLMStartError(
+                f'{self._arguments.base_url} does not serve "{self._model}" but {", ".join(sorted(cards))[:500]}; set '
+                "engine_kwargs.model to one of them"
+            )
+        told = cards[self._model].get("max_model_len")
+        if isinstance(told, int) and not self._max_model_len:
+            self._max_model_len = told
+
+    async def shutdown(self) -> None:
+        """Close every connection: what runs ends with an error here, and with an abort there."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def check_health(self) -> None:
+        """Raises Unavailable unless the server's health_path answers with 200."""
+        path = self._arguments.health_path
+        status, body = await self._get(path, LARGEST_METRICS)
+        if status in (401, 403):
+            return  # it is there; whether it takes the key is seen elsewhere
+        if status != 200:
+            raise Unavailable(f"{self._arguments.base_url}{path} answers {status}: {_short(body)}")
+
+    async def generate_one_token(self) -> None:
+        """See LLMEngine.generate_one_token: one request as clients send them."""
+        path, body = _ONE_TOKEN[self._arguments.one_token]
+        replies = self._ask(path, json.dumps({"model": self._model, **body}).encode(), _JSON, Account(hide_usage=False))
+        async with contextlib.aclosing(replies):
+            async for reply in replies:
+                if reply.status not in (0, 200):
+                    raise UpstreamError(
+                        f"{self._arguments.base_url}{path} answers a request for one token with {reply.status}: "
+                        f"{_short(reply.data)}; engine_kwargs.one_token says what it is asked for"
+                    )
+        self._tokens += 1  # also where the server does not count: it is alive
+
+    # ---- requests
+
+    def chat(self, request: LLMRequest) -> Replies:
+        """See LLMEngine.chat."""
+        return self._generate(request, "/v1/chat/completions")
+
+    def completions(self, request: LLMRequest) -> Replies:
+        """See LLMEngine.completions."""
+        return self._generate(request, "/v1/completions")
+
+    async def _generate(self, request: LLMRequest, path: str) -> AsyncIterator[LLMReply]:
+        try:
+            body, changed = self._body(request)
+        except LLMRequestError as error:
+            yield reply_to(error)
+            return
+        hide = body.get("stream") is True and _ask_for_usage(body)
+        wire = json.dumps(body).encode() if changed or hide else request.body
+        async with contextlib.aclosing(self._ask(path, wire, _JSON, Account(hide_usage=hide), ends=True)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def pass_through(self, request: LLMRequest) -> AsyncIterator[LLMReply]:
+        """Any path that the server has. A request without a body is a GET."""
+        wire, content_type = request.body, request.content_type or _JSON
+        try:
+            if wire and content_type.partition(";")[0].strip() == _JSON:
+                body, changed = self._body(request)
+                wire = json.dumps(body).encode() if changed else wire
+        except LLMRequestError as error:
+            yield reply_to(error)
+            return
+        async with contextlib.aclosing(
+            self._ask(request.path, wire, content_type, Account(hide_usage=False))
+        ) as replies:
+            async for reply in replies:
+                yield reply
+
+    def _body(self, request: LLMRequest) -> tuple[dict[str, Any], bool]:
+        """The body as the server wants it, and whether it is another one than the client's. Raises LLMRequestError."""
+        body = bodies.read(request)
+        asked, own = str(body.get("model", "")), self.config.model_loading.model_id
+        base, colon, adapter = asked.partition(":")
+        if base != own:
+            raise unknown_model(asked, own)
+        body["model"] = self._model + colon + adapter
+        return body, bool(request.overrides) or json.loads(request.body).get("model") != body["model"]
+
+    async def _ask(
+        self, path: str, wire: bytes, content_type: str, account: Account, *, ends: bool = False
+    ) -> AsyncGenerator[LLMReply, None]:
+        """One request. `ends`: a stream of it is whole only with its [DONE]. Raises Unavailable, UpstreamError."""
+        where = f"{self._arguments.base_url}{path}"
+        before = 0
+        self._running += 1
+        try:
+            async with self._open.request(
+                "POST" if wire else "GET",
+                where,
+                data=wire or None,
+                headers={"Content-Type": content_type} if wire else None,
+                allow_redirects=False,
+            ) as response:
+                try:
+                    async for reply in _replies(response, account, ends=ends):
+                        reply.tokens = account.take()
+                        self._tokens += account.tokens - before
+                        before = account.tokens
+                        yield reply
+                finally:
+                    if not response.content.at_eof():
+                        response.close()
+            self._tokens += account.usage.prompt_tokens
+        except UpstreamError as error:
+            raise UpstreamError(f"{where}: {error.message}") from error
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise Unavailable(f"the server behind this engine, {where}, cannot be asked, or stopped: {what}") from error
+        finally:
+            self._running -= 1
+
+    async def _get(self, path: str, most: int) -> tuple[int, bytes]:
+        """Status and body of one of the server's small pages. Raises Unavailable, UpstreamError."""
+        where = f"{self._arguments.base_url}{path}"
+        try:
+            async with asyncio.timeout(self._arguments.health_timeout_s), self._open.get(where) as response:
+                return response.status, await _read(response, most)
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{where} does not answer: {type(error).__name__}: {error}".rstrip(": ")) from error
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise Unavailable("the engine openai is not running: it was not started yet, or it was shut down")
+        return self._session
+
+    # ---- what is told of it
+
+    def describe(self) -> ModelCard:
+        """See LLMEngine.describe."""
+        return ModelCard(
+            model_id=self.config.model_loading.model_id,
+            max_model_len=self._max_model_len,
+            engine="openai",
+            created=self._created,
+        )
+
+    def load(self) -> EngineLoad:
+        """What this replica has asked for; how the server is otherwise is not known."""
+        return EngineLoad(running=self._running, tokens=self._tokens)
+
+    def expose(self) -> bytes:
+        """The server's own metrics, as of a few seconds ago, without those that every process has."""
+        fresh = time.monotonic() - self._metrics_at < METRICS_LAST_S
+        return self._metrics if fresh else b""
+
+    async def _keep_watch(self) -> None:
+        """Fetch the metrics, and see whether a server that says nothing still generates: an answer that does not
+        stream shows no token for as long as it takes. Where it does not, nothing grows, and the watchdog acts."""
+        tokens = -1
+        while True:
+            if self._arguments.metrics_path is not None:
+                await self._fetch_metrics(self._arguments.metrics_path)
+            if self._running and self._tokens == tokens:
+                try:
+                    await self.generate_one_token()
+                except (Unavailable, UpstreamError) as error:
+                    log.warning("no sign of life: %s", error)
+            tokens = self._tokens
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    async def _fetch_metrics(self, path: str) -> None:
+        try:
+            status, text = await self._get(path, LARGEST_METRICS)
+        except (Unavailable, UpstreamError) as error:
+            log.debug("metrics: %s", error)  # those that are there grow old and go
+            return
+        if status == 200:
+            self._metrics, self._metrics_at = _without_ours(text), time.monotonic()
+
+
+def _ask_for_usage(body: dict[str, Any]) -> bool:
+    """Have a stream end with its usage; whether the client did not ask for it."""
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict) or options.get("include_usage"):
+        return False
+    body["stream_options"] = {**options, "include_usage": True}
+    return True
+
+
+async def _replies(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> AsyncIterator[LLMReply]:
+    """An answer as replies. Raises UpstreamError, aiohttp's errors."""
+    if response.status in (401, 403):
+        raise UpstreamError(f"it refuses the key of this replica ({response.status}); set engine_kwargs.api_key_env")
+    if response.status != 200:
+        yield _failure(response.status, await _read(response, LARGEST_ANSWER), response.url.path)
+    elif response.content_type == _EVENTS:
+        async for reply in _events(response, account, ends=ends):
+            yield reply
+    elif response.content_type == _JSON or ends:
+        yield _whole(await _read(response, LARGEST_ANSWER), account)
+    else:
+        kind = response.headers.get("Content-Type", "")
+        data, status = b"", 200
+        async for following in response.content.iter_any():
+            if data:
+                yield LLMReply(data=data, status=status, content_type=kind if status else "")
+                status = 0
+            data = following
+        yield LLMReply(data=data, status=status, content_type=kind if status else "", usage=account.usage)
+
+
+async def _events(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> AsyncIterator[LLMReply]:
+    """A stream's events, as many together as came together."""
+    splitter, status = Splitter(), 200
+    async for data in response.content.iter_any():
+        whole = b"".join([event for event in splitter.feed(data) if account.note(event)])
+        if whole:
+            yield LLMReply(data=whole, status=status, usage=account.usage if account.done else None)
+            status = 0
+    if splitter.rest.strip() or (ends and not account.done):
+        raise UpstreamError("its stream ended in the middle")
+    if not account.done:
+        yield LLMReply(status=status, usage=account.usage)
+
+
+def _whole(data: bytes, account: Account) -> LLMReply:
+    try:
+        body = json.loads(data)
+    except ValueError:
+        raise UpstreamError(f"its answer is not JSON: {_short(data)}") from None
+    if not isinstance(body, dict):
+        raise UpstreamError(f"its answer is not a JSON object: {_short(data)}")
+    account.note_body(body)
+    return LLMReply(data=data, status=200, usage=account.usage)
+
+
+def _failure(status: int, data: bytes, path: str) -> LLMReply:
+    """The server's own error, where it is one as OpenAI has them; else made into one."""
+    try:
+        body = json.loads(data)
+    except ValueError:
+        body = None
+    error = body.get("error") if isinstance(body, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        if {"type", "param", "code"} <= set(error):
+            return LLMReply(data=data, status=status)
+        kind = error.get("type") or _kind(status)
+        return error_reply(status, error["message"], kind=kind, code=error.get("code"), param=error.get("param"))
+    if not 400 <= status < 600:
+        raise UpstreamError(f"it answers with status {status}: {_short(data)}")
+    code = "not_found" if status == 404 else None
+    told = error if isinstance(error, str) else _short(data)
+    return error_reply(
+        status, f"the server behind this model answers {path} with {status}: {told}", kind=_kind(status), code=code
+    )
+
+
+def _kind(status: int) -> str:
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The whole body. Raises UpstreamError for a larger one."""
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > most:
+            raise UpstreamError(f"its answer has more than {most} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _without_ours(text: bytes) -> bytes:
+    """A page of metrics without the families that the replica's own page has."""
+    kept = [line for line in text.splitlines() if line and line != b"# EOF" and not _family(line).startswith(_OURS)]
+    return b"\n".join(kept) + b"\n" if kept else b""
+
+
+def _family(line: bytes) -> bytes:
+    words = line.split(None, 3)
+    return words[2] if line.startswith(b"#") and len(words) > 2 else line
+
+
+def _short(data: bytes) -> str:
+    text = " ".join(data[:400].decode(errors="replace").split())
+    return text or "nothing"

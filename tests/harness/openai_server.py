@@ -1,0 +1,71 @@
+"""A small OpenAI-compatible server over HTTP, with any engine of ours in it: what stands behind the openai engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+from pierhead.llm.v1.llm_pb2 import LLMRequest
+
+from services.llm.server.answers import reply_to
+from services.llm.server.engine import LLMEngine, Replies
+from services.llm.server.errors import LLMRequestError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@contextlib.asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    """Serve every path by this on a free port; yields the URL."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def handler_of(engine: LLMEngine) -> Handler:
+    """What answers as `vllm serve` does, with this engine."""
+    card = engine.describe()
+    ways = {
+        "/v1/chat/completions": engine.chat,
+        "/v1/completions": engine.completions,
+        "/v1/embeddings": engine.embeddings,
+        "/v1/score": engine.score,
+        "/tokenize": engine.tokenize,
+        "/detokenize": engine.detokenize,
+    }
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            told = {"id": card.model_id, "object": "model", "max_model_len": card.max_model_len}
+            return web.json_response({"object": "list", "data": [told]})
+        if request.path == "/metrics":
+            return web.Response(body=b"# TYPE mock_up gauge\nmock_up 1\n# TYPE process_x gauge\nprocess_x 1\n")
+        asked = LLMRequest(body=await request.read(), path=request.path)
+        try:
+            return await _answer(request, ways.get(request.path, engine.pass_through)(asked))
+        except LLMRequestError as error:
+            reply = reply_to(error)
+            return web.Response(body=reply.data, status=reply.status, content_type="application/json")
+
+    return handle
+
+
+async def _answer(request: web.Request, replies: Replies) -> web.StreamResponse:
+    response: web.StreamResponse | None = None
+    async with contextlib.aclosing(replies) as told:  # type: ignore[type-var]
+        async for reply in told:
+            if response is None:
+                kind = "text/event-stream" if reply.data.startswith(b"data:") else "application/json"
+                response = web.StreamResponse(status=reply.status, headers={"Content-Type": kind})
+                await response.prepare(request)
+            await response.write(reply.data)
+    assert response is not None
+    await response.write_eof()
+    return response

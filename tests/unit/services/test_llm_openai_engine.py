@@ -1,0 +1,365 @@
+"""The openai engine against servers that behave, and that do not; tests/contract/test_llm_engines.py has the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as some
+from pierhead import Unavailable
+from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
+from pierhead.llm_config import LLMConfig, ModelLoading
+
+from services.llm.server.engines import openai_engine
+from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.engines.openai_engine import OpenAIEngine
+from services.llm.server.engines.openai_events import Account, Splitter
+from services.llm.server.errors import LLMStartError, UpstreamError
+from tests.harness.openai_server import Handler, handler_of, serving
+
+CHAT = "/v1/chat/completions"
+
+
+def engine_at(url: str, **engine_kwargs: Any) -> OpenAIEngine:
+    arguments = {"base_url": url, "metrics_path": None, **engine_kwargs}
+    return OpenAIEngine(LLMConfig(engine="openai", model_loading=ModelLoading(model_id="m"), engine_kwargs=arguments))
+
+
+@contextlib.asynccontextmanager
+async def started(handler: Handler, **engine_kwargs: Any) -> AsyncIterator[OpenAIEngine]:
+    async with serving(handler) as url:
+        engine = engine_at(url, **engine_kwargs)
+        await engine.start("m", lambda *_: None)
+        try:
+            yield engine
+        finally:
+            await engine.shutdown()
+
+
+def with_models(handler: Handler, *names: str) -> Handler:
+    """A server that lists these models, and answers everything else by `handler`."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": name} for name in names or ("m",)]})
+        return await handler(request)
+
+    return handle
+
+
+def saying(*parts: bytes, kind: str = "text/event-stream", status: int = 200, cut: bool = False) -> Handler:
+    """A server whose answers are these bytes, each written by itself. `cut`: the connection breaks after them."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={"Content-Type": kind})
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+        if cut:
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    return with_models(handle)
+
+
+def ask(**body: Any) -> LLMRequest:
+    members = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **body}
+    return LLMRequest(body=json.dumps(members).encode(), path=CHAT, model="m")
+
+
+async def all_of(engine: OpenAIEngine, request: LLMRequest, found: list[LLMReply] | None = None) -> list[LLMReply]:
+    """The replies; `found` has them also where it fails."""
+    found = [] if found is None else found
+    async with asyncio.timeout(20):
+        async for reply in engine.chat(request):
+            found.append(reply)
+    return found
+
+
+def event(text: str = "", reason: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": {"content": text} if text else {}, "finish_reason": reason}
+    return b"data: " + json.dumps({"object": "chat.completion.chunk", "choices": [choice], **more}).encode() + b"\n\n"
+
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+LAST = b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+async def test_events_pass_as_they_are_and_usage_only_to_who_asked() -> None:
+    events = [event("Pa"), event("ris"), event(reason="stop")]
+    async with started(saying(*events, LAST, DONE)) as engine:
+        replies = await all_of(engine, ask(stream=True))
+        assert b"".join(reply.data for reply in replies) == b"".join([*events, DONE])
+        assert sum(reply.tokens for reply in replies) == 3, "two events, but three tokens by the server's own count"
+        usage = replies[-1].usage
+        assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.finish_reason) == (
+            7, 3, 4, "stop",
+        )  # fmt: skip
+        replies = await all_of(engine, ask(stream=True, stream_options={"include_usage": True}))
+        assert b"".join(reply.data for reply in replies) == b"".join([*events, LAST, DONE])
+
+
+async def test_an_event_goes_on_before_the_next_one_comes() -> None:
+    go_on = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(event("Pa"))
+        await go_on.wait()
+        await response.write(DONE)
+        return response
+
+    async with started(with_models(handle)) as engine, asyncio.timeout(20):
+        replies = engine.chat(ask(stream=True))
+        assert (await anext(replies)).data == event("Pa")
+        go_on.set()
+        assert [reply.data async for reply in replies] == [DONE]
+
+
+async def test_what_the_server_is_asked() -> None:
+    seen: list[tuple[str | None, dict[str, Any]]] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append((request.headers.get("Authorization"), await request.json()))
+        return web.json_response({"choices": [], "usage": USAGE})
+
+    server = with_models(handle, "org/big")
+    async with started(server, model="org/big", api_key="secret") as engine:
+        await all_of(engine, ask(stream=True, max_tokens=3))
+        lora = ask()
+        lora.model = "m:french"
+        await all_of(engine, lora)
+        await engine.generate_one_token()
+    (key, first), (_, second), (_, third) = seen
+    assert key == "Bearer secret"
+    assert (first["model"], first["max_tokens"]) == ("org/big", 3)
+    assert first["stream_options"] == {"include_usage": True}
+    assert second["model"] == "org/big:french"
+    assert (third["model"], third["max_tokens"]) == ("org/big", 1)
+
+
+async def test_a_client_that_leaves_ends_the_request_there() -> None:
+    mock = MockEngine(
+        LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"), engine_kwargs={"tokens_per_s": 50.0})
+    )
+    await mock.start("m", lambda *_: None)
+    async with started(handler_of(mock)) as engine, asyncio.timeout(20):
+        replies = engine.chat(ask(stream=True, max_tokens=10_000))
+        await anext(replies)
+        assert mock.load().running == 1
+        await replies.aclose()  # type: ignore[attr-defined]
+        while mock.load().running:  # noqa: ASYNC110 - an engine's state has no event
+            await asyncio.sleep(0.005)
+        assert engine.load().running == 0
+    await mock.shutdown()
+
+
+# ---- servers that fail
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (saying(event("Pa"), cut=True), "stopped"),
+        (saying(event("Pa")), "in the middle"),
+        (saying(event("Pa"), event("ris")[:20]), "in the middle"),
+        (saying(event("Pa"), b'data: {"error": {"message": "out of memory"}}\n\n'), "out of memory"),
+        (saying(event("Pa"), b'data: {"finish_reason": "stop"\n\n'), "not JSON"),
+    ],
+    ids=["dies", "no-done", "half-an-event", "error-event", "garbage"],
+)
+async def test_a_stream_that_fails_in_the_middle_is_no_whole_answer(server: Handler, told: str) -> None:
+    async with started(server) as engine:
+        found: list[LLMReply] = []
+        with pytest.raises((UpstreamError, Unavailable), match=told):
+            await all_of(engine, ask(stream=True), found)
+        assert [reply.status for reply in found] in ([200], []), "what came before may be lost with the connection"
+        assert engine.load().running == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (saying(b"<html>welcome</html>", kind="text/html"), "not JSON"),
+        (saying(b"[]", kind="application/json"), "not a JSON object"),
+        (saying(b"", kind="application/json"), "not JSON"),
+        (saying(b"elsewhere", status=302), "302"),
+        (saying(b'{"error": "no key"}', kind="application/json", status=401), "api_key_env"),
+    ],
+    ids=["page", "array", "empty", "redirect", "key"],
+)
+async def test_what_is_no_answer_is_not_passed_on(server: Handler, told: str) -> None:
+    async with started(server) as engine:
+        with pytest.raises(UpstreamError, match=told):
+            await all_of(engine, ask())
+
+
+async def test_errors_keep_their_status_in_openais_form() -> None:
+    own = {"error": {"message": "too long", "type": "invalid_request_error", "param": None, "code": "no"}}
+    for raw, status, kind in [
+        (json.dumps(own).encode(), 400, "invalid_request_error"),
+        (b'{"error": {"message": "too long", "code": "no"}}', 429, "invalid_request_error"),
+        (b'{"detail": "too long"}', 422, "invalid_request_error"),
+        (b"too long", 503, "server_error"),
+    ]:
+        async with started(saying(raw, kind="application/json", status=status)) as engine:
+            (reply,) = await all_of(engine, ask(stream=True))
+            error = json.loads(reply.data)["error"]
+            assert reply.status == status
+            assert set(error) == {"message", "type", "param", "code"}
+            assert "too long" in error["message"]
+            assert error["type"] == kind
+
+
+async def test_a_server_that_is_gone_is_unavailable() -> None:
+    async with serving(saying(DONE)) as url:
+        engine = engine_at(url)
+        await engine.start("m", lambda *_: None)
+    with pytest.raises(Unavailable, match=url):
+        await all_of(engine, ask())
+    with pytest.raises(Unavailable, match=url):
+        await engine.check_health()
+    with pytest.raises(Unavailable):
+        await engine.generate_one_token()
+    await engine.shutdown()
+    with pytest.raises(Unavailable, match="shut down"):
+        await all_of(engine, ask())
+
+
+async def test_a_server_that_says_nothing_is_given_up() -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with started(with_models(handle), read_timeout_s=0.2) as engine:
+        with pytest.raises(Unavailable, match="imeout"):
+            await all_of(engine, ask())
+
+
+# ---- its start
+
+
+async def test_it_waits_for_the_server_and_says_so() -> None:
+    states: list[str] = []
+    up = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if not up.is_set():
+            return web.Response(status=503, text="loading")
+        return web.json_response({"data": [{"id": "m", "max_model_len": 4096}]})
+
+    def report(what: str, *_: float | None) -> None:
+        states.append(what)
+        if len(states) == 2:
+            up.set()
+
+    async with serving(handle) as url:
+        engine = engine_at(url)
+        async with asyncio.timeout(20):
+            await engine.start("m", report)
+        assert states == [f"waiting for {url}"] * 2
+        assert engine.describe().max_model_len == 4096
+        await engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"base_url": "sglang:30000"}, "base_url"),
+        ({"base_url": "http://x", "url": "y"}, "url"),
+        ({"base_url": "http://x", "health_path": "health"}, "health_path"),
+        ({}, "base_url"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(LLMStartError, match=told):
+        OpenAIEngine(LLMConfig(engine="openai", model_loading=ModelLoading(model_id="m"), engine_kwargs=arguments))
+
+
+async def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(with_models(saying(), "other")) as url:
+        engine = engine_at(f"{url}/v1")
+        with pytest.raises(LLMStartError, match='does not serve "m" but other'):
+            await engine.start("m", lambda *_: None)
+        await engine.shutdown()
+        monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+        with pytest.raises(LLMStartError, match="NO_SUCH_KEY"):
+            await engine_at(url, api_key_env="NO_SUCH_KEY").start("m", lambda *_: None)
+    engine = engine_at(url, start_timeout_s=0.05)
+    with pytest.raises(LLMStartError, match="start_timeout_s"):
+        await engine.start("m", lambda *_: None)
+    await engine.shutdown()
+
+
+# ---- what is told of it
+
+
+async def test_its_metrics_are_those_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = [b"# TYPE vllm:x gauge\nvllm:x 1\n# TYPE process_x gauge\nprocess_x 1\n# EOF\n"]
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=page[0])
+
+    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", 0.01)
+    async with started(with_models(handle), metrics_path="/metrics") as engine, asyncio.timeout(20):
+        while not engine.expose():  # noqa: ASYNC110 - it is fetched in the background
+            await asyncio.sleep(0.005)
+        assert engine.expose() == b"# TYPE vllm:x gauge\nvllm:x 1\n"
+        page[0] = b"x" * (openai_engine.LARGEST_METRICS + 1)
+        monkeypatch.setattr(openai_engine, "METRICS_LAST_S", 0.05)
+        while engine.expose():  # noqa: ASYNC110 - too large a page is no news, and the old one grows old
+            await asyncio.sleep(0.005)
+
+
+async def test_a_long_answer_that_does_not_stream_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if (await request.json()).get("max_tokens") != 1:
+            await held.wait()
+        return web.json_response({"choices": [], "usage": USAGE})
+
+    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", 0.01)
+    async with started(with_models(handle)) as engine, asyncio.timeout(20):
+        answer = asyncio.create_task(all_of(engine, ask()))
+        while engine.load().tokens < 10:  # noqa: ASYNC110 - one token now and then proves that the server generates
+            await asyncio.sleep(0.005)
+        assert engine.load().running >= 1
+        held.set()
+        assert (await answer)[0].usage.completion_tokens == 3
+
+
+# ---- events
+
+
+@given(some.lists(some.integers(1, 50)), some.sampled_from([b"\n\n", b"\r\n\r\n"]))
+def test_however_events_are_cut_they_come_whole(cuts: list[int], end: bytes) -> None:
+    events = [b'data: {"n": %d}' % number + end for number in range(20)]
+    text, splitter = b"".join(events), Splitter()
+    found: list[bytes] = []
+    for cut in cuts:
+        found += splitter.feed(text[:cut])
+        text = text[cut:]
+    found += splitter.feed(text)
+    assert b"".join(found) == b"".join(events)
+    assert found == events
+    assert splitter.rest == b""
+
+
+def test_text_counts_and_the_usage_is_right_in_the_end() -> None:
+    account = Account(hide_usage=True)
+    told = [account.note(each) for each in (event(), event("a"), event('"'), event(reason="length"), LAST, DONE)]
+    assert told == [True, True, True, True, False, True]
+    assert account.done
+    assert account.take() == 3
+    assert account.take() == 0
+    assert account.usage.finish_reason == "length"
