@@ -137,14 +137,15 @@ class OpenAIEngine(LLMEngine):
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
+            await asyncio.wait([watch])
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def check_health(self) -> None:
-        """Raises Unavailable unless the server's health_path answers with 200."""
+        """Raises Unavailable unless the server's health_path answers with 200; and what ended our watch over it."""
+        if self._watch is not None and self._watch.done():
+            self._watch.result()
         path = self._arguments.health_path
         status, body = await self._get(path, LARGEST_METRICS)
         if status in (401, 403):
