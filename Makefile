@@ -1,10 +1,10 @@
 # Each target is one line that calls a script or the controller's CLI.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-.PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test bench simulate lint fmt
+.PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test bench bench-llm simulate lint fmt
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: ## start the stack and wait until every service serves: [APPS="echo recsys"] [GPU=1]
 	@compose/machine/up.sh "$(APPS)" "$(GPU)"
@@ -53,6 +53,9 @@ test: ## run every check and every test
 
 bench: ## measure beside Ray Serve: [QUICK=1] [MODE=processes] [ROUNDS=3] [SECONDS=5] [ONLY=echo,open] [PEER=0]
 	@compose/machine/bench.sh "MODE=$(MODE)" "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "WATCH=$(WATCH)" "DEVICE=$(DEVICE)" "OUT=$(OUT)"
+
+bench-llm: ## measure LLM serving beside Ray Serve LLM: [QUICK=1] [ROUNDS=3] [SECONDS=6] [ONLY=overhead,linear] [PEER=0]
+	@compose/machine/bench-llm.sh "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "OUT=$(OUT)"
 
 simulate: ## try autoscaling on a trace: TRACE=step:10x [SERVICE=ranker] [OUT=simulation.png] [OPTIONS="--help"]
 	@compose/machine/simulate.sh "$(TRACE)" "$(SERVICE)" "$(OUT)" $(OPTIONS)

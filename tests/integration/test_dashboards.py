@@ -2,60 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator
-from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
-from dashboards.build_overview import SECTIONS
-from tests.harness.stack import Stack, request
+from dashboards import build_overview
+from tests.harness.prometheus import Prometheus, queries_of
+from tests.harness.stack import Stack
 from tests.harness.waiting import eventually, seconds_until
 from tests.unit.dashboards.sources import HAPROXY
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 
-QUERIES = [
-    pytest.param(query.expr, id=f"{section.title}: {panel.title}: {query.legend}")
-    for section in SECTIONS
-    for panel in section.panels
-    for query in panel.queries
-]
 SCRAPE_INTERVAL_S = 5.0
-
-
-class Prometheus:
-    """The running stack's Prometheus, asked as Grafana asks it."""
-
-    def __init__(self, stack: Stack) -> None:
-        self._url = f"http://127.0.0.1:{stack.ports['PIERHEAD_PROMETHEUS_PORT']}/api/v1"
-
-    def get(self, path: str, **parameters: str) -> Any:
-        answer = request(f"{self._url}/{path}?{urlencode(parameters)}")
-        assert answer.status == 200, answer.body
-        return answer.json["data"]
-
-    def labels(self, expr: str) -> list[dict[str, str]]:
-        """The label sets that a query finds now; Grafana's variables are given values it would give them."""
-        return [sample["metric"] for sample in self._samples(expr)]
-
-    def numbers(self, expr: str) -> list[float]:
-        """The values of a query that are numbers: 0/0 is a sample, but nothing to look at."""
-        values = [float(sample["value"][1]) for sample in self._samples(expr)]
-        return [value for value in values if not math.isnan(value)]
-
-    def target_health(self) -> dict[str, str]:
-        """Health ("up", "down", "unknown") of the replicas that are targets now, by replica."""
-        targets = self.get("targets", state="active", scrapePool="replicas")["activeTargets"]
-        return {target["labels"]["replica"]: target["health"] for target in targets}
-
-    def _samples(self, expr: str) -> list[dict[str, Any]]:
-        for variable, value in (("$service", ".+"), ("$__rate_interval", "30s")):
-            expr = expr.replace(variable, value)
-        found: list[dict[str, Any]] = self.get("query", query=expr)["result"]
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +41,7 @@ def _traffic(running_stack: Stack) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_traffic")
-@pytest.mark.parametrize("expr", QUERIES)
+@pytest.mark.parametrize("expr", queries_of(build_overview.SECTIONS))
 def test_a_panel_has_data(prometheus: Prometheus, expr: str) -> None:
     eventually(lambda: prometheus.numbers(expr), f"data for {expr}")
 

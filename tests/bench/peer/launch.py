@@ -23,7 +23,7 @@ ACTOR_SLOTS = 64
 def main() -> None:
     """Start a local Ray, run the application, sleep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("application", choices=["echo", "stream", "dlrm"])
+    parser.add_argument("application", choices=["echo", "stream", "dlrm", "llm"])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--directory", required=True, help="Ray's files; a short path, it holds sockets")
     arguments = parser.parse_args()

@@ -23,8 +23,8 @@ FLAGS = {
 
 
 @contextlib.contextmanager
-def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
-    """Start Ray with the application and wait until it answers. Raises BenchError."""
+def running(work: Workplace, subject: Subject, app: str, path: str = "") -> Iterator[Running]:
+    """Start Ray with the application and wait until it answers `path`, or the app's own. Raises BenchError."""
     directory = work.directory / "r"  # short: sockets below it may have paths of 97 bytes
     shutil.rmtree(directory, ignore_errors=True)
     (directory / "h").mkdir(parents=True)
@@ -44,7 +44,7 @@ def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
     kept = Kept("peer", command, env, work.directory / "peer.log", grace_s=0)
     try:
         url = f"http://127.0.0.1:{http}"
-        path = APPS[app].path.replace("{user_id}", "1")
+        path = path or APPS[app].path.replace("{user_id}", "1")
         wait_for(
             lambda: "\nready" in kept.log.read_text(errors="replace"), "the peer's application runs", START_S, [kept]
         )

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from pierhead.llm_config import LLMConfig, ModelLoading
 from pierhead.metrics import RuntimeMetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from controller.metrics import ControllerMetrics
+from services.llm.gateway.metrics import GatewayMetrics
+from services.llm.server.engine import EngineLoad
+from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.exposition import show
 from tests.unit.dashboards.promql import exported_names
+
+VLLM_PAGE = Path(__file__).parent / "vllm-0.32.0.txt"
+"""What a vLLM tells of itself before its first request; test_llm_vllm_metrics.py asks the one that is installed."""
 
 HAPROXY = {
     "haproxy_backend_active_servers",
@@ -33,6 +44,24 @@ def controller() -> set[str]:
     return exported_names(ControllerMetrics().registry.collect())
 
 
+def llm_gateway() -> set[str]:
+    """Names that an LLM gateway adds to its replica's."""
+    return exported_names(GatewayMetrics().collect())
+
+
+def llm_server() -> set[str]:
+    """Names that an LLM server with the mock engine adds to its replica's."""
+    metrics = RuntimeMetrics()
+    engine = MockEngine(LLMConfig(model_loading=ModelLoading(model_id="demo"), engine="mock"))
+    show(metrics, EngineLoad, engine.expose)
+    return exported_names(text_string_to_metric_families(metrics.expose().decode())) - runtime()
+
+
+def vllm() -> set[str]:
+    """Names that vLLM adds there."""
+    return exported_names(text_string_to_metric_families(VLLM_PAGE.read_text(encoding="utf-8")))
+
+
 def everything() -> set[str]:
     """All of them."""
-    return HAPROXY | PROMETHEUS | runtime() | controller()
+    return HAPROXY | PROMETHEUS | runtime() | controller() | llm_gateway() | llm_server() | vllm()

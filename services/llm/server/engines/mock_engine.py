@@ -92,6 +92,7 @@ class MockEngine(LLMEngine):
         self._schedule = Schedule(self._arguments.pace(), self._cache, 0.0)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._jobs: set[_Job] = set()
         self._adapters: dict[str, str] = {}
         self._created = 0
@@ -410,12 +411,13 @@ class MockEngine(LLMEngine):
         change, token = self._schedule.next_at()
         at = min(change, max(token, self._loop.time() + self._arguments.tick_s))
         if self._timer is not None:
-            if at == self._timer.when():
+            if at == self._timer_at:
                 return
             self._timer.cancel()
             self._timer = None
         if at < math.inf:
-            self._timer = self._loop.call_at(at, self._tick)
+            # Not the timer's own `when`: what uvloop gives for a time that has come has none.
+            self._timer, self._timer_at = self._loop.call_at(at, self._tick), at
 
     def _tick(self) -> None:
         self._timer = None

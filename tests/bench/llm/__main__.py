@@ -1,0 +1,213 @@
+"""`make bench-llm`: `python -m tests.bench.llm ROUNDS=3 ...`. cases.py has the words, tests/bench/README.md the method.
+
+Environment: PIERHEAD_BENCH_LLM_PEER_PYTHON, the interpreter of the environment with Ray Serve LLM
+(compose/machine/bench-llm.sh makes it); PIERHEAD_BENCH_PYTHON, the one that runs our services, by default this one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from tests.bench import machine
+from tests.bench.__main__ import haproxy_program
+from tests.bench.llm import cases, plots, systems
+from tests.bench.llm.cases import Options, OptionsError, Users, read
+from tests.bench.llm.figures import Samples, error_rate, first_ms, lines, rate, tables
+from tests.bench.llm.measure import Sample, measure
+from tests.bench.processes import BenchError
+from tests.bench.record import Page, directory_of, run_facts
+from tests.bench.systems.running import Running, Workplace
+
+HOW = """\
+- All processes run on this host and share its cores: the users (one process), HAProxy, the gateway, replicas with the
+  mock engine. Replicas are told to the gateway by the controller's Discovery. Access log, metrics, request ids,
+  admission and deadlines are on.
+- The floor is one replica asked over a lane by the process of the users itself: what is beyond it is added by gateway
+  and HTTP. Its time to the first token has the engine's 50 ms in it.
+- Ray Serve LLM runs with its throughput flags, behind the same HAProxy program: its own OpenAI ingress and LLM server,
+  over the very same mock engine, whose events pass through as they are. CPU is that of all processes, of ours as well.
+- A round measures one after the other, the next the other way round; medians over rounds, ratios and differences within
+  a round, both with the lowest and the highest. What is not measured does not run, but for replicas without requests.
+- Tokens count when they come; what goes on at the end of a measurement is given up. An error is anything but status 200
+  and all tokens.
+- Hit rates and loads are the engines' own, asked twice a second."""
+
+
+def main() -> int:
+    """Run; 0 when everything was measured, 1 when something was not, 2 for wrong words, 130 after Ctrl-C."""
+    try:
+        options = read(sys.argv[1:])
+    except OptionsError as error:
+        print(f"bench-llm: {error}", file=sys.stderr)
+        return 2
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    directory = Path(tempfile.mkdtemp(prefix="ph-", dir="/tmp"))  # not TMPDIR: the paths of sockets are short
+    try:
+        return Bench(options, _workplace(options, directory)).run()
+    except KeyboardInterrupt:
+        print("\nbench-llm: interrupted; everything that it had started is stopped.", file=sys.stderr)
+        return 130
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Once: what is stopped in order must not be interrupted again."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _workplace(options: Options, directory: Path) -> Workplace:
+    peer = os.environ.get("PIERHEAD_BENCH_LLM_PEER_PYTHON", "") if options.peer else ""
+    return Workplace(
+        directory=directory,
+        python=Path(os.environ.get("PIERHEAD_BENCH_PYTHON", sys.executable)),
+        peer_python=Path(peer) if peer else None,
+        haproxy=haproxy_program(peer),
+        device="cpu",
+        torch_threads=1,
+    )
+
+
+class Bench:
+    """One run."""
+
+    def __init__(self, options: Options, work: Workplace) -> None:
+        self._options, self._work = options, work
+        self._samples: list[Sample] = []
+        self._failures: list[str] = []
+        self._run = run_facts(f"make bench-llm {' '.join(sys.argv[1:])}".strip(), **machine.versions(work))
+        self._out = options.out or directory_of(self._run, "llm")
+        self._began = time.monotonic()
+
+    def run(self) -> int:
+        """Every round of every part, then the page."""
+        parts: dict[str, Callable[[int], None]] = {
+            "overhead": self._overhead, "linear": self._linear, "prefix": self._prefix,
+        }  # fmt: skip
+        for number in range(1, self._options.rounds + 1):
+            for part in self._options.parts:
+                if part == "overhead" or number <= self._long_rounds:
+                    self._say(f"[round {number}/{self._options.rounds}] {part}")
+                    parts[part](number)
+                    self._write()
+        for line in lines(Samples(self._samples), self._cores):
+            self._say(f"{line.what}: {line.wanted}; found {line.found}")
+        self._say(f"{self._out / 'README.md'}")
+        return 1 if self._failures else 0
+
+    @property
+    def _long_rounds(self) -> int:
+        """Rounds of what takes long: the peer needs a minute to start."""
+        return max(1, self._options.rounds - 1)
+
+    @property
+    def _cores(self) -> int:
+        return int(self._run["machine"]["cores"])
+
+    # ---- parts
+
+    def _overhead(self, number: int) -> None:
+        users = replace(cases.STREAMS, count=16, tokens=32, warm_s=1.0) if self._options.quick else cases.STREAMS
+        subjects = ["floor", "gateway", *(["haproxy"] if self._work.haproxy else [])]
+        if self._work.peer_python is not None and number <= self._long_rounds:
+            subjects.append("peer")
+        for subject in cases.order(subjects, number):
+
+            def visit(subject: str = subject) -> None:
+                engine = cases.OVERHEAD_ENGINE
+                start = systems.theirs if subject == "peer" else systems.ours_as(subject)
+                with start(self._work, engine) as running:
+                    self._measure((number, "overhead", subject, ""), running, users)
+
+            self._try(f"overhead, {subject}", visit)
+
+    def _linear(self, number: int) -> None:
+        counts = (1, 2) if self._options.quick else cases.REPLICAS
+
+        def visit() -> None:
+            with systems.site(self._work) as here:
+                replicas = here.replicas(max(counts), cases.LINEAR_ENGINE)
+                for count in cases.order([str(count) for count in counts], number):
+                    with systems.site(self._work) as edge:
+                        edge.hosts = here.hosts
+                        address, _, kept = edge.gateway(replicas.addresses[: int(count)], "power_of_two")
+                        running = Running(f"http://{address}", [*kept, *replicas.kept[: int(count)]])
+                        users = cases.linear_users(int(count), quick=self._options.quick)
+                        self._measure((number, "linear", count, ""), running, users)
+
+        self._try("linear", visit)
+
+    def _prefix(self, number: int) -> None:
+        for case in cases.PREFIXES[:1] if self._options.quick else cases.PREFIXES:
+            self._try(f"prefix, {case.workload}", lambda case=case: self._prefixes(number, case))  # type: ignore[misc]
+
+    def _prefixes(self, number: int, case: cases.Prefixes) -> None:
+        with systems.site(self._work) as here:
+            replicas = here.replicas(2 if self._options.quick else cases.PREFIX_REPLICAS, cases.prefix_engine(case))
+            users = replace(cases.PREFIX_USERS, workload=case.workload)
+            if self._options.quick:
+                users = replace(users, count=16, warm_s=1.0)
+            for policy in cases.order(cases.POLICIES, number):
+                replicas.reset_caches()
+                with systems.site(self._work) as edge:
+                    edge.hosts = here.hosts
+                    address, _, kept = edge.gateway(replicas.addresses, policy)
+                    running = Running(f"http://{address}", [*kept, *replicas.kept])
+                    self._measure((number, "prefix", case.workload, policy), running, users, replicas.pages)
+
+    # ---- what they share
+
+    def _measure(
+        self, where: tuple[int, str, str, str], running: Running, users: Users, pages: Sequence[str] = ()
+    ) -> None:
+        sample = measure(where, running, users, self._options.seconds, pages)
+        self._samples.append(sample)
+        hits = "" if sample.hit_rate is None else f"   hit rate {sample.hit_rate:.1%}"
+        self._say(
+            f"    {' '.join(where[2:]):32} {rate(sample):8.0f} tokens/s   TTFT p50 {first_ms(50)(sample):7.1f} ms   "
+            f"p99 {first_ms(99)(sample):7.1f} ms{hits}   errors {error_rate(sample):.2%}"
+        )
+
+    def _try(self, what: str, visit: Callable[[], None]) -> None:
+        try:
+            visit()
+        except BenchError as error:
+            self._failures.append(f"{what}: {error}")
+            self._say(f"    FAILED: {what}: {error}")
+
+    def _write(self) -> None:
+        samples = Samples(self._samples)
+        self._out.mkdir(parents=True, exist_ok=True)
+        how = HOW
+        if samples.errors():
+            how += "\n- Errors: " + "; ".join(f"{count} {kind}" for kind, count in samples.errors().items()) + "."
+        if self._failures:
+            how += "\n- Not measured: " + "; ".join(each.splitlines()[0] for each in self._failures) + "."
+        Page(
+            "LLM serving: overhead, linearity, routing by prefix",
+            self._run,
+            lines=lines(samples, self._cores),
+            tables=tables(samples, self._cores),
+            pictures=plots.draw_all(samples, self._out),
+            how=how,
+            figures={"samples": [sample.as_json() for sample in self._samples], "failures": self._failures},
+        ).write(self._out)
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:5.0f} s  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The controller's Discovery with one service that does not change: `python -m tests.bench.llm.discovery --help`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from controller.discovery import Board, DiscoveryServer
+from controller.model import Endpoint, ServiceEndpoints
+
+
+async def serve(port: int, service: str, policy: str, addresses: list[str], most: int) -> None:
+    """Tell whoever asks, until it is ended."""
+    board = Board()
+    replicas = tuple(
+        Endpoint(f"{service}-{number}", address, draining=False, max_ongoing_requests=most, version="1")
+        for number, address in enumerate(addresses)
+    )
+    board.publish({service: ServiceEndpoints(replicas, policy=policy)})
+    server = DiscoveryServer(board, "127.0.0.1", port)
+    await server.start()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await server.stop()
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("addresses", nargs="+", help="ip:port of each replica")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--service", required=True)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--max-ongoing-requests", type=int, required=True)
+    a = parser.parse_args()
+    asyncio.run(serve(a.port, a.service, a.policy, a.addresses, a.max_ongoing_requests))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""Users of a language model in one process: `python -m tests.bench.llm.load URL --users 64 ...`.
+
+Each streams a chat, counts its tokens, and asks again. URL is http://host:port of an OpenAI API, or lane://host:port of
+an LLM server, asked as a gateway asks it. Says "begin" when what it sees begins to count, "end" when it no longer does,
+and then the result as one line of JSON. Histograms are HdrHistograms (microseconds, 3 digits).
+
+Tokens count when they come, in answers that go on at the end too; a request counts if it was sent within the time, and
+at the end those that go on are given up. Users come one by one during the first half of the warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httptools
+import uvloop
+from hdrh.histogram import HdrHistogram
+
+from tests.bench.load.generator import new_histogram
+from tests.harness import routing_simulation as simulation
+
+AROUND_TOKENS: Final = 3
+"""Events of a chat's stream that are no token: the role, the finish reason, [DONE]."""
+
+
+def prompts_of_512_tokens(user: int, rng: Random) -> Iterator[simulation.Prompt]:
+    """Four characters are a token."""
+    while True:
+        yield simulation.Prompt(f"{rng.getrandbits(4 * 2048):02048x}", 128)
+
+
+WORKLOADS: Final[Mapping[str, simulation.Workload]] = {
+    "512 tokens": prompts_of_512_tokens,
+    "8 system prompts": simulation.shared_prefixes,
+    "conversations": simulation.sessions,
+    "nothing shared": simulation.no_shared_prefixes,
+    "one hot prefix": simulation.one_hot_prefix,
+}
+
+
+def body_of(model: str, text: str, tokens: int) -> bytes:
+    """A chat's request."""
+    messages = [{"role": "user", "content": text}]
+    return json.dumps({"model": model, "messages": messages, "max_tokens": tokens, "stream": True}).encode()
+
+
+@dataclass
+class Seen:
+    """What has come of it between `begins` and `ends`, times of time.monotonic()."""
+
+    begins: float
+    ends: float
+    slow_s: float
+    tokens: int = 0
+    good_tokens: int = 0
+    """Of complete answers that were asked for within the time and whose first token was not slow."""
+    answers: int = 0
+    first: HdrHistogram = field(default_factory=new_histogram)
+    whole: HdrHistogram = field(default_factory=new_histogram)
+    first_sum_s: float = 0.0
+    firsts: int = 0
+    errors: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def counts(self, at: float) -> bool:
+        return self.begins <= at < self.ends
+
+    def token(self, count: int, now: float) -> None:
+        """So many more."""
+        if self.counts(now):
+            self.tokens += count
+
+    def first_token(self, asked: float, now: float) -> None:
+        """The first one of a request."""
+        if self.counts(asked):
+            self.first.record_value(max(1, round((now - asked) * 1e6)))
+            self.first_sum_s += now - asked
+            self.firsts += 1
+
+    def answer(self, asked: float, first: float, now: float, tokens: int, error: str) -> None:
+        """The end of a request; `error` = "" is a good one."""
+        if not self.counts(asked):
+            return
+        if error:
+            self.errors[error] += 1
+            return
+        self.answers += 1
+        self.whole.record_value(max(1, round((now - asked) * 1e6)))
+        if first - asked <= self.slow_s:
+            self.good_tokens += tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What all users have in common."""
+
+    seen: Seen
+    model: str
+    tokens: int
+    think_s: float
+
+
+class Chat(asyncio.Protocol):
+    """One connection of one user: counts events as they come."""
+
+    def __init__(self, asking: Asking, host: str, over: Callable[[], None]) -> None:
+        self._asking, self._host, self._over = asking, host, over
+        self._transport: Any = None
+        self._parser: Any = None
+        self._asked = self._first = 0.0
+        self._events = 0
+        self._half = False
+        self._busy = False
+
+    def ask(self, text: str) -> None:
+        """Send the next request."""
+        body = body_of(self._asking.model, text, self._asking.tokens)
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        self._asked, self._first, self._events, self._half, self._busy = time.monotonic(), 0.0, 0, False, True
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport.write(head.encode() + body)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Give up what goes on."""
+        self._busy = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(f"not HTTP: {error}")
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end("connection lost")
+
+    def on_body(self, body: bytes) -> None:
+        events = body.count(b"\n\n") + (self._half and body.startswith(b"\n"))
+        self._half = body.endswith(b"\n") and not body.endswith(b"\n\n")
+        now = time.monotonic()
+        before, self._events = self._tokens(), self._events + events
+        made = self._tokens() - before
+        if made and not before:
+            self._first = now
+            self._asking.seen.first_token(self._asked, now)
+        self._asking.seen.token(made, now)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status != 200:
+            self._end(f"status {status}")
+        elif self._events != self._asking.tokens + AROUND_TOKENS:
+            self._end(f"{self._events - AROUND_TOKENS} tokens in place of {self._asking.tokens}")
+        else:
+            self._end("")
+
+    def _tokens(self) -> int:
+        """Of the events so far: the first is the role, the last two end the stream."""
+        return max(0, min(self._events - 1, self._asking.tokens))
+
+    def _end(self, error: str) -> None:
+        if self._busy:
+            self._busy = False
+            tokens = self._asking.tokens
+            self._asking.seen.answer(self._asked, self._first, time.monotonic(), tokens, error)
+            # Not from within the parser: it is still reading.
+            asyncio.get_running_loop().call_soon(self._over)
+
+
+async def http_user(asking: Asking, url: str, prompts: Iterator[simulation.Prompt], rng: Random) -> None:
+    """Asks until it is cancelled."""
+    parts, loop = urlsplit(url), asyncio.get_running_loop()
+    over = asyncio.Event()
+    chat: Chat | None = None
+    try:
+        while True:
+            if chat is None or not chat.is_open:
+                _, chat = await loop.create_connection(
+                    lambda: Chat(asking, parts.netloc, over.set), parts.hostname or "", parts.port or 80
+                )
+            over.clear()
+            chat.ask(next(prompts).text)
+            await over.wait()
+            await _think(asking, rng)
+    finally:
+        if chat is not None:
+            chat.close()
+
+
+async def lane_user(asking: Asking, stub: Any, prompts: Iterator[simulation.Prompt], rng: Random) -> None:
+    """The same, without HTTP."""
+    from pierhead.llm.v1.llm_pb2 import LLMRequest
+
+    while True:
+        body = body_of(asking.model, next(prompts).text, asking.tokens)
+        asked, first, tokens, error = time.monotonic(), 0.0, 0, ""
+        try:
+            async for reply in stub.Chat(LLMRequest(body=body, model=asking.model), timeout=120):
+                now = time.monotonic()
+                if reply.tokens and not tokens:
+                    first = now
+                    asking.seen.first_token(asked, now)
+                tokens += reply.tokens
+                asking.seen.token(reply.tokens, now)
+        except Exception as failed:
+            error = type(failed).__name__
+        if not error and tokens != asking.tokens:
+            error = f"{tokens} tokens in place of {asking.tokens}"
+        asking.seen.answer(asked, first, time.monotonic(), tokens, error)
+        await _think(asking, rng)
+
+
+async def _think(asking: Asking, rng: Random) -> None:
+    if asking.think_s:
+        await asyncio.sleep(rng.expovariate(1 / asking.think_s))
+
+
+async def run(a: argparse.Namespace) -> dict[str, Any]:
+    """All of it."""
+    start = time.monotonic() + 0.2
+    seen = Seen(start + a.warm_seconds, start + a.warm_seconds + a.seconds, a.slow_seconds)
+    asking = Asking(seen, a.model, a.tokens, a.think_seconds)
+    user_of = await _users_of(a.url, asking)
+    tasks = []
+    try:
+        for number in range(a.users):
+            await asyncio.sleep(start + a.warm_seconds / 2 * number / a.users - time.monotonic())
+            rng = Random(f"{a.seed} user {number}")
+            tasks.append(asyncio.create_task(user_of(WORKLOADS[a.workload](number, rng), rng)))
+        await _say_at("begin", seen.begins)
+        await _say_at("end", seen.ends)
+        failed = [task.exception() for task in tasks if task.done()]
+        seen.errors.update(f"connect: {error}" for error in failed)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if a.url.startswith("lane:"):
+            from pierhead import close_handles
+
+            await close_handles()
+    return summary(seen, a.seconds)
+
+
+async def _users_of(url: str, asking: Asking) -> Callable[[Iterator[simulation.Prompt], Random], Any]:
+    if not url.startswith("lane:"):
+        return lambda prompts, rng: http_user(asking, url, prompts, rng)
+    from pierhead import Settings, handle
+    from pierhead.clients import Clients
+    from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
+
+    Clients.use(Settings(static={"LLM": (urlsplit(url).netloc,)}))
+    stub = handle(LLMServerStub, "llm")
+    return lambda prompts, rng: lane_user(asking, stub, prompts, rng)
+
+
+async def _say_at(word: str, at: float) -> None:
+    await asyncio.sleep(at - time.monotonic())
+    print(word, flush=True)
+
+
+def summary(seen: Seen, seconds: float) -> dict[str, Any]:
+    """As JSON types."""
+    return {
+        "seconds": seconds,
+        "tokens": seen.tokens,
+        "good_tokens": seen.good_tokens,
+        "answers": seen.answers,
+        "first": seen.first.encode().decode(),
+        "first_mean_ms": 1e3 * seen.first_sum_s / max(1, seen.firsts),
+        "whole": seen.whole.encode().decode(),
+        "errors": dict(seen.errors),
+    }
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--users", type=int, required=True)
+    parser.add_argument("--workload", choices=WORKLOADS, required=True)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--warm-seconds", type=float, required=True)
+    parser.add_argument("--think-seconds", type=float, default=0.0)
+    parser.add_argument("--slow-seconds", type=float, default=1.0)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    gc.freeze()
+    with contextlib.closing(uvloop.new_event_loop()) as loop:
+        print(json.dumps(loop.run_until_complete(run(arguments))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What is measured, as processes of this host: replicas with the mock engine, Discovery, gateway, HAProxy; the peer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from pierhead.llm.v1.llm_pb2 import Operation
+from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
+
+from tests.bench.cases import Subject
+from tests.bench.llm.cases import MODEL
+from tests.bench.processes import ROOT, Kept, free_ports, get, wait_for
+from tests.bench.systems import peer
+from tests.bench.systems.edge import Route, configuration, in_words_of_2_8, is_older_than_3
+from tests.bench.systems.running import Running, Workplace
+
+SERVICE = "llm"
+START_S = 120.0
+GRACE_S = 3.0
+MAX_ONGOING_REQUESTS = 4096
+PEER = Subject("peer", "Ray Serve LLM", "peer")
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """LLM servers that are ready, each at an address of its own within 127.0.0.0/8."""
+
+    kept: Sequence[Kept]
+    addresses: Sequence[str]
+    """ip:port of each one's gRPC."""
+    pages: Sequence[str]
+    """URL of each one's metrics."""
+
+    def reset_caches(self) -> None:
+        """Have all of them forget what they read."""
+        asyncio.run(_reset(self.addresses))
+
+
+async def _reset(addresses: Sequence[str]) -> None:
+    for address in addresses:
+        async with grpc.aio.insecure_channel(address) as channel:
+            operation = Operation(reset_prefix_cache=Operation.ResetPrefixCache())
+            await LLMServerStub(channel).Operate(operation, timeout=10)
+
+
+@dataclass
+class Site:
+    """Starts processes; what it started ends with the stack."""
+
+    work: Workplace
+    stack: contextlib.ExitStack
+    hosts: Iterator[str] = field(default_factory=lambda: iter(f"127.0.0.{number}" for number in range(2, 255)))
+
+    def keep(self, role: str, command: Sequence[str], env: Mapping[str, str], name: str = "") -> Kept:
+        kept = Kept(role, command, env, self.work.directory / f"{name or role}.log", GRACE_S)
+        self.stack.callback(kept.stop)
+        return kept
+
+    def replicas(self, count: int, engine: Mapping[str, Any]) -> Replicas:
+        """Start LLM servers and wait until each has generated a token. Raises BenchError."""
+        config = {"engine": "mock", "model_loading": {"model_id": MODEL}, "engine_kwargs": dict(engine)}
+        port, admin = free_ports(2)
+        hosts = [next(self.hosts) for _ in range(count)]
+        command = [str(self.work.python), "-m", "services.llm.server"]
+        kept = [
+            self.keep(
+                "replica", command, {**_env(SERVICE, host, port, admin), "PIERHEAD_LLM_CONFIG": json.dumps(config)},
+                f"replica-{host}",
+            )
+            for host in hosts
+        ]  # fmt: skip
+        for host in hosts:
+            _wait_until_ready(f"{host}:{admin}", kept)
+        return Replicas(
+            kept, [f"{host}:{port}" for host in hosts], [f"http://{host}:{admin}/metrics" for host in hosts]
+        )
+
+    def gateway(self, addresses: Sequence[str], policy: str) -> tuple[str, str, list[Kept]]:
+        """Start Discovery and a gateway for replicas that run; where it listens, its admin port, its processes."""
+        discovery_port, port, admin = free_ports(3)
+        host = next(self.hosts)
+        told = [
+            str(self.work.python), "-m", "tests.bench.llm.discovery", *addresses, "--port", str(discovery_port),
+            "--service", SERVICE, "--policy", policy, "--max-ongoing-requests", str(MAX_ONGOING_REQUESTS),
+        ]  # fmt: skip
+        discovery = self.keep("discovery", told, {}, f"discovery-{host}")
+        env = {
+            **_env("llm-gateway", host, port, admin),
+            "PIERHEAD_DISCOVERY": f"127.0.0.1:{discovery_port}",
+            "PIERHEAD_LLM_MODELS": json.dumps({MODEL: SERVICE}),
+        }
+        gateway = self.keep("gateway", [str(self.work.python), "-m", "services.llm.gateway"], env, f"gateway-{host}")
+        kept = [gateway, discovery]
+        _wait_until_ready(f"{host}:{admin}", kept)
+        wait_for(lambda: MODEL.encode() in get(f"http://{host}:{port}/v1/models")[1], "the gateway", START_S, kept)
+        return f"{host}:{port}", str(admin), kept
+
+    def haproxy(self, address: str, admin_port: str) -> tuple[str, Kept]:
+        """Start HAProxy in front of a gateway; where it listens. There must be one: `work.haproxy`."""
+        program = str(self.work.haproxy)
+        (port,) = free_ports(1)
+        route = Route("llm-gateway", "/", int(address.rpartition(":")[2]), int(admin_port), [address])
+        text = configuration(route, port, self.work.directory)
+        version = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stdout
+        if is_older_than_3(version):
+            text = in_words_of_2_8(text)
+        file = self.work.directory / "haproxy.cfg"
+        file.write_text(text)
+        (self.work.directory / "servers.state").write_text("1\n")
+        kept = self.keep("haproxy", [program, "-W", "-db", "-f", str(file)], {})
+        url = f"127.0.0.1:{port}"
+        wait_for(lambda: get(f"http://{url}/v1/models")[0] == 200, "HAProxy has the gateway", START_S, [kept])
+        return url, kept
+
+
+@contextlib.contextmanager
+def site(work: Workplace) -> Iterator[Site]:
+    """A place to start processes in; at its end all of them end."""
+    with contextlib.ExitStack() as stack:
+        yield Site(work, stack)
+
+
+@contextlib.contextmanager
+def ours(work: Workplace, subject: str, engine: Mapping[str, Any]) -> Iterator[Running]:
+    """One replica: alone (`floor`), behind a gateway, or behind HAProxy as well. Raises BenchError."""
+    with site(work) as here:
+        replicas = here.replicas(1, engine)
+        kept = [*replicas.kept]
+        url = f"lane://{replicas.addresses[0]}"
+        if subject != "floor":
+            address, admin, more = here.gateway(replicas.addresses, "power_of_two")
+            kept += more
+            if subject == "haproxy":
+                address, haproxy = here.haproxy(address, admin)
+                kept.append(haproxy)
+            url = f"http://{address}"
+        yield Running(url, kept)
+
+
+def ours_as(subject: str) -> Callable[[Workplace, Mapping[str, Any]], AbstractContextManager[Running]]:
+    """`ours` for one subject."""
+    return lambda work, engine: ours(work, subject, engine)
+
+
+@contextlib.contextmanager
+def theirs(work: Workplace, engine: Mapping[str, Any]) -> Iterator[Running]:
+    """Ray Serve LLM with the same engine. Raises BenchError."""
+    config = {"engine": "mock", "model_loading": {"model_id": MODEL}, "engine_kwargs": dict(engine)}
+    env = {
+        "PEER_LLM_CONFIG": json.dumps(config),
+        "RAYLLM_VLLM_ENGINE_CLS": "tests.bench.peer.llm_engine.MockedEngine",
+        "PYTHONPATH": f"{ROOT / 'services' / 'runtime'}:{ROOT}",
+    }
+    subject = Subject(PEER.key, PEER.label, PEER.kind, env=tuple(env.items()))
+    with peer.running(work, subject, "llm", "/v1/models") as running:
+        yield running
+
+
+def _wait_until_ready(admin: str, kept: Sequence[Kept]) -> None:
+    wait_for(lambda: get(f"http://{admin}/readyz", timeout_s=2)[0] == 200, f"{admin} is ready", START_S, kept)
+
+
+def _env(service: str, host: str, port: int, admin: int) -> dict[str, str]:
+    return {
+        "PIERHEAD_SERVICE": service,
+        "PIERHEAD_REPLICA": f"{service}-{host}",
+        "PIERHEAD_HOST": host,
+        "PIERHEAD_PORT": str(port),
+        "PIERHEAD_ADMIN_PORT": str(admin),
+        "PIERHEAD_MAX_ONGOING_REQUESTS": str(MAX_ONGOING_REQUESTS),
+        "PIERHEAD_REQUEST_TIMEOUT_S": "120",
+    }

@@ -1,0 +1,56 @@
+"""Our mock engine as an engine of Ray Serve LLM: the very same tokens at the very same pace on both sides.
+
+Ray Serve LLM takes it from RAYLLM_VLLM_ENGINE_CLS. Events come ready from the engine, as from vLLM's serving classes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pierhead.llm.v1.llm_pb2 import LLMRequest
+from pierhead.llm_config import LLMConfig as OurConfig
+from ray.llm._internal.serve.core.engine.protocol import LLMEngine
+
+from services.llm.server.engines.mock_engine import MockEngine
+
+
+class MockedEngine(LLMEngine):  # type: ignore[misc]  # its types are only where the peer is
+    """Streams chats; nothing else is measured."""
+
+    def __init__(self, llm_config: Any) -> None:
+        config = OurConfig.model_validate_json(os.environ["PEER_LLM_CONFIG"])
+        self._model = config.model_loading.model_id
+        self._engine = MockEngine(config)
+
+    async def start(self) -> None:
+        await self._engine.start("none", lambda *_: None)
+
+    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[str]:
+        messages = [{"role": message["role"], "content": message["content"]} for message in request.messages]
+        body = {"model": self._model, "messages": messages, "stream": True, "max_tokens": request.max_tokens}
+        async for reply in self._engine.chat(LLMRequest(body=json.dumps(body).encode(), model=self._model)):
+            yield reply.data.decode()
+
+    async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[str]:
+        raise NotImplementedError
+
+    async def embeddings(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[str]:
+        raise NotImplementedError
+
+    async def transcriptions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[str]:
+        raise NotImplementedError
+
+    async def resolve_lora(self, lora_model: Any) -> None:
+        raise NotImplementedError
+
+    async def reset_prefix_cache(self) -> None:
+        await self._engine.reset_prefix_cache()
+
+    def routing_stats(self) -> dict[str, Any]:
+        return {}
+
+    async def check_health(self) -> None:
+        await self._engine.check_health()

@@ -1,0 +1,173 @@
+"""The bench of LLM serving: what it was asked for, what its users count, what it concludes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tests.bench.llm.cases import PARTS, POLICIES, OptionsError, order, read
+from tests.bench.llm.figures import Samples, lines, tables
+from tests.bench.llm.load import WORKLOADS, Asking, Seen, http_user
+from tests.bench.llm.measure import Sample
+from tests.bench.load.generator import new_histogram
+
+
+def histogram(*milliseconds: float) -> str:
+    found = new_histogram()
+    for each in milliseconds:
+        found.record_value(round(each * 1000))
+    return str(found.encode().decode())
+
+
+def sample(part: str, case: str, variant: str = "", **changes: Any) -> Sample:
+    fields: dict[str, Any] = {
+        "round": 1,
+        "seconds": 10.0,
+        "tokens": 20_000,
+        "good_tokens": 19_000,
+        "answers": 100,
+        "first_mean_ms": 50.0,
+        "first": histogram(50.0),
+        "whole": histogram(900.0),
+        "cpu_s": {"gateway": 1.0, "replica": 1.0},
+        "busy_cores": 0.5,
+        "hit_rate": 0.5,
+        "in_work": (10.0, 10.0),
+    }
+    return Sample(part=part, case=case, variant=variant, **(fields | changes))
+
+
+def verdicts(*samples: Sample) -> dict[str, bool | None]:
+    return {line.what: line.met for line in lines(Samples(samples), 2)}
+
+
+def test_words() -> None:
+    assert read([]).parts == PARTS
+    assert read(["ROUNDS=2", "SECONDS=4", "ONLY=linear", "PEER=0", "OUT=/x"]).rounds == 2
+    quick = read(["QUICK=1", "ROUNDS="])
+    assert (quick.rounds, quick.seconds, quick.peer) == (1, 1.5, False)
+
+
+def test_every_wrong_word_is_named() -> None:
+    with pytest.raises(OptionsError) as raised:
+        read(["ROUNDS=0", "SECONDS=x", "ONLY=linear,none", "PEER=2", "WHAT=1"])
+    for name in ("ROUNDS", "SECONDS", "none", "PEER", "WHAT"):
+        assert name in str(raised.value)
+
+
+def test_rounds_alternate() -> None:
+    assert order(["a", "b"], 1) == ["a", "b"]
+    assert order(["a", "b"], 2) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("p50", "p99", "peer_cpu", "met"),
+    [(52.9, 64.0, 20.0, [True, True, True]), (53.5, 70.0, 4.0, [False, False, False])],
+)
+def test_what_the_way_adds(p50: float, p99: float, peer_cpu: float, met: list[bool]) -> None:
+    floor = sample("overhead", "floor")
+    ours = [sample("overhead", each, first=histogram(*[p50] * 98, p99, p99)) for each in ("gateway", "haproxy")]
+    assert list(verdicts(floor, *ours, sample("overhead", "peer", cpu_s={"rest": peer_cpu})).values()) == met
+
+
+def test_without_the_peer_its_line_is_open() -> None:
+    found = verdicts(sample("overhead", "floor"), sample("overhead", "gateway"))
+    assert found["64 streams: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"] is None
+
+
+def test_linear_is_promised_until_the_cores_are_full() -> None:
+    found = verdicts(
+        sample("linear", "1"),
+        sample("linear", "2", tokens=39_000),
+        sample("linear", "4", tokens=70_000),
+        sample("linear", "8", tokens=90_000, busy_cores=1.98),
+    )
+    assert [found[f"{each} replicas of 2,000 tokens/s: share of linear"] for each in (2, 4, 8)] == [True, False, None]
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "met"),
+    [
+        ("8 system prompts", {"hit_rate": 0.7, "first_mean_ms": 40.0}, [True, True]),
+        ("8 system prompts", {"hit_rate": 0.4, "first_mean_ms": 60.0}, [False, False]),
+        ("nothing shared", {"tokens": 19_500, "first_mean_ms": 51.0}, [True, True]),
+        ("nothing shared", {"tokens": 19_000, "first_mean_ms": 52.0}, [False, False]),
+        ("one hot prefix", {"in_work": (10.0, 14.0)}, [True]),
+        ("one hot prefix", {"in_work": (2.0, 14.0)}, [False]),
+    ],
+)
+def test_what_routing_by_prefix_promises(case: str, changes: dict[str, Any], met: list[bool]) -> None:
+    found = verdicts(sample("prefix", case, "power_of_two"), sample("prefix", case, "prefix", **changes))
+    assert list(found.values()) == met
+
+
+def test_tables_have_a_row_for_all_that_was_measured() -> None:
+    found = [sample("overhead", "floor"), sample("overhead", "gateway"), sample("linear", "1")]
+    found += [sample("prefix", "nothing shared", policy) for policy in POLICIES]
+    assert [len(table.rows) for table in tables(Samples(found), 2)] == [2, 1, 2]
+
+
+def event(content: str) -> bytes:
+    return f"data: {json.dumps({'choices': [{'delta': {'content': content}}]})}\n\n".encode()
+
+
+async def users_see(answer: list[bytes], status: int = 200) -> Seen:
+    """What one user sees of a server that answers so, each part by itself, until two answers have ended."""
+    done = asyncio.Event()
+    asked = []
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        for part in answer:
+            await response.write(part)
+            await asyncio.sleep(0)
+        await response.write_eof()
+        if len(asked) == 2:
+            done.set()
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    seen = Seen(begins=0.0, ends=float("inf"), slow_s=60.0)
+    async with TestServer(app) as server:
+        prompts = WORKLOADS["nothing shared"](0, Random(1))
+        user = asyncio.create_task(http_user(Asking(seen, "m", 3, 0.0), str(server.make_url("")), prompts, Random(1)))
+        await asyncio.wait_for(done.wait(), 10)
+        user.cancel()
+        await asyncio.gather(user, return_exceptions=True)
+    assert asked[0]["model"] == "m"
+    assert asked[0]["stream"]
+    assert asked[0]["max_tokens"] == 3
+    return seen
+
+
+WHOLE = b"".join([event(""), event("a"), event("b"), event("c"), event(""), b"data: [DONE]\n\n"])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_users_count_tokens_however_their_events_arrive(size: int) -> None:
+    seen = await users_see([WHOLE[start : start + size] for start in range(0, len(WHOLE), size)])
+    assert not seen.errors
+    assert seen.answers >= 1
+    assert seen.good_tokens == 3 * seen.answers
+    assert seen.firsts >= seen.answers
+    assert 3 * seen.answers <= seen.tokens <= 3 * (seen.answers + 1)
+
+
+async def test_an_answer_that_is_too_short_is_an_error() -> None:
+    seen = await users_see([event(""), event("a"), event(""), b"data: [DONE]\n\n"])
+    assert set(seen.errors) == {"1 tokens in place of 3"}
+    assert not seen.answers
+
+
+async def test_another_status_is_an_error() -> None:
+    seen = await users_see([WHOLE], status=503)
+    assert set(seen.errors) == {"status 503"}
