@@ -7,8 +7,9 @@ The load is the number of requests that the service's replicas work on plus thos
 callers, in HAProxy. A stream counts for as long as it is open.
 
 Two things are ours. A burst does not wait for `upscale_delay_s`: load of `panic_threshold` times what the running
-replicas are for, over `panic_window_s`, raises the target at once, and nothing is taken away until it has been over for
-`look_back_period_s` (Knative's panic mode). And what was decided outlives the controller: the store keeps `Decided`.
+replicas are for, over `panic_window_s`, raises the target at once, as often as the mean of that window asks for more,
+and nothing is taken away, until it has been over for `look_back_period_s` (Knative's panic mode). And what was decided
+outlives the controller: the store keeps `Decided`.
 
 Another policy may stand in the formula's place (`controller/policies.py`); bounds, factors, delays and bursts stay.
 """
@@ -193,13 +194,14 @@ def decide(decided: Decided, situation: Situation, answer: Answer | None = None)
     if situation.running and now < decided.measured_from + spec.panic_window_s:
         # What waited for the first replica is no reason for more: they follow when its load is found to be too much.
         return replace(decided, direction="", since=0.0), ""
-    burst = _burst(situation)
-    if burst is not None:
-        calm_at = now + spec.look_back_period_s
-        if burst > decided.target:
-            found = Decided(burst, panic_until=calm_at, measured_from=decided.measured_from)
+    if _is_burst(situation):
+        decided = replace(decided, panic_until=now + spec.look_back_period_s)
+    if now < decided.panic_until:
+        # Also when it is none any more, as the first replicas for it are there: its mean has only begun to tell.
+        at_once = _wanted_at_once(situation)
+        if at_once > decided.target:
+            found = Decided(at_once, panic_until=decided.panic_until, measured_from=decided.measured_from)
             return found, _burst_words(situation)
-        decided = replace(decided, panic_until=calm_at)
     answer = answer or by_load(situation)
     wanted = spec.clamp(answer.wanted)
     if wanted == decided.target or (wanted < decided.target and now < decided.panic_until):
@@ -243,14 +245,24 @@ def _zero_delay_s(spec: AutoscaleSpec) -> float:
     return spec.downscale_delay_s if spec.downscale_to_zero_delay_s is None else spec.downscale_to_zero_delay_s
 
 
-def _burst(situation: Situation) -> int | None:
-    """How many replicas a burst asks for; None when there is none. From nothing to one is a burst of any size."""
-    spec, recent = situation.spec, situation.recent.total
+def _is_burst(situation: Situation) -> bool:
+    """Whether load comes that cannot wait. From nothing to one is a burst of any size."""
+    spec = situation.spec
     if situation.running == 0:
-        return wanted_replicas(replace(situation, load=situation.latest)) if situation.latest.total > 0 else None
-    if spec.panic_threshold is None or recent < spec.panic_threshold * spec.target_ongoing_requests * situation.running:
-        return None
-    return spec.clamp(_ceil(recent / spec.target_ongoing_requests))
+        return situation.latest.total > 0
+    if spec.panic_threshold is None:
+        return False
+    return situation.recent.total >= spec.panic_threshold * spec.target_ongoing_requests * situation.running
+
+
+def _wanted_at_once(situation: Situation) -> int:
+    """How many replicas a burst asks for."""
+    spec = situation.spec
+    if situation.running == 0:
+        return wanted_replicas(replace(situation, load=situation.latest)) if situation.latest.total > 0 else 0
+    if spec.panic_threshold is None:
+        return 0
+    return spec.clamp(_ceil(situation.recent.total / spec.target_ongoing_requests))
 
 
 def _ceil(replicas: float) -> int:

@@ -126,7 +126,7 @@ class Found:
     growth: Growth
     rests: list[Rest] = field(default_factory=list)
     shrink_s: float | None = None
-    haproxy_workers: tuple[list[int], list[int]] = ([], [])
+    haproxy_worker: tuple[int, int] = (0, 0)
     """Process ids before the first replica and after the last change."""
     routing_writes: int = 0
     """Files of routes that were written, and so reloads, between these two."""
@@ -257,7 +257,7 @@ def run(stack: Stack, service: str, replicas: int, then: int, seconds: float) ->
     eventually(lambda: "write_routing" in {event["kind"] for event in stack.events()}, "HAProxy has the routes")
     stack.api(f"/api/v1/services/{service}/scale", "PUT", {"replicas": 0})
     stack.wait_settled(**{service: 0})
-    workers = stack.haproxy_workers()
+    worker = stack.haproxy_worker()
     events, book = Events(stack), TickBook(stack)
     events.start()
     begun = time.time()
@@ -272,7 +272,7 @@ def run(stack: Stack, service: str, replicas: int, then: int, seconds: float) ->
         found.shrink_s = round(time.monotonic() - shrinking, 1)
         found.rests.append(rest(stack, then, seconds, book))
     events.end()
-    found.haproxy_workers = (sorted(workers), sorted(stack.haproxy_workers()))
+    found.haproxy_worker = (worker, stack.haproxy_worker())
     found.routing_writes = len(events.of("write_routing", begun))
     return found
 
@@ -293,7 +293,7 @@ def lines(found: Found) -> Iterator[Line]:
         f"{growth.beyond_s:.1f} s after it; the slowest start took {growth.slowest_s:.1f} s",
         growth.beyond_s <= growth.slowest_s + BEYOND_S,
     )
-    before, after = found.haproxy_workers
+    before, after = found.haproxy_worker
     yield Line(
         "reloads of HAProxy",
         "none",

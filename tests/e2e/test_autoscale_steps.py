@@ -51,7 +51,7 @@ def test_a_step_is_answered_within_the_delay_and_a_start_and_then_nothing_change
     sleeper_stack: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stack, url = sleeper_stack, sleeper_stack.url("/sleeper")
-    workers = stack.haproxy_workers()
+    worker = stack.haproxy_worker()
     with Load([url], connections=BEFORE) as steady:
         eventually(lambda: stack.service("sleeper")["autoscale"]["load"] > BEFORE / 2, "the load is seen")
         assert stack.is_settled("sleeper", 1)
@@ -72,6 +72,6 @@ def test_a_step_is_answered_within_the_delay_and_a_start_and_then_nothing_change
     assert all(before < after for before, after in ups)
     for load in (steady, more):
         load.assert_no_failure()
-    assert stack.haproxy_workers() == workers
+    assert stack.haproxy_worker() == worker
     with capsys.disabled():
         print(f"\n  1 -> {NEEDED} decided after {decided_s:.1f} s, ready after {ready_s:.1f} s; {more.result}")

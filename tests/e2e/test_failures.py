@@ -25,7 +25,7 @@ def load_on(stack: Stack, *paths: str, connections: int = CONNECTIONS) -> Load:
 
 
 def test_scaling_up_and_down_loses_nothing_and_reloads_nothing(stack: Stack) -> None:
-    workers = stack.haproxy_workers()
+    worker = stack.haproxy_worker()
     with load_on(stack) as load:
         for replicas in (4, 1, 3):
             stack.scale("ranker", replicas)
@@ -34,7 +34,7 @@ def test_scaling_up_and_down_loses_nothing_and_reloads_nothing(stack: Stack) -> 
         stack.scale("echo", 3)
         stack.scale("echo", 1)
     load.assert_no_failure()
-    assert stack.haproxy_workers() == workers
+    assert stack.haproxy_worker() == worker
 
 
 def test_every_replica_takes_its_share(stack: Stack) -> None:
@@ -59,18 +59,18 @@ def _requests_total(container: Container) -> float:
 
 
 def test_controller_restarted_by_docker(stack: Stack) -> None:
-    replicas, workers = stack.replica_ids(), stack.haproxy_workers()
+    replicas, worker = stack.replica_ids(), stack.haproxy_worker()
     with load_on(stack) as load:
         stack.container("controller").restart(timeout=20)
         stack.wait_settled(ranker=2)
         eventually(lambda: stack.plan_text() == "nothing to do", "the new controller's plan is empty")
     load.assert_no_failure()
     assert stack.replica_ids() == replicas
-    assert stack.haproxy_workers() == workers
+    assert stack.haproxy_worker() == worker
 
 
 def test_controller_process_killed(stack: Stack) -> None:
-    replicas, workers = stack.replica_ids(), stack.haproxy_workers()
+    replicas, worker = stack.replica_ids(), stack.haproxy_worker()
     controller = stack.container("controller")
     started_at = controller.attrs["State"]["StartedAt"]
     with load_on(stack) as load:
@@ -80,7 +80,7 @@ def test_controller_process_killed(stack: Stack) -> None:
         eventually(lambda: stack.plan_text() == "nothing to do", "the new controller's plan is empty")
     load.assert_no_failure()
     assert stack.replica_ids() == replicas
-    assert stack.haproxy_workers() == workers
+    assert stack.haproxy_worker() == worker
 
 
 def _started_again(stack: Stack, before: str) -> bool:
@@ -90,7 +90,7 @@ def _started_again(stack: Stack, before: str) -> bool:
 
 def test_controller_stopped_for_good_until_somebody_starts_it(stack: Stack) -> None:
     stack.scale("ranker", 3)
-    replicas, workers = stack.replica_ids(), stack.haproxy_workers()
+    replicas, worker = stack.replica_ids(), stack.haproxy_worker()
     with load_on(stack) as load:
         stack.container("controller").kill()
         eventually(lambda: stack.container("controller").status == "exited", "the controller is dead")
@@ -101,7 +101,7 @@ def test_controller_stopped_for_good_until_somebody_starts_it(stack: Stack) -> N
         eventually(lambda: stack.plan_text() == "nothing to do", "the new controller's plan is empty")
     load.assert_no_failure()
     assert stack.replica_ids() == replicas, "the scale that was asked for survives its controller"
-    assert stack.haproxy_workers() == workers
+    assert stack.haproxy_worker() == worker
 
 
 def test_haproxy_killed(stack: Stack) -> None:

@@ -59,7 +59,7 @@ def answers(stack: Stack) -> set[str]:
 
 def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stack, Path]) -> None:
     stack, app = edited
-    before, workers = stack.replica_ids(), stack.haproxy_workers()
+    before, worker = stack.replica_ids(), stack.haproxy_worker()
     with Load([stack.url("/echo?message=hi")], connections=16) as load:
         write(app, user_config="{greeting: Ahoy}")
         eventually(lambda: messages(stack, "user_config_applied"), "it has come everywhere", within_s=30)
@@ -85,7 +85,7 @@ def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stac
     print(f"\n{load.result}")
     load.assert_no_failure()
     assert stack.replica_ids() == before, "the same containers"
-    assert stack.haproxy_workers() == workers, "not one reload"
+    assert stack.haproxy_worker() == worker, "not one reload"
     assert config(stack)["value"] == {"greeting": "Moin"}
 
     stack.scale("echo-child", REPLICAS + 1)

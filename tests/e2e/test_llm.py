@@ -156,7 +156,7 @@ def test_an_engine_that_stalls_is_replaced_by_the_watchdog(llm: Stack) -> None:
 
 def test_a_rolling_update_under_streams_breaks_none(llm: Stack) -> None:
     before, offered = llm.replica_ids("llm"), llm.service("llm")["offered"]
-    workers = llm.haproxy_workers()
+    worker = llm.haproxy_worker()
     with streams(llm, seconds=3, again=True) as running:
         eventually(lambda: running.begun >= STREAMS, "every user has a stream", within_s=6)
         COPY.write_text(APP.read_text().replace("EDITION: first", "EDITION: second"))
@@ -167,7 +167,7 @@ def test_a_rolling_update_under_streams_breaks_none(llm: Stack) -> None:
     assert not running.not_well()
     assert len(running.ended) > STREAMS
     assert len({each.events for each in running.ended}) == 1, "none lacks a part"
-    assert llm.haproxy_workers() == workers
+    assert llm.haproxy_worker() == worker
 
 
 def test_scaling_down_and_up_under_streams_breaks_none(llm: Stack) -> None:

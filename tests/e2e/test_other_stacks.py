@@ -287,13 +287,13 @@ def test_a_changed_service_rolls_without_losing_a_request(edited_stack: tuple[St
     stack.scale("echo", 2)
     stack.scale("echo-child", 2)
     before, written = stack.replica_ids(), app.read_text()
-    workers = stack.haproxy_workers()
+    worker = stack.haproxy_worker()
     with Load([stack.url("/echo?message=x")], connections=16) as load:
         app.write_text(written.replace("x-serve:", "environment: {A_CHANGE: anything}\n    x-serve:"))
         eventually(lambda: not stack.replica_ids() & before, "every replica is a new one", within_s=120)
         stack.wait_settled(echo=2, **{"echo-child": 2})
     load.assert_no_failure()
-    assert stack.haproxy_workers() == workers
+    assert stack.haproxy_worker() == worker
 
 
 def test_a_replica_that_is_to_leave_serves_for_as_long_as_its_service_says(edited_stack: tuple[Stack, Path]) -> None:

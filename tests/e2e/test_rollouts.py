@@ -77,7 +77,7 @@ def messages(stack: Stack, kind: str) -> list[str]:
 
 def test_a_row_of_rollouts_every_third_one_bad(edited: tuple[Stack, Path]) -> None:
     stack, app = edited
-    workers = stack.haproxy_workers()
+    worker = stack.haproxy_worker()
     bad, times, rejected = 0, [], []
     with Load([stack.url("/faulty")], connections=CONNECTIONS, limit_s=60.0 * ROLLOUTS) as load:
         for number in range(1, ROLLOUTS + 1):
@@ -104,7 +104,7 @@ def test_a_row_of_rollouts_every_third_one_bad(edited: tuple[Stack, Path]) -> No
     print("\n".join(rejected))
     load.assert_no_failure()
     assert len(rejected) == bad
-    assert stack.haproxy_workers() == workers, "not one reload"
+    assert stack.haproxy_worker() == worker, "not one reload"
     assert len(messages(stack, "rolled_out")) == ROLLOUTS - bad
 
 

@@ -74,7 +74,7 @@ async def ask(stack: Stack, requests: int) -> list[tuple[int, Any]]:
 
 
 def test_the_first_request_after_idle_succeeds(asleep: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    workers, since = asleep.haproxy_workers(), last_event(asleep)
+    worker, since = asleep.haproxy_worker(), last_event(asleep)
     started = time.monotonic()
     answer = asleep.get(ECHO)
     took_s = time.monotonic() - started
@@ -85,7 +85,7 @@ def test_the_first_request_after_idle_succeeds(asleep: Stack, capsys: pytest.Cap
     assert told["echo"][0] == (
         "echo: 0 -> 1 replicas: woken by 1 held request: 1.0 requests (0.0 in work, 1.0 waiting), no replica running"
     )
-    assert asleep.haproxy_workers() == workers, "neither its sleep nor its wake reloads HAProxy"
+    assert asleep.haproxy_worker() == worker, "neither its sleep nor its wake reloads HAProxy"
     with capsys.disabled():
         print(f"\n  answered after {took_s:.1f} s, two services woken one after the other")
 

@@ -177,9 +177,12 @@ class Stack:
     def events(self) -> list[Any]:
         return list(self.api("/api/v1/events?limit=1000").json["events"])
 
-    def haproxy_workers(self) -> set[int]:
-        """Process ids (of this machine) of HAProxy's workers: the same before and after = it was not reloaded."""
-        return set(_children(int(self.container("haproxy").attrs["State"]["Pid"])))
+    def haproxy_worker(self) -> int:
+        """Process id (of this machine) of HAProxy's youngest worker: the same before and after = it was not reloaded.
+
+        Older ones may be there that still end: a new stack's first route is a reload.
+        """
+        return max(_children(int(self.container("haproxy").attrs["State"]["Pid"])), key=_started)
 
     def kill_process(self, container: Container, signal_name: str = "KILL") -> float:
         """Kill a container's first process from outside, as a crash would (`docker kill` counts as a manual stop).
@@ -241,3 +244,11 @@ def free_ports(count: int) -> list[int]:
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _started(pid: int) -> int:
+    """When a process was started, in ticks of the kernel's clock; -1 for one that has ended meanwhile."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return -1

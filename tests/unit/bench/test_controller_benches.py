@@ -72,7 +72,7 @@ def test_promises_that_are_kept() -> None:
     ("run", "broken"),
     [
         (found(*STARTS, seconds=8.5), "0 to 3 replicas"),
-        (found(*STARTS, seconds=3.0, haproxy_workers=([7], [8])), "reloads of HAProxy"),
+        (found(*STARTS, seconds=3.0, haproxy_worker=(7, 8)), "reloads of HAProxy"),
         (found(*STARTS, seconds=3.0, routing_writes=1), "reloads of HAProxy"),
         (
             found(*STARTS, seconds=3.0, rests=[Rest(50, 60.0, 3.0, 151.0, GOOD, 0.1)]),

@@ -216,6 +216,18 @@ def test_a_burst_does_not_wait_for_the_delay() -> None:
     assert service.changes[-1][0] - 1030 <= 4
 
 
+@pytest.mark.parametrize("starts_in_s", [0.5, 1.0, 2.0, 20.0])
+def test_a_burst_is_answered_in_full_also_when_its_first_replicas_are_there_before_its_mean_is(
+    starts_in_s: float,
+) -> None:
+    service = Service(replace(SPEC, max=8, target_ongoing_requests=8, look_back_period_s=20), 1)
+    service.run(30, 3)
+    service.run(5, 30, starts_in_s=starts_in_s)
+    assert service.target == 4
+    service.run(20, 30)
+    assert service.target == 4
+
+
 def test_nothing_is_taken_away_until_the_burst_is_over_for_the_look_back_period() -> None:
     service = Service(replace(SPEC, downscale_delay_s=0.0, look_back_period_s=30.0), 1)
     service.run(5, 80)
