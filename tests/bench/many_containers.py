@@ -297,7 +297,7 @@ def lines(found: Found) -> Iterator[Line]:
     yield Line(
         "reloads of HAProxy",
         "none",
-        f"{found.routing_writes} files written; workers {_ids(before)} before, {_ids(after)} after",
+        f"{found.routing_writes} files written; its worker is process {before} before, {after} after",
         not found.routing_writes and before == after,
     )
     for one in found.rests:
@@ -321,10 +321,6 @@ def lines(found: Found) -> Iterator[Line]:
 def _tick_line(what: str, ticks: Ticks) -> Line:
     share = f"{100 * ticks.within:.1f} % of {ticks.count}; mean {1000 * ticks.mean_s:.0f} ms"
     return Line(what, f"<= {1000 * TICK_S:.0f} ms", share, ticks.within == 1.0)
-
-
-def _ids(pids: Iterable[int]) -> str:
-    return ", ".join(map(str, pids))
 
 
 def page(found: Found, facts: Mapping[str, Any]) -> Page:

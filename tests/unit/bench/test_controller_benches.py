@@ -42,7 +42,7 @@ GOOD = Ticks(100, 0.02, 0.1, 1.0)
 def found(*starts: Start, seconds: float, **changes: Any) -> Found:
     growth = Growth(len(starts), seconds, starts, GOOD, 1.0, 2.0)
     rests = [Rest(50, 60.0, 3.0, 90.0, GOOD, 0.1)]
-    return replace(Found("tiny", growth, rests, 5.0, ([7], [7])), **changes)
+    return replace(Found("tiny", growth, rests, 5.0, (7, 7)), **changes)
 
 
 STARTS = (Start(0.0, 0.5, 1.5), Start(0.5, 1.0, 1.6), Start(1.0, 2.0, 3.0))
