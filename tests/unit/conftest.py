@@ -1,11 +1,13 @@
-"""Which event loop a test runs on."""
+"""Which event loop a test runs on, and what it may not leave to the next one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+from pierhead.routing_stats import NOTHING, STATS
+from pierhead.starting import START
 
 from tests.harness.virtual_time import VirtualLoop
 
@@ -15,3 +17,12 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
     if item.get_closest_marker("virtual_time"):
         return {"virtual": VirtualLoop}
     return {"real": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_told() -> Iterator[None]:
+    """What a process tells of its start and its work is one for the whole process."""
+    yield
+    STATS.numbers, STATS.version, STATS._text = NOTHING, 0, (0, "")
+    START.words, START.steps = "", 0
+    START._best.clear()
