@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.llm.server.engine import Report
-from services.llm.server.errors import LLMStartError
+from services.llm.server.errors import LLMStartError, SourceNotFoundError
 
 CACHE_VARIABLE = "PIERHEAD_LLM_CACHE"
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -56,7 +56,7 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
 def fetch(source: str, cache: Path, report: Report) -> Path:
     """A local directory with everything of `source`, which has one of LLMConfig's forms.
 
-    Raises LLMStartError with what a person can act on.
+    Raises LLMStartError with what a person can act on; SourceNotFoundError where a bucket has nothing of that name.
     """
     if source.startswith("/"):
         return _local(Path(source))
@@ -201,7 +201,7 @@ def _from_bucket(source: str, cache: Path, report: Report) -> Path:
             "the credentials in the service's environment"
         ) from error
     if not objects:
-        raise LLMStartError(f"model_source: nothing is stored below {source}; check bucket and prefix")
+        raise SourceNotFoundError(f"model_source: nothing is stored below {source}; check bucket and prefix")
     target = cache / "buckets" / re.sub(r"[^A-Za-z0-9._-]+", "_", source).strip("_")
     with _one_at_a_time(cache, source, report):
         _Fetch(files, target, source, objects, report).run()

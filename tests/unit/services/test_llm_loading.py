@@ -17,7 +17,7 @@ import fsspec
 import pytest
 
 from services.llm.server import loading
-from services.llm.server.errors import LLMStartError
+from services.llm.server.errors import LLMStartError, SourceNotFoundError
 from services.llm.server.loading import fetch
 
 SOURCE = "memory://bucket/qwen"
@@ -153,7 +153,7 @@ def test_too_little_room_is_told_before_anything_is_fetched(
 
 
 def test_an_empty_prefix_and_an_unknown_store_are_told(bucket: Any, tmp_path: Path, told: Told) -> None:
-    with pytest.raises(LLMStartError, match="nothing is stored below memory://bucket/other"):
+    with pytest.raises(SourceNotFoundError, match="nothing is stored below memory://bucket/other"):
         fetch("memory://bucket/other", tmp_path, told)
     with pytest.raises(LLMStartError, match="this image cannot read nonsense://"):
         fetch("nonsense://bucket/other", tmp_path, told)
