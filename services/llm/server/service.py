@@ -19,15 +19,15 @@ from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, Model
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.llm_config import LLMConfig
 from pierhead.metrics import PROCESS, RuntimeMetrics
+from pierhead.routing_stats import publish
 
-from services.llm.server import bodies, sources
+from services.llm.server import bodies, loading
 from services.llm.server.adapters import Adapters, Fetch, unknown_adapter
 from services.llm.server.answers import reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
 from services.llm.server.exposition import show
 from services.llm.server.registry import engine_class
-from services.llm.server.telling import tell_callers
 from services.llm.server.watchdog import TokenWatchdog
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class LLMServer(LLMServerServicer):
         cache: Path,
         *,
         make_engine: Callable[[LLMConfig], LLMEngine] | None = None,
-        fetch: Fetch = sources.fetch,
+        fetch: Fetch = loading.fetch,
         metrics: RuntimeMetrics = PROCESS,
         report: Report = progress,
     ) -> None:
@@ -157,11 +157,11 @@ class LLMServer(LLMServerServicer):
         if not self._requests:
             self._watchdog.began(time.monotonic())
         self._requests += 1
-        tell_callers(self._load())
+        _tell_callers(self._load())
 
     def _end(self) -> None:
         self._requests -= 1
-        tell_callers(self._load())
+        _tell_callers(self._load())
 
     # ---- what is served, and what people do to it
 
@@ -238,7 +238,7 @@ class LLMServer(LLMServerServicer):
         if engine is None or self._asleep:
             return
         load, now = engine.load(), time.monotonic()
-        tell_callers(load)
+        _tell_callers(load)
         self._watchdog.look(load, now)
         await engine.check_health()
         if load.running + load.waiting == 0 and now - self._last_token >= IDLE_TOKEN_S:
@@ -252,7 +252,7 @@ class LLMServer(LLMServerServicer):
 
     async def _start(self) -> None:
         """Raises LLMStartError."""
-        name, source = self.config.engine, sources.of(self.config)
+        name, source = self.config.engine, self.config.model_loading.source
         try:
             self._report(f"importing the engine {name}", None, 1)
             engine = self._engine = await asyncio.to_thread(self._make)
@@ -308,6 +308,11 @@ class LLMServer(LLMServerServicer):
         except Exception:
             logger.exception("the engine %s could not tell its metrics", self.config.engine)
             return b""
+
+
+def _tell_callers(load: EngineLoad) -> None:
+    """Costs next to nothing: numbers travel with the replies that go out anyway."""
+    publish(running=load.running, waiting=load.waiting, kv_use=load.kv_use)
 
 
 async def _close(replies: Replies) -> None:
