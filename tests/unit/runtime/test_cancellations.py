@@ -197,7 +197,7 @@ class Held:
     def _now() -> Counter[str]:
         gc.collect()
         deadlines = sum(len(slot) for slot in Deadlines.current()._slots.values())
-        pending = sum(isinstance(each, asyncio.Future) and not each.done() for each in gc.get_objects())
+        pending = sum(issubclass(type(each), asyncio.Future) and not each.done() for each in gc.get_objects())
         return Counter(tasks=len(asyncio.all_tasks()), deadlines=deadlines, futures=pending)
 
     def more(self) -> dict[str, int]:
