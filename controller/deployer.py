@@ -84,6 +84,8 @@ class _Look:
     callees: Mapping[str, frozenset[str]]
     now: float
     pending: tuple[PendingReplica, ...]
+    counts: Mapping[str, Mapping[str, Count]]
+    """By service and version, replicas that stay."""
 
     def offered(self, name: str) -> str | None:
         return current_version(self.spec.services[name], self.observed.images)
@@ -101,8 +103,10 @@ class Deployer:
         self._states = {service: state_of(text) for service, text in store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
+        self._absent: frozenset[str] = frozenset()
+        """Services without a replica that stays, as last seen."""
         self._asleep: frozenset[str] = frozenset()
-        """Services without a replica, and without one wanted, as last seen."""
+        """Those among them without one wanted."""
         self._ended: dict[str, tuple[FailureKey, float]] = {}
         """By container id, replicas that have just ended by themselves: whose they were, and when last seen."""
         self._user_configs: dict[tuple[str, str], str] = {}
@@ -125,10 +129,12 @@ class Deployer:
         `pending`: what the latest plan could not start.
         """
         callees = self._callees(spec, observed)
-        look = _Look(spec, observed, targets, tuple(refusals), callees, now, tuple(pending))
+        counts = {name: _counts(service, observed, now) for name, service in spec.services.items()}
+        look = _Look(spec, observed, targets, tuple(refusals), callees, now, tuple(pending), counts)
         self._offered = {name: look.offered(name) for name in spec.services}
+        self._absent = frozenset(name for name in spec.services if not look.counts[name])
         wanted = {name for name in spec.services if targets.get(name)}
-        self._asleep = frozenset(spec.services) - wanted - {container.service for container in observed.containers}
+        self._asleep = self._absent - wanted - {container.service for container in observed.containers}
         self._ended = {
             container_id: (key, at) for container_id, (key, at) in self._ended.items() if now - at < TOGETHER_S
         } | {container_id: (key, now) for container_id, key in _ended(observed).items()}
@@ -154,7 +160,7 @@ class Deployer:
 
     def _facts(self, name: str, look: _Look) -> Facts:
         state = self._states.get(name, ServiceRollout())
-        counts = _counts(look.spec.services[name], look.observed, look.now)
+        counts = look.counts[name]
         return Facts(
             target=look.targets.get(name, look.spec.services[name].replicas),
             offered=self._offered[name],
@@ -162,7 +168,7 @@ class Deployer:
             failures=_failures(name, look.observed, look.refusals, look.now),
             tallies=self._tallies(name, state, look.observed),
             waits_for=self._waits_for(name, state, look.callees),
-            no_place=_no_place(name, state, look, counts),
+            no_place=_no_place(name, state, look),
             is_shared=self._is_shared(name, state, counts),
         )
 
@@ -200,7 +206,12 @@ class Deployer:
                         f"the new version of {callee}, which it calls, was rolled back; it goes on with the next "
                         f"version of {callee}, or with `pierhead deploy {name}`"
                     )
-            elif theirs.stable is not None and offered not in (None, theirs.stable) and not self._is_manual:
+            elif (
+                theirs.stable is not None
+                and offered not in (None, theirs.stable)
+                and not self._is_manual
+                and callee not in self._absent  # it takes the new version at once
+            ):
                 return f"{callee}, which it calls, goes first: {offered}"
         return ""
 
@@ -271,6 +282,8 @@ class Deployer:
                 former = before.rollout.to if before and before.rollout else None
                 if former != state.rollout.to:  # what it did in an earlier rollout does not count
                     self._store.clear_failure((name, state.rollout.to))
+            if before is not None and state.stable and state.stable != before.stable and state.is_unproven:
+                self._store.clear_failure((name, state.stable))
             self._store.note_rollout(name, state_text(state))
         except StoreError as error:
             logger.error("a rollout does not go on: %s", error)  # noqa: TRY400 - the next tick tries again
@@ -461,12 +474,12 @@ def _ended(observed: Observed) -> Mapping[str, FailureKey]:
     return found
 
 
-def _no_place(name: str, state: ServiceRollout, look: _Look, counts: Mapping[str, Count]) -> str:
+def _no_place(name: str, state: ServiceRollout, look: _Look) -> str:
     """Why the next replica of a rollout has no place; "" where it has, or where it is too early to say."""
     reason = next((one.reason for one in look.pending if one.service == name and one.has_no_place), "")
     if state.rollout is None or not reason:
         return ""
-    to = counts.get(state.rollout.to, Count())
+    to = look.counts[name].get(state.rollout.to, Count())
     marks = look.observed.retirements
     going = any(one.id in marks and not marks[one.id].failed for one in look.observed.containers_of(name))
     planned = any(

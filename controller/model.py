@@ -627,7 +627,9 @@ class ServiceRollout:
     approved: str | None = None
     """The version that `pierhead deploy` asked for, where new versions wait for it."""
     is_unproven: bool = False
-    """`stable` was taken while no replica was wanted, so none of it has ever been ready."""
+    """`stable` was taken while no replica was there, so none of it has ever been ready."""
+    tried_since: float | None = None
+    """Of one that is unproven: since when replicas of it are wanted; None while none are."""
 
     def rejection_of(self, version: str | None) -> Rejection | None:
         """Why a version is not tried again by itself; None where nothing speaks against it."""

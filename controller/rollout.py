@@ -15,9 +15,11 @@
         |   every replica is of the former version         ROLLING_BACK <--- from any of them: it does not become ready,
         +------------------------------------------------------+             fails, has more errors, or was told to
 
-At rest `stable` is the version that runs. A version that was rolled back is `rejected` until the files give another one
-or somebody asks for it again. `advance` looks at one moment's facts and returns the next state and what to tell people;
-it is called every tick and after a restart with the state that was kept, so it must find its way from any state.
+At rest `stable` is the version that runs. Where nothing of it runs, as after `make down` or while a service sleeps,
+another one is taken at once: nobody would serve while it proves itself, and its first replicas prove it
+(`is_unproven`). A version that was rolled back is `rejected` until the files give another one or somebody asks for it
+again. `advance` looks at one moment's facts and returns the next state and what to tell people; it is called every tick
+and after a restart with the state that was kept, so it must find its way from any state.
 
 Error rates are compared by Fisher's exact test, one-sided: how likely are that many errors in the new version's answers
 if both versions fail equally often? (R. A. Fisher, Statistical Methods for Research Workers, 1925, section 21.02.)
@@ -238,6 +240,7 @@ def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
 def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
     offered = facts.offered
     if state.is_unproven:
+        state = _tried(state, facts, now)
         proved = _proved(state, facts, rules, now)
         if proved:
             return proved
@@ -251,8 +254,13 @@ def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> t
         return state, None
     if rules.is_manual and state.approved != offered:
         return state, None
-    if not facts.target and not facts.others(offered):
-        return _done(state, offered, facts), None
+    if not facts.others(offered) and not (facts.target and facts.waits_for):
+        note = (
+            Note("rollout", f"{state.stable} -> {offered}: at once, as nothing of {state.stable} runs")
+            if facts.target
+            else None
+        )
+        return _done(state, offered, facts), note
     rollout = Rollout(state.stable, offered, RolloutPhase.WAITING, now, now, "the files or its image changed")
     return replace(state, rollout=rollout, rejected=None), None
 
@@ -289,6 +297,7 @@ def _rolling_back(
     state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None]:
     if state.is_unproven:
+        state = _tried(state, facts, now)
         proved = _proved(state, facts, rules, now)
         if proved:
             return proved
@@ -345,15 +354,26 @@ def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
     )
 
 
+def _tried(state: ServiceRollout, facts: Facts, now: float) -> ServiceRollout:
+    """Keep since when an unproven version has its chance."""
+    if not facts.target:
+        return replace(state, tried_since=None)
+    return state if state.tried_since is not None else replace(state, tried_since=now)
+
+
 def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None] | None:
-    """A version that was taken while no replica was wanted gets its first ones now: it works, or the one before it
+    """A version that was taken while no replica was there gets its first ones now: it works, or the one before it
     comes back. What the files give stays rejected where it was: it waits no less than the one that fails here.
     """
     version = state.stable or ""
     if facts.ready(version):
-        return replace(state, is_unproven=False), None
-    failure = facts.failures.get(version)
-    if failure is None or failure.count < MOST_FAILURES or not state.previous or not rules.spec.auto_rollback:
+        return replace(state, is_unproven=False, tried_since=None), None
+    failure, since = facts.failures.get(version), state.tried_since
+    if failure is None or since is None or failure.last_at < since:
+        return None
+    if failure.count < MOST_FAILURES and now - since < rules.startup_deadline_s:
+        return None
+    if not state.previous or not rules.spec.auto_rollback:
         return None
     former, *others = state.previous
     why = f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"

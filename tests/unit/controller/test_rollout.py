@@ -93,6 +93,43 @@ def test_without_replicas_the_new_version_is_taken_at_once() -> None:
     assert (state.stable, phases) == ("v2", [""])
 
 
+def test_where_nothing_of_the_former_version_runs_the_new_one_starts_at_once() -> None:
+    """As after `make down`: starting the former one first, to replace it, would serve nobody."""
+    state, notes = advance(V1, facts(counts={}), RULES, 0)
+    assert state == ServiceRollout(stable="v2", previous=("v1",), is_unproven=True, tried_since=0)
+    assert [note.message for note in notes] == ["v1 -> v2: at once, as nothing of v1 runs"]
+    assert goal_version(state, "v2") == ("v2", None)
+    starting = facts(counts=counts(v2=(2, 0)))
+    assert walk(state, (1, starting), (2, facts(counts=counts(v2=(2, 2)))))[0] == ServiceRollout("v2", previous=("v1",))
+    failing = replace(starting, failures={"v2": FailureRecord(3, 5.0, "code 1")})
+    back, phases = walk(state, (5, failing), (6, facts(counts=counts(v1=(2, 2)))))
+    assert (phases, back.stable) == (["ROLLING_BACK", ""], "v1"), "its way back is that of any version"
+    hangs = replace(starting, failures={"v2": FailureRecord(1, 60.0, "not ready 60 s after its start")})
+    assert walk(state, (59, hangs), (60, hangs))[1] == ["", "ROLLING_BACK"], "nor are three deadlines waited for"
+    before = replace(starting, failures={"v2": FailureRecord(3, -1.0, "code 1")})
+    assert walk(state, (1, before))[0].stable == "v2", "what it did before it was asked for again does not count"
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (facts(counts={}, waits_for="ranker goes first"), "a caller follows its callees"),
+        (facts(counts=counts(v1=(1, 0))), "one of the former version is on its way"),
+        (facts(counts=counts(v1=(1, 0), v2=(1, 1))), "one of the former version is on its way"),
+    ],
+)
+def test_else_the_former_version_goes_on(seen: Facts, why: str) -> None:
+    state, _ = advance(V1, seen, RULES, 0)
+    assert state.stable == "v1", why
+
+
+def test_new_versions_that_wait_to_be_asked_for_do_so_without_replicas_too() -> None:
+    rules = replace(RULES, is_manual=True)
+    assert advance(V1, facts(counts={}), rules, 0) == (V1, ())
+    asked, _ = advance(rollout.retried(V1, "v2", 0), facts(counts={}), rules, 0)
+    assert asked.stable == "v2"
+
+
 def test_a_version_that_was_taken_without_replicas_proves_itself_with_the_first() -> None:
     at_zero, _ = walk(V1, (0, facts(target=0, counts={})))
     assert at_zero == ServiceRollout(stable="v2", previous=("v1",), is_unproven=True)
@@ -109,7 +146,7 @@ def test_a_version_that_was_taken_without_replicas_proves_itself_with_the_first(
     assert phases == ["ROLLING_BACK", ""], "the way back goes on to the version before"
     assert (back.stable, back.rejected, back.is_unproven) == ("v1", rejected, False), "what the files give waits on"
     alone = ServiceRollout(stable="v2", is_unproven=True)
-    assert walk(alone, (5, failing))[0] == alone, "there is nothing to go back to"
+    assert walk(alone, (5, failing))[0] == replace(alone, tried_since=5), "there is nothing to go back to"
 
 
 def test_a_version_that_does_not_become_ready_is_rolled_back() -> None:
@@ -382,8 +419,9 @@ def test_it_never_gets_stuck_and_never_loses_what_works(
             assert keep == state.stable, "the version that works serves until the other has proved itself"
         if state.stable != before.stable and before.stable is not None:
             assert state.stable is not None
-            proved = seen.ready(state.stable) or not seen.target or state.stable in before.previous
-            assert proved, "a version becomes stable only when it is ready, or nothing is wanted, or it was before"
+            alone = not seen.others(state.stable)
+            proved = seen.ready(state.stable) or not seen.target or alone or state.stable in before.previous
+            assert proved, "a version becomes stable only when it is ready, nothing else is there, or it was before"
         assert advance(state, seen, rules, now)[0] == state, "one look is enough for one moment"
         assert len(state.previous) <= rollout.PREVIOUS_KEPT
     # The world calms down: what is offered works, everything becomes ready.

@@ -102,6 +102,27 @@ async def test_a_new_definition_is_rolled_out_and_told(control: Control) -> None
         assert control.kinds("failed") == []
 
 
+async def test_after_down_what_the_files_give_by_then_starts_at_once(tmp_path: Path) -> None:
+    """The caller does not wait for its callee's rollout: there is none."""
+    before = [service("caller", rollout=LONG, callees=("web",)), web(rollout=LONG)]
+    control = Control.of(tmp_path, *before)
+    async with control.running():
+        for spec in before:
+            await stable_at(control, spec)
+    control.engine.containers.clear()
+    after = [replace(spec, definition_hash="d2") for spec in before]
+    control.source.edit(*after)
+    async with control.running():
+        for spec in after:
+            await stable_at(control, spec)
+        made = " ".join(said(control, "create_container"))
+        for old, new in zip(before, after, strict=True):
+            assert made.count(version(control, old)) == old.replicas, "those of the time before"
+            assert made.count(version(control, new)) == new.replicas
+            begun = f"{old.name}: {version(control, old)} -> {version(control, new)}: at once, as nothing of "
+            assert [told for told in said(control, "rollout") if told.startswith(begun)]
+
+
 async def test_while_it_bakes_the_old_ones_all_serve(control: Control) -> None:
     async with control.running():
         await stable_at(control, web())
