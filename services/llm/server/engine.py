@@ -97,7 +97,8 @@ class LLMEngine(ABC):
 
     @abstractmethod
     async def check_health(self) -> None:
-        """Raises when the engine says that it is not well. Cheap."""
+        """Raises when the engine says that it is not well: a subclass of `pierhead.Broken` where it will not be again,
+        and the replica is replaced at once. Cheap."""
 
     @abstractmethod
     async def shutdown(self) -> None:

@@ -1,7 +1,8 @@
 """The LLM server: one engine behind the gRPC service that gateways call.
 
 first check_health:  import the engine --> model's files --> engine.start --> pinned adapters --> one real token
-then:                watchdog on tokens, engine.check_health, one token when there is nothing to do
+then:                engine.check_health, one token when there is nothing to do
+twice a second:      watchdog on tokens, which has check_health called when it has found something
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from pierhead import BadRequest, PierheadError, Unavailable, progress
+from pierhead import BadRequest, PierheadError, Unavailable, progress, recheck
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.llm_config import LLMConfig
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_TOKEN_S = 30.0
 """An engine without requests proves so often that it can generate."""
+
+LOOK_S = 0.5
+"""Between two looks of the watchdog: a stall is noticed so much later than it counts as one, at most."""
 
 Call = Callable[[LLMRequest], Replies]
 
@@ -65,6 +69,7 @@ class LLMServer(LLMServerServicer):
         """By user_config."""
         self._requests = 0
         self._watchdog = TokenWatchdog(config.stall_timeout_s, time.monotonic())
+        self._watch: asyncio.Task[None] | None = None
         self._last_token = 0.0
         self._created = int(time.time())
         show(metrics, self._load, self._expose)
@@ -123,6 +128,11 @@ class LLMServer(LLMServerServicer):
             if begun:
                 raise
             yield reply_to(error)
+        except PierheadError:
+            raise
+        except Exception:  # an engine that has died says so in its check_health
+            recheck()
+            raise
         finally:
             self._end()
 
@@ -235,17 +245,39 @@ class LLMServer(LLMServerServicer):
             await self._start()
             return
         engine = self._engine
-        if engine is None or self._asleep:
+        if engine is None:
             return
-        load, now = engine.load(), time.monotonic()
-        _tell_callers(load)
-        self._watchdog.look(load, now)
+        if self._asleep:
+            await engine.check_health()
+            return
+        load, now = self._look(engine), time.monotonic()
         await engine.check_health()
         if load.running + load.waiting == 0 and now - self._last_token >= IDLE_TOKEN_S:
             await self._generate_one(engine)
 
+    def _look(self, engine: LLMEngine) -> EngineLoad:
+        """Raises EngineStalledError."""
+        load = engine.load()
+        _tell_callers(load)
+        self._watchdog.look(load, time.monotonic())
+        return load
+
+    async def _keep_looking(self, engine: LLMEngine) -> None:
+        """Until cancelled. `check_health` finds the same once more, and tells it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if not self._asleep:
+                    self._look(engine)
+            except Exception:
+                recheck()
+
     async def aclose(self) -> None:
         """End the engine; called at the replica's end."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait([watch])
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.shutdown()
@@ -271,6 +303,7 @@ class LLMServer(LLMServerServicer):
                 "log above says more, x-serve.llm.engine_kwargs holds the engine's arguments"
             ) from error
         self._started = True
+        self._watch = asyncio.create_task(self._keep_looking(engine), name="watchdog on tokens")
         logger.info("the engine %s serves %s from %s", name, self.config.model_loading.model_id, source)
 
     def _make(self) -> LLMEngine:

@@ -21,7 +21,7 @@ from pierhead.server import ReplicaServer
 from services.llm.server import service
 from services.llm.server.engine import LLMEngine
 from services.llm.server.engines.mock_engine import MockEngine
-from services.llm.server.errors import EngineStalledError, LLMStartError, SourceNotFoundError
+from services.llm.server.errors import EngineDiedError, EngineStalledError, LLMStartError, SourceNotFoundError
 from services.llm.server.service import LLMServer
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until
 
@@ -355,6 +355,35 @@ async def test_an_engine_that_makes_no_tokens_is_ill(cluster: Cluster) -> None:
         await asyncio.wait_for(ill(), 5)
     call.cancel()
     await asyncio.wait([call])
+
+
+async def test_a_stall_is_noticed_when_it_counts_as_one_and_not_at_the_next_period(cluster: Cluster) -> None:
+    served = await start(cluster, config(stall_timeout_s=0.2, stall_after_tokens=50), health_period_s=3600.0)
+    call = asyncio.ensure_future(served.chat(stream=True, max_tokens=1000))
+    await until(lambda: served.replica.readiness().broken, "it is not ready, and says that it will not be")
+    assert "the engine has made no token for" in served.replica.readiness().detail
+    call.cancel()
+    await asyncio.wait([call])
+
+
+async def test_an_engine_that_dies_under_a_request_is_asked_how_it_is_at_once(cluster: Cluster) -> None:
+    served = await start(cluster, config(fail_after_tokens=3), health_period_s=3600.0)
+
+    async def dead() -> None:
+        raise EngineDiedError("its process has ended")
+
+    served.engine.check_health = dead  # type: ignore[method-assign]
+    with pytest.raises(UserCodeError, match="fail_after_tokens = 3"):
+        await served.chat(stream=True, max_tokens=100)
+    await until(lambda: served.replica.readiness().broken, "it is not ready, and says that it will not be")
+    assert served.replica.readiness().detail == "its process has ended"
+
+
+async def test_an_engine_that_dies_in_its_sleep_is_noticed(cluster: Cluster) -> None:
+    served = await start(cluster, config(ill="a GPU fell off the bus"))
+    await served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=5)
+    with pytest.raises(RuntimeError, match="a GPU fell off the bus"):
+        await served.server.check_health()
 
 
 async def test_without_requests_it_proves_now_and_then_that_it_can_generate(

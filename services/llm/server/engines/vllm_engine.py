@@ -53,7 +53,7 @@ from services.llm.server.answers import error_reply, reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.engines.vllm_errors import openai_error, reason
 from services.llm.server.engines.vllm_start import arguments, explanation, stage_of
-from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported
+from services.llm.server.errors import EngineDiedError, LLMRequestError, LLMStartError, NotSupported
 
 log = logging.getLogger(__name__)
 
@@ -219,8 +219,11 @@ class VLLMEngine(LLMEngine):
                 pass
 
     async def check_health(self) -> None:
-        """See LLMEngine.check_health: vLLM notices when one of its processes is gone."""
-        await self._running.engine.check_health()
+        """See LLMEngine.check_health: vLLM notices when one of its processes is gone. Raises EngineDiedError then."""
+        try:
+            await self._running.engine.check_health()
+        except EngineDeadError as error:
+            raise EngineDiedError(f"vLLM's engine has died: {error}; its log says why") from error
 
     async def shutdown(self) -> None:
         """See LLMEngine.shutdown."""
