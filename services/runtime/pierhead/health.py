@@ -224,9 +224,11 @@ class HealthWatch:
             judge.passed()
             await self._judged("")
             return
+        known = judge.broken
         judge.failed(certain=finding.certain)
         if finding.certain:
-            logger.error("check_health is certain that this replica is broken: %s", finding.reason)
+            if not known:
+                logger.error("check_health is certain that this replica is broken: %s", finding.reason)
             await self._judged(finding.reason)
             return
         logger.warning("check_health failed %d times in a row: %s", judge.failures, finding.reason)
