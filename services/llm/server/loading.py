@@ -255,7 +255,7 @@ class _Fetch:
         self._remember(had)
 
     def _has(self, entry: _Object, had: Mapping[str, str]) -> bool:
-        """Its size counts, too: of what was written just before a machine lost its power, only the name may be there."""
+        """Its size counts, too: what was written just before a machine lost its power may be there by name only."""
         file = self._target / entry.relative
         return had.get(str(entry.relative)) == entry.tag and file.is_file() and _size(file) == entry.size
 

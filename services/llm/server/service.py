@@ -25,6 +25,7 @@ from pierhead.routing_stats import publish
 from services.llm.server import bodies, loading
 from services.llm.server.adapters import Adapters, Fetch, unknown_adapter
 from services.llm.server.answers import reply_to
+from services.llm.server.background import in_background
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
 from services.llm.server.exposition import show
@@ -64,7 +65,10 @@ class LLMServer(LLMServerServicer):
         self._engine: LLMEngine | None = None
         self._adapters: Adapters | None = None
         self._started = False
-        self._asleep = False
+        self._asleep = 0
+        """The level of its sleep."""
+        self._turn = asyncio.Lock()
+        """Of those who put it to sleep and wake it up: one that is half asleep is not woken up."""
         self._wanted_adapters: tuple[str, ...] = ()
         """By user_config."""
         self._requests = 0
@@ -192,12 +196,14 @@ class LLMServer(LLMServerServicer):
         if engine is None or not self._started:
             raise Unavailable("the engine is not started yet; ask again when the replica is ready")
         what = request.WhichOneof("what")
+        if what not in (None, "sleep", "wake"):
+            self._reject_asleep(what)
         if what == "sleep":
-            await self._sleep(engine, request.sleep.level)
+            async with self._turn:
+                await self._sleep(engine, request.sleep.level)
         elif what == "wake":
-            await engine.wake()
-            self._watchdog.began(time.monotonic())  # it was not to make tokens until now
-            self._asleep = False
+            async with self._turn:
+                await self._wake(engine)
         elif what == "reset_prefix_cache":
             await engine.reset_prefix_cache()
         elif what == "load_adapter":
@@ -213,12 +219,26 @@ class LLMServer(LLMServerServicer):
         level = level or 1
         if level not in (1, 2):
             raise BadRequest(f"Operation.sleep.level: expected 1 or 2, found {level}")
-        self._asleep = True  # before it does: a request must not be met half asleep
+        if self._asleep == level:
+            return
+        self._reject_asleep("sleep")
+        self._asleep = level  # before it does: a request must not be met half asleep
         try:
             await engine.sleep(level)
         except BaseException:
-            self._asleep = False
+            self._asleep = 0
             raise
+
+    async def _wake(self, engine: LLMEngine) -> None:
+        if not self._asleep:
+            return
+        await engine.wake()
+        self._watchdog.began(time.monotonic())  # it was not to make tokens until now
+        self._asleep = 0
+
+    def _reject_asleep(self, what: object) -> None:
+        if self._asleep:
+            raise BadRequest(f"{what}: the engine sleeps (level {self._asleep}); wake it up first (Operation.Wake)")
 
     def _some_adapters(self) -> Adapters:
         if self._adapters is None:
@@ -234,8 +254,11 @@ class LLMServer(LLMServerServicer):
         if wanted and self.config.lora is None:
             raise ValueError("user_config.adapters: this service has no adapters: set x-serve.llm.lora")
         self._wanted_adapters = wanted
-        if self._adapters is not None and self._started:
-            await self._adapters.keep(wanted)
+        if self._adapters is None or not self._started:
+            return
+        if self._asleep:
+            raise ValueError("user_config.adapters: the engine sleeps; they are loaded once it is woken up")
+        await self._adapters.keep(wanted)
 
     # ---- its life
 
@@ -287,10 +310,10 @@ class LLMServer(LLMServerServicer):
         name, source = self.config.engine, self.config.model_loading.source
         try:
             self._report(f"importing the engine {name}", None, 1)
-            engine = self._engine = await asyncio.to_thread(self._make)
+            engine = self._engine = await in_background(self._make)
             path = source
             if engine.needs_files:
-                path = str(await asyncio.to_thread(self._fetch, source, self._cache, self._report))
+                path = str(await in_background(self._fetch, source, self._cache, self._report))
             await engine.start(path, self._report)
             await self._start_adapters(engine)
             self._report("generating a first token", None, 1)

@@ -213,6 +213,68 @@ async def test_sleep_and_wake(served: Served) -> None:
     assert (await served.chat())[0].status == 200
 
 
+async def test_an_engine_that_sleeps_is_left_alone_until_it_is_woken_up(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "french").mkdir()
+    served = await start(cluster, config(lora(tmp_path)))
+    did: list[str] = []
+    for name in ("sleep", "wake", "reset_prefix_cache", "load_adapter", "unload_adapter"):
+        setattr(served.engine, name, _noted(did, name, getattr(served.engine, name)))
+
+    async def operate(**what: Any) -> None:
+        await served.stub.Operate(Operation(**what), timeout=5)
+
+    await operate(wake=Operation.Wake())
+    assert did == [], "it does not sleep"
+    await operate(sleep=Operation.Sleep())
+    await operate(sleep=Operation.Sleep(level=1))
+    assert did == ["sleep"]
+    for what in (
+        {"sleep": Operation.Sleep(level=2)},
+        {"reset_prefix_cache": Operation.ResetPrefixCache()},
+        {"load_adapter": Operation.LoadAdapter(adapter="french")},
+        {"unload_adapter": Operation.UnloadAdapter(adapter="french")},
+    ):
+        with pytest.raises(BadRequest, match=r"the engine sleeps \(level 1\); wake it up first"):
+            await operate(**what)
+    with pytest.raises(ValueError, match="the engine sleeps; they are loaded once it is woken up"):
+        await served.server.reconfigure({"adapters": ["french"]})
+    assert did == ["sleep"]
+    await operate(wake=Operation.Wake())
+    await operate(wake=Operation.Wake())
+    assert did == ["sleep", "wake"]
+
+
+def _noted(did: list[str], name: str, method: Any) -> Any:
+    async def noted(*args: Any) -> Any:
+        did.append(name)
+        return await method(*args)
+
+    return noted
+
+
+async def test_sleep_and_wake_take_turns(served: Served) -> None:
+    half_asleep, go_on, did = asyncio.Event(), asyncio.Event(), []
+
+    async def slow(level: int) -> None:
+        half_asleep.set()
+        await go_on.wait()
+        did.append("sleep")
+
+    async def wake() -> None:
+        did.append("wake")
+
+    served.engine.sleep, served.engine.wake = slow, wake  # type: ignore[method-assign]
+    sleeping = asyncio.ensure_future(served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=5))
+    await half_asleep.wait()
+    waking = asyncio.ensure_future(served.stub.Operate(Operation(wake=Operation.Wake()), timeout=5))
+    await asyncio.wait([waking], timeout=0.05)
+    assert did == []
+    go_on.set()
+    await asyncio.gather(sleeping, waking)
+    assert did == ["sleep", "wake"]
+    assert (await served.chat())[0].status == 200
+
+
 async def test_operations_that_cannot_be(served: Served) -> None:
     with pytest.raises(BadRequest, match=r"Operation\.sleep\.level: expected 1 or 2, found 7"):
         await served.stub.Operate(Operation(sleep=Operation.Sleep(level=7)), timeout=5)

@@ -50,6 +50,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.llm.server import bodies
 from services.llm.server.answers import error_reply, reply_to
+from services.llm.server.background import in_background
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.engines.vllm_errors import openai_error, reason
 from services.llm.server.engines.vllm_start import arguments, explanation, stage_of
@@ -95,7 +96,7 @@ class VLLMEngine(LLMEngine):
 
     async def _start(self, model_path: str) -> _Running:
         settings = _settings(self.config, model_path)
-        engine = await asyncio.to_thread(_make_engine, settings, self._figures)
+        engine = await in_background(_make_engine, settings, self._figures)
         try:
             tasks = await engine.get_supported_tasks()
             app = build_app(settings, tasks, engine.model_config)
