@@ -147,10 +147,8 @@ def test_an_engine_that_stalls_is_replaced_by_the_watchdog(llm: Stack) -> None:
         llm.wait_settled(**{"llm-stalling": 1})
     failed = told(llm, since, "replica_failed", "llm-stalling")
     stood_s = told_at - max(each.last_part_at for each in running.ended)
-    print(
-        f"\n  replaced {stood_s:.1f} s after the last token\n  of the stalled one: {running}\n  of the other model: {others}\n  events: "
-        + "\n    ".join(failed)
-    )
+    print(f"\n  replaced {stood_s:.1f} s after the last token\n  of the stalled one: {running}")
+    print(f"  of the other model: {others}\n  events: " + "\n    ".join(failed))
     assert "made no token" in failed[0]
     assert [each.how for each in running.ended] == [ERROR_EVENT] * STREAMS
     assert sum(each.events for each in running.ended) >= STREAMS, "they had some tokens before"

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from pierhead import BadRequest, PierheadError, Unavailable, progress, recheck
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone
@@ -24,7 +25,7 @@ from pierhead.routing_stats import publish
 
 from services.llm.server import bodies, loading
 from services.llm.server.adapters import Adapters, Fetch, unknown_adapter
-from services.llm.server.answers import reply_to
+from services.llm.server.answers import not_supported, reply_to
 from services.llm.server.background import in_background
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
@@ -39,6 +40,9 @@ IDLE_TOKEN_S = 30.0
 
 LOOK_S = 0.5
 """Between two looks of the watchdog: a stall is noticed so much later than it counts as one, at most."""
+
+_OPERATORS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
+"""Pages of OpenAI-compatible servers that are not for clients, and stand beside those that are."""
 
 Call = Callable[[LLMRequest], Replies]
 
@@ -112,6 +116,10 @@ class LLMServer(LLMServerServicer):
 
     async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
         """What the engine has beyond those."""
+        if not _is_for_clients(request.path):
+            async for reply in not_supported(request.path[:200]):
+                yield reply
+            return
         async for reply in self._answer(request, self._running.pass_through):
             yield reply
 
@@ -375,6 +383,13 @@ async def _close(replies: Replies) -> None:
     aclose = getattr(replies, "aclose", None)
     if aclose is not None:
         await aclose()
+
+
+def _is_for_clients(path: str) -> bool:
+    """Whether a path is one of an API for clients. Adapters are the operator's, and dots would lead to any other page
+    of the server behind an engine: paths are not what they look like once they are normalised."""
+    parts = unquote(path).split("/")
+    return path.startswith("/") and not {".", ".."} & set(parts) and not (_OPERATORS & set(parts))
 
 
 def _model_of(request: LLMRequest) -> str:

@@ -321,5 +321,5 @@ def test_without_the_hub_a_model_of_the_cache_is_served(hub: Any, tmp_path: Path
 
 
 def test_without_the_hub_a_model_that_is_not_in_the_cache_says_what_to_do(hub: Any, tmp_path: Path, told: Told) -> None:
-    with pytest.raises(LLMStartError, match="the Hugging Face hub cannot be reached for org/model, and .* does not"):
+    with pytest.raises(LLMStartError, match=r"the Hugging Face hub cannot be reached for org/model, and .* does not"):
         fetch("org/model", tmp_path, told)

@@ -201,6 +201,22 @@ async def test_every_method_reaches_its_part_of_the_engine(served: Served) -> No
     assert abs(card.created - time.time()) < 60
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/load_lora_adapter", "/v1/unload%5Flora_adapter/", "@elsewhere/v1/x",
+        "", "/v1/./x",
+    ],
+)  # fmt: skip
+async def test_paths_that_are_not_for_clients_do_not_reach_the_engine(served: Served, path: str) -> None:
+    asked: list[str] = []
+    served.engine.pass_through = lambda request: asked.append(request.path)  # type: ignore
+    request = LLMRequest(body=b'{"lora_name": "x", "lora_path": "/etc"}', path=path, model="mock")
+    (reply,) = [each async for each in served.stub.PassThrough(request, timeout=5)]
+    assert reply.status == 404
+    assert asked == []
+
+
 # --------------------------------------------------------------------------------------------------------- operations
 
 
