@@ -70,11 +70,12 @@ def _check_engine(engine: str) -> str:
 
 def _check_kwargs(arguments: dict[str, Any]) -> dict[str, Any]:
     try:
-        if find_not_json(arguments) is not None:
-            raise TypeError
-        text = json.dumps(arguments)
-    except (TypeError, RecursionError):
-        raise _expected("what JSON can hold: text, finite numbers, true, false, null, lists and mappings") from None
+        wrong = find_not_json(arguments) is not None
+    except RecursionError:
+        wrong = True
+    if wrong:
+        raise _expected("what JSON can hold: text, finite numbers, true, false, null, lists and mappings")
+    text = json.dumps(arguments)
     if len(text) > LARGEST_CONFIG // 2:
         raise _expected(f"at most {LARGEST_CONFIG // 2} bytes as JSON (these are {len(text)})")
     return arguments
@@ -110,8 +111,8 @@ class Lora(_Block):
         wanted, most = len(set(self.adapters)), self.max_num_adapters_per_replica
         if wanted > most:
             raise _expected(
-                f"max_num_adapters_per_replica of at least {wanted}, as many as adapters names for every replica (it is "
-                f"{most})"
+                f"max_num_adapters_per_replica of at least {wanted}, as many as adapters names for every replica "
+                f"(it is {most})"
             )
         return self
 

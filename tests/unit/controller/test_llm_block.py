@@ -104,7 +104,7 @@ A_SOURCE = (
         ({**MODEL, "engine_kwargs": {"a": [float("nan")]}}, "engine_kwargs: expected what JSON can hold: text, finite"),
         (
             {**MODEL, "lora": {"dynamic_lora_loading_path": "/a", "adapters": ["fr", "de", "fr"]}},
-            "lora: expected max_num_adapters_per_replica of at least 2, as many as adapters names for every replica (it is 1)",
+            "lora: expected max_num_adapters_per_replica of at least 2, as many as adapters names for every replica",
         ),
         (
             {
