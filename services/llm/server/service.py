@@ -41,6 +41,9 @@ IDLE_TOKEN_S = 30.0
 LOOK_S = 0.5
 """Between two looks of the watchdog: a stall is noticed so much later than it counts as one, at most."""
 
+LARGEST_REPLY = 60 * 1024 * 1024
+"""Bytes of one reply: about what a message between services may have."""
+
 _OPERATORS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 """Pages of OpenAI-compatible servers that are not for clients, and stand beside those that are."""
 
@@ -132,6 +135,7 @@ class LLMServer(LLMServerServicer):
                 replies = call(request)
                 try:
                     async for reply in replies:
+                        _reject_too_large(reply)
                         begun = True
                         yield reply
                 finally:
@@ -383,6 +387,16 @@ async def _close(replies: Replies) -> None:
     aclose = getattr(replies, "aclose", None)
     if aclose is not None:
         await aclose()
+
+
+def _reject_too_large(reply: LLMReply) -> None:
+    """Raises LLMRequestError for what no message can hold: its sender can ask for less."""
+    if len(reply.data) > LARGEST_REPLY:
+        raise LLMRequestError(
+            f"the answer has {len(reply.data)} bytes, and at most {LARGEST_REPLY} can be sent at once; ask for fewer "
+            "inputs or choices at a time, or for a stream",
+            code="answer_too_large",
+        )
 
 
 def _is_for_clients(path: str) -> bool:

@@ -201,6 +201,17 @@ async def test_every_method_reaches_its_part_of_the_engine(served: Served) -> No
     assert abs(card.created - time.time()) < 60
 
 
+async def test_an_answer_that_no_message_can_hold_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LARGEST_REPLY", 1000)
+    body = json.dumps({"model": "mock", "input": ["Hi"] * 100}).encode()
+    (reply,) = [each async for each in served.stub.Embeddings(LLMRequest(body=body, model="mock"), timeout=5)]
+    assert reply.status == 400
+    error = json.loads(reply.data)["error"]
+    assert error["code"] == "answer_too_large"
+    assert "at most 1000 can be sent at once; ask for fewer inputs" in error["message"]
+    assert (await served.chat(max_tokens=1))[0].status == 200
+
+
 @pytest.mark.parametrize(
     "path",
     [
