@@ -26,15 +26,18 @@ from tests.harness.openai_server import Handler, handler_of, serving
 CHAT = "/v1/chat/completions"
 
 
-def engine_at(url: str, **engine_kwargs: Any) -> OpenAIEngine:
+def engine_at(url: str, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> OpenAIEngine:
     arguments = {"base_url": url, "metrics_path": None, **engine_kwargs}
-    return OpenAIEngine(LLMConfig(engine="openai", model_loading=ModelLoading(model_id="m"), engine_kwargs=arguments))
+    loading = ModelLoading(model_id="m")
+    return OpenAIEngine(
+        LLMConfig(engine="openai", model_loading=loading, engine_kwargs=arguments, stall_timeout_s=stall_timeout_s)
+    )
 
 
 @contextlib.asynccontextmanager
-async def started(handler: Handler, **engine_kwargs: Any) -> AsyncIterator[OpenAIEngine]:
+async def started(handler: Handler, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> AsyncIterator[OpenAIEngine]:
     async with serving(handler) as url:
-        engine = engine_at(url, **engine_kwargs)
+        engine = engine_at(url, stall_timeout_s, **engine_kwargs)
         await engine.start("m", lambda *_: None)
         try:
             yield engine
@@ -412,7 +415,10 @@ async def test_its_metrics_are_those_of_the_server(monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(0.005)
 
 
-async def test_a_long_answer_that_does_not_stream_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("every_s", "stall_timeout_s"), [(0.01, 60.0), (5.0, 0.1)], ids=["usual", "impatient"])
+async def test_a_long_answer_that_does_not_stream_is_no_stall(
+    monkeypatch: pytest.MonkeyPatch, every_s: float, stall_timeout_s: float
+) -> None:
     held = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -420,8 +426,8 @@ async def test_a_long_answer_that_does_not_stream_is_no_stall(monkeypatch: pytes
             await held.wait()
         return web.json_response({"choices": [], "usage": USAGE})
 
-    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", 0.01)
-    async with started(with_models(handle)) as engine, asyncio.timeout(20):
+    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", every_s)
+    async with started(with_models(handle), stall_timeout_s) as engine, asyncio.timeout(20):
         answer = asyncio.create_task(all_of(engine, ask()))
         while engine.load().tokens < 10:  # noqa: ASYNC110 - one token now and then proves that the server generates
             await asyncio.sleep(0.005)

@@ -383,7 +383,8 @@ class OpenAIEngine(LLMEngine):
                 except (Unavailable, UpstreamError) as error:
                     log.warning("no sign of life: %s", error)
             tokens = self._tokens
-            await asyncio.sleep(WATCH_EVERY_S)
+            # Several looks before silence counts as a stall: a replica that stalls is replaced at once.
+            await asyncio.sleep(min(WATCH_EVERY_S, self.config.stall_timeout_s / 4))
 
     async def _fetch_metrics(self, path: str) -> None:
         try:
