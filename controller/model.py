@@ -323,7 +323,7 @@ class Health(enum.StrEnum):
 
     UNKNOWN = "unknown"  # not asked yet, or not ready yet since it started
     READY = "ready"
-    FAILED = "failed"  # was ready, then failed `probe.failures` times in a row
+    FAILED = "failed"  # was ready, then failed `probe.failures` times in a row, or gave itself up
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +394,8 @@ class ReplicaContainer:
     """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
     told: str = ""
     """What it says itself of why it is not ready: "loading weights, 37 %"."""
+    broken: bool = False
+    """Whether it says itself that it will not get well."""
     progressed_at: float | None = None
     """When its work, or its start, was last seen to move, or when this controller began to ask it; None where it does
     not say."""

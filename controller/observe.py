@@ -174,9 +174,10 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
 
     HAProxy asks the same question from elsewhere. When only we get no answer, the fault is ours (a firewall, a network
     that was taken away), and replacing every replica for it would be the outage. Where it asks nothing (controller/
-    edge.py) it has no opinion: a replica that hangs takes connections, too.
+    edge.py) it has no opinion: a replica that hangs takes connections, too. Nor does its opinion count on a replica
+    that says itself that it is broken: that is an answer, and HAProxy may have an older one.
     """
-    if container.health is not Health.FAILED or routing is None:
+    if container.health is not Health.FAILED or container.broken or routing is None:
         return container
     server = routing.server_of(container.service, container.name)
     if server is not None and server.up and server.is_asked and server.state is ServerState.READY:

@@ -4,8 +4,9 @@
     HttpProbe   one question over HTTP, its answer in words
     Prober      the tasks and the book of verdicts; a verdict that changes wakes the loop
 
-Health: UNKNOWN until ready first; READY; FAILED after `probe.failures` bad readings in a row, and READY again if it
-answers before it is replaced. "Draining" is an answer too, neither good nor bad: the replica was told to stop.
+Health: UNKNOWN until ready first; READY; FAILED after `probe.failures` bad readings in a row, or after one in which the
+replica itself says that it is broken, and READY again if it answers before it is replaced. "Draining" is an answer too,
+neither good nor bad: the replica was told to stop.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Reading:
     """Why it is not ready, in the replica's own words."""
     user_config: UserConfigReport | None = None
     stats: PublishedStats = NO_STATS
+    broken: bool = False
+    """It is not ready, and says that it will not be by itself."""
 
 
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
@@ -104,6 +107,7 @@ class Verdict:
             answered=reading.answered,
             errors=reading.errors,
             told=reading.told,
+            broken=reading.broken,
             progressed_at=self.progressed_at,
             stalled_since=self.stalled_since,
             user_config=self.user_config,
@@ -138,7 +142,9 @@ class Judge:
         before = self.verdict
         health = self._health_after(reading, now)
         detail = reading.detail
-        if health is Health.FAILED:
+        if health is Health.FAILED and reading.broken:
+            detail = f"the replica gives itself up: {reading.told or reading.detail}"
+        elif health is Health.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
         progressed_at = self._progressed_at(reading, now)
         ready_since = before.ready_since if before.health is Health.READY else now
@@ -201,6 +207,9 @@ class Judge:
         if reading.draining:
             self._bad_in_a_row = 0
             return self.verdict.health
+        if reading.broken:
+            self._bad_in_a_row, self._bad_at = max(self._bad_in_a_row + 1, self._spec.failures), now
+            return Health.FAILED
         if self._bad_in_a_row and now - self._bad_at < EARLY * self._spec.period_s:
             return self.verdict.health
         self._bad_in_a_row += 1
@@ -458,6 +467,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         "" if ok else told,
         _config_report(report.get("user_config")),
         _published(report.get("stats"), report.get("stats_version")),
+        not ok and not draining and report.get("broken") is True,
     )
 
 

@@ -6,13 +6,14 @@ Null means "derived": the rule is in `controller/spec.py` and in the reference. 
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
+from pierhead.json_data import find_not_json
 from pierhead.llm_config import LLMConfig
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -148,22 +149,17 @@ def user_config_text(config: Mapping[str, Any]) -> str:
     return json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _not_json(value: object, where: str) -> str | None:
+def _not_json(value: object, name: str) -> str | None:
     """What in a value JSON cannot hold, in words; None when there is nothing."""
-    match value:
-        case None | bool() | int() | str():
-            return None
-        case float():
-            return None if math.isfinite(value) else f"{where} is {value}"
-        case Mapping():
-            odd = [f"{where} has the key {shown(key)}" for key in value if not isinstance(key, str)]
-            found = (_not_json(inner, at(where, key)) for key, inner in value.items())
-            return odd[0] if odd else next((words for words in found if words), None)
-        case list():
-            found = (_not_json(inner, at(where, number)) for number, inner in enumerate(value))
-            return next((words for words in found if words), None)
-        case _:
-            return f"{where} is a {type(value).__name__}"
+    found = find_not_json(value)
+    if found is None:
+        return None
+    where = functools.reduce(at, found.place, name)
+    if found.is_key:
+        return f"{where} has the key {shown(found.value)}"
+    return (
+        f"{where} is {found.value}" if isinstance(found.value, float) else f"{where} is a {type(found.value).__name__}"
+    )
 
 
 def _is_host(host: str) -> bool:

@@ -87,7 +87,7 @@ ENGINES = [
     Candidate(
         "openai",
         behind=True,
-        has=frozenset(("embeddings", "score", "tokenize", "tools", "schema", "regex")),
+        has=frozenset(("adapters", "embeddings", "score", "tokenize", "tools", "schema", "regex")),
     ),
     Candidate(
         "vllm",

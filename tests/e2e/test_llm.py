@@ -45,9 +45,10 @@ def running() -> Iterator[Stack]:
 @pytest.fixture
 def llm(running: Stack) -> Stack:
     """The stack with its models as they are written, and nothing to do."""
-    for name, replicas in {"llm": STEADY, "llm-stalling": 0, "llm-broken": 0}.items():
+    written = {"llm": STEADY, "llm-stalling": 0, "llm-broken": 0, "llm-absent": 0}
+    for name, replicas in written.items():
         running.api(f"/api/v1/services/{name}/scale", "PUT", {"replicas": replicas})
-    running.wait_settled(**{"llm": STEADY, "llm-stalling": 0, "llm-broken": 0})
+    running.wait_settled(**written)
     return running
 
 
@@ -139,11 +140,15 @@ def test_an_engine_that_stalls_is_replaced_by_the_watchdog(llm: Stack) -> None:
     eventually(lambda: chat(llm, "stalling")[0] == 200, "it answers")
     since, before = last_event(llm), llm.replica_ids("llm-stalling")
     with streams(llm, seconds=8, count=8) as others, streams(llm, "stalling", seconds=20) as running:
+        eventually(lambda: running.begun == STREAMS, "every stream has begun", within_s=6)
         eventually(lambda: told(llm, since, "replica_failed", "llm-stalling"), "the watchdog has seen it", 90)
+        told_at = time.time()
         eventually(lambda: not before & llm.replica_ids("llm-stalling"), "the stalled replica's container is gone")
         llm.wait_settled(**{"llm-stalling": 1})
     failed = told(llm, since, "replica_failed", "llm-stalling")
-    print(f"\n  of the stalled one: {running}\n  of the other model: {others}\n  events: " + "\n    ".join(failed))
+    stood_s = told_at - max(each.last_part_at for each in running.ended)
+    print(f"\n  replaced {stood_s:.1f} s after the last token\n  of the stalled one: {running}")
+    print(f"  of the other model: {others}\n  events: " + "\n    ".join(failed))
     assert "made no token" in failed[0]
     assert [each.how for each in running.ended] == [ERROR_EVENT] * STREAMS
     assert sum(each.events for each in running.ended) >= STREAMS, "they had some tokens before"
@@ -197,27 +202,34 @@ def test_clients_that_leave_end_their_work_in_the_engines(llm: Stack) -> None:
 # ----------------------------------------------------------------------------------------- models that are not there
 
 
-def test_a_model_that_does_not_load_says_why_and_leaves_the_others_alone(llm: Stack) -> None:
+@pytest.mark.parametrize(
+    ("service", "words"),
+    [
+        ("llm-broken", "CUDA out of memory: 80 GiB"),
+        ("llm-absent", "/models/absent does not exist inside the container; mount it"),
+    ],
+)
+def test_a_model_that_does_not_load_says_why_and_leaves_the_others_alone(llm: Stack, service: str, words: str) -> None:
     before = llm.replica_ids("llm")
     with streams(llm, seconds=3, count=8, again=True) as others:
-        llm.api("/api/v1/services/llm-broken/scale", "PUT", {"replicas": 1})
-        row = eventually(lambda: _explained(llm), "the status says why, and when it is tried again")
-        why = llm.pierhead("why", "llm-broken")
+        llm.api(f"/api/v1/services/{service}/scale", "PUT", {"replicas": 1})
+        row = eventually(lambda: _explained(llm, service, words), "the status says why, and when it is tried again")
+        why = llm.pierhead("why", service)
         status = llm.pierhead("status")
         eventually(lambda: len(others.ended) >= 8, "others are served meanwhile")
     print(f"\n  status: {row['state']}: {row['message']}\n  why: {why.stdout}\n  others: {others}")
-    assert "CUDA out of memory: 80 GiB" in why.stdout
-    assert "llm-broken" in status.stdout
+    assert words in " ".join(why.stdout.split())
+    assert service in status.stdout
     assert row["ready"] == 0
     assert not others.not_well()
     assert llm.replica_ids("llm") == before
 
 
-def _explained(stack: Stack) -> Any:
+def _explained(stack: Stack, service: str, words: str) -> Any:
     """Its row, once it has failed often enough that it is not started again at once."""
-    row = stack.service("llm-broken")
+    row = stack.service(service)
     message = row["message"]
-    return row if "CUDA out of memory" in message and "times in a row, next try in" in message else None
+    return row if words in message and "times in a row, next try in" in message else None
 
 
 def test_a_model_that_sleeps_is_listed_and_woken_by_its_first_request(llm: Stack) -> None:

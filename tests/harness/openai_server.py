@@ -32,6 +32,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 def handler_of(engine: LLMEngine) -> Handler:
     """What answers as `vllm serve` does, with this engine."""
     card = engine.describe()
+    adapters: dict[str, str] = {}
     ways = {
         "/v1/chat/completions": engine.chat,
         "/v1/completions": engine.completions,
@@ -44,7 +45,13 @@ def handler_of(engine: LLMEngine) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/models":
             told = {"id": card.model_id, "object": "model", "max_model_len": card.max_model_len}
-            return web.json_response({"object": "list", "data": [told]})
+            loaded = [
+                {"id": name, "object": "model", "root": path, "parent": card.model_id}
+                for name, path in adapters.items()
+            ]
+            return web.json_response({"object": "list", "data": [told, *loaded]})
+        if request.path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            return await _change(engine, adapters, request)
         if request.path == "/metrics":
             return web.Response(body=b"# TYPE mock_up gauge\nmock_up 1\n# TYPE process_x gauge\nprocess_x 1\n")
         asked = LLMRequest(body=await request.read(), path=request.path)
@@ -55,6 +62,31 @@ def handler_of(engine: LLMEngine) -> Handler:
             return web.Response(body=reply.data, status=reply.status, content_type="application/json")
 
     return handle
+
+
+async def _change(engine: LLMEngine, adapters: dict[str, str], request: web.Request) -> web.Response:
+    """What vLLM's server does of /v1/load_lora_adapter and /v1/unload_lora_adapter, in its words."""
+    body = await request.json()
+    name, path = body["lora_name"], body.get("lora_path")
+    adapter = name.partition(":")[2]
+    if path is None:
+        if adapters.pop(name, None) is None:
+            return _refusal(404, f"The lora adapter '{name}' cannot be found.")
+        await engine.unload_adapter(adapter)
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+    if name in adapters:
+        return _refusal(400, f"The lora adapter '{name}' has already been loaded.")
+    try:
+        await engine.load_adapter(adapter, path)
+    except LLMRequestError as error:
+        return _refusal(404, error.message)
+    adapters[name] = path
+    return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    error = {"message": message, "type": "NotFoundError", "param": None, "code": status}
+    return web.json_response({"error": error}, status=status)
 
 
 async def _answer(request: web.Request, replies: Replies) -> web.StreamResponse:

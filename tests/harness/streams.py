@@ -36,6 +36,7 @@ class Ended:
     """Events with a part of the answer."""
     detail: str = ""
     """What the error said."""
+    last_part_at: float = 0.0
 
 
 class Streams:
@@ -102,7 +103,7 @@ class Streams:
         """Read one to its end."""
         begun_at = time.time()
         told: list[Any] = []
-        how, detail = CUT, ""
+        how, detail, last_part_at = CUT, "", 0.0
         body = {**self._body, "messages": [{"role": "user", "content": f"I am user {number}. Say something long."}]}
         try:
             async with session.post(self._url, json=body) as answer:
@@ -113,12 +114,14 @@ class Streams:
                     if line.startswith(b"data: "):
                         told.append(_event(line))
                         self.begun += len(told) == 1
+                        if _is_part(told[-1]):
+                            last_part_at = time.time()
             how, detail = _end_of(told)
         except asyncio.CancelledError:
             how = GIVEN_UP
         except (ClientError, OSError, TimeoutError, ValueError) as error:
             detail = f"{type(error).__name__}: {error}"
-        return Ended(begun_at, time.time(), how, sum(_is_part(each) for each in told), detail)
+        return Ended(begun_at, time.time(), how, sum(_is_part(each) for each in told), detail, last_part_at)
 
 
 def _event(line: bytes) -> Any:

@@ -30,7 +30,12 @@ Model = Annotated[
 ]
 Name = Annotated[str, typer.Option("--name", metavar="MODEL_ID", help="what clients call it  [default: from SOURCE]")]
 Service = Annotated[str, typer.Option("--service", metavar="SERVICE", help="its service  [default: from MODEL_ID]")]
-Gpus = Annotated[int, typer.Option("--gpus", metavar="N", min=0, max=64, help="GPUs of each replica; 0 = CPU")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus", metavar="N", min=0, max=64, help="GPUs of each replica; 0 = CPU  [default: 1; 0 for openai and mock]"
+    ),
+]
 Arguments = Annotated[
     list[str] | None,
     typer.Option("--engine-arg", metavar="KEY=VALUE", help="one of engine_kwargs, VALUE as JSON or text; repeatable"),
@@ -68,7 +73,7 @@ def build(
     name: Name = "",
     service: Service = "",
     engine: Engine = "vllm",
-    gpus: Gpus = 1,
+    gpus: Gpus = None,
     accelerator: Accelerator = "",
     replicas: Replicas = 1,
     max_replicas: MaxReplicas = 0,
@@ -84,15 +89,19 @@ def build(
     Then: make up APPS=qwen
     """
     import yaml
-    from pierhead.llm_app import llm_app, llm_service
+    from pierhead.llm_app import WITHOUT_VLLM, llm_app, llm_service
 
     if file is not None and file.exists() and not force:
         raise BadInput(f"--file: {file} is there already; name another one, or write over it with --force")
+    gpus = gpus if gpus is not None else int(engine not in WITHOUT_VLLM)
     config = _config(_fields(model, name, engine, gpus, accelerator, engine_arg or [], lora))
     service = service or _service_name(config.model_loading.model_id)
     autoscale = {"min": replicas, "max": max_replicas, "target_ongoing_requests": 64} if max_replicas else None
     part = llm_service(config, gpus=gpus > 0, replicas=replicas, autoscale=autoscale, policy=policy)
-    document = llm_app({service: part})
+    try:
+        document = llm_app({service: part})
+    except ValueError as error:
+        raise BadInput(f"--service: {error}; nothing was written") from None
     _check(document)
     text = HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
     if file is None:
@@ -114,7 +123,7 @@ def _fields(
         "engine": engine,
         "model_loading": {"model_id": name or _model_id(model), "model_source": model},
         "tensor_parallel_size": max(gpus, 1),
-        "engine_kwargs": dict(_argument(argument) for argument in arguments),
+        "engine_kwargs": _arguments(arguments),
     }
     if accelerator:
         fields["accelerator_type"] = accelerator
@@ -132,6 +141,15 @@ def _service_name(model_id: str) -> str:
     """A name that DNS takes."""
     letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in model_id.lower())
     return "llm-" + "-".join(filter(None, letters.split("-")))[:36].strip("-")
+
+
+def _arguments(texts: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in map(_argument, texts):
+        if key in found:
+            raise BadInput(f"--engine-arg: {key} is given twice; write one of them")
+        found[key] = value
+    return found
 
 
 def _argument(text: str) -> tuple[str, Any]:

@@ -17,12 +17,16 @@ from pierhead.llm_config import Lora
 from pierhead.metrics import PROCESS, RuntimeMetrics
 from pierhead.multiplex import Loan, Multiplexed
 
+from services.llm.server.background import in_background
 from services.llm.server.engine import LLMEngine, Report
 from services.llm.server.errors import LLMRequestError, SourceNotFoundError
 
 Fetch = Callable[[str, Path, Report], Path]
 """A local directory with everything of a source, `s3://...`, kept below a cache directory. Blocks: it is called in a
 thread. Raises SourceNotFoundError where there is nothing."""
+
+MOST_FETCHES = 8
+"""Adapters that are fetched at a time. Whoever asked may have left: a download cannot be told to stop."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """No slash and no dot in front: a name is one directory of those below the given one."""
@@ -62,6 +66,7 @@ class Adapters:
         self._report = report
         self._loaded: Multiplexed[LoadedAdapter] = Multiplexed(self._load, self._bound, name="lora", metrics=metrics)
         self._pins: dict[str, Loan[LoadedAdapter]] = {}
+        self._fetches: dict[str, asyncio.Future[Path]] = {}
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -100,9 +105,7 @@ class Adapters:
         missing = [each for each in desired if each not in self._pins]
         for number, adapter in enumerate(missing):
             self._report("loading adapters", number, len(missing))
-            loan = self._loaded(adapter)
-            await loan.__aenter__()  # left by `_unpin`
-            self._pins[adapter] = loan
+            await self._pin(adapter)
 
     async def load(self, adapter: str) -> None:
         """Load one now; it then stays as long as any other that was used now."""
@@ -112,9 +115,12 @@ class Adapters:
     async def unload(self, adapter: str) -> None:
         """Take one out of the engine, also one that was to stay. Raises LLMRequestError while requests use it."""
         check_name(adapter)
-        if adapter in self._pins:
-            await self._unpin(adapter)
+        pin = self._pins.pop(adapter, None)
+        if pin is not None:
+            await pin.__aexit__(None, None, None)
         if not await self._loaded.drop(adapter):
+            if pin is not None:  # it stays as it was
+                await self._pin(adapter)
             raise LLMRequestError(
                 f'the adapter "{adapter}" is in use; ask again when its requests have ended', status=409, code="in_use"
             )
@@ -126,12 +132,24 @@ class Adapters:
             names |= set(await asyncio.to_thread(_directories, Path(self._source)))
         return sorted(names)
 
+    async def _pin(self, adapter: str) -> None:
+        loan = self._loaded(adapter)
+        await loan.__aenter__()  # left by `_unpin`
+        self._pins[adapter] = loan
+
     async def _unpin(self, adapter: str) -> None:
         await self._pins.pop(adapter).__aexit__(None, None, None)
 
     async def _load(self, adapter: str) -> LoadedAdapter:
+        """Cancelled when nobody waits for it any more; what the engine has begun it then brings to its end: an engine
+        that is left in the middle may have the adapter, and nobody would know."""
         path = await self._find(adapter)
-        await self._engine.load_adapter(adapter, str(path))
+        loading = asyncio.ensure_future(self._engine.load_adapter(adapter, str(path)))
+        try:
+            await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            await asyncio.wait([loading])
+            loading.result()
         return LoadedAdapter(adapter, self._engine)
 
     async def _find(self, adapter: str) -> Path:
@@ -142,9 +160,29 @@ class Adapters:
                 raise unknown_adapter(adapter, where)
             return path
         try:
-            return await asyncio.to_thread(self._fetch, where, self._cache, self._report)
+            return await asyncio.shield(self._fetched(where))
         except SourceNotFoundError as error:
             raise unknown_adapter(adapter, where) from error
+
+    def _fetched(self, where: str) -> asyncio.Future[Path]:
+        """One download of an adapter at a time, also when those who asked for it have left. Raises Backpressure."""
+        going_on = self._fetches.get(where)
+        if going_on is not None:
+            return going_on
+        if len(self._fetches) >= MOST_FETCHES:
+            raise Backpressure(
+                f"{where} is not fetched now: {MOST_FETCHES} other adapters are, the first of them "
+                f"{next(iter(self._fetches))}; try later"
+            )
+        fetch = asyncio.ensure_future(in_background(self._fetch, where, self._cache, self._report))
+        self._fetches[where] = fetch
+        fetch.add_done_callback(lambda ended: self._forget_fetch(where, ended))
+        return fetch
+
+    def _forget_fetch(self, where: str, ended: asyncio.Future[Path]) -> None:
+        del self._fetches[where]
+        if not ended.cancelled():
+            ended.exception()  # told to those who still wait; if none does, nobody misses it
 
 
 def check_name(adapter: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
@@ -40,7 +39,7 @@ class EngineLoad:
 class LLMEngine(ABC):
     """An engine of one model. Made with its config; nothing happens before `start`."""
 
-    needs_files: ClassVar[bool] = True
+    needs_files: bool = True
     """Whether `start` wants the model's files on this machine; False: it gets the name of the source as it is."""
 
     def __init__(self, config: LLMConfig) -> None:
@@ -97,7 +96,8 @@ class LLMEngine(ABC):
 
     @abstractmethod
     async def check_health(self) -> None:
-        """Raises when the engine says that it is not well. Cheap."""
+        """Raises when the engine says that it is not well: a subclass of `pierhead.Broken` where it will not be again,
+        and the replica is replaced at once. Cheap."""
 
     @abstractmethod
     async def shutdown(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pierhead.errors import BadRequest, PierheadError
+from pierhead.errors import BadRequest, Broken, PierheadError
 
 
 class LLMStartError(PierheadError):
@@ -13,8 +13,12 @@ class SourceNotFoundError(LLMStartError):
     """There is nothing where a model or an adapter should be."""
 
 
-class EngineStalledError(PierheadError):
+class EngineStalledError(Broken):
     """The engine has requests and makes no tokens."""
+
+
+class EngineDiedError(Broken):
+    """The engine has ended, and says so."""
 
 
 class UpstreamError(PierheadError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -129,7 +130,7 @@ def _not_needed(name: str, revision: str) -> list[str] | None:
         info = huggingface_hub.HfApi().model_info(name, revision=revision or None)
     except huggingface_hub.errors.HfHubHTTPError:
         raise
-    except OSError:  # offline: the snapshot may be in the cache all the same
+    except Exception:  # the hub's HTTP library's own errors: offline. The snapshot may be in the cache all the same
         return None
     names = [file.rfilename for file in info.siblings or ()]
     return list(_WEIGHTS_BESIDE_SAFETENSORS) if any(name.endswith(".safetensors") for name in names) else None
@@ -183,9 +184,9 @@ class _Object:
 
 
 def _from_bucket(source: str, cache: Path, report: Report) -> Path:
-    import fsspec
-
     try:
+        import fsspec
+
         files, root = fsspec.core.url_to_fs(source)
     except (ImportError, ValueError) as error:
         raise LLMStartError(
@@ -202,7 +203,7 @@ def _from_bucket(source: str, cache: Path, report: Report) -> Path:
         ) from error
     if not objects:
         raise SourceNotFoundError(f"model_source: nothing is stored below {source}; check bucket and prefix")
-    target = cache / "buckets" / re.sub(r"[^A-Za-z0-9._-]+", "_", source).strip("_")
+    target = cache / "buckets" / _file_name(source)
     with _one_at_a_time(cache, source, report):
         _Fetch(files, target, source, objects, report).run()
     return target
@@ -211,6 +212,10 @@ def _from_bucket(source: str, cache: Path, report: Report) -> Path:
 def _objects(files: Any, root: str) -> Iterator[_Object]:
     """Everything below a prefix. Raises what the library raises."""
     for path, details in sorted(files.find(root, detail=True).items()):
+        if path.endswith("/") or details.get("type") == "directory":
+            continue  # what consoles store as a folder: an object without content whose name is the prefix of others
+        if path != root and not path.startswith(root.rstrip("/") + "/"):
+            continue  # its neighbour, whose name begins alike
         relative = PurePosixPath(path[len(root) :].lstrip("/") or PurePosixPath(path).name)
         if ".." in relative.parts or relative.is_absolute():
             raise ValueError(f"an object's name leads out of the prefix: {path}")
@@ -236,11 +241,12 @@ class _Fetch:
         self._target.mkdir(parents=True, exist_ok=True)
         had = self._remembered()
         missing = [entry for entry in self._objects if not self._has(entry, had)]
-        self._reject_too_little_room(sum(entry.size for entry in missing))
+        self._remove_parts(keep={self._part_of(entry) for entry in missing})
+        self._reject_too_little_room(sum(entry.size - _size(self._part_of(entry)) for entry in missing))
         self._done = self._total - sum(entry.size for entry in missing)
         wanted = {str(entry.relative) for entry in self._objects}
         for stale in set(had) - wanted:
-            (self._target / stale).unlink(missing_ok=True)
+            self._remove(PurePosixPath(stale))
         had = {name: tag for name, tag in had.items() if name in wanted}
         for entry in missing:
             self._bring(entry)
@@ -249,14 +255,36 @@ class _Fetch:
         self._remember(had)
 
     def _has(self, entry: _Object, had: Mapping[str, str]) -> bool:
-        return had.get(str(entry.relative)) == entry.tag and (self._target / entry.relative).is_file()
+        """Its size counts, too: what was written just before a machine lost its power may be there by name only."""
+        file = self._target / entry.relative
+        return had.get(str(entry.relative)) == entry.tag and file.is_file() and _size(file) == entry.size
+
+    def _part_of(self, entry: _Object) -> Path:
+        """Where it grows until it is whole. The name says of which content it is a part."""
+        file = self._target / entry.relative
+        return file.with_name(f"{file.name}.{_mark(entry.tag)}{_PART}")
+
+    def _remove_parts(self, keep: set[Path]) -> None:
+        """Those of contents that are stored no more."""
+        for part in self._target.rglob(f"*{_PART}"):
+            if part not in keep:
+                part.unlink()
+
+    def _remove(self, stale: PurePosixPath) -> None:
+        """A file that is stored no more, and the directories that it leaves empty."""
+        file = self._target / stale
+        file.unlink(missing_ok=True)
+        for directory in list(file.parents)[: len(stale.parts) - 1]:
+            if not directory.is_dir() or any(directory.iterdir()):
+                return
+            directory.rmdir()
 
     def _bring(self, entry: _Object) -> None:
         """Fetch one object, from where an interrupted fetch of the same content has come to."""
         file = self._target / entry.relative
         file.parent.mkdir(parents=True, exist_ok=True)
-        begun = file.with_name(f"{file.name}.{_mark(entry.tag)}{_PART}")
-        at = begun.stat().st_size if begun.exists() else 0
+        begun = self._part_of(entry)
+        at = _size(begun)
         if at > entry.size:
             begun.unlink()
             at = 0
@@ -279,8 +307,8 @@ class _Fetch:
                 while chunk := stream.read(CHUNK_BYTES):
                     out.write(chunk)
                     self._advance(len(chunk))
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
+        except Exception as error:  # libraries of buckets have errors of their own
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise
             raise LLMStartError(
                 f"model_source: {entry.path} of {self._source} could not be fetched: {type(error).__name__}: {error}; "
@@ -315,6 +343,11 @@ class _Fetch:
         new.replace(self._target / _STATE)
 
 
+def _size(file: Path) -> int:
+    """Bytes; 0 where there is no such file."""
+    return file.stat().st_size if file.is_file() else 0
+
+
 def _mark(tag: str) -> str:
     """A part's name says of which content it is a part: a changed object is not continued."""
     return re.sub(r"[^A-Za-z0-9]+", "", tag)[-24:] or "0"
@@ -330,7 +363,7 @@ def _one_at_a_time(
     """One replica fetches a source at a time; the lock ends with its holder's process, however that ends."""
     locks = cache / "locks"
     locks.mkdir(parents=True, exist_ok=True)
-    with (locks / re.sub(r"[^A-Za-z0-9._-]+", "_", source)).open("a") as lock:
+    with (locks / _file_name(source)).open("a") as lock:
         waited = 0
         while True:
             try:
@@ -343,6 +376,12 @@ def _one_at_a_time(
                 report(f"waiting for another replica that downloads {source}", waited, 0)
                 sleep(ASK_AGAIN_S)
         yield
+
+
+def _file_name(source: str) -> str:
+    """One that people recognise, and that no other source has: s3://a/b_c and s3://a/b/c are two."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", source).strip("_")[:150]
+    return f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
 
 
 def _cannot_keep(source: str, cache: Path, error: OSError) -> LLMStartError:

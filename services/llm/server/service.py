@@ -1,7 +1,8 @@
 """The LLM server: one engine behind the gRPC service that gateways call.
 
 first check_health:  import the engine --> model's files --> engine.start --> pinned adapters --> one real token
-then:                watchdog on tokens, engine.check_health, one token when there is nothing to do
+then:                engine.check_health, one token when there is nothing to do
+twice a second:      watchdog on tokens, which has check_health called when it has found something
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from pierhead import BadRequest, PierheadError, Unavailable, progress
+from pierhead import BadRequest, PierheadError, Unavailable, progress, recheck
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.llm_config import LLMConfig
@@ -23,7 +25,8 @@ from pierhead.routing_stats import publish
 
 from services.llm.server import bodies, loading
 from services.llm.server.adapters import Adapters, Fetch, unknown_adapter
-from services.llm.server.answers import reply_to
+from services.llm.server.answers import not_supported, reply_to
+from services.llm.server.background import in_background
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
 from services.llm.server.exposition import show
@@ -34,6 +37,15 @@ logger = logging.getLogger(__name__)
 
 IDLE_TOKEN_S = 30.0
 """An engine without requests proves so often that it can generate."""
+
+LOOK_S = 0.5
+"""Between two looks of the watchdog: a stall is noticed so much later than it counts as one, at most."""
+
+LARGEST_REPLY = 60 * 1024 * 1024
+"""Bytes of one reply: about what a message between services may have."""
+
+_OPERATORS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
+"""Pages of OpenAI-compatible servers that are not for clients, and stand beside those that are."""
 
 Call = Callable[[LLMRequest], Replies]
 
@@ -60,11 +72,15 @@ class LLMServer(LLMServerServicer):
         self._engine: LLMEngine | None = None
         self._adapters: Adapters | None = None
         self._started = False
-        self._asleep = False
+        self._asleep = 0
+        """The level of its sleep."""
+        self._turn = asyncio.Lock()
+        """Of those who put it to sleep and wake it up: one that is half asleep is not woken up."""
         self._wanted_adapters: tuple[str, ...] = ()
         """By user_config."""
         self._requests = 0
         self._watchdog = TokenWatchdog(config.stall_timeout_s, time.monotonic())
+        self._watch: asyncio.Task[None] | None = None
         self._last_token = 0.0
         self._created = int(time.time())
         show(metrics, self._load, self._expose)
@@ -103,6 +119,10 @@ class LLMServer(LLMServerServicer):
 
     async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
         """What the engine has beyond those."""
+        if not _is_for_clients(request.path):
+            async for reply in not_supported(request.path[:200]):
+                yield reply
+            return
         async for reply in self._answer(request, self._running.pass_through):
             yield reply
 
@@ -115,6 +135,7 @@ class LLMServer(LLMServerServicer):
                 replies = call(request)
                 try:
                     async for reply in replies:
+                        _reject_too_large(reply)
                         begun = True
                         yield reply
                 finally:
@@ -123,6 +144,11 @@ class LLMServer(LLMServerServicer):
             if begun:
                 raise
             yield reply_to(error)
+        except PierheadError:
+            raise
+        except Exception:  # an engine that has died says so in its check_health
+            recheck()
+            raise
         finally:
             self._end()
 
@@ -182,12 +208,14 @@ class LLMServer(LLMServerServicer):
         if engine is None or not self._started:
             raise Unavailable("the engine is not started yet; ask again when the replica is ready")
         what = request.WhichOneof("what")
+        if what not in (None, "sleep", "wake"):
+            self._reject_asleep(what)
         if what == "sleep":
-            await self._sleep(engine, request.sleep.level)
+            async with self._turn:
+                await self._sleep(engine, request.sleep.level)
         elif what == "wake":
-            await engine.wake()
-            self._watchdog.began(time.monotonic())  # it was not to make tokens until now
-            self._asleep = False
+            async with self._turn:
+                await self._wake(engine)
         elif what == "reset_prefix_cache":
             await engine.reset_prefix_cache()
         elif what == "load_adapter":
@@ -203,12 +231,26 @@ class LLMServer(LLMServerServicer):
         level = level or 1
         if level not in (1, 2):
             raise BadRequest(f"Operation.sleep.level: expected 1 or 2, found {level}")
-        self._asleep = True  # before it does: a request must not be met half asleep
+        if self._asleep == level:
+            return
+        self._reject_asleep("sleep")
+        self._asleep = level  # before it does: a request must not be met half asleep
         try:
             await engine.sleep(level)
         except BaseException:
-            self._asleep = False
+            self._asleep = 0
             raise
+
+    async def _wake(self, engine: LLMEngine) -> None:
+        if not self._asleep:
+            return
+        await engine.wake()
+        self._watchdog.began(time.monotonic())  # it was not to make tokens until now
+        self._asleep = 0
+
+    def _reject_asleep(self, what: object) -> None:
+        if self._asleep:
+            raise BadRequest(f"{what}: the engine sleeps (level {self._asleep}); wake it up first (Operation.Wake)")
 
     def _some_adapters(self) -> Adapters:
         if self._adapters is None:
@@ -224,8 +266,11 @@ class LLMServer(LLMServerServicer):
         if wanted and self.config.lora is None:
             raise ValueError("user_config.adapters: this service has no adapters: set x-serve.llm.lora")
         self._wanted_adapters = wanted
-        if self._adapters is not None and self._started:
-            await self._adapters.keep(wanted)
+        if self._adapters is None or not self._started:
+            return
+        if self._asleep:
+            raise ValueError("user_config.adapters: the engine sleeps; they are loaded once it is woken up")
+        await self._adapters.keep(wanted)
 
     # ---- its life
 
@@ -235,17 +280,39 @@ class LLMServer(LLMServerServicer):
             await self._start()
             return
         engine = self._engine
-        if engine is None or self._asleep:
+        if engine is None:
             return
-        load, now = engine.load(), time.monotonic()
-        _tell_callers(load)
-        self._watchdog.look(load, now)
+        if self._asleep:
+            await engine.check_health()
+            return
+        load, now = self._look(engine), time.monotonic()
         await engine.check_health()
         if load.running + load.waiting == 0 and now - self._last_token >= IDLE_TOKEN_S:
             await self._generate_one(engine)
 
+    def _look(self, engine: LLMEngine) -> EngineLoad:
+        """Raises EngineStalledError."""
+        load = engine.load()
+        _tell_callers(load)
+        self._watchdog.look(load, time.monotonic())
+        return load
+
+    async def _keep_looking(self, engine: LLMEngine) -> None:
+        """Until cancelled. `check_health` finds the same once more, and tells it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if not self._asleep:
+                    self._look(engine)
+            except Exception:
+                recheck()
+
     async def aclose(self) -> None:
         """End the engine; called at the replica's end."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait([watch])
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.shutdown()
@@ -255,10 +322,10 @@ class LLMServer(LLMServerServicer):
         name, source = self.config.engine, self.config.model_loading.source
         try:
             self._report(f"importing the engine {name}", None, 1)
-            engine = self._engine = await asyncio.to_thread(self._make)
+            engine = self._engine = await in_background(self._make)
             path = source
             if engine.needs_files:
-                path = str(await asyncio.to_thread(self._fetch, source, self._cache, self._report))
+                path = str(await in_background(self._fetch, source, self._cache, self._report))
             await engine.start(path, self._report)
             await self._start_adapters(engine)
             self._report("generating a first token", None, 1)
@@ -271,6 +338,7 @@ class LLMServer(LLMServerServicer):
                 "log above says more, x-serve.llm.engine_kwargs holds the engine's arguments"
             ) from error
         self._started = True
+        self._watch = asyncio.create_task(self._keep_looking(engine), name="watchdog on tokens")
         logger.info("the engine %s serves %s from %s", name, self.config.model_loading.model_id, source)
 
     def _make(self) -> LLMEngine:
@@ -319,6 +387,23 @@ async def _close(replies: Replies) -> None:
     aclose = getattr(replies, "aclose", None)
     if aclose is not None:
         await aclose()
+
+
+def _reject_too_large(reply: LLMReply) -> None:
+    """Raises LLMRequestError for what no message can hold: its sender can ask for less."""
+    if len(reply.data) > LARGEST_REPLY:
+        raise LLMRequestError(
+            f"the answer has {len(reply.data)} bytes, and at most {LARGEST_REPLY} can be sent at once; ask for fewer "
+            "inputs or choices at a time, or for a stream",
+            code="answer_too_large",
+        )
+
+
+def _is_for_clients(path: str) -> bool:
+    """Whether a path is one of an API for clients. Adapters are the operator's, and dots would lead to any other page
+    of the server behind an engine: paths are not what they look like once they are normalised."""
+    parts = unquote(path).split("/")
+    return path.startswith("/") and not {".", ".."} & set(parts) and not (_OPERATORS & set(parts))
 
 
 def _model_of(request: LLMRequest) -> str:

@@ -12,6 +12,7 @@ from pierhead.clients import close_handles
 from pierhead.errors import (
     Backpressure,
     BadRequest,
+    Broken,
     DeadlineExceeded,
     NoReplica,
     NotFound,
@@ -22,6 +23,7 @@ from pierhead.errors import (
     UserCodeError,
 )
 from pierhead.handle import handle
+from pierhead.health import recheck
 from pierhead.local import local, override_handle
 from pierhead.multiplex import multiplexed
 from pierhead.policies import register_policy
@@ -37,6 +39,7 @@ __all__ = [
     "ENDED",
     "Backpressure",
     "BadRequest",
+    "Broken",
     "DeadlineExceeded",
     "Ended",
     "NoReplica",
@@ -59,6 +62,7 @@ __all__ = [
     "multiplexed",
     "override_handle",
     "progress",
+    "recheck",
     "register_policy",
     "serve",
     "serve_async",

@@ -63,6 +63,8 @@ class Readiness:
     """What it publishes for callers' policies; see `routing_stats`. A replica of several workers does not tell."""
     stats_version: int = 0
     """Grows with each change of `stats`; 0 = nothing is published."""
+    broken: bool = False
+    """It is not ready, and knows that it will not be by itself."""
 
 
 class Page(NamedTuple):

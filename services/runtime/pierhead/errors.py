@@ -11,6 +11,7 @@
     |   |-- NoReplica      UNAVAILABLE          503   no_replica          Retry-After
     |   |-- Draining       UNAVAILABLE          503   draining            Retry-After
     |   `-- ReplicaDied    UNAVAILABLE          502   replica_died
+    |-- Broken             INTERNAL             500   broken
     |-- UserCodeError      INTERNAL             500   internal
     |-- RemoteError        as the callee set    by status  remote
     `-- SettingsError      FAILED_PRECONDITION  500   settings
@@ -146,6 +147,15 @@ class ReplicaDied(Unavailable):
     retry_after_s: float | None = None
 
 
+class Broken(PierheadError):
+    """Raised by `check_health`: this replica does not work, and will not by itself. It counts at once.
+
+    Any other exception may be a moment's weakness, and makes a replica ill once three checks in a row have failed.
+    """
+
+    kind = "broken"
+
+
 class UserCodeError(PierheadError):
     """A service raised an exception that is not a PierheadError. `traceback` holds the callee's, shortened."""
 
@@ -228,6 +238,7 @@ _BY_KIND: dict[str, type[PierheadError]] = {
         NoReplica,
         Draining,
         ReplicaDied,
+        Broken,
         SettingsError,
     )
 }

@@ -7,6 +7,8 @@ A check that does not end in time is a failure, except where it may be waiting i
 line moves first come, first served, or nearly so: once twice as many requests have been answered as were in flight when
 the check began, its turn was there, and the line explains nothing any more. Nor does it after `request_timeout_s`: no
 accepted request may take longer than that.
+
+A check that raises `Broken` knows: one is enough. Who learns of it between two checks calls `recheck`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple
 
+from pierhead.errors import Broken
 from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
@@ -28,6 +31,9 @@ FAILURES = 3
 LINES = 2
 """How many times the line that stood before a check must have been answered before its turn is overdue: batches and
 requests of different length let some pass others."""
+
+BREATH_S = 0.1
+"""Between two rounds at least, however often somebody asks for one."""
 
 END_S = 1.0
 """How long a check that is cancelled at the replica's end may take to clean up."""
@@ -43,6 +49,14 @@ class Load(NamedTuple):
     """Requests that ended well since the replica's start."""
 
 
+class Finding(NamedTuple):
+    """Why a round failed."""
+
+    reason: str
+    certain: bool = False
+    """It is known, not suspected."""
+
+
 class Judge:
     """What checks say of a replica. Pure: times and loads are arguments."""
 
@@ -51,19 +65,23 @@ class Judge:
         self._patience_s = max(timeout_s, patience_s)
         self.failures = 0
         """In a row."""
+        self.broken = False
+        """A check was certain of it, and none has passed since."""
 
     @property
     def ill(self) -> bool:
         """Whether the replica should get no more requests."""
-        return self.failures >= FAILURES
+        return self.broken or self.failures >= FAILURES
 
     def passed(self) -> None:
         """A check has ended well."""
         self.failures = 0
+        self.broken = False
 
-    def failed(self) -> None:
-        """A check has raised, or was given up."""
+    def failed(self, *, certain: bool = False) -> None:
+        """A check has raised, or was given up. `certain`: it knows that the replica will not get well by itself."""
         self.failures += 1
+        self.broken = self.broken or certain
 
     def may_wait(self, pending_s: float, before: Load, now: Load) -> bool:
         """Whether a check that began `pending_s` ago, when the load was `before`, gets more time."""
@@ -84,6 +102,20 @@ def checks_of(parts: Iterable[object]) -> list[tuple[str, Check]]:
             raise TypeError(f"{type(part).__name__}.check_health must be `async def check_health(self) -> None`")
         found.append((type(part).__name__, check))
     return found
+
+
+_RUNNING: set[HealthWatch] = set()
+"""Of this process: one, but for tests."""
+
+
+def recheck() -> None:
+    """Have `check_health` called now, and not at the next period: for who learns meanwhile that something is broken.
+
+    Of such a check only `Broken` counts: any other end of it says no more than that somebody asked. May be called from
+    any thread, and at any rate.
+    """
+    for watch in list(_RUNNING):
+        watch.ask()
 
 
 def _take_note(round_: asyncio.Task[None]) -> None:
@@ -109,6 +141,18 @@ class HealthWatch:
         self._judged = judged
         self._run_check = run_check or (lambda check: check())
         self._judge = Judge(settings.health_timeout_s, settings.request_timeout_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked = asyncio.Event()
+
+    @property
+    def broken(self) -> bool:
+        """Whether a check was certain that the replica will not get well, and none has passed since."""
+        return self._judge.broken
+
+    def ask(self) -> None:
+        """See `recheck`."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._asked.set)
 
     async def check_all(self) -> None:
         """One round. Raises what the first failing check raises, with the part's name as a note."""
@@ -122,23 +166,45 @@ class HealthWatch:
     async def run(self) -> None:
         """Check every `health_period_s`; after each round `judged("")` or `judged("why it is ill")` is called.
 
-        The replica is judged after each failed round once it is ill, and after each that passed.
+        The replica is judged after each failed round once it is ill, and after each that passed. A round in between,
+        that `recheck` has asked for, changes nothing unless it is certain.
         """
         round_: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        _RUNNING.add(self)
+        due = time.monotonic() + self._settings.health_period_s
         try:
             while True:
-                await asyncio.sleep(self._settings.health_period_s)
+                counts = await self._wait(due)
                 if round_ is None or round_.done():  # user code that keeps running when cancelled is not run twice
                     round_ = asyncio.create_task(self.check_all(), name="check_health")
                     round_.add_done_callback(_take_note)
-                await self._judge_round(round_)
+                finding = await self._outcome(round_)
+                counts = counts or time.monotonic() >= due
+                if counts or (finding is not None and finding.certain):
+                    await self._conclude(finding)
+                if counts:
+                    due = time.monotonic() + self._settings.health_period_s
         finally:
+            _RUNNING.discard(self)
             if round_ is not None and not round_.done():
                 round_.cancel()
                 await asyncio.wait([round_], timeout=END_S)
 
-    async def _judge_round(self, round_: asyncio.Task[None]) -> None:
-        """Wait for a round's end, for as long as the judge lets it, and draw the conclusion."""
+    async def _wait(self, due: float) -> bool:
+        """Until a round is due, or asked for; whether it is due."""
+        await asyncio.sleep(min(BREATH_S, max(due - time.monotonic(), 0.0)))
+        try:
+            async with asyncio.timeout(max(due - time.monotonic(), 0.0)):
+                await self._asked.wait()
+        except TimeoutError:
+            return True
+        finally:
+            self._asked.clear()
+        return False
+
+    async def _outcome(self, round_: asyncio.Task[None]) -> Finding | None:
+        """Wait for a round's end, for as long as the judge lets it; None when it passed."""
         judge, timeout_s = self._judge, self._settings.health_timeout_s
         began, before = time.monotonic(), self._load()
         while not round_.done() and judge.may_wait(time.monotonic() - began, before, self._load()):
@@ -150,27 +216,36 @@ class HealthWatch:
                     before.ongoing,
                 )
             await asyncio.wait([round_], timeout=timeout_s)
-        reason = self._end(round_)
-        if reason is None:
+        return self._end(round_)
+
+    async def _conclude(self, finding: Finding | None) -> None:
+        judge = self._judge
+        if finding is None:
             judge.passed()
             await self._judged("")
             return
-        judge.failed()
-        logger.warning("check_health failed %d times in a row: %s", judge.failures, reason)
+        known = judge.broken
+        judge.failed(certain=finding.certain)
+        if finding.certain:
+            if not known:
+                logger.error("check_health is certain that this replica is broken: %s", finding.reason)
+            await self._judged(finding.reason)
+            return
+        logger.warning("check_health failed %d times in a row: %s", judge.failures, finding.reason)
         if judge.ill:
-            await self._judged(f"check_health failed {judge.failures} times in a row: {reason}")
+            await self._judged(f"check_health failed {judge.failures} times in a row: {finding.reason}")
 
-    def _end(self, round_: asyncio.Task[None]) -> str | None:
+    def _end(self, round_: asyncio.Task[None]) -> Finding | None:
         """Why the round failed; None when it passed. One that runs on is cancelled, and not waited for."""
         if not round_.done():
             round_.cancel()
             load = self._load()
-            return (
+            return Finding(
                 f"it has not ended within {self._settings.health_timeout_s:g} s; {load.ongoing} requests are in flight"
             )
         if round_.cancelled():
-            return "it was cancelled from within"
+            return Finding("it was cancelled from within")
         error = round_.exception()
         if error is None:
             return None
-        return str(error) or type(error).__name__
+        return Finding(str(error) or type(error).__name__, isinstance(error, Broken))

@@ -57,13 +57,13 @@ def llm_service(
         service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
     # The processes of one engine hand tensors to each other in /dev/shm.
     service["shm_size"] = "16gb" if config.gpus > 1 else "2gb"
-    service["x-serve"] = {
+    service["x-serve"] = _as_it_is({
         **how_many,
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,
         "request_timeout_s": REQUEST_TIMEOUT_S,
         "router": {"policy": policy},
         "llm": config.model_dump(mode="json", exclude_defaults=True),
-    }
+    })  # fmt: skip
     return service
 
 
@@ -88,8 +88,10 @@ def llm_gateway(
 def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", gateways: int = 1) -> Document:
     """A compose document: these services by name, and a gateway for all of their models.
 
-    Raises ValueError when two of them serve a model of the same name.
+    Raises ValueError when two of them serve a model of the same name, or one has the gateway's name.
     """
+    if gateway in services:
+        raise ValueError(f'service "{gateway}": expected another name, as the gateway of the app has this one')
     models: dict[str, str] = {}
     for name, service in services.items():
         model_id = service["x-serve"]["llm"]["model_loading"]["model_id"]
@@ -103,6 +105,15 @@ def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", g
         "services": {gateway: llm_gateway(models, replicas=gateways), **services},
         "volumes": {CACHE: {}},
     }
+
+
+def _as_it_is(value: Any) -> Any:
+    """For a compose file, in whose values Compose takes "$" for the beginning of a variable."""
+    if isinstance(value, str):
+        return value.replace("$", "$$")
+    if isinstance(value, Mapping):
+        return {key: _as_it_is(inner) for key, inner in value.items()}
+    return [_as_it_is(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _image(image: str | None, part: str, arguments: Mapping[str, str]) -> Document:

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+from pierhead.json_data import find_not_json
 
 VARIABLE = "PIERHEAD_LLM_CONFIG"
 LARGEST_CONFIG = 64 * 1024
 """Bytes as JSON: it travels in an environment variable, of which Linux takes twice as much."""
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENGINE = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _REMOTE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\s]*)?")
 _HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A-Za-z0-9._/-]+)?")
@@ -56,7 +58,7 @@ def _check_adapters_path(path: str) -> str:
 
 def _check_adapter(adapter: str) -> str:
     if not _ADAPTER.fullmatch(adapter):
-        raise _expected('the name of an adapter: letters, digits and "._-", at most 200')
+        raise _expected('the name of an adapter: letters, digits and "._-", at most 100')
     return adapter
 
 
@@ -68,9 +70,12 @@ def _check_engine(engine: str) -> str:
 
 def _check_kwargs(arguments: dict[str, Any]) -> dict[str, Any]:
     try:
-        text = json.dumps(arguments, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        raise _expected("what JSON can hold: text, finite numbers, true, false, null, lists and mappings") from None
+        wrong = find_not_json(arguments) is not None
+    except RecursionError:
+        wrong = True
+    if wrong:
+        raise _expected("what JSON can hold: text, finite numbers, true, false, null, lists and mappings")
+    text = json.dumps(arguments)
     if len(text) > LARGEST_CONFIG // 2:
         raise _expected(f"at most {LARGEST_CONFIG // 2} bytes as JSON (these are {len(text)})")
     return arguments
@@ -101,6 +106,16 @@ class Lora(_Block):
     max_num_adapters_per_replica: Annotated[int, Field(ge=1, le=1000)] = 1
     adapters: list[Annotated[str, AfterValidator(_check_adapter)]] = Field(default_factory=list)
 
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        wanted, most = len(set(self.adapters)), self.max_num_adapters_per_replica
+        if wanted > most:
+            raise _expected(
+                f"max_num_adapters_per_replica of at least {wanted}, as many as adapters names for every replica "
+                f"(it is {most})"
+            )
+        return self
+
 
 class LLMConfig(_Block):
     """One model's service."""
@@ -113,6 +128,13 @@ class LLMConfig(_Block):
     engine_kwargs: Annotated[dict[str, Any], AfterValidator(_check_kwargs)] = Field(default_factory=dict)
     lora: Lora | None = None
     stall_timeout_s: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        size = len(self.to_json())
+        if size > LARGEST_CONFIG:
+            raise _expected(f"at most {LARGEST_CONFIG} bytes as JSON in all (these are {size})")
+        return self
 
     @property
     def gpus(self) -> int:

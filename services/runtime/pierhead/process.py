@@ -27,8 +27,9 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
 
     A part is a generated servicer's subclass, an `aiohttp.web.Application` or an ASGI application (one of the two), or
     any object with `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before
-    the replica says that it is ready (let it do one real inference) and every ten seconds after; raising means
-    unhealthy. A servicer's `async def aclose(self) -> None` is called at the end, when no request is left.
+    the replica says that it is ready (let it do one real inference) and every ten seconds after, or when `recheck()`
+    asks for it. Raising three times in a row means unhealthy; raising `Broken` does at once. A servicer's
+    `async def aclose(self) -> None` is called at the end, when no request is left.
 
     With several workers (HTTP only) the whole program runs once in each of them, and this process goes on as their
     supervisor: what stands before the call is run there, what stands behind it once each worker has drained.

@@ -2,7 +2,7 @@
 
 starting --(check_health passed, listening)--> ready --(SIGTERM)--> draining --(nothing in flight)--> exit 0
                                                  ^  |                    `--(second signal, drain timeout)--> stop now
-                                                 |  v  check_health failed three times, passed again
+                                                 |  v  check_health failed three times, or was certain; passed again
                                                starting
 """
 
@@ -156,6 +156,7 @@ class ReplicaServer:
             config,
             dict(STATS.numbers),
             version,
+            self.state == "starting" and self._watch.broken,
         )
 
     def _numbers(self) -> Numbers:
@@ -174,7 +175,8 @@ class ReplicaServer:
     def _set_state(self, state: State, detail: str = "") -> None:
         self.state, self._detail = state, detail
         if self._seat is not None:
-            self._seat.tell(_STATE_OF_WORKER[state], detail)
+            broken = state == "starting" and self._watch.broken
+            self._seat.tell(WorkerState.BROKEN if broken else _STATE_OF_WORKER[state], detail)
 
     def _reject_unknown(self, parts: tuple[object, ...]) -> None:
         for part in parts:

@@ -78,6 +78,21 @@ def test_a_model_for_the_cpu_asks_for_no_gpu() -> None:
     assert "deploy" not in document["services"]["llm-small"]
 
 
+@pytest.mark.parametrize("engine", ["openai", "mock"])
+def test_what_needs_no_gpu_reserves_none(engine: str) -> None:
+    assert "deploy" not in yaml.safe_load(run("--model", "m", "--engine", engine))["services"]["llm-m"]
+    written = yaml.safe_load(run("--model", "m", "--engine", engine, "--gpus", "1"))
+    assert "deploy" in written["services"]["llm-m"], "who asks for one gets it"
+
+
+def test_what_compose_would_take_for_a_variable_arrives_as_it_is(tmp_path: Path) -> None:
+    template = "{% for $x in y %} ${HOME} $$ {% endfor %}"
+    written = run("--model", "/m/q", "--engine-arg", f"chat_template={template}", "--lora", "/ad$HOME")
+    llm = yaml.safe_load(written)["services"]["llm-q"]["x-serve"]["llm"]
+    assert llm["engine_kwargs"] == {"chat_template": template.replace("$", "$$")}
+    assert llm["lora"]["dynamic_lora_loading_path"] == "/ad$$HOME"
+
+
 def test_a_file_is_not_written_over_unless_that_is_meant(tmp_path: Path) -> None:
     file = tmp_path / "apps" / "qwen.yaml"
     file.parent.mkdir()
@@ -99,6 +114,11 @@ def test_a_file_is_not_written_over_unless_that_is_meant(tmp_path: Path) -> None
         (["--model", "/m/q", "--policy", "nearest"], "x-serve.router.policy: expected one of"),
         (["--model", "/m/q", "--replicas", "4", "--max-replicas", "2"], "x-serve.autoscale.max: expected an integer"),
         (["--model", "/m/q", "--service", "My_Service"], "expected a service name of lower-case letters"),
+        (
+            ["--model", "/m/q", "--service", "llm-gateway"],
+            "expected another name, as the gateway of the app has this one",
+        ),
+        (["--model", "/m/q", "--engine-arg", "a-b=1", "--engine-arg", "a_b=2"], "--engine-arg: a_b is given twice"),
     ],
 )
 def test_what_the_controller_would_refuse_is_not_written(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -58,6 +58,11 @@ def test_a_check_that_asks_nothing_is_no_second_opinion() -> None:
         assert second_opinion(silent, seen).health is health
 
 
+def test_a_replica_that_gives_itself_up_needs_no_second_opinion() -> None:
+    broken = replica(SPEC, 1, health=Health.FAILED, broken=True)
+    assert second_opinion(broken, routing(server(broken, is_asked=True))).health is Health.FAILED
+
+
 def test_with_nobody_serving_it_is_the_written_one() -> None:
     assert asked() == NEW
     assert asked(replica(SPEC, 1, probe=(9100, "/readyz"), health=Health.FAILED)) == NEW

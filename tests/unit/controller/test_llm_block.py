@@ -97,10 +97,30 @@ A_SOURCE = (
             {**MODEL, "engine_kwargs": {"a": "x" * 40_000}},
             "engine_kwargs: expected at most 32768 bytes as JSON (these are 40009), found ",
         ),
+        (
+            {**MODEL, "engine_kwargs": {"a": {3: "b"}}},
+            "engine_kwargs: expected what JSON can hold: text, finite numbers",
+        ),
+        ({**MODEL, "engine_kwargs": {"a": [float("nan")]}}, "engine_kwargs: expected what JSON can hold: text, finite"),
+        (
+            {**MODEL, "lora": {"dynamic_lora_loading_path": "/a", "adapters": ["fr", "de", "fr"]}},
+            "lora: expected max_num_adapters_per_replica of at least 2, as many as adapters names for every replica",
+        ),
+        (
+            {
+                **MODEL,
+                "lora": {
+                    "dynamic_lora_loading_path": "/a",
+                    "max_num_adapters_per_replica": 1000,
+                    "adapters": [f"{number:0100}" for number in range(700)],
+                },
+            },
+            "llm: expected at most 65536 bytes as JSON in all (these are 7",
+        ),
         ({**MODEL, "lora": {}}, "lora.dynamic_lora_loading_path: expected a string, found nothing"),
         (
             {**MODEL, "lora": {"dynamic_lora_loading_path": "/adapters", "adapters": ["../x"]}},
-            'lora.adapters[0]: expected the name of an adapter: letters, digits and "._-", at most 200, found "../x"',
+            'lora.adapters[0]: expected the name of an adapter: letters, digits and "._-", at most 100, found "../x"',
         ),
         (
             {**MODEL, "model": "qwen"},
@@ -113,7 +133,7 @@ A_SOURCE = (
 )
 def test_wrong_keys_and_values(llm: dict[str, Any], problem: str) -> None:
     [found] = problems({"llm": llm})
-    assert found.startswith(f"services.ranker.x-serve.llm.{problem}")
+    assert found.startswith(f"services.ranker.x-serve.llm.{problem}".replace("llm.llm:", "llm:"))
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,18 @@ def test_draining_is_neither_good_nor_bad() -> None:
     assert judge.verdict.reading.ongoing == 1
 
 
+@pytest.mark.parametrize("before", [[GOOD], [GOOD, BAD], []])
+def test_one_that_says_that_it_is_broken_has_failed_at_once(before: list[Reading]) -> None:
+    broken = replace(BAD, told="the engine has ended", broken=True)
+    assert healths(*before, broken)[-1] is Health.FAILED
+    assert healths(*before, broken, GOOD)[-1] is Health.READY, "unless it was replaced meanwhile"
+    judge = Judge(SPEC, 0.0)
+    judge.record(GOOD, 0.0)
+    assert judge.record(broken, 1.0)
+    assert judge.verdict.detail == "the replica gives itself up: the engine has ended"
+    assert judge.verdict.fill_in(replica(service("web"), 1)).broken
+
+
 def test_a_failure_is_told_in_words() -> None:
     judge = Judge(SPEC, 0.0)
     for number, reading in enumerate([GOOD, BAD, BAD, BAD]):

@@ -76,6 +76,7 @@ async def test_the_three_pages(served: Admin) -> None:
                 "user_config": None,
                 "stats": {},
                 "stats_version": 0,
+                "broken": False,
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead import Settings
+from pierhead import Broken, Settings, recheck
 from pierhead.health import FAILURES, LINES, HealthWatch, Judge, Load, checks_of
 
 from tests.unit.runtime.harness import until
@@ -24,6 +24,16 @@ class TestJudge:
             judge.passed() if passes else judge.failed()
             ill.append(judge.ill)
         assert ill == [False, False, False, False, False, True, True, False]
+
+    def test_one_certain_failure_is_an_illness_until_a_check_passes(self) -> None:
+        judge = Judge(timeout_s=10, patience_s=60)
+        judge.failed(certain=True)
+        seen = [(judge.ill, judge.broken)]
+        judge.failed()
+        seen.append((judge.ill, judge.broken))
+        judge.passed()
+        seen.append((judge.ill, judge.broken))
+        assert seen == [(True, True), (True, True), (False, False)], "doubt takes nothing back"
 
     def test_nobody_was_answered_so_it_hangs(self) -> None:
         judge = Judge(timeout_s=10, patience_s=60)
@@ -184,6 +194,55 @@ class TestWatch:
         await until(lambda: reasons[-1] == "", "it is well again")
         task.cancel()
         await asyncio.wait([task])
+
+    async def test_a_check_that_is_certain_counts_at_once(self) -> None:
+        watched = Watched(health_period_s=0.5)
+        watched.problem = Broken("the engine has ended")
+
+        async def steps() -> None:
+            await until(lambda: watched.judgements == ["the engine has ended"], "it is ill")
+            assert watched.checks == 1
+            assert watched.watch.broken
+
+        await watched.during(steps)
+
+    async def test_who_knows_has_it_checked_now(self) -> None:
+        watched = Watched(health_period_s=3600.0)
+
+        async def steps() -> None:
+            await until(lambda: watched.watch._loop is not None, "it runs")
+            watched.problem = Broken("the engine has ended")
+            await asyncio.to_thread(recheck)
+            await until(lambda: watched.judgements == ["the engine has ended"], "it is ill, an hour early")
+
+        await watched.during(steps)
+
+    async def test_a_check_that_was_asked_for_counts_only_when_it_is_certain(self) -> None:
+        watched = Watched(health_period_s=3600.0)
+
+        async def steps() -> None:
+            await until(lambda: watched.watch._loop is not None, "it runs")
+            for problem in (RuntimeError("the line was busy"), None):
+                watched.problem = problem
+                before = watched.checks
+                while watched.checks < before + FAILURES:
+                    recheck()
+                    await asyncio.sleep(0.001)
+            assert watched.judgements == []
+
+        await watched.during(steps)
+
+    async def test_however_often_it_is_asked_for_its_own_checks_are_made(self) -> None:
+        watched = Watched(health_period_s=0.2)
+        watched.problem = RuntimeError("the GPU fell off the bus")
+
+        async def steps() -> None:
+            while not watched.judgements:
+                recheck()
+                await asyncio.sleep(0.001)
+            assert watched.judgements[0].startswith("check_health failed 3 times in a row")
+
+        await watched.during(steps)
 
     async def test_what_a_check_raises_names_its_part(self) -> None:
         watched = Watched()

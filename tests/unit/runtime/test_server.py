@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientSession, web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pierhead import Broken, recheck
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.errors import SettingsError
 from pierhead.server import ReplicaServer
@@ -34,6 +35,7 @@ AT_REST = {
     "user_config": UNCONFIGURED,
     "stats": {},
     "stats_version": 0,
+    "broken": False,
 }  # fmt: skip
 
 
@@ -282,6 +284,19 @@ class TestHealth:
         assert body["detail"].startswith("check_health failed 3 times in a row: the GPU fell off the bus")
         part.problem = None
         await until(lambda: server.state == "ready", "it is ready again")
+
+    async def test_one_that_knows_that_it_is_broken_says_so_at_once(self, cluster: Cluster) -> None:
+        part = Checked()
+        server = await cluster.start(EchoService(), part, health_period_s=3600.0)
+        part.problem = Broken("the engine has ended")
+        await until(lambda: server._watch._loop is not None, "its health is watched")
+        recheck()
+        await until(lambda: server.state == "starting", "it says that it is not ready")
+        status, body = await readyz(server)
+        assert (status, body["detail"], body["broken"]) == (503, "the engine has ended", True)
+        server.stop()
+        await until(lambda: server.state == "draining", "it drains")
+        assert not server.readiness().broken, "whoever drains is left to it"
 
     async def test_a_check_that_hangs_counts_as_failed(self, cluster: Cluster) -> None:
         part = Checked()

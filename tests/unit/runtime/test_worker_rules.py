@@ -17,7 +17,7 @@ from pierhead.workers.supervision import HUNG_S, LONGEST_S, SHORTEST_S, WELL_S, 
 from pierhead.workers.supervisor import read_settings, settings_text
 from prometheus_client.parser import text_string_to_metric_families
 
-ABSENT, READY, ILL = WorkerState.ABSENT, WorkerState.READY, WorkerState.ILL
+ABSENT, READY, ILL, BROKEN = WorkerState.ABSENT, WorkerState.READY, WorkerState.ILL, WorkerState.BROKEN
 
 
 def seen(*states: WorkerState, detail: str = "") -> list[Seen]:
@@ -34,6 +34,7 @@ class TestVerdict:
             ((READY, ABSENT), True, ("ready", "")),
             ((ABSENT, ABSENT), True, ("starting", "no worker is left; they are being started again")),
             ((READY, ILL), True, ("starting", "worker 2: no GPU")),
+            ((READY, BROKEN), True, ("starting", "worker 2: no GPU")),
         ],
     )
     def test_what_the_replica_says(
@@ -52,6 +53,7 @@ class TestVerdict:
         if state == "ready":
             assert READY in states
             assert ILL not in states
+            assert BROKEN not in states
             assert was_ready or set(states) == {READY}
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import io
 import shutil
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,85 @@ def test_too_little_room_is_told_before_anything_is_fetched(
     assert told.lines == []
 
 
+def test_what_an_interrupted_fetch_has_needs_no_room_again(
+    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = Breaks(bucket, after=90_000, error=ConnectionResetError("the line broke"))
+    monkeypatch.setattr(bucket, "open", breaks.open)
+    with pytest.raises(LLMStartError, match="could not be fetched"):
+        fetch(SOURCE, tmp_path, told)
+    breaks.broken = False
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=len(WEIGHTS) - 80_000))
+    assert (fetch(SOURCE, tmp_path, told) / "weights" / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_sources_of_like_names_have_directories_of_their_own(bucket: Any, tmp_path: Path, told: Told) -> None:
+    bucket.pipe("/bucket/team_a/weights", b"one")
+    bucket.pipe("/bucket/team/a/weights", b"two")
+    one, two = fetch("memory://bucket/team_a", tmp_path, told), fetch("memory://bucket/team/a", tmp_path, told)
+    assert ((one / "weights").read_bytes(), (two / "weights").read_bytes()) == (b"one", b"two")
+
+
+def test_a_file_that_lost_its_content_is_fetched_again(bucket: Any, tmp_path: Path, told: Told) -> None:
+    """A machine that loses its power may keep a name and no content."""
+    weights = fetch(SOURCE, tmp_path, told) / "weights" / "model.safetensors"
+    weights.write_bytes(b"")
+    fetch(SOURCE, tmp_path, told)
+    assert weights.read_bytes() == WEIGHTS
+
+
+def test_parts_of_former_contents_do_not_stay(
+    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = Breaks(bucket, after=50_000, error=ConnectionResetError("the line broke"))
+    monkeypatch.setattr(bucket, "open", breaks.open)
+    with pytest.raises(LLMStartError, match="could not be fetched"):
+        fetch(SOURCE, tmp_path, told)
+    breaks.broken = False
+    assert len(list(tmp_path.rglob("*.pierhead-part"))) == 1
+    bucket.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS + b"more")
+    fetch(SOURCE, tmp_path, told)
+    assert not list(tmp_path.rglob("*.pierhead-part"))
+
+
+def test_folders_of_consoles_and_neighbours_of_like_names_are_left_out(
+    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = type(bucket).find
+
+    def find(files: Any, root: str, **how: Any) -> dict[str, Any]:
+        found = dict(real(files, root, **how))
+        for name in ("/bucket/qwen/", "/bucket/qwen/weights/", "/bucket/qwen-large/config.json"):
+            found[name] = {"name": name, "size": 0, "type": "file"}
+        found["/bucket/qwen/weights"] = {"name": "/bucket/qwen/weights", "size": 0, "type": "directory"}
+        return found
+
+    monkeypatch.setattr(type(bucket), "find", find)
+    found = fetch(SOURCE, tmp_path, told)
+    files = {str(file.relative_to(found)) for file in found.rglob("*") if file.is_file()}
+    assert files - {".pierhead-fetched.json"} == {"config.json", "weights/model.safetensors"}
+
+
+def test_a_directory_may_become_a_file(bucket: Any, tmp_path: Path, told: Told) -> None:
+    fetch(SOURCE, tmp_path, told)
+    bucket.rm("/bucket/qwen/weights/model.safetensors")
+    bucket.pipe("/bucket/qwen/weights", b"all of them")
+    assert (fetch(SOURCE, tmp_path, told) / "weights").read_bytes() == b"all of them"
+
+
+def test_an_error_of_the_library_s_own_is_told_as_any_other(
+    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SlowDown(Exception):
+        """No OSError."""
+
+    breaks = Breaks(bucket, after=50_000, error=SlowDown("too many requests"))  # type: ignore[arg-type]
+    monkeypatch.setattr(bucket, "open", breaks.open)
+    with pytest.raises(LLMStartError, match="could not be fetched: SlowDown: too many requests; the next try goes on"):
+        fetch(SOURCE, tmp_path, told)
+
+
 def test_an_empty_prefix_and_an_unknown_store_are_told(bucket: Any, tmp_path: Path, told: Told) -> None:
     with pytest.raises(SourceNotFoundError, match="nothing is stored below memory://bucket/other"):
         fetch("memory://bucket/other", tmp_path, told)
@@ -197,3 +278,48 @@ def test_of_two_replicas_one_fetches_and_the_other_waits(
     assert found == [second]
     assert len(opened) == 2
     assert other.lines[0] == (f"waiting for another replica that downloads {SOURCE}", 1, 0)
+
+
+# ------------------------------------------------------------------------------------------------- Hugging Face's hub
+
+
+class NoConnection(Exception):
+    """As the hub's HTTP library has it: no OSError."""
+
+
+class OfHub(Exception):
+    """Base of the hub's errors, with the names that are asked for."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hub's library, as far as it is used; nobody answers."""
+    names = ("HfHubHTTPError", "GatedRepoError", "LocalEntryNotFoundError", "RepositoryNotFoundError")
+    errors = types.SimpleNamespace(**{name: type(name, (OfHub,), {}) for name in (*names, "RevisionNotFoundError")})
+
+    class Api:
+        def model_info(self, name: str, **_: Any) -> Any:
+            raise NoConnection("connection refused")
+
+    def snapshot_download(name: str, *, cache_dir: Path, **_: Any) -> str:
+        if not (cache_dir / name).is_dir():
+            raise errors.LocalEntryNotFoundError("and it is not in the cache")
+        return str(cache_dir / name)
+
+    library = types.ModuleType("huggingface_hub")
+    vars(library).update(HfApi=Api, snapshot_download=snapshot_download, errors=errors)
+    bars = types.ModuleType("tqdm.auto")
+    vars(bars).update(tqdm=object)
+    for name, module in {"huggingface_hub": library, "huggingface_hub.errors": errors, "tqdm.auto": bars}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return library
+
+
+def test_without_the_hub_a_model_of_the_cache_is_served(hub: Any, tmp_path: Path, told: Told) -> None:
+    (tmp_path / "hub" / "org" / "model").mkdir(parents=True)
+    assert fetch("org/model", tmp_path, told) == tmp_path / "hub" / "org" / "model"
+
+
+def test_without_the_hub_a_model_that_is_not_in_the_cache_says_what_to_do(hub: Any, tmp_path: Path, told: Told) -> None:
+    with pytest.raises(LLMStartError, match=r"the Hugging Face hub cannot be reached for org/model, and .* does not"):
+        fetch("org/model", tmp_path, told)

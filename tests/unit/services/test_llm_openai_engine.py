@@ -20,21 +20,24 @@ from services.llm.server.engines import openai_engine
 from services.llm.server.engines.mock_engine import MockEngine
 from services.llm.server.engines.openai_engine import OpenAIEngine
 from services.llm.server.engines.openai_events import Account, Splitter
-from services.llm.server.errors import LLMStartError, UpstreamError
+from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError
 from tests.harness.openai_server import Handler, handler_of, serving
 
 CHAT = "/v1/chat/completions"
 
 
-def engine_at(url: str, **engine_kwargs: Any) -> OpenAIEngine:
+def engine_at(url: str, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> OpenAIEngine:
     arguments = {"base_url": url, "metrics_path": None, **engine_kwargs}
-    return OpenAIEngine(LLMConfig(engine="openai", model_loading=ModelLoading(model_id="m"), engine_kwargs=arguments))
+    loading = ModelLoading(model_id="m")
+    return OpenAIEngine(
+        LLMConfig(engine="openai", model_loading=loading, engine_kwargs=arguments, stall_timeout_s=stall_timeout_s)
+    )
 
 
 @contextlib.asynccontextmanager
-async def started(handler: Handler, **engine_kwargs: Any) -> AsyncIterator[OpenAIEngine]:
+async def started(handler: Handler, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> AsyncIterator[OpenAIEngine]:
     async with serving(handler) as url:
-        engine = engine_at(url, **engine_kwargs)
+        engine = engine_at(url, stall_timeout_s, **engine_kwargs)
         await engine.start("m", lambda *_: None)
         try:
             yield engine
@@ -276,6 +279,7 @@ async def test_it_waits_for_the_server_and_says_so() -> None:
     [
         ({"base_url": "sglang:30000"}, "base_url"),
         ({"base_url": "http://x", "url": "y"}, "url"),
+        ({"base_url": "http://me:secret@x"}, "without a name and a password; a key belongs into api_key_env"),
         ({"base_url": "http://x", "health_path": "health"}, "health_path"),
         ({}, "base_url"),
     ],
@@ -283,6 +287,12 @@ async def test_it_waits_for_the_server_and_says_so() -> None:
 def test_arguments_that_cannot_be(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(LLMStartError, match=told):
         OpenAIEngine(LLMConfig(engine="openai", model_loading=ModelLoading(model_id="m"), engine_kwargs=arguments))
+
+
+def test_what_is_refused_is_not_repeated_where_it_is_a_secret() -> None:
+    with pytest.raises(LLMStartError) as caught:
+        engine_at("http://me:secret@x", api_key=7)
+    assert "secret" not in str(caught.value)
 
 
 async def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +308,91 @@ async def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(LLMStartError, match="start_timeout_s"):
         await engine.start("m", lambda *_: None)
     await engine.shutdown()
+
+
+# ---- adapters
+
+
+class WithAdapters:
+    """A server that takes adapters as vLLM's does, with a mock engine in it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.engine = MockEngine(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m")))
+
+    async def start_anew(self) -> None:
+        """As after a crash: what was loaded is not."""
+        self.engine = MockEngine(self.engine.config)
+        await self.engine.start("m", lambda *_: None)
+        self.handler = handler_of(self.engine)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "adapter" in request.path:
+            self.asked.append(request.path.removeprefix("/v1/"))
+        return await self.handler(request)
+
+
+@pytest.fixture
+async def with_adapters() -> AsyncIterator[WithAdapters]:
+    server = WithAdapters()
+    await server.start_anew()
+    yield server
+    await server.engine.shutdown()
+
+
+def ask_french(**body: Any) -> LLMRequest:
+    request = ask(max_tokens=2, **body)
+    request.model = "m:french"
+    return request
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_adapter_that_the_server_has_lost_is_loaded_again(with_adapters: WithAdapters, stream: bool) -> None:
+    async with started(with_adapters.answer) as engine:
+        assert (await all_of(engine, ask_french(stream=stream)))[0].status == 404
+        await engine.load_adapter("french", "/adapters/french")
+        await with_adapters.start_anew()
+        replies = await all_of(engine, ask_french(stream=stream))
+        assert [reply.status for reply in replies][:1] == [200]
+        assert sum(reply.tokens for reply in replies) == 2
+        assert with_adapters.asked == ["load_lora_adapter"] * 2
+        await engine.unload_adapter("french")
+        assert (await all_of(engine, ask_french(stream=stream)))[0].status == 404
+
+
+async def test_a_server_may_have_an_adapter_of_a_replica_before(with_adapters: WithAdapters) -> None:
+    for path, asked in (
+        ("/adapters/one", ["load_lora_adapter"]),
+        ("/adapters/one", ["load_lora_adapter"]),
+        ("/adapters/two", ["load_lora_adapter", "unload_lora_adapter", "load_lora_adapter"]),
+    ):
+        with_adapters.asked.clear()
+        async with started(with_adapters.answer) as engine:
+            await engine.load_adapter("french", path)
+            assert with_adapters.asked == asked
+            assert (await all_of(engine, ask_french()))[0].status == 200
+
+
+async def test_one_that_is_gone_already_is_unloaded(with_adapters: WithAdapters) -> None:
+    async with started(with_adapters.answer) as engine:
+        await engine.load_adapter("french", "/adapters/french")
+        await with_adapters.start_anew()
+        await engine.unload_adapter("french")
+        assert list(engine.describe().adapters) == []
+
+
+async def test_adapters_that_cannot_be_loaded_say_why() -> None:
+    error = {"error": {"message": "No adapter found for /adapters/french", "type": "NotFoundError", "code": 404}}
+    for status, answer, kind, words in (
+        (404, error, LLMRequestError, "must see at the same path, cannot be loaded: No adapter found for /adapters/fr"),
+        (404, {"detail": "Not Found"}, NotSupported, "takes no LoRA adapters while it runs .* with --enable-lora"),
+        (500, error, UpstreamError, "answers 500 where it was told of an adapter"),
+    ):
+        raw = json.dumps(answer).encode()
+        async with started(saying(raw, kind="application/json", status=status)) as engine:
+            with pytest.raises(kind, match=words):
+                await engine.load_adapter("french", "/adapters/french")
+            assert list(engine.describe().adapters) == []
 
 
 # ---- what is told of it
@@ -320,7 +415,10 @@ async def test_its_metrics_are_those_of_the_server(monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(0.005)
 
 
-async def test_a_long_answer_that_does_not_stream_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("every_s", "stall_timeout_s"), [(0.01, 60.0), (5.0, 0.1)], ids=["usual", "impatient"])
+async def test_a_long_answer_that_does_not_stream_is_no_stall(
+    monkeypatch: pytest.MonkeyPatch, every_s: float, stall_timeout_s: float
+) -> None:
     held = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -328,8 +426,8 @@ async def test_a_long_answer_that_does_not_stream_is_no_stall(monkeypatch: pytes
             await held.wait()
         return web.json_response({"choices": [], "usage": USAGE})
 
-    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", 0.01)
-    async with started(with_models(handle)) as engine, asyncio.timeout(20):
+    monkeypatch.setattr(openai_engine, "WATCH_EVERY_S", every_s)
+    async with started(with_models(handle), stall_timeout_s) as engine, asyncio.timeout(20):
         answer = asyncio.create_task(all_of(engine, ask()))
         while engine.load().tokens < 10:  # noqa: ASYNC110 - one token now and then proves that the server generates
             await asyncio.sleep(0.005)

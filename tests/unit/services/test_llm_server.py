@@ -21,7 +21,7 @@ from pierhead.server import ReplicaServer
 from services.llm.server import service
 from services.llm.server.engine import LLMEngine
 from services.llm.server.engines.mock_engine import MockEngine
-from services.llm.server.errors import EngineStalledError, LLMStartError, SourceNotFoundError
+from services.llm.server.errors import EngineDiedError, EngineStalledError, LLMStartError, SourceNotFoundError
 from services.llm.server.service import LLMServer
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until
 
@@ -201,6 +201,33 @@ async def test_every_method_reaches_its_part_of_the_engine(served: Served) -> No
     assert abs(card.created - time.time()) < 60
 
 
+async def test_an_answer_that_no_message_can_hold_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LARGEST_REPLY", 1000)
+    body = json.dumps({"model": "mock", "input": ["Hi"] * 100}).encode()
+    (reply,) = [each async for each in served.stub.Embeddings(LLMRequest(body=body, model="mock"), timeout=5)]
+    assert reply.status == 400
+    error = json.loads(reply.data)["error"]
+    assert error["code"] == "answer_too_large"
+    assert "at most 1000 can be sent at once; ask for fewer inputs" in error["message"]
+    assert (await served.chat(max_tokens=1))[0].status == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/load_lora_adapter", "/v1/unload%5Flora_adapter/", "@elsewhere/v1/x",
+        "", "/v1/./x",
+    ],
+)  # fmt: skip
+async def test_paths_that_are_not_for_clients_do_not_reach_the_engine(served: Served, path: str) -> None:
+    asked: list[str] = []
+    served.engine.pass_through = lambda request: asked.append(request.path)  # type: ignore
+    request = LLMRequest(body=b'{"lora_name": "x", "lora_path": "/etc"}', path=path, model="mock")
+    (reply,) = [each async for each in served.stub.PassThrough(request, timeout=5)]
+    assert reply.status == 404
+    assert asked == []
+
+
 # --------------------------------------------------------------------------------------------------------- operations
 
 
@@ -210,6 +237,68 @@ async def test_sleep_and_wake(served: Served) -> None:
         await served.chat()
     await served.server.check_health()
     await served.stub.Operate(Operation(wake=Operation.Wake()), timeout=5)
+    assert (await served.chat())[0].status == 200
+
+
+async def test_an_engine_that_sleeps_is_left_alone_until_it_is_woken_up(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "french").mkdir()
+    served = await start(cluster, config(lora(tmp_path)))
+    did: list[str] = []
+    for name in ("sleep", "wake", "reset_prefix_cache", "load_adapter", "unload_adapter"):
+        setattr(served.engine, name, _noted(did, name, getattr(served.engine, name)))
+
+    async def operate(**what: Any) -> None:
+        await served.stub.Operate(Operation(**what), timeout=5)
+
+    await operate(wake=Operation.Wake())
+    assert did == [], "it does not sleep"
+    await operate(sleep=Operation.Sleep())
+    await operate(sleep=Operation.Sleep(level=1))
+    assert did == ["sleep"]
+    for what in (
+        {"sleep": Operation.Sleep(level=2)},
+        {"reset_prefix_cache": Operation.ResetPrefixCache()},
+        {"load_adapter": Operation.LoadAdapter(adapter="french")},
+        {"unload_adapter": Operation.UnloadAdapter(adapter="french")},
+    ):
+        with pytest.raises(BadRequest, match=r"the engine sleeps \(level 1\); wake it up first"):
+            await operate(**what)
+    with pytest.raises(ValueError, match="the engine sleeps; they are loaded once it is woken up"):
+        await served.server.reconfigure({"adapters": ["french"]})
+    assert did == ["sleep"]
+    await operate(wake=Operation.Wake())
+    await operate(wake=Operation.Wake())
+    assert did == ["sleep", "wake"]
+
+
+def _noted(did: list[str], name: str, method: Any) -> Any:
+    async def noted(*args: Any) -> Any:
+        did.append(name)
+        return await method(*args)
+
+    return noted
+
+
+async def test_sleep_and_wake_take_turns(served: Served) -> None:
+    half_asleep, go_on, did = asyncio.Event(), asyncio.Event(), []
+
+    async def slow(level: int) -> None:
+        half_asleep.set()
+        await go_on.wait()
+        did.append("sleep")
+
+    async def wake() -> None:
+        did.append("wake")
+
+    served.engine.sleep, served.engine.wake = slow, wake  # type: ignore[method-assign]
+    sleeping = asyncio.ensure_future(served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=5))
+    await half_asleep.wait()
+    waking = asyncio.ensure_future(served.stub.Operate(Operation(wake=Operation.Wake()), timeout=5))
+    await asyncio.wait([waking], timeout=0.05)
+    assert did == []
+    go_on.set()
+    await asyncio.gather(sleeping, waking)
+    assert did == ["sleep", "wake"]
     assert (await served.chat())[0].status == 200
 
 
@@ -355,6 +444,35 @@ async def test_an_engine_that_makes_no_tokens_is_ill(cluster: Cluster) -> None:
         await asyncio.wait_for(ill(), 5)
     call.cancel()
     await asyncio.wait([call])
+
+
+async def test_a_stall_is_noticed_when_it_counts_as_one_and_not_at_the_next_period(cluster: Cluster) -> None:
+    served = await start(cluster, config(stall_timeout_s=0.2, stall_after_tokens=50), health_period_s=3600.0)
+    call = asyncio.ensure_future(served.chat(stream=True, max_tokens=1000))
+    await until(lambda: served.replica.readiness().broken, "it is not ready, and says that it will not be")
+    assert "the engine has made no token for" in served.replica.readiness().detail
+    call.cancel()
+    await asyncio.wait([call])
+
+
+async def test_an_engine_that_dies_under_a_request_is_asked_how_it_is_at_once(cluster: Cluster) -> None:
+    served = await start(cluster, config(fail_after_tokens=3), health_period_s=3600.0)
+
+    async def dead() -> None:
+        raise EngineDiedError("its process has ended")
+
+    served.engine.check_health = dead  # type: ignore[method-assign]
+    with pytest.raises(UserCodeError, match="fail_after_tokens = 3"):
+        await served.chat(stream=True, max_tokens=100)
+    await until(lambda: served.replica.readiness().broken, "it is not ready, and says that it will not be")
+    assert served.replica.readiness().detail == "its process has ended"
+
+
+async def test_an_engine_that_dies_in_its_sleep_is_noticed(cluster: Cluster) -> None:
+    served = await start(cluster, config(ill="a GPU fell off the bus"))
+    await served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=5)
+    with pytest.raises(RuntimeError, match="a GPU fell off the bus"):
+        await served.server.check_health()
 
 
 async def test_without_requests_it_proves_now_and_then_that_it_can_generate(

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex import loaded_models
 
 from services.llm.server import bodies
-from services.llm.server.adapters import Adapters
+from services.llm.server.adapters import MOST_FETCHES, Adapters
 from services.llm.server.engine import EngineLoad
 from services.llm.server.engines.mock_engine import MockEngine
 from services.llm.server.errors import EngineStalledError, LLMRequestError, SourceNotFoundError
 from services.llm.server.settings import ServerSettings
 from services.llm.server.watchdog import TokenWatchdog
+from tests.unit.runtime.harness import until
 
 # ------------------------------------------------------------------------------------------------------------- bodies
 
@@ -187,6 +189,81 @@ async def test_remote_ones_are_fetched(tmp_path: Path) -> None:
     assert await adapters.known() == []
 
 
+class SlowEngine(MockEngine):
+    """Loads an adapter for as long as a test wants, and notes what it was told."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        super().__init__(config)
+        self.go_on = asyncio.Event()
+        self.told: list[str] = []
+
+    async def load_adapter(self, adapter: str, path: str) -> None:
+        self.told.append(f"begin {adapter}")
+        await self.go_on.wait()
+        self.told.append(f"have {adapter}")
+
+
+async def test_an_engine_is_not_left_in_the_middle_of_a_load(loras: Path) -> None:
+    adapters = await some_adapters(loras, 1)
+    engine = SlowEngine(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m")))
+    adapters._engine = engine
+    first = asyncio.ensure_future(adapters.load("a"))
+    await until(lambda: bool(engine.told), "it is being loaded")
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.ensure_future(adapters.load("a"))
+    await asyncio.wait([second], timeout=0.05)
+    assert engine.told == ["begin a"], "nobody loads it a second time beside that"
+    engine.go_on.set()
+    await second
+    assert engine.told == ["begin a", "have a"]
+    assert adapters.held == ("a",)
+
+
+async def test_a_download_that_nobody_waits_for_is_joined_and_there_are_not_many(tmp_path: Path) -> None:
+    go_on, asked = threading.Event(), []
+
+    def fetch(source: str, cache: Path, report: Any) -> Path:
+        asked.append(source)
+        assert go_on.wait(20)
+        return tmp_path
+
+    adapters = await some_adapters("s3://bucket/loras", 1, fetch=fetch)
+
+    async def ask_and_leave(name: str) -> None:
+        asking = asyncio.ensure_future(adapters.load(name))
+        await asyncio.wait([asking], timeout=0.02)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await until(lambda: not adapters._loaded._library.shelf.entries, "it is not to be loaded any more")
+
+    for _ in range(3):
+        await ask_and_leave("a")
+    assert asked == ["s3://bucket/loras/a"]
+    for number in range(MOST_FETCHES - 1):
+        await ask_and_leave(f"b{number}")
+    with pytest.raises(Backpressure, match="8 other adapters are, the first of them s3://bucket/loras/a; try later"):
+        await adapters.load("c")
+    last = asyncio.ensure_future(adapters.load("a"))
+    go_on.set()
+    await last
+    assert len(asked) == MOST_FETCHES
+    await until(lambda: not adapters._fetches, "all downloads have ended")
+    await adapters.load("c")
+
+
+async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(loras: Path) -> None:
+    adapters = await some_adapters(loras, 1, "a")
+    await adapters.keep([])
+    async with adapters.lend("a"):
+        with pytest.raises(LLMRequestError, match='"a" is in use'):
+            await adapters.unload("a")
+    with pytest.raises(Backpressure, match="those that the replica always has, a"):
+        await adapters.load("b")
+    await adapters.unload("a")
+    await adapters.load("b")
+
+
 # ----------------------------------------------------------------------------------------------------------- settings
 
 CONFIG = {"engine": "mock", "model_loading": {"model_id": "mock"}, "engine_kwargs": {"tokens_per_s": 200.0}}
@@ -263,4 +340,43 @@ async def test_sigterm_lets_a_stream_come_to_its_end() -> None:
         _, log = await made.communicate()
     assert tokens == 100
     assert reply.data.endswith(b"data: [DONE]\n\n")
+    assert made.returncode == 0, log.decode()
+
+
+HANGS = """
+import sys, time
+from pathlib import Path
+from pierhead import serve
+from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.service import LLMServer
+from services.llm.server.settings import ServerSettings
+
+class Reader(MockEngine):
+    needs_files = True
+
+def fetch(source, cache, report):
+    print("downloads", flush=True)
+    time.sleep(600)
+
+serve(LLMServer(ServerSettings.from_env().config, Path("/tmp"), make_engine=Reader, fetch=fetch))
+"""
+
+
+async def test_sigterm_ends_a_download() -> None:
+    environ = os.environ | {
+        "PIERHEAD_LLM_CONFIG": json.dumps(CONFIG), "PIERHEAD_HOST": "127.0.0.1", "PIERHEAD_PORT": "0",
+        "PIERHEAD_ADMIN_PORT": "0", "PIERHEAD_SERVICE": "llm",
+    }  # fmt: skip
+    made = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HANGS, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(30):
+            assert made.stdout is not None
+            assert await made.stdout.readline() == b"downloads\n"
+            made.send_signal(signal.SIGTERM)
+            _, log = await made.communicate()
+    finally:
+        if made.returncode is None:
+            made.kill()
     assert made.returncode == 0, log.decode()

@@ -88,6 +88,9 @@ class MockEngine(LLMEngine):
         super().__init__(config)
         self._arguments = read_arguments(config.engine_kwargs)
         self._model = config.model_loading.model_id
+        # It reads nothing, but a directory that is named has to be there, as for an engine that does.
+        if config.model_loading.source.startswith("/"):
+            self.needs_files = True
         self._cache = BlockCache(self._arguments.kv_blocks)
         self._schedule = Schedule(self._arguments.pace(), self._cache, 0.0)
         self._loop: asyncio.AbstractEventLoop | None = None

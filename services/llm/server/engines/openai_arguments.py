@@ -16,6 +16,8 @@ def _check_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError('expected the address of a server, such as "http://sglang:30000/v1"')
+    if parts.username is not None or parts.password is not None:  # it stands in logs, events and errors
+        raise ValueError("expected an address without a name and a password; a key belongs into api_key_env")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

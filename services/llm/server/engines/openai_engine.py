@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -26,7 +26,7 @@ from services.llm.server.answers import error_reply, reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.engines.openai_arguments import read_arguments
 from services.llm.server.engines.openai_events import Account, Splitter
-from services.llm.server.errors import LLMRequestError, LLMStartError, UpstreamError, unknown_model
+from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError, unknown_model
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,12 @@ _ONE_TOKEN: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class OpenAIEngine(LLMEngine):
-    """engine_kwargs: see OpenAIArguments. Adapters are the server's own business."""
+    """engine_kwargs: see OpenAIArguments.
+
+    Adapters are loaded as vLLM's server takes them (`--enable-lora`, VLLM_ALLOW_RUNTIME_LORA_UPDATING=true), under the
+    name that clients use, `<model>:<adapter>`, and from a directory that the server must see at the same path as the
+    replica. One that the server has lost, as it was started anew, is loaded again when it is asked for.
+    """
 
     needs_files = False
 
@@ -65,6 +70,8 @@ class OpenAIEngine(LLMEngine):
         self._running = 0
         self._tokens = 0
         self._metrics, self._metrics_at = b"", 0.0
+        self._adapters: dict[str, str] = {}
+        """Those that were loaded, and from where."""
 
     # ---- its life
 
@@ -117,10 +124,7 @@ class OpenAIEngine(LLMEngine):
                 f"{self._arguments.base_url} refuses the key ({status}): set engine_kwargs.api_key_env to the variable "
                 "that holds the right one"
             )
-        try:
-            cards = {card["id"]: card for card in json.loads(body)["data"]} if status == 200 else {}
-        except (ValueError, TypeError, KeyError):
-            cards = {}
+        cards = _cards(body) if status == 200 else {}
         if not cards:
             return  # it has no list: its first token will tell
         if self._model not in cards:
@@ -131,6 +135,11 @@ class OpenAIEngine(LLMEngine):
         told = cards[self._model].get("max_model_len")
         if isinstance(told, int) and not self._max_model_len:
             self._max_model_len = told
+
+    async def _cards(self) -> dict[str, dict[str, Any]]:
+        """What the server serves, by name; nothing where it has no such list."""
+        status, body = await self._get("/v1/models", LARGEST_METRICS)
+        return _cards(body) if status == 200 else {}
 
     async def shutdown(self) -> None:
         """Close every connection: what runs ends with an error here, and with an abort there."""
@@ -184,23 +193,48 @@ class OpenAIEngine(LLMEngine):
             return
         hide = body.get("stream") is True and _ask_for_usage(body)
         wire = json.dumps(body).encode() if changed or hide else request.body
-        async with contextlib.aclosing(self._ask(path, wire, _JSON, Account(hide_usage=hide), ends=True)) as replies:
+
+        def ask() -> AsyncGenerator[LLMReply, None]:
+            return self._ask(path, wire, _JSON, Account(hide_usage=hide), ends=True)
+
+        async with contextlib.aclosing(self._with_adapter(body["model"], ask)) as replies:
             async for reply in replies:
                 yield reply
 
     async def pass_through(self, request: LLMRequest) -> AsyncIterator[LLMReply]:
         """Any path that the server has. A request without a body is a GET."""
-        wire, content_type = request.body, request.content_type or _JSON
+        wire, content_type, model = request.body, request.content_type or _JSON, ""
         try:
             if wire and content_type.partition(";")[0].strip() == _JSON:
                 body, changed = self._body(request)
-                wire = json.dumps(body).encode() if changed else wire
+                wire, model = json.dumps(body).encode() if changed else wire, body["model"]
         except LLMRequestError as error:
             yield reply_to(error)
             return
-        async with contextlib.aclosing(
-            self._ask(request.path, wire, content_type, Account(hide_usage=False))
-        ) as replies:
+
+        def ask() -> AsyncGenerator[LLMReply, None]:
+            return self._ask(request.path, wire, content_type, Account(hide_usage=False))
+
+        async with contextlib.aclosing(self._with_adapter(model, ask)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def _with_adapter(
+        self, model: str, ask: Callable[[], AsyncGenerator[LLMReply, None]]
+    ) -> AsyncGenerator[LLMReply, None]:
+        """The answer of `ask`; where the server has no such model, and it is an adapter of ours, once more with it."""
+        adapter = model.removeprefix(self._model).removeprefix(":")
+        path = self._adapters.get(adapter)
+        async with contextlib.aclosing(ask()) as replies:
+            async for reply in replies:
+                if reply.status == 404 and path is not None:
+                    break
+                yield reply
+            else:
+                return
+        log.warning("%s has lost the adapter %s; it is loaded again", self._arguments.base_url, adapter)
+        await self._put(adapter, path or "")
+        async with contextlib.aclosing(ask()) as replies:
             async for reply in replies:
                 yield reply
 
@@ -262,6 +296,59 @@ class OpenAIEngine(LLMEngine):
             raise Unavailable("the engine openai is not running: it was not started yet, or it was shut down")
         return self._session
 
+    # ---- adapters
+
+    async def load_adapter(self, adapter: str, path: str) -> None:
+        """See LLMEngine.load_adapter. Raises NotSupported for a server that has none."""
+        await self._put(adapter, path)
+        self._adapters[adapter] = path
+
+    async def unload_adapter(self, adapter: str) -> None:
+        """See LLMEngine.unload_adapter. One that the server does not have is none."""
+        self._adapters.pop(adapter, None)
+        status, body = await self._tell("/v1/unload_lora_adapter", {"lora_name": self._adapter_name(adapter)})
+        if status != 200 and not (status in (400, 404) and _told(body)):
+            raise self._no_adapters(status, body)
+
+    async def _put(self, adapter: str, path: str) -> None:
+        name = self._adapter_name(adapter)
+        wanted = {"lora_name": name, "lora_path": path}
+        status, body = await self._tell("/v1/load_lora_adapter", wanted)
+        if status == 400 and name in (there := await self._cards()):  # it outlives a replica that is replaced
+            if there[name].get("root") in (None, path):
+                return
+            await self._tell("/v1/unload_lora_adapter", {"lora_name": name})
+            status, body = await self._tell("/v1/load_lora_adapter", wanted)
+        if status == 200:
+            return
+        if status >= 500 or not _told(body):
+            raise self._no_adapters(status, body)
+        raise LLMRequestError(
+            f'the adapter "{adapter}" at {path}, which {self._arguments.base_url} must see at the same path, cannot be '
+            f"loaded: {_told(body)}"
+        )
+
+    def _no_adapters(self, status: int, body: bytes) -> Exception:
+        where = self._arguments.base_url
+        if status in (404, 405):
+            return NotSupported(
+                f"{where} takes no LoRA adapters while it runs ({status}); vLLM does with --enable-lora and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in its environment"
+            )
+        return UpstreamError(f"{where} answers {status} where it was told of an adapter: {_short(body)}")
+
+    def _adapter_name(self, adapter: str) -> str:
+        return f"{self._model}:{adapter}"
+
+    async def _tell(self, path: str, what: dict[str, str]) -> tuple[int, bytes]:
+        """Status and body of an answer that is not a model's. Raises Unavailable, UpstreamError."""
+        where = f"{self._arguments.base_url}{path}"
+        try:
+            async with self._open.post(where, json=what, allow_redirects=False) as response:
+                return response.status, await _read(response, LARGEST_METRICS)
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{where} does not answer: {type(error).__name__}: {error}".rstrip(": ")) from error
+
     # ---- what is told of it
 
     def describe(self) -> ModelCard:
@@ -270,6 +357,7 @@ class OpenAIEngine(LLMEngine):
             model_id=self.config.model_loading.model_id,
             max_model_len=self._max_model_len,
             engine="openai",
+            adapters=sorted(self._adapters),
             created=self._created,
         )
 
@@ -295,7 +383,8 @@ class OpenAIEngine(LLMEngine):
                 except (Unavailable, UpstreamError) as error:
                     log.warning("no sign of life: %s", error)
             tokens = self._tokens
-            await asyncio.sleep(WATCH_EVERY_S)
+            # Several looks before silence counts as a stall: a replica that stalls is replaced at once.
+            await asyncio.sleep(min(WATCH_EVERY_S, self.config.stall_timeout_s / 4))
 
     async def _fetch_metrics(self, path: str) -> None:
         try:
@@ -305,6 +394,23 @@ class OpenAIEngine(LLMEngine):
             return
         if status == 200:
             self._metrics, self._metrics_at = _without_ours(text), time.monotonic()
+
+
+def _cards(body: bytes) -> dict[str, dict[str, Any]]:
+    """A server's list of models; nothing where it is none."""
+    try:
+        return {card["id"]: card for card in json.loads(body)["data"] if isinstance(card["id"], str)}
+    except (ValueError, TypeError, KeyError):
+        return {}
+
+
+def _told(body: bytes) -> str:
+    """The message of OpenAI's error object; "" where it is none."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"])[:1000]
+    except (ValueError, TypeError, KeyError):
+        return ""
 
 
 def _ask_for_usage(body: dict[str, Any]) -> bool:

@@ -50,10 +50,11 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.llm.server import bodies
 from services.llm.server.answers import error_reply, reply_to
+from services.llm.server.background import in_background
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.engines.vllm_errors import openai_error, reason
 from services.llm.server.engines.vllm_start import arguments, explanation, stage_of
-from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported
+from services.llm.server.errors import EngineDiedError, LLMRequestError, LLMStartError, NotSupported
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class VLLMEngine(LLMEngine):
 
     async def _start(self, model_path: str) -> _Running:
         settings = _settings(self.config, model_path)
-        engine = await asyncio.to_thread(_make_engine, settings, self._figures)
+        engine = await in_background(_make_engine, settings, self._figures)
         try:
             tasks = await engine.get_supported_tasks()
             app = build_app(settings, tasks, engine.model_config)
@@ -219,8 +220,11 @@ class VLLMEngine(LLMEngine):
                 pass
 
     async def check_health(self) -> None:
-        """See LLMEngine.check_health: vLLM notices when one of its processes is gone."""
-        await self._running.engine.check_health()
+        """See LLMEngine.check_health: vLLM notices when one of its processes is gone. Raises EngineDiedError then."""
+        try:
+            await self._running.engine.check_health()
+        except EngineDeadError as error:
+            raise EngineDiedError(f"vLLM's engine has died: {error}; its log says why") from error
 
     async def shutdown(self) -> None:
         """See LLMEngine.shutdown."""

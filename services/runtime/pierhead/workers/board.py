@@ -30,6 +30,8 @@ class WorkerState(IntEnum):
     ILL = 2
     """It listens, and its health checks fail."""
     DRAINING = 3
+    BROKEN = 4
+    """As ILL, and it knows that it will not get well."""
 
 
 class Numbers(NamedTuple):

@@ -36,7 +36,7 @@ def verdict(workers: Sequence[Seen], *, was_ready: bool, draining: bool) -> tupl
             return "ready", ""
         return "starting", f"{ready} of {len(workers)} workers {'is' if ready == 1 else 'are'} ready"
     for number, worker in enumerate(workers, 1):
-        if worker.state is WorkerState.ILL:
+        if worker.state in (WorkerState.ILL, WorkerState.BROKEN):
             return "starting", f"worker {number}: {worker.detail}"
     if ready == 0:
         return "starting", "no worker is left; they are being started again"

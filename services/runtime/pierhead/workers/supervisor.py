@@ -239,6 +239,7 @@ class Supervisor:
             errors=sum(one.errors for one in seen),
             progress=sum(one.progress for one in seen),
             user_config=config_of(digest(self._config), seen),
+            broken=state == "starting" and any(one.state is WorkerState.BROKEN for one in seen),
         )
 
     def _configure(self, text: str) -> None:

@@ -1,0 +1,42 @@
+"""Work that blocks and cannot be told to stop: a download, the loading of weights.
+
+asyncio's own threads are waited for when the process ends. A replica that is told to stop while it downloads would so
+go on until it is killed; and a few downloads that hang would take all of those threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`function(*args)` in a thread of its own that keeps no process from ending; returns or raises what it does.
+
+    Whoever is cancelled leaves it behind: it goes on until it ends by itself.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def tell(settle: Callable[[Any], None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+            loop.call_soon_threadsafe(lambda: None if result.done() else settle(value))
+
+    def work() -> None:
+        try:
+            value = context.run(function, *args, **kwargs)
+        except BaseException as error:  # SystemExit too: whoever waits is told
+            tell(result.set_exception, error)
+        else:
+            tell(result.set_result, value)
+
+    threading.Thread(target=work, name="background", daemon=True).start()
+    return await result
