@@ -20,7 +20,7 @@ LARGEST_CONFIG = 64 * 1024
 """Bytes as JSON: it travels in an environment variable, of which Linux takes twice as much."""
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ENGINE = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _REMOTE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\s]*)?")
 _HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A-Za-z0-9._/-]+)?")
@@ -56,7 +56,7 @@ def _check_adapters_path(path: str) -> str:
 
 def _check_adapter(adapter: str) -> str:
     if not _ADAPTER.fullmatch(adapter):
-        raise _expected('the name of an adapter: letters, digits and "._-", at most 200')
+        raise _expected('the name of an adapter: letters, digits and "._-", at most 100')
     return adapter
 
 

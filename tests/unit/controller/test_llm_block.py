@@ -100,7 +100,7 @@ A_SOURCE = (
         ({**MODEL, "lora": {}}, "lora.dynamic_lora_loading_path: expected a string, found nothing"),
         (
             {**MODEL, "lora": {"dynamic_lora_loading_path": "/adapters", "adapters": ["../x"]}},
-            'lora.adapters[0]: expected the name of an adapter: letters, digits and "._-", at most 200, found "../x"',
+            'lora.adapters[0]: expected the name of an adapter: letters, digits and "._-", at most 100, found "../x"',
         ),
         (
             {**MODEL, "model": "qwen"},
