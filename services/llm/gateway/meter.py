@@ -35,11 +35,13 @@ class Meter:
             self._counted += tokens
             self._last_at = now
 
-    def used(self, asked: Asked) -> int:
-        """Tokens that it has used: as the engine counts, else as well as can be told."""
+    def used(self, asked: Asked, *, gave_up: bool = False) -> int:
+        """Tokens that it has used: as the engine counts, else as well as can be told. `gave_up`: the client did, before
+        the end. Its prompt counts although nothing has come of it: else prompts that nobody waits for would be free.
+        """
         if self._last is not None and self._last.HasField("usage"):
             return self._last.usage.prompt_tokens + self._last.usage.completion_tokens
-        return asked.prompt.tokens + self._counted if self.begun else 0
+        return asked.prompt.tokens + self._counted if self.begun or gave_up else 0
 
     def count(self, metrics: GatewayMetrics, route: Route | None, key: str, code: str, now: float) -> None:
         """Count it. `code`: the HTTP status that tells how it ended."""
