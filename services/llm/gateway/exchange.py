@@ -140,7 +140,8 @@ class Exchange:
             message = f"the request body is larger than the {limit} bytes that this gateway takes; send less at a time"
             raise ApiError(413, message, code="payload_too_large") from None
         except web.RequestPayloadError as error:
-            raise ApiError(400, f"the request body cannot be read: {error}", code="invalid_body") from None
+            why = str(error).removeprefix("400, message:").strip()
+            raise ApiError(400, f"the request body cannot be read: {why}", code="invalid_body") from None
 
     def _find(self, name: str) -> Route:
         """The model's route, if this client may use it."""

@@ -283,6 +283,14 @@ async def test_a_huge_body(stand: Stand) -> None:
     assert (await stand.post(CHAT, chat()))[0] == 200
 
 
+async def test_a_body_that_is_not_what_its_encoding_says(gateway: Stand) -> None:
+    status, answer, _ = await gateway.post(CHAT, b"no gzip", headers={"Content-Encoding": "gzip"})
+    error = error_of(answer)
+    assert (status, error["code"]) == (400, "invalid_body")
+    assert error["message"] == "the request body cannot be read: Can not decode content-encoding: gzip"
+    assert gateway.qwen.asked == []
+
+
 async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
     await stand.start(backpressure_status_code=429)
     expected = {
