@@ -305,11 +305,11 @@ class Exchange:
 
     def _account(self, code: str) -> None:
         gateway, asked, holder = self._gateway, self._asked, self._holder
+        used = self._meter.used(asked, gave_up=code in GAVE_UP)
         if holder is not None and asked is not None:
-            used = self._meter.used(asked, gave_up=code in GAVE_UP)
-            holder.limits.settle(asked.tokens, used, gateway.clock())
+            holder.limits.settle(asked.tokens, used.prompt + used.completion, gateway.clock())
         key = "" if holder is None else holder.key.name
-        self._meter.count(gateway.metrics, self._route, key, code, time.monotonic())
+        self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
 
 
 def answer_error(error: ApiError, headers: dict[str, str]) -> web.Response:

@@ -334,7 +334,28 @@ async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str,
     assert b"[DONE]" not in body
     told = {"raise": "500", "wait": "504"}[fake]
     assert gateway.counted() == {("qwen", "llm-qwen", "", told, ""): 1}
-    assert gateway.metrics.tokens.values[("qwen", "llm-qwen", "completion", "")] == 2
+    # "user\n" and thirty characters more and "\n" make nine tokens, by estimate.
+    assert gateway.metrics.tokens.values == {
+        ("qwen", "llm-qwen", "prompt", ""): 9, ("qwen", "llm-qwen", "completion", ""): 2,
+    }  # fmt: skip
+
+
+async def test_a_stream_that_its_client_leaves_before_its_end_is_accounted(gateway: Stand) -> None:
+    """The engine counts at the end; who never reads the end would have used nothing."""
+    async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
+        await asyncio.wait_for(answer.content.readexactly(len(event("The"))), 5)
+    await until(lambda: bool(gateway.counted()), "it is counted")
+    assert gateway.counted() == {("qwen", "llm-qwen", "", "499", ""): 1}
+    assert gateway.metrics.tokens.values == {
+        ("qwen", "llm-qwen", "prompt", ""): 9, ("qwen", "llm-qwen", "completion", ""): 2,
+    }  # fmt: skip
+
+
+async def test_what_was_refused_has_used_nothing(gateway: Stand) -> None:
+    for fake in ("refuse", "raise", "full", "nothing"):
+        await gateway.post(CHAT, chat(fake=fake))
+    assert len(gateway.counted()) == 3
+    assert gateway.metrics.tokens.values == {}
 
 
 @pytest.mark.parametrize("stream", [True, False])
