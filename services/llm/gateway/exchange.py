@@ -197,11 +197,11 @@ class Exchange:
                 return self._whole(status, body, replies[0].content_type)
             message.overrides = decode_overrides(body)
             outcome = "done" if message.overrides else "nothing_to_hand_over"
-        except NoReplica:
+        except Unavailable as error:  # also one that went away: what it has read is nothing that a client was told
             if not self._gateway.settings.prefill_fallback:
                 raise
             message.overrides = ""
-            outcome = "no_replica"
+            outcome = "no_replica" if isinstance(error, NoReplica) else "unavailable"
         except ValueError as error:
             told = f"{target.service}: the prefill service did not answer with JSON: {error}; look at its log"
             raise PierheadError(told) from error

@@ -50,8 +50,8 @@ class GatewayMetrics(Collector):
         )
         self.prefill = Counter(
             "pierhead_llm_prefill_total",
-            "Requests for models with a prefill service: done, nothing_to_hand_over, no_replica, several_choices (the "
-            "last three: decode did the whole), error.",
+            "Requests for models with a prefill service: done, nothing_to_hand_over, no_replica, unavailable, "
+            "several_choices (the last four: decode did the whole), error.",
             (*of_model, "outcome"),
         )
         self._adapters: set[str] = set()

@@ -556,6 +556,19 @@ async def test_an_error_of_prefill_reaches_the_client(gateway: Stand) -> None:
 
 
 @pytest.mark.parametrize("fallback", [True, False])
+async def test_prefill_that_cannot_now(stand: Stand, fallback: bool) -> None:
+    """It sleeps, or it went away: nothing that the client was told hangs on it."""
+    stand.settings = replace(stand.settings, prefill_fallback=fallback)
+    stand.prefill.unavailable = "the engine sleeps"
+    await stand.start()
+    status, body, _ = await stand.post(CHAT, chat(model="big", stream=True))
+    assert (status, body == ALL) == ((200, True) if fallback else (503, False))
+    assert [asked.overrides for _, asked in stand.big.asked] == ([""] if fallback else [])
+    outcome = "unavailable" if fallback else "error"
+    assert stand.metrics.prefill.values == {("big", "llm-big", outcome): 1}
+
+
+@pytest.mark.parametrize("fallback", [True, False])
 async def test_no_prefill_replica(stand: Stand, fallback: bool) -> None:
     models = parse_models(json.dumps({"big": {"service": "llm-big", "prefill": "llm-away"}}))
     stand.settings = replace(stand.settings, models=models, prefill_fallback=fallback)

@@ -265,7 +265,7 @@ def test_transfer_parameters_pass_unchanged(params: dict[str, object]) -> None:
     assert json.loads(decode_overrides(answer)) == {"kv_transfer_params": params}
 
 
-@pytest.mark.parametrize("answer", [b"", b"[]", b"\xff", b"<html>"])
+@pytest.mark.parametrize("answer", [b"", b"[]", b"\xff", b"<html>", b'{"kv_transfer_params": [1]}'])
 def test_no_answer_of_prefill(answer: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|object|decode"):
         decode_overrides(answer)
