@@ -88,8 +88,10 @@ def llm_gateway(
 def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", gateways: int = 1) -> Document:
     """A compose document: these services by name, and a gateway for all of their models.
 
-    Raises ValueError when two of them serve a model of the same name.
+    Raises ValueError when two of them serve a model of the same name, or when one is called as the gateway is.
     """
+    if gateway in services:
+        raise ValueError(f'service "{gateway}": the gateway is called so; name one of them otherwise')
     models: dict[str, str] = {}
     for name, service in services.items():
         model_id = service["x-serve"]["llm"]["model_loading"]["model_id"]

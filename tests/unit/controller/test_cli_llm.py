@@ -114,3 +114,5 @@ def test_two_services_cannot_have_one_model() -> None:
     assert set(llm_app({"a": service()})["services"]) == {"llm-gateway", "a"}
     with pytest.raises(ValueError, match='model "qwen": expected one service for each model, found a and b'):
         llm_app({"a": service(), "b": service()})
+    with pytest.raises(ValueError, match='service "llm-gateway": the gateway is called so'):
+        llm_app({"llm-gateway": service()})
