@@ -92,7 +92,10 @@ def build(
     service = service or _service_name(config.model_loading.model_id)
     autoscale = {"min": replicas, "max": max_replicas, "target_ongoing_requests": 64} if max_replicas else None
     part = llm_service(config, gpus=gpus > 0, replicas=replicas, autoscale=autoscale, policy=policy)
-    document = llm_app({service: part})
+    try:
+        document = llm_app({service: part})
+    except ValueError as error:
+        raise BadInput(f"--service: {error}") from None
     _check(document)
     text = HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
     if file is None:

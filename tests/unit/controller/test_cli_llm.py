@@ -99,6 +99,7 @@ def test_a_file_is_not_written_over_unless_that_is_meant(tmp_path: Path) -> None
         (["--model", "/m/q", "--policy", "nearest"], "x-serve.router.policy: expected one of"),
         (["--model", "/m/q", "--replicas", "4", "--max-replicas", "2"], "x-serve.autoscale.max: expected an integer"),
         (["--model", "/m/q", "--service", "My_Service"], "expected a service name of lower-case letters"),
+        (["--model", "/m/gateway"], '--service: service "llm-gateway": the gateway is called so'),
     ],
 )
 def test_what_the_controller_would_refuse_is_not_written(tmp_path: Path, arguments: list[str], words: str) -> None:
