@@ -19,6 +19,8 @@ MAX_FIELD_BYTES = 4096
 MAX_PARTS = 100
 """A search takes time, and anybody may send a form."""
 
+_HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):([^\x00\r\n]*)")
+
 _DISPOSITION = re.compile(
     rb'form-data((?:[ \t]*;[ \t]*[A-Za-z]+\*?=(?:"(?:[^"\\]|\\[^"])*"|[^\s";,]+))*)[ \t]*;?', re.IGNORECASE
 )
@@ -90,10 +92,13 @@ def _parts(body: bytes, mark: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def _name(head: bytes) -> tuple[str, bool]:
     """The name of a part, and whether it is a file."""
-    lines = [line.partition(b":") for line in head.split(b"\r\n")]
-    if any(b"\r" in value or b"\n" in value or not key or key[:1].isspace() for key, _, value in lines):
-        raise _refused("a line in a part's head is not one header")
-    told = [value.strip() for key, _, value in lines if key.strip().lower() == b"content-disposition"]
+    told = []
+    for line in head.split(b"\r\n"):
+        header = _HEADER.fullmatch(line)
+        if header is None:
+            raise _refused("a line in a part's head is not one header")
+        if header[1].lower() == b"content-disposition":
+            told.append(header[2].strip(b" \t"))
     found = _DISPOSITION.fullmatch(told[0]) if len(told) == 1 else None
     if found is None:
         raise _refused('a part of it does not have one header such as Content-Disposition: form-data; name="model"')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 import time
 from typing import Any
@@ -151,6 +152,7 @@ HEAD = "Content-Disposition: form-data"
         form(part("model"), (f'{HEAD}; name="a\\"; name="model"', b"other")),
         form(part("model"), (f'{HEAD}; name="a"\r\n{HEAD}; name="model"', b"other")),
         form(part("model"), (f'{HEAD};\r\n name="model"', b"other")),
+        form(part("model"), (f'no header\r\n{HEAD}; name="model"', b"other")),
         form(part("model"), (f'X: y\n{HEAD}; name="model"', b"other")),
         form(part("model"), (f'{HEAD}; name="model"; filename="a"', b"other")),
         form(part("model"), ("X: " + "x" * 2000 + f'\r\n{HEAD}; name="model"', b"other")),
@@ -180,6 +182,30 @@ def test_a_field_is_found_between_any_others(others: list[tuple[str, bytes]], pl
     assert set(found) == {"model"}
     field = found["model"]
     assert (field.text, body[field.begin : field.end]) == (text.strip(), text.encode())
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [b"\r\n", b"\n", b"--b-1", b"\r\n--b-1\r\n", b"\r\n\r\n", f'{HEAD}; name="model"'.encode(), b"; name=model",
+         b'"', b"\\", b"other", b" ", b"\t", b":", b";", b"--", b"\x00", b"X: y"]
+    ),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 12), PIECES), min_size=1, max_size=3))
+def test_what_is_read_of_a_form_another_reader_reads_as_well(changes: list[tuple[int, int, list[bytes]]]) -> None:
+    body = form(part("file", b"\x00\xff"), part("model"), part("language", b"en"))
+    for at, gone, pieces in changes:
+        body = body[:at] + b"".join(pieces) + body[at + gone :]
+    content_type = "multipart/form-data; boundary=b-1"
+    try:
+        asked = read_body(body, content_type)
+    except ApiError:
+        return
+    message = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    parts = [each for each in message.walk() if each.get_param("name", header="content-disposition") == "model"]
+    assert [each.get_payload(decode=True).strip() for each in parts] == [asked.model.encode()]
 
 
 @pytest.mark.parametrize("text", [b"true", b"True", b"1", b"on"])
