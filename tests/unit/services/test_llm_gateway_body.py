@@ -205,7 +205,8 @@ def test_what_is_read_of_a_form_another_reader_reads_as_well(changes: list[tuple
         return
     message = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
     parts = [each for each in message.walk() if each.get_param("name", header="content-disposition") == "model"]
-    assert [each.get_payload(decode=True).strip() for each in parts] == [asked.model.encode()]
+    found: list[Any] = [each.get_payload(decode=True) for each in parts]
+    assert [each.strip() for each in found] == [asked.model.encode()]
 
 
 @pytest.mark.parametrize("text", [b"true", b"True", b"1", b"on"])
