@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from services.llm.openai_error import kind_of
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _KEYS = ("name", "sha256", "models", "requests_per_minute", "tokens_per_minute")
@@ -101,5 +103,5 @@ def _limit(where: str, value: object, problems: list[str]) -> float | None:
 
 def _kind(value: object) -> str:
     """What a value is; not the value itself, which may be a secret that stands in the wrong place."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "nothing"}
-    return names.get(type(value), str(value)[:40] if isinstance(value, int | float) else type(value).__name__)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value)[:40] if is_number else kind_of(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,3 +41,12 @@ POSTS: Final = {
     "/v1/detokenize": DETOKENIZE,
     "/v1/{path:.+}": PASS_THROUGH,
 }
+
+_PATH = re.compile(r"/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+")
+
+
+def is_path(path: str) -> bool:
+    """Whether a path may be passed on: without `..`, which leads out of /v1 to what is for operators alone, without
+    anything that ends a path, and spelt in the one way.
+    """
+    return _PATH.fullmatch(path) is not None

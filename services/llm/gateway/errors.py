@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+
+from services.llm.openai_error import error_body, shown
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -39,11 +40,6 @@ class ApiError(Exception):
         self.body = error_body(message, kind=kind, code=code, param=param)
 
 
-def error_body(message: str, *, kind: str, code: str | None = None, param: str | None = None) -> bytes:
-    """OpenAI's error object as JSON."""
-    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
-
-
 def runtime_error_body(status: int, code: str, message: str, request_id: str) -> bytes:
     """An error of the runtime: see `pierhead.http_errors`. The request's id is in the answer's head."""
     return error_body(message, kind=SERVER if status >= 500 or code == "backpressure" else INVALID, code=code)
@@ -59,15 +55,12 @@ def wrong(param: str, expected: str, found: object, code: str = "invalid_type") 
     return ApiError(400, f"{param}: expected {expected}, found {shown(found)}", code=code, param=param)
 
 
-def shown(value: object) -> str:
-    """A wrong value in a message: as JSON while it is short, else by its kind. Cheap, however large it is."""
-    if isinstance(value, list | dict):
-        return "an array" if isinstance(value, list) else "an object"
-    text = json.dumps(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def unknown_model(name: str) -> ApiError:
     """404: in OpenAI's own words, which clients look for."""
     message = f"The model `{name[:200]}` does not exist; GET /v1/models lists those that do."
     return ApiError(404, message, code="model_not_found", param="model")
+
+
+def unknown_path(path: str) -> ApiError:
+    """404: there is nothing of this name below /v1, whatever the engine is."""
+    return ApiError(404, f"no route for {path[:200]}; expected a path of OpenAI's API", code="not_found")

@@ -12,12 +12,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
-from pierhead.errors import Backpressure, NoReplica, PierheadError, Unavailable
+from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError, Unavailable
+from pierhead.http_errors import ERROR_HEADERS
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
-from pierhead.request import MODEL_KEY
+from pierhead.request import CURRENT
 
-from services.llm.gateway.endpoints import Endpoint
-from services.llm.gateway.errors import ApiError, error_event, unknown_model
+from services.llm.gateway.endpoints import Endpoint, is_path
+from services.llm.gateway.errors import ApiError, error_event, unknown_model, unknown_path
 from services.llm.gateway.limits import duration
 from services.llm.gateway.meter import Meter
 from services.llm.gateway.model_map import Route
@@ -35,6 +36,9 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 
 CLIENT_LEFT = "499"
+
+GAVE_UP = (CLIENT_LEFT, str(DeadlineExceeded.http_status))
+"""How requests end that their client, who says how long it waits, has ended."""
 
 LAST_EVENT_S = 2.0
 """How long a stream that has failed may take to say so."""
@@ -97,13 +101,19 @@ class Exchange:
     async def _run(self) -> web.StreamResponse:
         gateway, request, endpoint = self._gateway, self._request, self._endpoint
         self._holder = gateway.identify(request)
+        if not endpoint.path and not is_path(request.path):
+            raise unknown_path(request.path)
         content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
         body = await self._read()
         asked = read_body(body, content_type, messages=endpoint.messages)
         route = self._find(asked.model)
         self._admit(asked)
+        context = CURRENT.get()
+        if context is not None:
+            # The router goes by it, so it is the model's adapter, whatever the client has put into the header.
+            CURRENT.set(context._replace(model_id=route.adapter or None))
         message = LLMRequest(
-            body=body,
+            body=asked.body_for(body, route.model),
             path=endpoint.path or request.path,
             model=route.model,
             content_type="" if asked.members else content_type,
@@ -113,7 +123,7 @@ class Exchange:
             refused = await self._prefill(message, gateway.targets[route.prefill], asked, route)
             if refused is not None:
                 return refused
-        call = self._call(gateway.targets[route.service], message, route)
+        call = self._call(gateway.targets[route.service], message)
         try:
             return await self._relay(call, asked)
         finally:
@@ -130,7 +140,8 @@ class Exchange:
             message = f"the request body is larger than the {limit} bytes that this gateway takes; send less at a time"
             raise ApiError(413, message, code="payload_too_large") from None
         except web.RequestPayloadError as error:
-            raise ApiError(400, f"the request body cannot be read: {error}", code="invalid_body") from None
+            why = str(error).removeprefix("400, message:").strip()
+            raise ApiError(400, f"the request body cannot be read: {why}", code="invalid_body") from None
 
     def _find(self, name: str) -> Route:
         """The model's route, if this client may use it."""
@@ -152,7 +163,7 @@ class Exchange:
         key, limits = self._holder
         now = self._gateway.clock()
         refused = limits.admit(asked.tokens, now)
-        self._headers = limits.headers(now)
+        self._request[ERROR_HEADERS] = self._headers = limits.headers(now)
         if refused is None:
             self._asked = asked
             return
@@ -163,9 +174,8 @@ class Exchange:
         wait = {"Retry-After": str(math.ceil(refused.wait_s))}
         raise ApiError(429, message, kind=refused.what, code="rate_limit_exceeded", headers=wait)
 
-    def _call(self, target: Target, message: LLMRequest, route: Route) -> Any:
-        metadata = ((MODEL_KEY, route.adapter),) if route.adapter else None
-        return getattr(target.stub, self._endpoint.rpc)(message, metadata=metadata)
+    def _call(self, target: Target, message: LLMRequest) -> Any:
+        return getattr(target.stub, self._endpoint.rpc)(message)
 
     async def _prefill(
         self, message: LLMRequest, target: Target, asked: Asked, route: Route
@@ -180,18 +190,18 @@ class Exchange:
                 outcome = "no_replica"
                 return None
             message.overrides = prefill_overrides(asked.members)
-            call = self._call(target, message, route)
+            call = self._call(target, message)
             replies = [reply async for reply in call]
             status, body = _status_of(replies[:1]), b"".join(reply.data for reply in replies)
             if status >= 400:
                 return self._whole(status, body, replies[0].content_type)
             message.overrides = decode_overrides(body)
             outcome = "done" if message.overrides else "nothing_to_hand_over"
-        except NoReplica:
+        except Unavailable as error:  # also one that went away: what it has read is nothing that a client was told
             if not self._gateway.settings.prefill_fallback:
                 raise
             message.overrides = ""
-            outcome = "no_replica"
+            outcome = "no_replica" if isinstance(error, NoReplica) else "unavailable"
         except ValueError as error:
             told = f"{target.service}: the prefill service did not answer with JSON: {error}; look at its log"
             raise PierheadError(told) from error
@@ -295,10 +305,11 @@ class Exchange:
 
     def _account(self, code: str) -> None:
         gateway, asked, holder = self._gateway, self._asked, self._holder
+        used = self._meter.used(asked, gave_up=code in GAVE_UP)
         if holder is not None and asked is not None:
-            holder.limits.settle(asked.tokens, self._meter.used(asked), gateway.clock())
+            holder.limits.settle(asked.tokens, used.prompt + used.completion, gateway.clock())
         key = "" if holder is None else holder.key.name
-        self._meter.count(gateway.metrics, self._route, key, code, time.monotonic())
+        self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
 
 
 def answer_error(error: ApiError, headers: dict[str, str]) -> web.Response:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pierhead.llm.v1.llm_pb2 import LLMReply
 
 from services.llm.gateway.metrics import GatewayMetrics, finish_label
 from services.llm.gateway.model_map import Route
 from services.llm.gateway.request_body import Asked
+
+
+class Used(NamedTuple):
+    """Tokens."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+    """Of the prompt."""
 
 
 class Meter:
@@ -35,28 +46,26 @@ class Meter:
             self._counted += tokens
             self._last_at = now
 
-    def used(self, asked: Asked) -> int:
-        """Tokens that it has used: as the engine counts, else as well as can be told."""
-        if self._last is not None and self._last.HasField("usage"):
-            return self._last.usage.prompt_tokens + self._last.usage.completion_tokens
-        return asked.prompt.tokens + self._counted if self.begun else 0
+    def used(self, asked: Asked | None, *, gave_up: bool = False) -> Used:
+        """What it has used: as the engine counts, else as well as can be told. `gave_up`: the client did, before the
+        end. Its prompt counts although nothing has come of it: else prompts that nobody waits for would be free.
+        """
+        last = self._last
+        if last is not None and last.HasField("usage"):
+            usage = last.usage
+            return Used(usage.prompt_tokens, usage.completion_tokens or self._counted, usage.cached_tokens)
+        return Used(0 if asked is None or not (self.begun or gave_up) else asked.prompt.tokens, self._counted)
 
-    def count(self, metrics: GatewayMetrics, route: Route | None, key: str, code: str, now: float) -> None:
+    def count(self, metrics: GatewayMetrics, route: Route | None, key: str, code: str, used: Used, now: float) -> None:
         """Count it. `code`: the HTTP status that tells how it ended."""
-        usage = self._last.usage if self._last is not None else LLMReply().usage
-        reason = finish_label(usage.finish_reason)
+        reason = finish_label("" if self._last is None else self._last.usage.finish_reason)
         if route is None:
             metrics.requests.inc(("", "", key, code, reason))
             return
         labels = (metrics.model_label(route.model, route.base, known=self.begun), route.service)
         metrics.requests.inc((*labels, key, code, reason))
         metrics.request.observe(labels, now - self._started)
-        kinds = {
-            "prompt": usage.prompt_tokens,
-            "completion": usage.completion_tokens or self._counted,
-            "cached": usage.cached_tokens,
-        }
-        for kind, tokens in kinds.items():
+        for kind, tokens in used._asdict().items():
             if tokens:
                 metrics.tokens.inc((*labels, kind, key), tokens)
         if self.streamed and self._counted:

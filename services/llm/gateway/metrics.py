@@ -40,14 +40,18 @@ class GatewayMetrics(Collector):
         self.request = Histogram(
             "pierhead_llm_request_seconds", "From a request's arrival to the end of its answer.", of_model, SECONDS
         )
-        self.tokens = Counter("pierhead_llm_tokens_total", "Tokens used.", (*of_model, "kind", "key"))
+        self.tokens = Counter(
+            "pierhead_llm_tokens_total",
+            "Tokens used; the prompts of requests that ended before the engine had counted, by estimate.",
+            (*of_model, "kind", "key"),
+        )
         self.requests = Counter(
             "pierhead_llm_requests_total", "Requests answered.", (*of_model, "key", "code", "finish_reason")
         )
         self.prefill = Counter(
             "pierhead_llm_prefill_total",
-            "Requests for models with a prefill service: done, nothing_to_hand_over, no_replica, several_choices (the "
-            "last three: decode did the whole), error.",
+            "Requests for models with a prefill service: done, nothing_to_hand_over, no_replica, unavailable, "
+            "several_choices (the last four: decode did the whole), error.",
             (*of_model, "outcome"),
         )
         self._adapters: set[str] = set()

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pierhead.request import accept_opaque
+from pierhead.request import MAX_ID_LENGTH, accept_opaque
 
 VARIABLE = "PIERHEAD_LLM_MODELS"
 
@@ -101,7 +101,11 @@ def _route(name: str, entries: Mapping[str, Mapping[str, str]], problems: list[s
     """Where a name leads, an alias followed."""
     entry = entries[name]
     model = entry.get("alias_of", name)
-    base, _, adapter = (model, "", "") if "alias_of" not in entry else model.partition(":")
+    base, colon, adapter = (model, "", "") if "alias_of" not in entry else model.partition(":")
+    if colon and accept_opaque(adapter) is None:
+        expected = f"the name of an adapter behind the colon, {MAX_ID_LENGTH} characters at most"
+        problems.append(f"{name}.alias_of: expected {expected}, found {_shown(model)}")
+        return None
     target = entry
     if "service" not in entry:
         found = entries.get(base)

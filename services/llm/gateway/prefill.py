@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+from services.llm.openai_error import kind_of
+
 PARAMS = "kv_transfer_params"
 
 _ASK = {
@@ -40,4 +42,6 @@ def decode_overrides(answer: bytes) -> str:
     if not isinstance(found, dict):
         raise ValueError("expected an object")  # noqa: TRY004 - one error for what is no answer
     params = found.get(PARAMS)
+    if params is not None and not isinstance(params, dict):
+        raise ValueError(f"{PARAMS}: expected an object, found {kind_of(params)}")
     return json.dumps({PARAMS: params}) if params else ""

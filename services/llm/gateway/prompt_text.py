@@ -11,6 +11,11 @@ from typing import NamedTuple
 MAX_CHARACTERS = 8192
 """Of the beginning; see LLMRequest.routing_text."""
 
+MAX_PIECES = 20_000
+"""Of a prompt; what comes behind them is not looked at. A million empty messages would take seconds, in which nobody
+else is served.
+"""
+
 CHARACTERS_PER_TOKEN = 4
 """OpenAI's rule of thumb for English."""
 
@@ -21,7 +26,7 @@ class PromptText(NamedTuple):
     beginning: str
     """At most MAX_CHARACTERS; the same for the same beginning of a conversation."""
     characters: int
-    """Of the whole."""
+    """Of the whole; of one in more than MAX_PIECES pieces, of the whole body."""
 
     @property
     def tokens(self) -> int:
@@ -29,13 +34,16 @@ class PromptText(NamedTuple):
         return -(-self.characters // CHARACTERS_PER_TOKEN)
 
 
-def prompt_text(body: Mapping[str, object]) -> PromptText:
+def prompt_text(body: Mapping[str, object], size: int = 0) -> PromptText:
     """Flatten `messages`, else `prompt`, else `instructions` and `input`. What has another form than OpenAI's is passed
-    over: the engine will say so.
+    over: the engine will say so. `size`: of the body, in bytes.
     """
     pieces: list[str] = []
     total = 0
-    for piece, characters in _pieces(body):
+    for number, (piece, characters) in enumerate(_pieces(body)):
+        if number == MAX_PIECES:
+            total = max(total, size)
+            break
         if total < MAX_CHARACTERS:
             pieces.append(piece[:MAX_CHARACTERS])
         total += characters
@@ -44,8 +52,16 @@ def prompt_text(body: Mapping[str, object]) -> PromptText:
     return PromptText(beginning, total)
 
 
+def prompts(body: Mapping[str, object]) -> int:
+    """How many prompts a completion is asked for at once; 1 for every other body."""
+    prompt = body.get("prompt")
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return 1
+    return len(prompt)
+
+
 Pieces = Iterator[tuple[str, int]]
-"""Texts, each with the number of characters that it stands for."""
+"""Texts, each with the number of characters that it stands for. What is passed over counts as an empty one."""
 
 
 def _pieces(body: Mapping[str, object]) -> Pieces:
@@ -66,6 +82,8 @@ def _text(text: object) -> Pieces:
     if isinstance(text, str):
         yield text, len(text)
         yield "\n", 1
+    else:
+        yield "", 0
 
 
 def _messages(messages: list[object]) -> Pieces:
@@ -74,6 +92,8 @@ def _messages(messages: list[object]) -> Pieces:
             role = message.get("role")
             yield from _text(role if isinstance(role, str) else "")
             yield from _content(message.get("content"))
+        else:
+            yield "", 0
 
 
 def _content(content: object) -> Pieces:
@@ -81,8 +101,8 @@ def _content(content: object) -> Pieces:
     if isinstance(content, list):
         for part in content:
             if isinstance(part, dict):
-                text = part.get("text")
-                yield from _text(text if isinstance(text, str) else f"<{str(part.get('type'))[:40]}>")
+                text, kind = part.get("text"), part.get("type")
+                yield from _text(text if isinstance(text, str) else f"<{kind[:40] if isinstance(kind, str) else ''}>")
             else:
                 yield from _text(part)
     else:

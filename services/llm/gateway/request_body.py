@@ -10,10 +10,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.llm.gateway.errors import ApiError, wrong
-from services.llm.gateway.multipart import form_fields
-from services.llm.gateway.prompt_text import PromptText, prompt_text
+from services.llm.gateway.multipart import Field, form_fields
+from services.llm.gateway.prompt_text import PromptText, prompt_text, prompts
 
 FORM = "multipart/form-data"
+
+MAX_VALUES = 2**20
+"""Values that a body may hold, by its commas and brackets: a prompt of a million tokens as numbers. A body of brackets
+alone would take half a minute to read, in which nobody else is served.
+"""
+
+MOST = 2**31 - 1
+"""Of what is counted."""
+
+MOST_TOKENS = 10**9
+"""Of an estimate: limits count in floating point."""
+
+_TRUE = ("true", "1", "on", "yes", "t", "y")
+"""As forms say it; those that vLLM takes."""
+
+_AT_ONCE = 2**20
+"""Bytes of a body that are looked at before its size is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +43,27 @@ class Asked:
     max_tokens: int
     """Of each choice; 0 = the request does not say."""
     choices: int
-    """`n`"""
+    """Answers in all: `n` to each prompt."""
     members: frozenset[str]
     """Names of the body's members; empty for a form."""
+    field: Field | None = None
+    """Of a form: the one that names the model."""
 
     @property
     def tokens(self) -> int:
         """An estimate of what it will use, for limits."""
-        return self.prompt.tokens + self.max_tokens * self.choices
+        return min(self.prompt.tokens + self.max_tokens * self.choices, MOST_TOKENS)
+
+    def body_for(self, body: bytes, model: str) -> bytes:
+        """The body as the service is to have it. A form is told the model here, where JSON has LLMRequest.model."""
+        field = self.field
+        if field is None or body[field.begin : field.end] == model.encode():
+            return body
+        return b"".join((body[: field.begin], model.encode(), body[field.end :]))
 
 
 def read_body(body: bytes, content_type: str, *, messages: bool = False) -> Asked:
-    """Read a body. `messages`: it has to have them. Raises ApiError 400 for the first thing that is wrong."""
+    """Read a body. `messages`: it has to have them. Raises ApiError for the first thing that is wrong: 400, or 413."""
     if content_type.partition(";")[0].strip().lower() == FORM:
         return _read_form(body, content_type)
     found = _parse(body)
@@ -47,11 +73,17 @@ def read_body(body: bytes, content_type: str, *, messages: bool = False) -> Aske
     if messages and not isinstance(found.get("messages"), list):
         raise wrong("messages", "a list of messages", found.get("messages"))
     limits = [_count(found, name, 0) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
-    choices = _count(found, "n", 1)
-    return Asked(model, bool(stream), prompt_text(found), max(limits), choices, frozenset(found))
+    choices = _count(found, "n", 1) * prompts(found)
+    return Asked(model, bool(stream), prompt_text(found, len(body)), max(limits), choices, frozenset(found))
 
 
 def _parse(body: bytes) -> Mapping[str, object]:
+    values = 0
+    for begin in range(0, len(body), _AT_ONCE):
+        values += sum(body.count(mark, begin, begin + _AT_ONCE) for mark in (b",", b"[", b"{"))
+        if values > MAX_VALUES:
+            message = f"the request body holds more than the {MAX_VALUES} values that this gateway takes; send less"
+            raise ApiError(413, message, code="payload_too_large")
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -78,12 +110,14 @@ def _count(found: Mapping[str, object], name: str, least: int) -> int:
         return least
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(name, f"an integer >= {least}", value)
-    if not least <= value < 2**31:
-        raise wrong(name, f"an integer >= {least}", value, "invalid_value")
+    if not least <= value <= MOST:
+        raise wrong(name, f"an integer from {least} to {MOST}", value, "invalid_value")
     return value
 
 
 def _read_form(body: bytes, content_type: str) -> Asked:
     fields = form_fields(body, content_type, ("model", "stream"))
-    model = _model(fields.get("model"))
-    return Asked(model, fields.get("stream") == "true", PromptText("", 0), 0, 1, frozenset())
+    field, stream = fields.get("model"), fields.get("stream")
+    model = _model(None if field is None else field.text)
+    streams = stream is not None and stream.text.lower() in _TRUE
+    return Asked(model, streams, PromptText("", 0), 0, 1, frozenset(), field)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 
 from pierhead.llm.v1.llm_pb2 import LLMReply
 
+from services.llm.openai_error import error_body
 from services.llm.server.errors import LLMRequestError
-
-
-def error_body(message: str, *, kind: str, code: str | int | None = None, param: str | None = None) -> bytes:
-    """OpenAI's error object as JSON: {"error": {"message", "type", "param", "code"}}."""
-    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
 
 
 def error_reply(

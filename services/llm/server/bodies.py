@@ -11,6 +11,7 @@ from typing import Any
 
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 
+from services.llm.openai_error import kind_of
 from services.llm.server.errors import LLMRequestError
 
 Body = dict[str, Any]
@@ -55,19 +56,6 @@ def _object(text: bytes | str, what: str) -> Body:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def kind_of(value: object) -> str:
-    """What JSON calls a value of this kind."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "an array" if isinstance(value, list) else "an object"
 
 
 def integer(body: Body, name: str, default: int | None, low: int, high: int | None = None) -> int | None:

@@ -32,7 +32,7 @@ from pierhead.http_constants import (
     MALFORMED,
     SERVICE_RESTART,
 )
-from pierhead.http_errors import ERROR_BODY
+from pierhead.http_errors import ERROR_BODY, ERROR_HEADERS
 from pierhead.http_routes import KnownRoute, Routes
 from pierhead.intake import Intake
 from pierhead.request import REQUEST_ID_KEY, new_request_id
@@ -305,7 +305,9 @@ class Gate:
             raise ConnectionResetError(known.message) from error
         if isinstance(known, Backpressure):
             self.intake.refused()
-        return _response(error_answer(known, visit.request_id, self._edge.settings, self._error_body))
+        response = _response(error_answer(known, visit.request_id, self._edge.settings, self._error_body))
+        response.headers.update(request.get(ERROR_HEADERS, {}))
+        return response
 
 
 def _sees_responses(app: web.Application) -> bool:

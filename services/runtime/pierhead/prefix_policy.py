@@ -31,6 +31,11 @@ BEGINNING = 128
 """Characters that draw replicas for a text that is new: so many, or doubled until they are more than could be shared
 without being a match. So texts that have less in common draw different replicas: new ones spread as if by chance."""
 
+CHARS_PER_NODE = 128
+"""Of what is remembered: of shorter texts there are as many as if each had so many. An engine's cache keeps little of
+them, and here each costs as much as a long one.
+"""
+
 EQUAL_LOADS = 0.1
 """Loads that differ by less than this share of the mean are equal."""
 
@@ -76,7 +81,7 @@ class PrefixAware:
         self._imbalance = imbalance_threshold
         self._random = rng.random
         self._power_of_two = PowerOfTwo(rng)
-        self._tree = PrefixTree(max_chars, max_chars - max_chars // 50, GRAIN)
+        self._tree = PrefixTree(max_chars, max_chars - max_chars // 50, GRAIN, max_chars // CHARS_PER_NODE)
         self._places: dict[str, int] = {}
         """Of replicas, for their ranks."""
 

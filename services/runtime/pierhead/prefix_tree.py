@@ -4,12 +4,13 @@ A node is a piece of text; the way to it is a prefix. It knows the holders (repl
 with the time of its last use there, by a clock that counts insertions. Two things follow from how texts are inserted,
 and everything here rests on them: whoever holds a node holds all those above it, and has used them as lately at least.
 
-Each holder has room for so many characters. Beyond them it loses those that it used longest ago, the end of a text
-before its beginning: as an engine's prefix cache does.
+Each holder has room for so many characters, in so many nodes. Beyond that it loses what it used longest ago, the end of
+a text before its beginning: as an engine's prefix cache does.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
@@ -50,19 +51,25 @@ class PrefixTree:
       has to cut, and not so little that one has to cut for long.
     - grain: texts branch at multiples of so many characters, and what is beyond the last multiple is left out. It
       bounds how deep the tree can be, and so what the worst text costs.
+    - max_nodes: nodes that a holder may have, cut down in proportion; None = any number. A node takes some 700 bytes
+      however short its text is, so this bounds the memory that many short texts take.
 
     Raises ValueError for bounds that cannot be.
     """
 
-    def __init__(self, max_chars: int, target_chars: int | None = None, grain: int = 1) -> None:
+    def __init__(
+        self, max_chars: int, target_chars: int | None = None, grain: int = 1, max_nodes: int | None = None
+    ) -> None:
         target_chars = max_chars if target_chars is None else target_chars
-        if not 0 < target_chars <= max_chars or grain < 1:
+        if not 0 < target_chars <= max_chars or grain < 1 or (max_nodes is not None and max_nodes < 1):
             raise ValueError(
-                f"PrefixTree: expected 0 < target_chars <= max_chars and grain >= 1, found "
-                f"target_chars={target_chars}, max_chars={max_chars}, grain={grain}"
+                f"PrefixTree: expected 0 < target_chars <= max_chars and grain >= 1 and max_nodes >= 1, found "
+                f"target_chars={target_chars}, max_chars={max_chars}, grain={grain}, max_nodes={max_nodes}"
             )
         self._max = max_chars
         self._target = target_chars
+        self._max_nodes = sys.maxsize if max_nodes is None else max_nodes
+        self._target_nodes = max(1, self._max_nodes * target_chars // max_chars)
         self._grain = grain
         self._root = _Node("", 0, None)
         self._holders: dict[str, _Holder] = {}
@@ -104,7 +111,7 @@ class PrefixTree:
                 holder.chars += len(node.label)
                 self._enter(holder, now, node)
             node.used[name] = now
-        if holder.chars > self._max:
+        if holder.chars > self._max or len(holder.entries) > self._max_nodes:
             self._evict(name, holder)
 
     def remove(self, name: str) -> None:
@@ -118,6 +125,11 @@ class PrefixTree:
         """Characters that a holder has."""
         holder = self._holders.get(name)
         return holder.chars if holder is not None else 0
+
+    def nodes(self, name: str) -> int:
+        """Nodes that a holder has."""
+        holder = self._holders.get(name)
+        return len(holder.entries) if holder is not None else 0
 
     def _walk(self, text: str) -> tuple[list[_Node], int]:
         """The nodes along `text`, and how many of its characters are in them; the last one may go on differently."""
@@ -154,11 +166,14 @@ class PrefixTree:
 
     def _evict(self, name: str, holder: _Holder) -> None:
         """Take from a holder what it used longest ago. An entry whose node was used since goes back with that time."""
-        while holder.chars > self._target:
-            used, end, number, node = heappop(holder.entries)
+        entries = holder.entries
+        most_nodes = self._target_nodes if len(entries) > self._max_nodes else self._max_nodes
+        most_chars = self._target if holder.chars > self._max else self._max
+        while holder.chars > most_chars or len(entries) > most_nodes:
+            used, end, number, node = heappop(entries)
             last = node.used[name]
             if last != used:
-                heappush(holder.entries, (last, end, number, node))
+                heappush(entries, (last, end, number, node))
                 continue
             holder.chars -= len(node.label)
             self._drop(name, node)

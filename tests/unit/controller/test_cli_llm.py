@@ -119,6 +119,7 @@ def test_a_file_is_not_written_over_unless_that_is_meant(tmp_path: Path) -> None
             "expected another name, as the gateway of the app has this one",
         ),
         (["--model", "/m/q", "--engine-arg", "a-b=1", "--engine-arg", "a_b=2"], "--engine-arg: a_b is given twice"),
+        (["--model", "/m/gateway"], "expected another name, as the gateway of the app has this one"),
     ],
 )
 def test_what_the_controller_would_refuse_is_not_written(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -134,3 +135,5 @@ def test_two_services_cannot_have_one_model() -> None:
     assert set(llm_app({"a": service()})["services"]) == {"llm-gateway", "a"}
     with pytest.raises(ValueError, match='model "qwen": expected one service for each model, found a and b'):
         llm_app({"a": service(), "b": service()})
+    with pytest.raises(ValueError, match='service "llm-gateway": expected another name'):
+        llm_app({"llm-gateway": service()})

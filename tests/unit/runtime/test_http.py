@@ -18,7 +18,7 @@ from pierhead import Backpressure, BadRequest, UserCodeError, current_request, h
 from pierhead.channel import HandleChannel
 from pierhead.deadlines import Deadlines
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.http_errors import ERROR_BODY
+from pierhead.http_errors import ERROR_BODY, ERROR_HEADERS
 from pierhead.http_server import AiohttpListener
 from pierhead.metrics import RuntimeMetrics
 from pierhead.server import ReplicaServer
@@ -211,6 +211,23 @@ async def test_an_application_tells_errors_in_a_shape_of_its_own(
             assert response.content_type == "application/json"
             assert await response.json() == [*expected, response.headers["x-request-id"]]
     assert b'[400, "bad_request", "this"' in await raw(server, b"GARBAGE")
+
+
+async def test_headers_that_a_handler_has_for_whatever_error_comes(cluster: Cluster, client: ClientSession) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        request[ERROR_HEADERS] = {"x-left": "9"}
+        if request.path == "/boom":
+            raise ValueError("boom")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    app = web.Application()
+    app.router.add_get("/{path}", handle)
+    server = await cluster.start(app, request_timeout_s=0.2)
+    for path, status in {"boom": 500, "late": 504}.items():
+        async with client.get(f"http://127.0.0.1:{server.http_port}/{path}") as response:
+            assert (response.status, response.headers["x-left"]) == (status, "9")
+            assert "x-request-id" in response.headers
 
 
 async def test_a_user_s_exception_is_a_500_that_can_be_found_in_the_log(

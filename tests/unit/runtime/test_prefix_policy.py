@@ -18,7 +18,7 @@ from pierhead.channel import HandleChannel
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.policies import make_policy
-from pierhead.prefix_policy import MOST_CHARS, PrefixAware
+from pierhead.prefix_policy import CHARS_PER_NODE, MOST_CHARS, PrefixAware
 from pierhead.routing import Router
 
 from tests.unit.runtime.test_policies import Fake, FakeCall, candidates
@@ -188,6 +188,13 @@ def test_a_text_is_looked_at_up_to_a_bound() -> None:
     policy, of = PrefixAware(Random(1)), candidates([1] * 4)
     policy.on_routed(of[0], ask("x" * 100_000))
     assert policy._tree.chars(of[0].name) == MOST_CHARS
+
+
+def test_many_short_texts_take_little_memory() -> None:
+    policy, (of, *_) = PrefixAware(Random(1)), candidates([1])
+    for number in range(20_000):
+        policy.on_routed(of, ask(f"{Random(number).getrandbits(64):016x}"))
+    assert policy._tree.nodes(of.name) <= 2_000_000 // CHARS_PER_NODE
 
 
 class TestItsSettings:

@@ -115,6 +115,28 @@ def test_when_it_is_full_it_is_cut_down_to_the_target() -> None:
     assert [tree.match(f"{number}" * 10).get("r0", 0) for number in range(10)] == [0] * 6 + [10] * 4
 
 
+def test_texts_that_are_short_are_bounded_by_their_number() -> None:
+    """Each is a node of some 700 bytes: two million characters in texts of 16 would be 90 MB for each holder."""
+    rng = Random(1)
+    tree = PrefixTree(2_000_000, 1_960_000, 16, 1000)
+    for number in range(20_000):
+        tree.insert(f"{rng.getrandbits(64):016x}" * rng.randint(1, 3), f"r{number % 2}")
+        assert tree.nodes(f"r{number % 2}") <= 1000
+    assert all(980 <= tree.nodes(name) <= 1000 for name in ("r0", "r1"))
+    last = f"{rng.getrandbits(64):016x}"
+    tree.insert(last, "r0")
+    assert tree.match(last) == {"r0": 16}, "what was used last is kept"
+
+
+def test_one_text_through_more_nodes_than_there_may_be_loses_its_end() -> None:
+    tree, text = PrefixTree(10_000, 10_000, 1, 10), "a" * 40
+    for end in range(1, 40):
+        tree.insert(text[:end] + "b", f"r{end % 5}")
+    tree.insert(text, "r9")
+    assert tree.nodes("r9") == 10
+    assert tree.match(text)["r9"] == 10
+
+
 def test_a_prefix_that_goes_on_being_used_is_kept() -> None:
     tree = PrefixTree(100)
     for number in range(1000):

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from pierhead import Backpressure
+from pierhead import Backpressure, Unavailable
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone, Usage
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.request import RequestContext, current_request
@@ -26,6 +26,7 @@ class FakeLLMServer(LLMServerServicer):
         self.asked: list[tuple[str, LLMRequest]] = []
         self.contexts: list[RequestContext | None] = []
         self.transfer: object = None
+        self.unavailable = ""
         self.gate = asyncio.Event()
         self.waiting = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -47,6 +48,8 @@ class FakeLLMServer(LLMServerServicer):
         return self._stream(body) if body.get("stream") and rpc != "Embeddings" else self._whole(rpc, body)
 
     async def _whole(self, rpc: str, body: dict[str, Any]) -> AsyncGenerator[LLMReply, None]:
+        if self.unavailable:
+            raise Unavailable(self.unavailable)
         fake = body.get("fake")
         if fake == "refuse":
             error = {

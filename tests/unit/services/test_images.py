@@ -40,6 +40,18 @@ def test_the_service_is_the_first_process_and_not_root(dockerfile: Path) -> None
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=NAMES)
+def test_what_a_service_imports_of_ours_is_in_its_image(dockerfile: Path) -> None:
+    last_stage = dockerfile.read_text().rpartition("\nFROM ")[2]
+    copied = re.findall(r"^COPY (services/\S+) ", last_stage, re.MULTILINE)
+    modules = [path for copy in copied for path in sorted((SERVICES.parent / copy).rglob("*.py"))]
+    modules += [SERVICES.parent / copy for copy in copied if copy.endswith(".py")]
+    for module in modules:
+        for name in re.findall(r"^\s*(?:from|import) (services\.\S+)", module.read_text(), re.MULTILINE):
+            path = name.replace(".", "/") + ".py"
+            assert any(path in (copy, f"{copy}.py") or path.startswith(f"{copy}/") for copy in copied), (module, name)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=NAMES)
 def test_code_comes_last_so_that_an_edit_rebuilds_only_itself(dockerfile: Path) -> None:
     last_stage = dockerfile.read_text().rpartition("\nFROM ")[2]
     copies = re.findall(r"^COPY (.*)$", last_stage, re.MULTILINE)

@@ -22,8 +22,9 @@ from pierhead.clients import Clients
 from services.llm.gateway.app import make_app
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.model_map import parse_models
+from services.llm.gateway.multipart import form_fields
 from services.llm.gateway.settings import GatewaySettings
-from tests.unit.runtime.harness import Cluster, until
+from tests.unit.runtime.harness import Cluster, FakeDiscovery, until
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
 
 MODELS = {
@@ -184,6 +185,48 @@ async def test_a_form_names_its_model(gateway: Stand) -> None:
     assert asked.content_type.startswith("multipart/form-data; boundary=")
 
 
+async def test_a_form_goes_on_with_the_models_own_name(gateway: Stand) -> None:
+    """LLMRequest.model takes the place of a member of JSON; a form has to say it itself."""
+    for asked in ("default", "default:support", "qwen"):
+        form = aiohttp.FormData()
+        form.add_field("file", b"\x00\xff" * 500, filename="a.wav", content_type="audio/wav")
+        form.add_field("model", asked)
+        async with gateway.client.post(gateway.base + "/v1/audio/transcriptions", data=form) as answer:
+            assert answer.status == 200
+        _, got = gateway.qwen.asked[-1]
+        assert got.model == asked.replace("default", "qwen")
+        assert form_fields(got.body, got.content_type, ("model",))["model"].text == got.model
+        assert b"\x00\xff" * 500 in got.body
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/x/%2E%2E%2F..%2Fsleep", "/v1/./x", "/v1//x", "/v1/x/", "/v1/a%3Fb=1",
+     "/v1/a%23b", "/v1/a%20b", "/v1/x%00", "/v1/%ff", "/v1/chat/completions/"],
+)  # fmt: skip
+async def test_no_path_leads_out_of_the_api(gateway: Stand, path: str) -> None:
+    """`..` behind an engine that is a web server of its own would be what that has for operators."""
+    body = json.dumps(chat()).encode()
+    host, port = gateway.base.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert error_of(answer.partition(b"\r\n\r\n")[2])["code"] == "not_found"
+    assert gateway.qwen.asked == []
+
+
+async def test_the_router_is_told_the_adapter_and_nothing_else(gateway: Stand) -> None:
+    """Calls for a model that nobody holds all go to one replica: no client may say so for the base model."""
+    for model, told in (("qwen", None), ("qwen:support", "support")):
+        await gateway.post(CHAT, chat(model=model), headers={"x-multiplexed-model-id": "invented"})
+        context = gateway.qwen.contexts[-1]
+        assert context is not None
+        assert context.model_id == told
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [
@@ -199,6 +242,9 @@ async def test_a_form_names_its_model(gateway: Stand) -> None:
         (chat(max_completion_tokens=1.5), "max_completion_tokens", "invalid_type"),
         (chat(n=0), "n", "invalid_value"),
         (chat(n=True), "n", "invalid_type"),
+        (chat(n=2**31), "n", "invalid_value"),
+        (chat(model=None), "model", "missing_required_parameter"),
+        (chat(messages=None), "messages", "invalid_type"),
     ],
 )
 async def test_wrong_bodies_reach_no_engine(gateway: Stand, body: object, param: str | None, code: str) -> None:
@@ -235,6 +281,14 @@ async def test_a_huge_body(stand: Stand) -> None:
     async with stand.client.post(stand.base + CHAT, data=chunks()) as answered:
         assert (answered.status, error_of(await answered.read())["code"]) == (413, "payload_too_large")
     assert (await stand.post(CHAT, chat()))[0] == 200
+
+
+async def test_a_body_that_is_not_what_its_encoding_says(gateway: Stand) -> None:
+    status, answer, _ = await gateway.post(CHAT, b"no gzip", headers={"Content-Encoding": "gzip"})
+    error = error_of(answer)
+    assert (status, error["code"]) == (400, "invalid_body")
+    assert error["message"] == "the request body cannot be read: Can not decode content-encoding: gzip"
+    assert gateway.qwen.asked == []
 
 
 async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
@@ -280,7 +334,28 @@ async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str,
     assert b"[DONE]" not in body
     told = {"raise": "500", "wait": "504"}[fake]
     assert gateway.counted() == {("qwen", "llm-qwen", "", told, ""): 1}
-    assert gateway.metrics.tokens.values[("qwen", "llm-qwen", "completion", "")] == 2
+    # "user\n" and thirty characters more and "\n" make nine tokens, by estimate.
+    assert gateway.metrics.tokens.values == {
+        ("qwen", "llm-qwen", "prompt", ""): 9, ("qwen", "llm-qwen", "completion", ""): 2,
+    }  # fmt: skip
+
+
+async def test_a_stream_that_its_client_leaves_before_its_end_is_accounted(gateway: Stand) -> None:
+    """The engine counts at the end; who never reads the end would have used nothing."""
+    async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
+        await asyncio.wait_for(answer.content.readexactly(len(event("The"))), 5)
+    await until(lambda: bool(gateway.counted()), "it is counted")
+    assert gateway.counted() == {("qwen", "llm-qwen", "", "499", ""): 1}
+    assert gateway.metrics.tokens.values == {
+        ("qwen", "llm-qwen", "prompt", ""): 9, ("qwen", "llm-qwen", "completion", ""): 2,
+    }  # fmt: skip
+
+
+async def test_what_was_refused_has_used_nothing(gateway: Stand) -> None:
+    for fake in ("refuse", "raise", "full", "nothing"):
+        await gateway.post(CHAT, chat(fake=fake))
+    assert len(gateway.counted()) == 3
+    assert gateway.metrics.tokens.values == {}
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -379,6 +454,41 @@ async def test_rate_limits(stand: Stand, tmp_path: Path) -> None:
     assert headers["x-ratelimit-remaining-tokens"] == "11", "what the engine refused has cost nothing"
 
 
+async def test_limits_are_told_whatever_the_answer(stand: Stand, tmp_path: Path) -> None:
+    limited = {"key": "one", "name": "a", "requests_per_minute": 100}
+    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited))
+    await stand.start()
+    answers = {"refuse": 400, "raise": 500, "full": 503, "nothing": 503, "wait": 504}
+    left = 100
+    for fake, expected in answers.items():
+        asked = {**bearer("one"), "x-request-timeout-seconds": "0.3"}
+        status, _, headers = await stand.post(CHAT, chat(fake=fake), headers=asked)
+        left -= 1
+        assert (status, headers["x-ratelimit-remaining-requests"]) == (expected, str(left))
+    status, _, headers = await stand.post(CHAT, chat(), headers=bearer("other"))
+    assert (status, "x-ratelimit-remaining-requests" in headers) == (401, False)
+
+
+@pytest.mark.parametrize("how", ["leaves", "is short of time"])
+async def test_a_prompt_that_its_client_gives_up_is_not_free(stand: Stand, tmp_path: Path, how: str) -> None:
+    """The engine has read it, and may have made the whole answer but for its end."""
+    limited = {"key": "one", "name": "a", "tokens_per_minute": 6000}
+    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited))
+    await stand.start()
+    messages = [{"role": "user", "content": "x" * 4000}]
+    asked = chat(fake="wait", max_tokens=3000, messages=messages)
+    if how == "leaves":
+        one = asyncio.create_task(stand.post(CHAT, asked, headers=bearer("one")))
+        await asyncio.wait_for(stand.qwen.waiting.wait(), 5)
+        one.cancel()
+    else:
+        await stand.post(CHAT, asked, headers={**bearer("one"), "x-request-timeout-seconds": "0.3"})
+    await until(lambda: bool(stand.counted()), "it is counted")
+    [code] = [labels[3] for labels in stand.counted()]
+    _, _, headers = await stand.post(CHAT, chat(), headers=bearer("one"))
+    assert (code, headers["x-ratelimit-remaining-tokens"]) == ({"leaves": "499"}.get(how, "504"), str(6000 - 1002 - 9))
+
+
 # ---- prefill and decode apart
 
 TRANSFER = {"do_remote_prefill": True, "remote_block_ids": [1, 2**70], "remote_host": "10.0.0.1", "new_one": {"a": 1.5}}
@@ -412,12 +522,50 @@ async def test_nothing_to_hand_over(gateway: Stand) -> None:
     }  # fmt: skip
 
 
+async def test_several_prompts_are_read_by_decode_alone(gateway: Stand) -> None:
+    """What prefill hands over is the state of one of them: the others would be answered out of its cache."""
+    gateway.prefill.transfer = TRANSFER
+    prompts: list[object] = [["a", "b"], [[1, 2], [3]]]
+    for prompt in prompts:
+        assert (await gateway.post("/v1/completions", {"model": "big", "prompt": prompt}))[0] == 200
+    assert gateway.prefill.asked == []
+    assert [asked.overrides for _, asked in gateway.big.asked] == ["", ""]
+    for prompt in ("a", ["a"], [1, 2]):
+        assert (await gateway.post("/v1/completions", {"model": "big", "prompt": prompt}))[0] == 200
+    assert len(gateway.prefill.asked) == 3
+    assert gateway.metrics.prefill.values == {
+        ("big", "llm-big", "several_choices"): 2, ("big", "llm-big", "done"): 3,
+    }  # fmt: skip
+
+
+async def test_a_client_that_leaves_while_the_prompt_is_read(gateway: Stand) -> None:
+    one = asyncio.create_task(gateway.post(CHAT, chat(model="big", fake="wait", stream=True)))
+    await asyncio.wait_for(gateway.prefill.waiting.wait(), 5)
+    one.cancel()
+    await asyncio.wait_for(gateway.prefill.cancelled.wait(), 5)
+    await until(lambda: ("big", "llm-big", "", "499", "") in gateway.counted(), "it is counted as left")
+    assert gateway.big.asked == []
+
+
 async def test_an_error_of_prefill_reaches_the_client(gateway: Stand) -> None:
     status, body, _ = await gateway.post(CHAT, chat(model="big", fake="refuse"))
     assert (status, error_of(body)["code"]) == (400, "too_long")
     assert (await gateway.post(CHAT, chat(model="big", fake="raise")))[0] == 500
     assert gateway.big.asked == []
     assert gateway.metrics.prefill.values == {("big", "llm-big", "error"): 2}
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+async def test_prefill_that_cannot_now(stand: Stand, fallback: bool) -> None:
+    """It sleeps, or it went away: nothing that the client was told hangs on it."""
+    stand.settings = replace(stand.settings, prefill_fallback=fallback)
+    stand.prefill.unavailable = "the engine sleeps"
+    await stand.start()
+    status, body, _ = await stand.post(CHAT, chat(model="big", stream=True))
+    assert (status, body == ALL) == ((200, True) if fallback else (503, False))
+    assert [asked.overrides for _, asked in stand.big.asked] == ([""] if fallback else [])
+    outcome = "unavailable" if fallback else "error"
+    assert stand.metrics.prefill.values == {("big", "llm-big", outcome): 1}
 
 
 @pytest.mark.parametrize("fallback", [True, False])
@@ -471,7 +619,9 @@ def unused_port() -> int:
 async def test_a_replica_that_is_killed(cluster: Cluster, client: aiohttp.ClientSession) -> None:
     port = unused_port()
     process = await cluster.process(DYING, port, PYTHONPATH=os.pathsep.join(sys.path))
-    Clients.use(Settings(static={"LLM_QWEN": (f"127.0.0.1:{port}",)}))
+    discovery = FakeDiscovery()
+    discovery.say("llm-qwen", ("pierhead-llm-qwen-2b3c-1", f"127.0.0.1:{port}", False))
+    Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
     stand = Stand(cluster, client)
     await stand.start()
     whole = asyncio.create_task(stand.post(CHAT, chat(fake="wait")))
@@ -480,7 +630,12 @@ async def test_a_replica_that_is_killed(cluster: Cluster, client: aiohttp.Client
         assert await asyncio.wait_for(answer.content.readexactly(len(first)), 5) == first
         process.kill()
         rest = await asyncio.wait_for(answer.read(), 10)
-    assert error_of(rest.removeprefix(b"data: "))["code"] == "replica_died"
+    ended = error_of(rest.removeprefix(b"data: "))
     status, body, _ = await asyncio.wait_for(whole, 10)
-    assert (status, error_of(body)["code"]) == (502, "replica_died")
+    assert (status, error_of(body)["code"], ended["code"]) == (502, "replica_died", "replica_died")
+    for error in (ended, error_of(body)):
+        assert "pierhead.llm.v1.LLMServer/Chat at llm-qwen replica pierhead-llm-qwen-2b3c-1: " in error["message"]
+        assert "127.0.0.1" not in error["message"], "a name says enough"
+        assert str(port) not in error["message"]
+    await discovery.close()
     assert stand.counted() == {("qwen", "llm-qwen", "", "502", ""): 2}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email
 import json
+import time
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import strategies as st
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 
 from services.llm.gateway.errors import ApiError
+from services.llm.gateway.limits import Limits
 from services.llm.gateway.multipart import form_fields
 from services.llm.gateway.prefill import decode_overrides
-from services.llm.gateway.prompt_text import MAX_CHARACTERS, prompt_text
-from services.llm.gateway.request_body import read_body
+from services.llm.gateway.prompt_text import MAX_CHARACTERS, MAX_PIECES, prompt_text
+from services.llm.gateway.request_body import MAX_VALUES, MOST_TOKENS, read_body
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -122,11 +125,157 @@ def test_a_forms_fields(content_type: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"--b-1", FORM[:-80], FORM.replace(b'"model"\r\n\r\nw', b'"other"\r\n\r\nw')])
 def test_forms_that_are_cut_or_have_no_model(body: bytes) -> None:
-    if body == FORM[:-80]:
-        assert form_fields(body, "multipart/form-data; boundary=b-1", ("stream",)) == {}
-        return
-    with pytest.raises(ApiError, match="model"):
+    with pytest.raises(ApiError, match="model") as raised:
         read_body(body, "multipart/form-data; boundary=b-1")
+    assert raised.value.status == 400
+
+
+def form(*heads_and_texts: tuple[str, bytes], boundary: bytes = b"b-1") -> bytes:
+    parts = [head.encode() + b"\r\n\r\n" + text for head, text in heads_and_texts]
+    return b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts) + b"--" + boundary + b"--\r\n"
+
+
+def part(name: str, text: bytes = b"whisper") -> tuple[str, bytes]:
+    return f'Content-Disposition: form-data; name="{name}"', text
+
+
+HEAD = "Content-Disposition: form-data"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        form(part("model"), part("stream", b"false"), part("model", b"other")),
+        form(part("model"), (f"{HEAD}; name=model", b"other")),
+        form(part("model"), (f"{HEAD}; name*=utf-8''model", b"other")),
+        form(part("model"), (f'{HEAD}; name="a"; name="model"', b"other")),
+        form(part("model"), (f'{HEAD}; name="a\\"; name="model"', b"other")),
+        form(part("model"), (f'{HEAD}; name="a"\r\n{HEAD}; name="model"', b"other")),
+        form(part("model"), (f'{HEAD};\r\n name="model"', b"other")),
+        form(part("model"), (f'no header\r\n{HEAD}; name="model"', b"other")),
+        form(part("model"), (f'X: y\n{HEAD}; name="model"', b"other")),
+        form(part("model"), (f'{HEAD}; name="model"; filename="a"', b"other")),
+        form(part("model"), ("X: " + "x" * 2000 + f'\r\n{HEAD}; name="model"', b"other")),
+        form(part("model"), *[part(f"p{number}") for number in range(100)], part("model", b"other")),
+        form(part("model"), part("file", b'\n--b-1\nContent-Disposition: form-data; name="model"\n\nother')),
+        form(part("model"), part("file", b'--b-1\r\nContent-Disposition: form-data; name="model"\r\n\r\nother')),
+        form(part("model")) + form(part("model", b"other")),
+        b"\r\n" + form(part("model", b"other")),
+        form(part("model", b"x" * 5000)),
+        form(("", b""), part("model")),
+    ],
+)
+def test_forms_that_two_readers_may_understand_differently(body: bytes) -> None:
+    with pytest.raises(ApiError) as raised:
+        read_body(body, "multipart/form-data; boundary=b-1")
+    assert (raised.value.status, b'"invalid_form"' in raised.value.body) == (400, True)
+
+
+NAMES = st.sampled_from(["file", "model_", "language", "", "name", "a;b", "prompt"])
+
+
+@given(st.lists(st.tuples(NAMES, st.binary(max_size=80)), max_size=5), st.integers(0, 5), st.text("abé ", max_size=9))
+def test_a_field_is_found_between_any_others(others: list[tuple[str, bytes]], place: int, text: str) -> None:
+    parts = [(f'{HEAD}; name="{name}"; filename="f"\r\nContent-Type: audio/wav', data) for name, data in others]
+    body = form(*parts[:place], part("model", text.encode()), *parts[place:], boundary=b"a-boundary-of-no-data")
+    found = form_fields(body, "multipart/form-data; boundary=a-boundary-of-no-data", ("model", "stream"))
+    assert set(found) == {"model"}
+    field = found["model"]
+    assert (field.text, body[field.begin : field.end]) == (text.strip(), text.encode())
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [b"\r\n", b"\n", b"--b-1", b"\r\n--b-1\r\n", b"\r\n\r\n", f'{HEAD}; name="model"'.encode(), b"; name=model",
+         b'"', b"\\", b"other", b" ", b"\t", b":", b";", b"--", b"\x00", b"X: y"]
+    ),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 12), PIECES), min_size=1, max_size=3))
+def test_what_is_read_of_a_form_another_reader_reads_as_well(changes: list[tuple[int, int, list[bytes]]]) -> None:
+    body = form(part("file", b"\x00\xff"), part("model"), part("language", b"en"))
+    for at, gone, pieces in changes:
+        body = body[:at] + b"".join(pieces) + body[at + gone :]
+    content_type = "multipart/form-data; boundary=b-1"
+    try:
+        asked = read_body(body, content_type)
+    except ApiError:
+        return
+    message = email.message_from_bytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
+    parts = [each for each in message.walk() if each.get_param("name", header="content-disposition") == "model"]
+    found: list[Any] = [each.get_payload(decode=True) for each in parts]
+    assert [each.strip() for each in found] == [asked.model.encode()]
+
+
+@pytest.mark.parametrize("text", [b"true", b"True", b"1", b"on"])
+def test_a_form_asks_for_a_stream_as_forms_do(text: bytes) -> None:
+    asked = read_body(form(part("model"), part("stream", text)), "multipart/form-data; boundary=b-1")
+    assert asked.stream
+
+
+def test_a_form_is_told_the_model_it_goes_to() -> None:
+    asked = read_body(FORM, "multipart/form-data; boundary=b-1")
+    assert asked.body_for(FORM, "whisper") is FORM
+    told = asked.body_for(FORM, "large:v3")
+    assert told == FORM.replace(b"\r\nwhisper\r\n", b"\r\nlarge:v3\r\n")
+    assert read_body(told, "multipart/form-data; boundary=b-1").model == "large:v3"
+
+
+@pytest.mark.parametrize("content_type", ["boundary=b-1; x=\udcff", "boundary=é", "boundary=b-1\x00"])
+def test_a_content_type_that_cannot_be_passed_on(content_type: str) -> None:
+    with pytest.raises(ApiError, match="Content-Type has characters"):
+        read_body(FORM, f"multipart/form-data; {content_type}")
+
+
+# ---- large bodies
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"1", b'""', b'{"role":"user"}'])
+def test_a_body_of_a_million_values_is_not_read(value: bytes) -> None:
+    """It would take seconds, and gigabytes; whoever streams would wait as long."""
+    for name in (b"messages", b"prompt", b"padding"):
+        body = b'{"model": "m", "' + name + b'": [' + b",".join([value] * (MAX_VALUES + 1)) + b"]}"
+        started = time.process_time()
+        with pytest.raises(ApiError, match="more than the 1048576 values") as raised:
+            read_body(body, "")
+        assert raised.value.status == 413
+        assert time.process_time() - started < 0.5, "20 ms where it was measured"
+
+
+def test_a_prompt_of_a_million_tokens_is_read() -> None:
+    body = b'{"model": "m", "prompt": [' + b",".join([b"17"] * 1_000_000) + b"]}"
+    assert read_body(body, "").tokens == 1_000_001
+    text = json.dumps({"model": "m", "prompt": "so, and so, and " * 250_000}).encode()
+    assert read_body(text, "").tokens == 1_000_001
+
+
+@pytest.mark.parametrize("value", ["", 1, {}, [], {"type": "text"}, {"role": "user", "content": ""}])
+def test_a_prompt_in_very_many_pieces_is_counted_by_its_body(value: object) -> None:
+    values = [value] * (MAX_PIECES + 1)
+    for body in ({"messages": values}, {"prompt": ["", *values]}, {"messages": [{"content": values}]}):
+        assert prompt_text(body, 4_000_000) == (prompt_text(body).beginning, 4_000_000)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "choices"), [("a", 1), (["a"], 1), (["a", "b"], 2), ([1, 2, 3], 1), ([[1, 2], [3]], 2), ([], 1), (7, 1)]
+)
+def test_every_prompt_has_answers_of_its_own(prompt: object, choices: int) -> None:
+    body = json.dumps({"model": "m", "prompt": prompt, "n": 3, "max_tokens": 10}).encode()
+    asked = read_body(body, "")
+    assert asked.choices == 3 * choices
+    assert asked.tokens == asked.prompt.tokens + 30 * choices
+
+
+def test_an_estimate_that_makes_no_sense_is_bounded() -> None:
+    most = 2**31 - 1
+    asked = read_body(json.dumps({"model": "m", "prompt": ["a"] * 9, "n": most, "max_tokens": most}).encode(), "")
+    assert asked.tokens == MOST_TOKENS
+    limits = Limits(None, 600, 0.0)
+    assert limits.admit(asked.tokens, 0.0) is None
+    limits.settle(asked.tokens, 7, 0.0)
+    assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "593"
 
 
 def test_a_form_without_a_boundary() -> None:
@@ -143,7 +292,7 @@ def test_transfer_parameters_pass_unchanged(params: dict[str, object]) -> None:
     assert json.loads(decode_overrides(answer)) == {"kv_transfer_params": params}
 
 
-@pytest.mark.parametrize("answer", [b"", b"[]", b"\xff", b"<html>"])
+@pytest.mark.parametrize("answer", [b"", b"[]", b"\xff", b"<html>", b'{"kv_transfer_params": [1]}'])
 def test_no_answer_of_prefill(answer: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|object|decode"):
         decode_overrides(answer)

@@ -1,0 +1,34 @@
+"""OpenAI's error object, and how its messages name a wrong value: for the gateway and the server, which answer alike.
+
+Imports nothing of either.
+"""
+
+from __future__ import annotations
+
+import json
+
+
+def error_body(message: str, *, kind: str, code: str | int | None = None, param: str | None = None) -> bytes:
+    """OpenAI's error object as JSON: {"error": {"message", "type", "param", "code"}}."""
+    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls a value of this kind."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def shown(value: object) -> str:
+    """A value in a message: as JSON while it is short, else by its kind. Cheap, however large it is."""
+    if isinstance(value, list | dict):
+        return kind_of(value)
+    text = json.dumps(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
