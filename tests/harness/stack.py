@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import time
@@ -89,8 +90,20 @@ class Stack:
     def down(self) -> None:
         """Remove everything; what the controller could not (it is dead, say) goes with the orphans."""
         for orphans in ([], ["--remove-orphans"]):
+            if not self._is_there():
+                return
             done = self.compose("down", "--volumes", *orphans)
             assert done.returncode == 0, done.stderr
+
+    def _is_there(self) -> bool:
+        """Whether the engine has anything of the project."""
+        of_ours, engine = {"label": f"com.docker.compose.project={self.project}"}, self.docker.api
+        listings = (
+            engine.containers(all=True, filters=of_ours),
+            engine.networks(filters=of_ours),
+            engine.volumes(filters=of_ours)["Volumes"],
+        )
+        return any(listings)
 
     @contextlib.contextmanager
     def running(self, evidence: str = "") -> Iterator[Self]:
@@ -231,15 +244,18 @@ def _lower(headers: Any) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on, each another one."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports of this machine that nobody listens on, each another one. They are below those that the kernel gives out:
+    no connection takes one before the stack has it.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.sample(range(lowest // 2, lowest), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):  # somebody has it: the next one
+            probe.bind(("0.0.0.0", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"of 100 ports from {lowest // 2} to {lowest} only {len(found)} are free")
 
 
 def _children(pid: int) -> list[int]:

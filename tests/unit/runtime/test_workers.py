@@ -246,11 +246,12 @@ async def test_a_killed_worker_takes_only_its_own_requests_along(replica: Replic
     counted = 0.0
     for killed in (1, 2):  # twice in a row
         victim, other = await replica.pids()
+        counted = max(counted, await replica.metric("pierhead_requests_total"))
         async with replica.session() as client:
 
             async def ask(client: ClientSession = client) -> int | None:
                 try:
-                    async with client.post(f"{replica.url}/work?s=0.5") as answer:
+                    async with client.post(f"{replica.url}/work?s=2") as answer:
                         return int((await answer.json())["pid"])
                 except aiohttp.ClientError:
                     return None
@@ -261,7 +262,6 @@ async def test_a_killed_worker_takes_only_its_own_requests_along(replica: Replic
                 return bool((await replica.readyz())["ongoing"] == 40)
 
             await until(all_in_flight, "all are in flight")
-            counted = max(counted, await replica.metric("pierhead_requests_total"))
             os.kill(victim, signal.SIGKILL)
             answered = [pid for pid in await asyncio.gather(*load) if pid is not None]
         assert set(answered) == {other}, "the others' requests are answered"
@@ -283,7 +283,7 @@ async def test_a_drain_loses_no_request(replica: Replica) -> None:
     await replica.ready()
     pids = await replica.pids()
     async with replica.session() as client:
-        held = [asyncio.ensure_future(client.post(f"{replica.url}/work?s=1")) for _ in range(40)]
+        held = [asyncio.ensure_future(client.post(f"{replica.url}/work?s=2")) for _ in range(40)]
 
         async def all_in_flight() -> bool:
             return bool((await replica.readyz())["ongoing"] == 40)
