@@ -123,8 +123,8 @@ async def overload(fleet: Fleet, setting: Setting, seconds: float) -> None:
 def judge_times(setting: Setting, peak: Seen, over: Seen, after: Seen) -> None:
     """How long one waits follows from how many are answered before it, and how many that is a second.
 
-    Both count from the request's sending. Where somebody else has the processor it waits before the ingress knows of it,
-    and others are answered meanwhile.
+    Both count from the request's sending. Where somebody else has the processor it waits before the ingress knows of
+    it, and others are answered meanwhile.
     """
     assert over.answered_meanwhile(0.99) <= setting.most_before, "whoever is accepted waits for those before it only"
     assert not over.unsent, "refusals are too slow"
