@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -36,6 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
+def pytest_collection_finish() -> None:
+    """All modules and tests are there, and stay: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _process_as_it_was() -> Iterator[None]:
     """The first one made and the last one ended: what a test leaves in its process fails here, and not another test
@@ -45,6 +52,15 @@ def _process_as_it_was() -> Iterator[None]:
     yield
     left = left_behind(before, threads)
     assert not left, "left in the process for the tests after this one:\n" + "\n".join(left)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warned_where_it_was_left() -> Iterator[None]:
+    """What a file's tests have left to the garbage collector is collected with the file: a socket or a coroutine that
+    nobody has closed warns here, and not in whichever test makes the collector run.
+    """
+    yield
+    gc.collect()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
