@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
-import socket
 import subprocess
 import time
 import urllib.error
@@ -23,6 +21,7 @@ from typing import Any, Self
 import docker
 from docker.models.containers import Container
 
+from tests.harness.ports import free_ports as free_ports
 from tests.harness.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,21 +240,6 @@ def request(
 
 def _lower(headers: Any) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on, each another one. They are below those that the kernel gives out:
-    no connection takes one before the stack has it.
-    """
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
-    for port in random.sample(range(lowest // 2, lowest), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):  # somebody has it: the next one
-            probe.bind(("0.0.0.0", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError(f"of 100 ports from {lowest // 2} to {lowest} only {len(found)} are free")
 
 
 def _children(pid: int) -> list[int]:

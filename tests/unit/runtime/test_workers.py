@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,6 +19,8 @@ from pierhead.user_config import digest
 from pierhead.workers import supervision
 from pierhead.workers.supervisor import Supervisor
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.harness import ports
 
 PATIENCE_S = 30
 
@@ -155,13 +156,7 @@ async def replica(free_port: int, another_port: int) -> AsyncIterator[Replica]:
 
 @pytest.fixture
 def another_port() -> int:
-    return free()
-
-
-def free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()
 
 
 def libraries(pid: int) -> str:
@@ -399,7 +394,7 @@ async def test_a_program_that_was_piped_in_cannot_be_started_again(replica: Repl
 async def test_a_port_that_another_has_is_told(replica: Replica, free_port: int) -> None:
     await replica.start(program())
     await replica.ready()
-    second = Replica(free_port, free())
+    second = Replica(free_port, ports.free_port())
     await second.start(program())
     assert await second.ended() == 2
     assert f"PIERHEAD_PORT: cannot listen on 127.0.0.1:{free_port}" in second.output

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from services.llm.gateway.app import make_app
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.model_map import parse_models
 from services.llm.gateway.settings import GatewaySettings
+from tests.harness.ports import free_port
 from tests.unit.runtime.harness import Cluster, until
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
 
@@ -462,14 +462,8 @@ serve(FakeLLMServer())
 """
 
 
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_a_replica_that_is_killed(cluster: Cluster, client: aiohttp.ClientSession) -> None:
-    port = unused_port()
+    port = free_port()
     process = await cluster.process(DYING, port, PYTHONPATH=os.pathsep.join(sys.path))
     Clients.use(Settings(static={"LLM_QWEN": (f"127.0.0.1:{port}",)}))
     stand = Stand(cluster, client)
