@@ -417,7 +417,7 @@ class TestCallee:
     async def test_no_replica(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
         know()
         _, url = await start(cluster, site)
-        async with client.get(f"{url}/child", headers={"x-request-timeout-seconds": "0.3"}) as response:
+        async with client.get(f"{url}/child", headers={"x-request-timeout-seconds": "0.5"}) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert (await response.json())["error"]["code"] == "no_replica"
 

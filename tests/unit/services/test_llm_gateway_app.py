@@ -249,7 +249,7 @@ async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
         told, body, headers = await stand.post(CHAT, chat(fake=fake))
         assert (told, error_of(body)["code"]) == (status, code)
         assert ("Retry-After" in headers) == (code in ("backpressure", "unavailable"))
-    status, body, headers = await stand.post(CHAT, chat(model="away"), headers={"x-request-timeout-seconds": "0.2"})
+    status, body, headers = await stand.post(CHAT, chat(model="away"), headers={"x-request-timeout-seconds": "0.5"})
     assert (status, error_of(body)["code"], headers["Retry-After"]) == (503, "no_replica", "1")
     status, body, _ = await stand.post(CHAT, chat(fake="wait"), headers={"x-request-timeout-seconds": "0.2"})
     assert (status, error_of(body)["code"]) == (504, "deadline_exceeded")
@@ -270,7 +270,7 @@ async def test_a_full_gateway_says_so_as_openai_would(stand: Stand) -> None:
 
 @pytest.mark.parametrize(("fake", "code"), [("raise", "internal"), ("wait", "deadline_exceeded")])
 async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str, code: str) -> None:
-    headers = {"x-request-timeout-seconds": "0.3"}
+    headers = {"x-request-timeout-seconds": "0.5"}
     status, body, _ = await gateway.post(CHAT, chat(stream=True, fake=fake), headers=headers)
     begun = event("The") + event(" capital") + b"data: "
     assert status == 200
@@ -425,7 +425,7 @@ async def test_no_prefill_replica(stand: Stand, fallback: bool) -> None:
     models = parse_models(json.dumps({"big": {"service": "llm-big", "prefill": "llm-away"}}))
     stand.settings = replace(stand.settings, models=models, prefill_fallback=fallback)
     await stand.start()
-    status, _, _ = await stand.post(CHAT, chat(model="big"), headers={"x-request-timeout-seconds": "0.3"})
+    status, _, _ = await stand.post(CHAT, chat(model="big"), headers={"x-request-timeout-seconds": "0.5"})
     assert status == (200 if fallback else 503)
     assert [asked.overrides for _, asked in stand.big.asked] == ([""] if fallback else [])
     outcome = "no_replica" if fallback else "error"
