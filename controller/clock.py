@@ -21,6 +21,7 @@ from pathlib import Path
 from controller.model import ReplicaContainer
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_ROUNDING_S = 1e-6  # seconds since 1970 are told apart to a quarter of it
 
 Clock = Callable[[], float]
 
@@ -102,4 +103,5 @@ def steady_time(at: float, now: float, ahead: float) -> float:
     a container that an earlier controller has seen: of both answers that lie in the past the later one counts. A
     deadline may then come late by the length of the step, and never early.
     """
-    return max((guess for guess in (at, at - ahead) if guess <= now), default=now)
+    # What began just now may lie in the future by the rounding of these differences.
+    return max((min(guess, now) for guess in (at, at - ahead) if guess <= now + _ROUNDING_S), default=now)

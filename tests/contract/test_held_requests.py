@@ -78,11 +78,16 @@ async def test_a_hundred_at_once_wait_for_the_first_server_and_all_succeed(edge:
         started = time.monotonic()
         await edge.add("echo", "echo-1", replica.address)
         answers = await asyncio.gather(*requests)
-    assert {status for status, _, _ in answers} == {200}
-    took_s = max(at for _, at, _ in answers) - started
+        assert {status for status, _, _ in answers} == {200}
+        took_s = max(at for _, at, _ in answers) - started
+        assert replica.requests == 100
+        started = time.monotonic()
+        again = await asyncio.gather(*(outcome(session, data=b"x" * 3000) for _ in range(100)))
+        meets_one_s = max(at for _, at, _ in again) - started
     print(f"the last of 100 was answered {took_s * 1000:.0f} ms after its server was being added")
-    assert took_s < 0.5, "the commands that add the server included"
-    assert replica.requests == 100
+    print(f"the last of 100 that meet a server is answered after {meets_one_s * 1000:.0f} ms")
+    # A machine that needs long for a hundred requests that wait for nothing is judged by that.
+    assert took_s < max(0.5, 3 * meets_one_s), "the commands that add the server included"
     assert await held(edge) == Held(served=100)
     assert await pid(edge) == before
 

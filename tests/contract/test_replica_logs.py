@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness.ports import free_ports
 from tests.harness.stack import request
 from tests.harness.waiting import eventually
 from tests.unit.controller.compose_configs import ranker
@@ -33,16 +33,10 @@ serve(app)
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def log_of(logging: Mapping[str, Any], **block: Any) -> list[str]:
     """What a replica of a service with that block writes while it answers one request and drains."""
     given = ranker({"route": "/", "logging": logging, **block}).container["Env"]
-    port, admin_port = free_port(), free_port()
+    port, admin_port = free_ports(2)
     here = [f"PIERHEAD_PORT={port}", f"PIERHEAD_ADMIN_PORT={admin_port}", "PIERHEAD_HOST=127.0.0.1"]
     here += ["PIERHEAD_DISCOVERY=", "PIERHEAD_REPLICA=shop-ranker-1"]
     environ = os.environ | dict(variable.split("=", 1) for variable in [*given, *here])

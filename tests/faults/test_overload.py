@@ -111,16 +111,22 @@ async def overload(fleet: Fleet, setting: Setting, seconds: float) -> None:
     assert not peak.other + over.other + after.other
     assert set(over.refused_with) == {setting.status}, "the rest is refused, and told when to come back"
     assert len(over.good) + len(over.refused) + over.unsent == int(TIMES * setting.capacity * seconds)
-    assert over.answered_meanwhile(0.99) <= setting.most_before, "whoever is accepted waits for those before it only"
     assert all(worker.metric("pierhead_ongoing_requests") == 0 for worker in workers)
     assert all(ingress.metric("pierhead_queued_requests") == 0 for ingress in ingresses)
     if others.most > QUIET_CORES:
         pytest.skip(f"other processes took up to {others.most:.1f} cores: no verdict on times ({over})")
+    if over.late_s > SLACK_S:
+        pytest.skip(f"the load itself was {over.late_s * 1000:.0f} ms late: no verdict on times ({over})")
     judge_times(setting, peak, over, after)
 
 
 def judge_times(setting: Setting, peak: Seen, over: Seen, after: Seen) -> None:
-    """How long one waits follows from how many are answered before it, and how many that is a second."""
+    """How long one waits follows from how many are answered before it, and how many that is a second.
+
+    Both count from the request's sending. Where somebody else has the processor it waits before the ingress knows of
+    it, and others are answered meanwhile.
+    """
+    assert over.answered_meanwhile(0.99) <= setting.most_before, "whoever is accepted waits for those before it only"
     assert not over.unsent, "refusals are too slow"
     assert over.rate() >= GOODPUT * peak.rate()
     assert not after.refused, "everything is normal again"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,6 +21,7 @@ from typing import Any, Self
 import docker
 from docker.models.containers import Container
 
+from tests.harness.ports import free_ports as free_ports
 from tests.harness.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,8 +89,20 @@ class Stack:
     def down(self) -> None:
         """Remove everything; what the controller could not (it is dead, say) goes with the orphans."""
         for orphans in ([], ["--remove-orphans"]):
+            if not self._is_there():
+                return
             done = self.compose("down", "--volumes", *orphans)
             assert done.returncode == 0, done.stderr
+
+    def _is_there(self) -> bool:
+        """Whether the engine has anything of the project."""
+        of_ours, engine = {"label": f"com.docker.compose.project={self.project}"}, self.docker.api
+        listings = (
+            engine.containers(all=True, filters=of_ours),
+            engine.networks(filters=of_ours),
+            engine.volumes(filters=of_ours)["Volumes"],
+        )
+        return any(listings)
 
     @contextlib.contextmanager
     def running(self, evidence: str = "") -> Iterator[Self]:
@@ -228,18 +240,6 @@ def request(
 
 def _lower(headers: Any) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on, each another one."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _children(pid: int) -> list[int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+from pierhead.multiplex_held import HELD
 from pierhead.routing_stats import NOTHING, STATS
 from pierhead.starting import START
 
@@ -20,9 +22,15 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_told() -> Iterator[None]:
-    """What a process tells of its start and its work is one for the whole process."""
+def _nothing_is_left() -> Iterator[None]:
+    """What a process tells of its start and its work is one for the whole process, and so is where its modules are: a
+    controller puts the project's directory last.
+    """
+    path = sys.path[:]
     yield
+    sys.path[:] = path
     STATS.numbers, STATS.version, STATS._text = NOTHING, 0, (0, "")
-    START.words, START.steps = "", 0
+    START.words, START.steps, START._served = "", 0, False
     START._best.clear()
+    HELD.version, HELD.text = 0, ""
+    HELD._counts.clear()

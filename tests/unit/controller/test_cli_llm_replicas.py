@@ -18,6 +18,7 @@ from pierhead.llm.v1.llm_pb2 import LLMRequest, Operation, OperationDone
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from services.llm.server.service import LLMServer
+from tests.harness.ports import free_port
 from tests.unit.controller.cli_documents import replica, row
 from tests.unit.runtime.harness import Cluster
 from tests.unit.runtime.harness import address as address_of
@@ -204,8 +205,4 @@ async def test_what_cannot_be_asked_for(api: Api) -> None:
 @pytest.fixture
 def free() -> str:
     """An address that nobody listens at."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"

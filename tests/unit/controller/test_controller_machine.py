@@ -5,7 +5,7 @@ and bad versions, roll back and change their mind; the controller is killed betw
 Whatever happens: no bad version ever gets traffic, no GPU has two owners, nobody is told to stop who was not drained,
 the last ready replica is not given away. When the trouble ends, the world is what was asked for, and nothing is to do.
 
-PIERHEAD_TEST_EXAMPLES=1000 makes the long run; `-s` prints what was done.
+PIERHEAD_TEST_EXAMPLES=1000 --hypothesis-profile=chance makes the long run; `-s` prints what was done.
 """
 
 from __future__ import annotations
@@ -435,7 +435,7 @@ def quiet() -> Any:
     logging.disable(before)
 
 
-@pytest.mark.timeout(60 + 2 * EXAMPLES)
+@pytest.mark.timeout(240 + 2 * EXAMPLES)  # against what hangs; two cores with nothing else to do need a tenth
 def test_the_controller_against_chance() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 

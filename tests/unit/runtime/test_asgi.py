@@ -410,12 +410,12 @@ class TestDrain:
 
 class TestWebSocket:
     async def test_messages_go_both_ways(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
-        server, url = await start(cluster, site, request_timeout_s=0.05)
+        server, url = await start(cluster, site, request_timeout_s=0.3)
         async with client.ws_connect(f"{url}/room/blue", headers={"x-request-id": "mine"}) as socket:
             assert socket._response.headers["x-request-id"] == "mine"
             await socket.send_str("hi")
             assert await socket.receive_str(timeout=5) == "blue: hi"
-            await asyncio.sleep(0.15)  # the time of a request is over
+            await asyncio.sleep(0.4)  # the time of a request is over
             await socket.send_str("left")
             assert await socket.receive_str(timeout=5) == "blue: inf"
             assert server.readiness().ongoing == 1

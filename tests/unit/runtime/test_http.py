@@ -341,11 +341,11 @@ async def test_a_body_that_is_too_large(cluster: Cluster, site: Site, client: Cl
 
 class TestDeadline:
     async def test_the_service_s_own(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
-        _, url = await start(cluster, site, request_timeout_s=0.1)
+        _, url = await start(cluster, site, request_timeout_s=0.3)
         async with client.get(f"{url}/wait") as response:
             error = (await response.json())["error"]
             assert (response.status, error["code"]) == (504, "deadline_exceeded")
-            assert error["message"] == "GET /wait was not done within 0.1 s"
+            assert error["message"] == "GET /wait was not done within 0.3 s"
         assert site.cancelled == 1
 
     async def test_the_client_s(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
@@ -381,7 +381,7 @@ class TestDeadline:
             return web.Response(text="all the same")
 
         site.app.router.add_get("/stubborn", stubborn)
-        server, url = await start(cluster, site, request_timeout_s=0.05)
+        server, url = await start(cluster, site, request_timeout_s=0.3)
         async with client.get(f"{url}/stubborn") as response:
             assert (response.status, await response.text()) == (200, "all the same")
         async with client.get(f"{url}/items/1") as response:
@@ -434,7 +434,7 @@ class TestCallee:
     async def test_no_replica(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
         know()
         _, url = await start(cluster, site)
-        async with client.get(f"{url}/child", headers={"x-request-timeout-seconds": "0.3"}) as response:
+        async with client.get(f"{url}/child", headers={"x-request-timeout-seconds": "0.5"}) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert (await response.json())["error"]["code"] == "no_replica"
 

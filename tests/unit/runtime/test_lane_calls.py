@@ -301,7 +301,7 @@ class TestBeside:
             raise AssertionError
 
         monkeypatch.setattr(CallerLane, "fetch", fetch)
-        call = pipes[0].One(b"make %d" % LARGE, timeout=0.3 if end == "deadline" else 30)
+        call = pipes[0].One(b"make %d" % LARGE, timeout=1.0 if end == "deadline" else 30)
         waiting = asyncio.ensure_future(call)
         await fetching.wait()
         assert not call.done()

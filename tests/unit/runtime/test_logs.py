@@ -18,8 +18,9 @@ from pierhead.request import CURRENT, RequestContext
 
 
 @pytest.fixture
-def restored() -> Iterator[None]:
+def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Puts back what `logs.configure` changes for the whole process."""
+    monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")
     root = logging.getLogger()
     handlers, level, factory = root.handlers[:], root.level, logging.getLogRecordFactory()
     yield

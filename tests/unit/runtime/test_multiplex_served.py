@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from random import Random
 from typing import Any
 
@@ -13,6 +12,7 @@ from pierhead.clients import Clients
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.request import MODEL_KEY
 
+from tests.harness.ports import free_ports
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, echo, until
 
 pytestmark = EACH_TRANSPORT
@@ -57,16 +57,9 @@ class Caller:
         return self.stub.Echo(echo("wait"), metadata=((MODEL_KEY, model_id),))
 
 
-def free_ports() -> list[int]:
-    with socket.socket() as one, socket.socket() as other:
-        for probe in (one, other):
-            probe.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1], other.getsockname()[1]]
-
-
 @pytest.fixture
 async def caller(cluster: Cluster, transport: str) -> Caller:
-    ports = free_ports()
+    ports = free_ports(2)
     await asyncio.gather(
         *[
             cluster.process(REPLICA, port, PIERHEAD_REPLICA=name, PIERHEAD_MAX_ONGOING_REQUESTS="1")

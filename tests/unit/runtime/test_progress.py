@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession, ClientWSTimeout, web
 from pierhead import asgi, handle
 from pierhead.asgi_exchange import Message, Receive, Scope, Send
 from pierhead.echo.v1.echo_pb2 import GenerateRequest, Token
@@ -124,7 +124,9 @@ async def test_messages_of_a_websocket_are_progress(cluster: Cluster) -> None:
     app.router.add_get("/talk", talk)
     server = await cluster.start(app)
     url = f"http://127.0.0.1:{server.http_port}/talk"
-    async with ClientSession() as client, client.ws_connect(url):
+    # Nobody reads there, and so nobody says goodbye.
+    impatient = ClientWSTimeout(ws_close=0.1)
+    async with ClientSession() as client, client.ws_connect(url, timeout=impatient):
         await moves(lambda: server.readiness().progress, source)
 
 

@@ -97,12 +97,12 @@ class TestGrpc:
 
     async def test_a_call_without_a_deadline_gets_the_service_s(self, cluster: Cluster) -> None:
         service = EchoService()
-        server = await cluster.start(service, request_timeout_s=0.1)
+        server = await cluster.start(service, request_timeout_s=0.3)
         async with plain(server) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "was not done within 0.1 s" in str(caught.value.details())
+        assert "was not done within 0.3 s" in str(caught.value.details())
         assert service.cancelled == 1
         await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
 
@@ -110,8 +110,9 @@ class TestGrpc:
         service = EchoService()
         server = await cluster.start(service)
         async with plain(server) as channel:
+            await channel.channel_ready()  # the deadline is the work's alone
             with pytest.raises(grpc.aio.AioRpcError):
-                await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"), timeout=0.1)
+                await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"), timeout=0.5)
             await until(lambda: server.readiness().ongoing == 0, "the work is cancelled")
         assert server.metrics.requests.values == {(f"{ECHO}/Echo", "DEADLINE_EXCEEDED"): 1}
 

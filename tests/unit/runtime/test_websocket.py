@@ -14,7 +14,7 @@ from tests.unit.runtime.harness import Cluster, EchoService, echo, know, until
 
 child = handle(EchoStub, "echo-child")
 
-NEVER_S = 0.05
+NEVER_S = 0.25
 """A request's time in these tests. A socket that lives longer has outlived it."""
 
 

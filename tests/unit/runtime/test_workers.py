@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,6 +19,8 @@ from pierhead.user_config import digest
 from pierhead.workers import supervision
 from pierhead.workers.supervisor import Supervisor
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.harness import ports
 
 PATIENCE_S = 30
 
@@ -155,13 +156,7 @@ async def replica(free_port: int, another_port: int) -> AsyncIterator[Replica]:
 
 @pytest.fixture
 def another_port() -> int:
-    return free()
-
-
-def free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return ports.free_port()
 
 
 def libraries(pid: int) -> str:
@@ -246,11 +241,12 @@ async def test_a_killed_worker_takes_only_its_own_requests_along(replica: Replic
     counted = 0.0
     for killed in (1, 2):  # twice in a row
         victim, other = await replica.pids()
+        counted = max(counted, await replica.metric("pierhead_requests_total"))
         async with replica.session() as client:
 
             async def ask(client: ClientSession = client) -> int | None:
                 try:
-                    async with client.post(f"{replica.url}/work?s=0.5") as answer:
+                    async with client.post(f"{replica.url}/work?s=2") as answer:
                         return int((await answer.json())["pid"])
                 except aiohttp.ClientError:
                     return None
@@ -261,7 +257,6 @@ async def test_a_killed_worker_takes_only_its_own_requests_along(replica: Replic
                 return bool((await replica.readyz())["ongoing"] == 40)
 
             await until(all_in_flight, "all are in flight")
-            counted = max(counted, await replica.metric("pierhead_requests_total"))
             os.kill(victim, signal.SIGKILL)
             answered = [pid for pid in await asyncio.gather(*load) if pid is not None]
         assert set(answered) == {other}, "the others' requests are answered"
@@ -283,7 +278,7 @@ async def test_a_drain_loses_no_request(replica: Replica) -> None:
     await replica.ready()
     pids = await replica.pids()
     async with replica.session() as client:
-        held = [asyncio.ensure_future(client.post(f"{replica.url}/work?s=1")) for _ in range(40)]
+        held = [asyncio.ensure_future(client.post(f"{replica.url}/work?s=2")) for _ in range(40)]
 
         async def all_in_flight() -> bool:
             return bool((await replica.readyz())["ongoing"] == 40)
@@ -399,7 +394,7 @@ async def test_a_program_that_was_piped_in_cannot_be_started_again(replica: Repl
 async def test_a_port_that_another_has_is_told(replica: Replica, free_port: int) -> None:
     await replica.start(program())
     await replica.ready()
-    second = Replica(free_port, free())
+    second = Replica(free_port, ports.free_port())
     await second.start(program())
     assert await second.ended() == 2
     assert f"PIERHEAD_PORT: cannot listen on 127.0.0.1:{free_port}" in second.output

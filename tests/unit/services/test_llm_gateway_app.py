@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.model_map import parse_models
 from services.llm.gateway.multipart import form_fields
 from services.llm.gateway.settings import GatewaySettings
+from tests.harness.ports import free_port
 from tests.unit.runtime.harness import Cluster, FakeDiscovery, until
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
 
@@ -303,7 +303,7 @@ async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
         told, body, headers = await stand.post(CHAT, chat(fake=fake))
         assert (told, error_of(body)["code"]) == (status, code)
         assert ("Retry-After" in headers) == (code in ("backpressure", "unavailable"))
-    status, body, headers = await stand.post(CHAT, chat(model="away"), headers={"x-request-timeout-seconds": "0.2"})
+    status, body, headers = await stand.post(CHAT, chat(model="away"), headers={"x-request-timeout-seconds": "0.5"})
     assert (status, error_of(body)["code"], headers["Retry-After"]) == (503, "no_replica", "1")
     status, body, _ = await stand.post(CHAT, chat(fake="wait"), headers={"x-request-timeout-seconds": "0.2"})
     assert (status, error_of(body)["code"]) == (504, "deadline_exceeded")
@@ -324,7 +324,7 @@ async def test_a_full_gateway_says_so_as_openai_would(stand: Stand) -> None:
 
 @pytest.mark.parametrize(("fake", "code"), [("raise", "internal"), ("wait", "deadline_exceeded")])
 async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str, code: str) -> None:
-    headers = {"x-request-timeout-seconds": "0.3"}
+    headers = {"x-request-timeout-seconds": "0.5"}
     status, body, _ = await gateway.post(CHAT, chat(stream=True, fake=fake), headers=headers)
     begun = event("The") + event(" capital") + b"data: "
     assert status == 200
@@ -573,7 +573,7 @@ async def test_no_prefill_replica(stand: Stand, fallback: bool) -> None:
     models = parse_models(json.dumps({"big": {"service": "llm-big", "prefill": "llm-away"}}))
     stand.settings = replace(stand.settings, models=models, prefill_fallback=fallback)
     await stand.start()
-    status, _, _ = await stand.post(CHAT, chat(model="big"), headers={"x-request-timeout-seconds": "0.3"})
+    status, _, _ = await stand.post(CHAT, chat(model="big"), headers={"x-request-timeout-seconds": "0.5"})
     assert status == (200 if fallback else 503)
     assert [asked.overrides for _, asked in stand.big.asked] == ([""] if fallback else [])
     outcome = "no_replica" if fallback else "error"
@@ -610,14 +610,8 @@ serve(FakeLLMServer())
 """
 
 
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_a_replica_that_is_killed(cluster: Cluster, client: aiohttp.ClientSession) -> None:
-    port = unused_port()
+    port = free_port()
     process = await cluster.process(DYING, port, PYTHONPATH=os.pathsep.join(sys.path))
     discovery = FakeDiscovery()
     discovery.say("llm-qwen", ("pierhead-llm-qwen-2b3c-1", f"127.0.0.1:{port}", False))

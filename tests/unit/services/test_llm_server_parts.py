@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -26,6 +25,7 @@ from services.llm.server.engines.mock_engine import MockEngine
 from services.llm.server.errors import EngineStalledError, LLMRequestError, SourceNotFoundError
 from services.llm.server.settings import ServerSettings
 from services.llm.server.watchdog import TokenWatchdog
+from tests.harness.ports import free_port
 from tests.unit.runtime.harness import until
 
 # ------------------------------------------------------------------------------------------------------------- bodies
@@ -294,12 +294,6 @@ def test_settings_that_cannot_be(raw: str, words: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- a process
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def process(config: Any) -> tuple[asyncio.subprocess.Process, int]:

@@ -1,0 +1,10 @@
+"""The controller's daemon with shorter times. It is known by what its command line ends with: write that as ever."""
+
+import runpy
+
+from controller import gpu_faults
+from controller.engines import gpu_discovery
+
+gpu_discovery._INFO_PERIOD_S = 1.0
+gpu_faults.GONE_AFTER_S = 4.0
+runpy.run_module("controller", run_name="__main__")

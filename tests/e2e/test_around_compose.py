@@ -1,0 +1,129 @@
+"""What else is done to a stack from outside: images that are not ours, `up` and `down`, a second controller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.load import Load
+from tests.harness.stack import ROOT, Stack
+from tests.harness.waiting import eventually
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+APPS = Path(__file__).parent / "apps"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Stack]:
+    with Stack("pierhead-test-echo", ["compose/apps/echo.yaml"]).running() as stack:
+        yield stack
+
+
+@pytest.fixture
+def echo_stack(running: Stack) -> Iterator[Stack]:
+    """The stack as it is written, with what a user does to have it so."""
+    written = running.env["COMPOSE_FILE"]
+    running.up()
+    eventually(lambda: running.api("/healthz").status == 200, "the controller is up")
+    running.wait_settled(echo=1, **{"echo-child": 1})
+    eventually(lambda: len(running.replicas()) == 2 and running.plan_text() == "nothing to do", "there is nothing else")
+    eventually(lambda: running.get("/echo?message=hi").status == 200, "echo answers")
+    yield running
+    running.env["COMPOSE_FILE"] = written
+
+
+def build_nginx(stack: Stack) -> None:
+    stack.docker.images.build(
+        path=str(APPS / "nginx"), tag="pierhead-test/nginx", network_mode="host", rm=True, forcerm=True
+    )
+
+
+def test_an_image_that_is_not_ours(echo_stack: Stack) -> None:
+    build_nginx(echo_stack)
+    echo_stack.env["COMPOSE_FILE"] += ":tests/e2e/apps/static.yaml"
+    with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
+        echo_stack.up()
+        eventually(lambda: echo_stack.get("/static/").body == b"a page\n", "nginx answers", within_s=60)
+    with Load([echo_stack.url("/static/"), echo_stack.url("/echo?message=x")], connections=16) as more:
+        echo_stack.scale("static", 3)
+        echo_stack.scale("static", 1)
+    load.assert_no_failure()
+    more.assert_no_failure()
+
+
+def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack: Stack) -> None:
+    app, without = ROOT / ".state" / "static.yaml", echo_stack.env["COMPOSE_FILE"]
+    app.parent.mkdir(exist_ok=True)
+    written = (APPS / "static.yaml").read_text()
+    app.write_text(written)
+    try:
+        build_nginx(echo_stack)
+        echo_stack.env["COMPOSE_FILE"] += ":.state/static.yaml"
+        echo_stack.up()
+        eventually(lambda: echo_stack.get("/static/").status == 200, "nginx answers", within_s=60)
+        before = echo_stack.replica_ids("static")
+        for right, wrong in (("port: 80", "port: 81"), ("{path: /}", "{path: /, port: 82}")):
+            with Load([echo_stack.url("/static/")], connections=4) as load:
+                app.write_text(written.replace(right, wrong))
+                needle = f":{wrong.rstrip('}')[-2:]}/"
+                eventually(lambda: needle in json.dumps(echo_stack.service("static")), "the status names the port")  # noqa: B023
+                assert before <= echo_stack.replica_ids("static")
+                app.write_text(written)
+                eventually(lambda: echo_stack.replica_ids("static") == before, "what never worked is gone")
+            load.assert_no_failure()
+    finally:
+        echo_stack.env["COMPOSE_FILE"] = without
+        app.unlink()
+
+
+def test_containers_that_compose_scales_are_refused(echo_stack: Stack) -> None:
+    replicas = echo_stack.replica_ids()
+    echo_stack.compose("up", "--detach", "--no-build", "--scale", "echo-child=2")
+    eventually(
+        lambda: any("make scale SERVICE=echo-child" in event["message"] for event in echo_stack.events()),
+        "an event says what to do instead",
+    )
+    labels = [f"com.docker.compose.project={echo_stack.project}", "com.docker.compose.service=echo-child"]
+    eventually(
+        lambda: (
+            not echo_stack.docker.containers.list(
+                all=True, filters={"label": [*labels, "com.docker.compose.oneoff=False"]}, ignore_removed=True
+            )
+        ),
+        "what Compose started is gone",
+    )
+    assert echo_stack.replica_ids() == replicas
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ([], "controller.lock is held by the controller of project pierhead-test-echo"),
+        (["-e", "PIERHEAD_STATE_DIR=/tmp/another"], "is controlled by container pierhead-test-echo-controller-1"),
+    ],
+    ids=["the same state", "a state of its own"],
+)
+def test_a_second_controller_refuses_and_disturbs_nobody(echo_stack: Stack, own: list[str], words: str) -> None:
+    replicas, seen = echo_stack.replica_ids(), len(echo_stack.events())
+    with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
+        done = echo_stack.compose("run", "--rm", "--no-deps", "-T", *own, "controller", timeout_s=60)
+    load.assert_no_failure()
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert words in done.stdout + done.stderr
+    assert echo_stack.replica_ids() == replicas
+    assert echo_stack.plan_text() == "nothing to do"
+    assert len(echo_stack.events()) == seen
+
+
+def test_replicas_survive_a_second_up_and_not_a_plain_down(echo_stack: Stack) -> None:
+    replicas = echo_stack.replica_ids()
+    echo_stack.up()
+    assert echo_stack.replica_ids() == replicas
+    done = echo_stack.compose("down")
+    assert done.returncode == 0, done.stderr
+    assert echo_stack.replica_ids() == set()
+    assert not echo_stack.docker.networks.list(names=[f"{echo_stack.project}_default"])
