@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,9 @@ def vllm_environment(**variables: str) -> dict[str, str]:
     return inherited | own | variables
 
 
-def test_vllm_is_what_every_engine_is() -> None:
+def test_vllm_is_what_every_engine_is(request: pytest.FixtureRequest) -> None:
+    if any("running" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("starting")  # what the other tests need starts beside it: a start keeps one core busy
     environment = vllm_environment(PIERHEAD_TEST_LLM_MODEL=f"{STATE}/models/smollm2")
     # vLLM's dependencies warn of each other; what the other tests share needs packages that its environment lacks.
     options = ["--noconftest", "--override-ini=filterwarnings=", "-p", "no:cacheprovider", "--timeout=600"]
@@ -151,15 +153,16 @@ def route_all_to(haproxy: HAProxyContainer, port: int) -> None:
         )  # fmt: skip
         await router.perform(add, gateway)
 
-    asyncio.run(do())
+    # Its master is away for a moment after its start, which on a machine full of vLLM is longer than usual.
+    eventually(lambda: asyncio.run(do()) is None, "HAProxy has the gateway's address")
 
 
 @dataclass
 class WholeWay:
     """All of it: a gateway behind HAProxy, and three LLM servers behind the gateway."""
 
-    client: OpenAI
-    url: str
+    client: Any
+    """OpenAI's, of HAProxy's address; None before that is there."""
     logs: Path
     lanes: Mapping[str, int]
     admins: Mapping[str, int]
@@ -186,9 +189,12 @@ class WholeWay:
             LLMServerStub(channel).Operate(operation, timeout=60)
 
 
+Processes = dict[str, subprocess.Popen[bytes]]
+
+
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeWay]:
-    """One start for all tests: a minute and more."""
+def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Processes, WholeWay]]:
+    """Gateway and LLM servers, which are not ready yet; one start for all tests."""
     logs = tmp_path_factory.mktemp("logs")
     handed = tmp_path_factory.mktemp("handed")
     transfer = {
@@ -205,32 +211,40 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeWay]:
     ports = free_ports(2 * len(names))
     lanes, admins = dict(zip(names, ports[::2], strict=True)), dict(zip(names, ports[1::2], strict=True))
     with contextlib.ExitStack() as stack:
-        servers = {}
+        started: Processes = {}
         for service, (model, engine_kwargs) in engines.items():
             loading = ModelLoading(model_id=model, model_source=f"{STATE}/models/{model}")
             config = LLMConfig(model_loading=loading, engine_kwargs=engine_kwargs)
-            starting = process(
+            server = process(
                 "services.llm.server", f"{STATE}/vllm/bin/python", logs / f"{service}.log", PIERHEAD_HOST="127.0.0.1",
                 PIERHEAD_PORT=str(lanes[service]), PIERHEAD_ADMIN_PORT=str(admins[service]),
                 **{VARIABLE: config.to_json()},
             )  # fmt: skip
-            servers[service] = stack.enter_context(starting)
+            started[service] = stack.enter_context(server)
         where = {f"PIERHEAD_STATIC_{name.upper().replace('-', '_')}": f"127.0.0.1:{lanes[name]}" for name in engines}
         gateway = process(
             "services.llm.gateway", sys.executable, logs / "gateway.log", PIERHEAD_PORT=str(lanes["gateway"]),
             PIERHEAD_ADMIN_PORT=str(admins["gateway"]), PIERHEAD_LLM_MODELS=json.dumps(MODELS), **where,
         )  # fmt: skip
-        edge = stack.enter_context(gateway)
-        proxy = stack.enter_context(haproxy())
-        for service, server in servers.items():
-            started_s = seconds_until(partial(is_ready, server, admins[service]), service, STARTED_WITHIN_S)
-            print(f"  {service}: {started_s:.0f} s more")
-        eventually(lambda: is_ready(edge, admins["gateway"]), "the gateway is ready")
-        route_all_to(proxy, lanes["gateway"])
+        started["gateway"] = stack.enter_context(gateway)
+        yield started, WholeWay(None, logs, lanes, admins)
+        for each in started.values():  # all of them at once, and then one is waited for after the other
+            each.terminate()
+
+
+@pytest.fixture(scope="module")
+def running(starting: tuple[Processes, WholeWay]) -> Iterator[WholeWay]:
+    """All of it, ready."""
+    started, way = starting
+    with haproxy() as proxy:
+        for name, each in started.items():
+            took_s = seconds_until(partial(is_ready, each, way.admins[name]), name, STARTED_WITHIN_S)
+            print(f"  {name}: {took_s:.0f} s more")
+        route_all_to(proxy, way.lanes["gateway"])
         url = f"http://{proxy.ip}:8000/v1"
         eventually(lambda: request(f"{url}/models").status == 200, "HAProxy has the gateway")
-        client = stack.enter_context(OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120))
-        yield WholeWay(client, url, logs, lanes, admins)
+        with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+            yield replace(way, client=client)
 
 
 @pytest.fixture
@@ -382,7 +396,7 @@ def test_embeddings(way: WholeWay, members: Any) -> None:
 def test_score(way: WholeWay) -> None:
     body = {"model": "minilm", "text_1": TEXTS[0], "text_2": TEXTS[1:]}
     answer = way.client.post("/score", body=body, cast_to=object)
-    scores = [entry["score"] for entry in answer["data"]]  # type: ignore[index]
+    scores = [entry["score"] for entry in answer["data"]]
     assert scores[0] > 0.8 > 0.3 > scores[1]
 
 
