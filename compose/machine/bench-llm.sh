@@ -20,6 +20,7 @@ main() {
   export SSL_CERT_FILE
   step "Installing the bench's packages" uv sync --frozen --inexact --python "$PYTHON" --extra controller --group bench ||
     give_up "the packages of the group bench could not be installed."
+  if wants vllm "$@"; then "$here/vllm-cpu.sh" || warn "pierhead: there is no vLLM here, so none is measured."; fi
   if [ -z "${PIERHEAD_BENCH_LLM_PEER_PYTHON:-}" ] && wants_peer "$@"; then install_peer; fi
   exec "$PYTHON" -m tests.bench.llm "$@"
 }
@@ -33,6 +34,23 @@ wants_peer() {
     esac
   done
   [ "${peer:-$([ "$quick" = 1 ] && echo 0 || echo 1)}" = 1 ]
+}
+
+# wants PART NAME=VALUE...: as tests/bench/llm/cases.py reads them.
+wants() {
+  local each only='' quick='' part=$1
+  shift
+  for each in "$@"; do
+    case $each in
+      ONLY=*) only=${each#*=} ;;
+      QUICK=*) quick=${each#*=} ;;
+    esac
+  done
+  case ,${only// /}, in
+    ,,) [ "$quick" != 1 ] ;;
+    *,"$part",*) true ;;
+    *) false ;;
+  esac
 }
 
 uv() {

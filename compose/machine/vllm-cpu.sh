@@ -37,6 +37,7 @@ make_all() {
   can_run_vllm
   has_uv || "$here/venv.sh"
   trust_own_certificates
+  unset PYTHONDONTWRITEBYTECODE # what making the model compiles of PyTorch, vLLM's three processes need not
   rm -f "$ENVIRONMENT/made"
   step "Making $ENVIRONMENT" make_environment || give_up "the environment for vLLM could not be made."
   step "Installing vLLM for CPUs" install || give_up "vLLM could not be installed."

@@ -39,7 +39,12 @@ HOW = """\
   a round, both with the lowest and the highest. What is not measured does not run, but for replicas without requests.
 - Tokens count when they come; what goes on at the end of a measurement is given up. An error is anything but status 200
   and all tokens.
-- Hit rates and loads are the engines' own, asked twice a second."""
+- Hit rates and loads are the engines' own, asked twice a second.
+- A real vLLM runs twice on the CPU, with the same arguments, threads bound as vLLM binds them (two cores: the model has
+  one): in our LLM server, asked through HAProxy and gateway, and as `vllm serve`, asked directly. Both are loaded, one
+  generates. Every user gets one answer of exactly 128 tokens (ignore_eos; the usage says so), all begin together, and
+  the clock stops at the last one's end. One way after the other, then the other way round; both get the same prompts.
+  HAProxy, gateway and LLM server have the cores that the engine has, which with a GPU they would not."""
 
 
 def main() -> int:
@@ -94,11 +99,11 @@ class Bench:
     def run(self) -> int:
         """Every round of every part, then the page."""
         parts: dict[str, Callable[[int], None]] = {
-            "overhead": self._overhead, "linear": self._linear, "prefix": self._prefix,
+            "overhead": self._overhead, "linear": self._linear, "prefix": self._prefix, "vllm": self._vllm,
         }  # fmt: skip
         for number in range(1, self._options.rounds + 1):
             for part in self._options.parts:
-                if part == "overhead" or number <= self._long_rounds:
+                if part == "overhead" or number <= (1 if part == "vllm" else self._long_rounds):
                     self._say(f"[round {number}/{self._options.rounds}] {part}")
                     parts[part](number)
                     self._write()
@@ -167,12 +172,30 @@ class Bench:
                     running = Running(f"http://{address}", [*kept, *replicas.kept])
                     self._measure((number, "prefix", case.workload, policy), running, users, replicas.pages)
 
+    def _vllm(self, number: int) -> None:
+        """All of its rounds at once: it takes minutes to start."""
+        warm, quick = cases.vllm_users(max(cases.VLLM_STREAMS), quick=True), self._options.quick
+        limit_s = 60 + 10 * self._options.seconds
+
+        def visit() -> None:
+            with systems.both_vllms(self._work) as ways:
+                for running in ways.values():
+                    measure((0, "vllm", "", "warm"), running, warm, limit_s)
+                for pair in range(number, number + self._options.rounds * cases.VLLM_PAIRS):
+                    for streams in cases.VLLM_STREAMS:
+                        users = cases.vllm_users(streams, quick=quick)
+                        for way in cases.order(list(ways), pair):
+                            self._measure((pair, "vllm", str(streams), way), ways[way], users, seconds=limit_s)
+
+        self._try("vllm", visit)
+
     # ---- what they share
 
     def _measure(
-        self, where: tuple[int, str, str, str], running: Running, users: Users, pages: Sequence[str] = ()
-    ) -> None:
-        sample = measure(where, running, users, self._options.seconds, pages)
+        self, where: tuple[int, str, str, str], running: Running, users: Users, pages: Sequence[str] = (),
+        seconds: float | None = None,
+    ) -> None:  # fmt: skip
+        sample = measure(where, running, users, seconds or self._options.seconds, pages)
         self._samples.append(sample)
         hits = "" if sample.hit_rate is None else f"   hit rate {sample.hit_rate:.1%}"
         self._say(
@@ -196,7 +219,7 @@ class Bench:
         if self._failures:
             how += "\n- Not measured: " + "; ".join(each.splitlines()[0] for each in self._failures) + "."
         Page(
-            "LLM serving: overhead, linearity, routing by prefix",
+            "LLM serving: overhead, linearity, routing by prefix, a real vLLM",
             self._run,
             lines=lines(samples, self._cores),
             tables=tables(samples, self._cores),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-PARTS: Final = ("overhead", "linear", "prefix")
+PARTS: Final = ("overhead", "linear", "prefix", "vllm")
 NAMES: Final = ("ROUNDS", "SECONDS", "ONLY", "QUICK", "PEER", "OUT")
 MODEL: Final = "mock"
 POLICIES: Final = ("power_of_two", "prefix")
@@ -23,8 +23,8 @@ class Options:
     |---|---|
     | ROUNDS | alternating rounds of `overhead`; what takes longer, `linear`, `prefix` and the peer, has one less. 3 |
     | SECONDS | of one measurement. 6 |
-    | ONLY | parts, separated by commas: overhead, linear, prefix. All |
-    | QUICK | 1: one short round of few cases, without the peer, to see that it works |
+    | ONLY | parts, separated by commas: overhead, linear, prefix, vllm. All |
+    | QUICK | 1: one short round of few cases, without the peer and vLLM, to see that it works |
     | PEER | 0: without the peer |
     | OUT | directory of the results |
     """
@@ -48,7 +48,8 @@ def read(words: Sequence[str]) -> Options:
         elif value.strip():
             given[name] = value.strip()
     quick = _one_of("0 or 1", given.get("QUICK", "0"), "QUICK", ("0", "1"), problems) == "1"
-    parts = tuple(part.strip() for part in given.get("ONLY", ",".join(PARTS)).split(",") if part.strip())
+    every = [part for part in PARTS if part != "vllm" or not quick]  # it takes minutes to start
+    parts = tuple(part.strip() for part in given.get("ONLY", ",".join(every)).split(",") if part.strip())
     for part in parts:
         _one_of(f"some of {', '.join(PARTS)}", part, "ONLY", PARTS, problems)
     options = Options(
@@ -94,6 +95,9 @@ class Users:
     think_s: float = 0.0
     slow_s: float = 1.0
     """Answers whose first token takes longer are no goodput."""
+    answers: int = 0
+    """Of each user, who begin at the same time; the measurement ends with the last one. 0: as long as is measured."""
+    model: str = MODEL
 
 
 STREAMS: Final = Users(64, "nothing shared", 128, warm_s=3.0)
@@ -147,6 +151,22 @@ def prefix_engine(case: Prefixes) -> dict[str, Any]:
         "tokens_per_s": 1000.0, "prefill_tokens_per_s": 8000.0, "max_num_seqs": 64, "kv_blocks": case.kv_blocks,
         "max_model_len": 2048,
     }  # fmt: skip
+
+
+VLLM_MODEL: Final = "smollm2"
+VLLM_ENGINE: Final[Mapping[str, Any]] = {
+    "max_model_len": 2048, "enforce_eager": True, "dtype": "float32", "gpu_memory_utilization": 0.2,
+}  # fmt: skip
+"""As in compose/apps/llm.yaml; two of them have to fit into memory."""
+VLLM_STREAMS: Final = (1, 8)
+VLLM_PAIRS: Final = 2
+"""Comparisons in a round: one way after the other, and the other way round."""
+WAYS: Final = {"ours": "HAProxy, gateway, LLM server", "alone": "`vllm serve`, asked directly"}
+
+
+def vllm_users(streams: int, *, quick: bool) -> Users:
+    """Prompts of some 60 tokens, one answer for each user."""
+    return Users(streams, "questions", 16 if quick else 128, warm_s=0.0, answers=1, model=VLLM_MODEL)
 
 
 def order(names: Sequence[str], round_number: int) -> list[str]:

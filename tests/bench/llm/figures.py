@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hdrh.histogram import HdrHistogram
 
-from tests.bench.llm.cases import POLICIES, SUBJECTS
+from tests.bench.llm.cases import POLICIES, SUBJECTS, WAYS
 from tests.bench.llm.measure import Sample
 from tests.bench.record import Table
 from tests.bench.statistics import Spread
@@ -104,7 +104,8 @@ def _beyond(one: float, other: float) -> float:
 
 def lines(samples: Samples, cores: int) -> list[Line]:
     """What the product promises, as far as it was measured."""
-    return [*_overhead_lines(samples), *_linear_lines(samples, cores), *_prefix_lines(samples)]
+    found = [*_overhead_lines(samples), *_linear_lines(samples, cores), *_prefix_lines(samples)]
+    return [*found, *_vllm_lines(samples)]
 
 
 def added(samples: Samples, percentile: float, subject: str = "gateway") -> Spread | None:
@@ -166,6 +167,19 @@ def _prefix_lines(samples: Samples) -> list[Line]:
     return found
 
 
+def _vllm_lines(samples: Samples) -> list[Line]:
+    return [
+        _line(f"a real vLLM, {streams} at a time: tokens/s of those of `vllm serve` asked directly", ">= 95 %",
+              of_vllm(samples, rate, streams), "{:.1%}", lambda value: value >= 0.95)
+        for streams in samples.cases("vllm")
+    ]  # fmt: skip
+
+
+def of_vllm(samples: Samples, figure: Figure, streams: str) -> Spread | None:
+    """A figure of ours in that of `vllm serve`, pair by pair."""
+    return samples.compared(_over, figure, "vllm", (streams, "ours"), (streams, "alone"))
+
+
 def _line(what: str, wanted: str, spread: Spread | None, form: str, met: Callable[[float], bool] | None) -> Line:
     if spread is None:
         return Line(what, wanted, "not measured", None)
@@ -185,7 +199,10 @@ def told(spread: Spread | None, form: str) -> str:
 
 def tables(samples: Samples, cores: int) -> list[Table]:
     """One for each part that was measured."""
-    makers = {"overhead": overhead_table, "linear": lambda found: linear_table(found, cores), "prefix": prefix_table}
+    makers = {
+        "overhead": overhead_table, "linear": lambda found: linear_table(found, cores), "prefix": prefix_table,
+        "vllm": vllm_table,
+    }  # fmt: skip
     return [make(samples) for part, make in makers.items() if samples.cases(part)]
 
 
@@ -272,3 +289,38 @@ def prefix_table(samples: Samples) -> Table:
         "complete answers whose first token came within 250 ms."
     )
     return Table("Routing by prefix", head, rows, words)
+
+
+ENGINE = ("engine",)
+
+
+def vllm_table(samples: Samples) -> Table:
+    """A real vLLM, both ways."""
+    rows = []
+    for streams in samples.cases("vllm"):
+        for way, words in WAYS.items():
+
+            def say(figure: Figure, form: str, streams: str = streams, way: str = way) -> str:
+                return told(samples.spread(figure, "vllm", streams, way), form)
+
+            ours = way == "ours"
+            rows.append(
+                [
+                    streams,
+                    words,
+                    say(rate, "{:.1f}"),
+                    told(of_vllm(samples, rate, streams), "{:.1%}") if ours else "",
+                    say(first_ms(50), "{:.0f}"),
+                    say(cpu_ms(*ENGINE), "{:,.0f}"),
+                    say(cpu_ms("replica"), "{:,.0f}"),
+                    say(cpu_ms(but=(*ENGINE, "replica")), "{:,.0f}") if ours else "",
+                    told(of_vllm(samples, cpu_ms(), streams), "{:.2f}") if ours else "",
+                    say(lambda sample: sample.busy_cores, "{:.2f}"),
+                ]
+            )
+    head = [
+        "streams", "way", "tokens/s", "of vLLM's own", "TTFT p50 ms", "CPU ms per 1,000 tokens: the model's processes",
+        "the server's own", "gateway, HAProxy, Discovery", "all, in vLLM's own", "busy cores",
+    ]  # fmt: skip
+    words = "SmolLM2-135M on the CPU, answers of 128 tokens; medians of pairs."
+    return Table("A real vLLM", head, rows, words)

@@ -6,6 +6,9 @@ and then the result as one line of JSON. Histograms are HdrHistograms (microseco
 
 Tokens count when they come, in answers that go on at the end too; a request counts if it was sent within the time, and
 at the end those that go on are given up. Users come one by one during the first half of the warm-up.
+
+With --answers, for engines whose events are not one for each token: each user asks so often, all from the same moment
+on, and it ends with the last answer. Its tokens are those of the usage, which it is asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ import asyncio
 import collections
 import contextlib
 import gc
+import itertools
 import json
+import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,8 +46,15 @@ def prompts_of_512_tokens(user: int, rng: Random) -> Iterator[simulation.Prompt]
         yield simulation.Prompt(f"{rng.getrandbits(4 * 2048):02048x}", 128)
 
 
+def questions(user: int, rng: Random) -> Iterator[simulation.Prompt]:
+    """Short ones, no two of them alike."""
+    while True:
+        yield simulation.Prompt(f"{rng.getrandbits(64):016x}: tell me a long story of the sea and this number.", 128)
+
+
 WORKLOADS: Final[Mapping[str, simulation.Workload]] = {
     "512 tokens": prompts_of_512_tokens,
+    "questions": questions,
     "8 system prompts": simulation.shared_prefixes,
     "conversations": simulation.sessions,
     "nothing shared": simulation.no_shared_prefixes,
@@ -49,10 +62,25 @@ WORKLOADS: Final[Mapping[str, simulation.Workload]] = {
 }
 
 
-def body_of(model: str, text: str, tokens: int) -> bytes:
-    """A chat's request."""
+_USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+_MOST_USAGE_BYTES = 1024
+"""Of a stream's end, which has the usage."""
+
+
+def tokens_in_usage(end: bytes) -> int:
+    """Tokens of an answer, out of the end of its stream; 0 where it does not say."""
+    found = _USAGE.findall(end)
+    return int(found[-1]) if found else 0
+
+
+_EXACTLY = {"ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
+
+
+def body_of(model: str, text: str, tokens: int, *, exactly: bool = False) -> bytes:
+    """A chat's request. `exactly`: for a real model, which would end when it likes."""
     messages = [{"role": "user", "content": text}]
-    return json.dumps({"model": model, "messages": messages, "max_tokens": tokens, "stream": True}).encode()
+    body = {"model": model, "messages": messages, "max_tokens": tokens, "stream": True}
+    return json.dumps(body | (_EXACTLY if exactly else {})).encode()
 
 
 @dataclass
@@ -108,6 +136,12 @@ class Asking:
     model: str
     tokens: int
     think_s: float
+    answers: int = 0
+    """Of each user; 0: until it is cancelled."""
+
+    def turns(self) -> Iterator[None]:
+        """One for each request of a user."""
+        return itertools.repeat(None, self.answers) if self.answers else itertools.repeat(None)
 
 
 class Chat(asyncio.Protocol):
@@ -121,15 +155,17 @@ class Chat(asyncio.Protocol):
         self._events = 0
         self._half = False
         self._busy = False
+        self._last = b""
 
     def ask(self, text: str) -> None:
         """Send the next request."""
-        body = body_of(self._asking.model, text, self._asking.tokens)
+        body = body_of(self._asking.model, text, self._asking.tokens, exactly=bool(self._asking.answers))
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         self._asked, self._first, self._events, self._half, self._busy = time.monotonic(), 0.0, 0, False, True
+        self._last = b""
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(head.encode() + body)
 
@@ -165,12 +201,19 @@ class Chat(asyncio.Protocol):
         if made and not before:
             self._first = now
             self._asking.seen.first_token(self._asked, now)
-        self._asking.seen.token(made, now)
+        if self._asking.answers:
+            self._last = (self._last + body)[-_MOST_USAGE_BYTES:]
+        else:
+            self._asking.seen.token(made, now)
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         if status != 200:
             self._end(f"status {status}")
+        elif self._asking.answers:
+            made = tokens_in_usage(self._last)
+            self._asking.seen.token(made, time.monotonic())
+            self._end("" if made == self._asking.tokens else f"{made} tokens in place of {self._asking.tokens}")
         elif self._events != self._asking.tokens + AROUND_TOKENS:
             self._end(f"{self._events - AROUND_TOKENS} tokens in place of {self._asking.tokens}")
         else:
@@ -190,12 +233,12 @@ class Chat(asyncio.Protocol):
 
 
 async def http_user(asking: Asking, url: str, prompts: Iterator[simulation.Prompt], rng: Random) -> None:
-    """Asks until it is cancelled."""
+    """Asks until it is cancelled, or has its answers."""
     parts, loop = urlsplit(url), asyncio.get_running_loop()
     over = asyncio.Event()
     chat: Chat | None = None
     try:
-        while True:
+        for _ in asking.turns():
             if chat is None or not chat.is_open:
                 _, chat = await loop.create_connection(
                     lambda: Chat(asking, parts.netloc, over.set), parts.hostname or "", parts.port or 80
@@ -213,8 +256,8 @@ async def lane_user(asking: Asking, stub: Any, prompts: Iterator[simulation.Prom
     """The same, without HTTP."""
     from pierhead.llm.v1.llm_pb2 import LLMRequest
 
-    while True:
-        body = body_of(asking.model, next(prompts).text, asking.tokens)
+    for _ in asking.turns():
+        body = body_of(asking.model, next(prompts).text, asking.tokens, exactly=bool(asking.answers))
         asked, first, tokens, error = time.monotonic(), 0.0, 0, ""
         try:
             async for reply in stub.Chat(LLMRequest(body=body, model=asking.model), timeout=120):
@@ -239,6 +282,8 @@ async def _think(asking: Asking, rng: Random) -> None:
 
 async def run(a: argparse.Namespace) -> dict[str, Any]:
     """All of it."""
+    if a.answers:
+        return await run_answers(a)
     start = time.monotonic() + 0.2
     seen = Seen(start + a.warm_seconds, start + a.warm_seconds + a.seconds, a.slow_seconds)
     asking = Asking(seen, a.model, a.tokens, a.think_seconds)
@@ -262,6 +307,20 @@ async def run(a: argparse.Namespace) -> dict[str, Any]:
 
             await close_handles()
     return summary(seen, a.seconds)
+
+
+async def run_answers(a: argparse.Namespace) -> dict[str, Any]:
+    """So many answers of each user."""
+    seen = Seen(time.monotonic(), math.inf, a.slow_seconds)
+    user_of = await _users_of(a.url, Asking(seen, a.model, a.tokens, 0.0, a.answers))
+    users = ((number, Random(f"{a.seed} user {number}")) for number in range(a.users))
+    print("begin", flush=True)
+    began = time.monotonic()
+    async with asyncio.timeout(a.seconds):
+        await asyncio.gather(*[user_of(WORKLOADS[a.workload](number, rng), rng) for number, rng in users])
+    took = time.monotonic() - began
+    print("end", flush=True)
+    return summary(seen, took)
 
 
 async def _users_of(url: str, asking: Asking) -> Callable[[Iterator[simulation.Prompt], Random], Any]:
@@ -307,6 +366,7 @@ def main() -> None:
     parser.add_argument("--think-seconds", type=float, default=0.0)
     parser.add_argument("--slow-seconds", type=float, default=1.0)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--answers", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     gc.freeze()

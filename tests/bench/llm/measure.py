@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bench.llm.cases import MODEL, Users
+from tests.bench.llm.cases import Users
 from tests.bench.processes import ROOT, BenchError, MachineTime, cpu_seconds, get
 from tests.bench.systems.running import Running
 
@@ -57,12 +57,15 @@ class Sample:
 def measure(
     where: tuple[int, str, str, str], running: Running, users: Users, seconds: float, pages: Sequence[str] = ()
 ) -> Sample:
-    """Let `users` ask for as long. `where`: round, part, case, variant. Raises BenchError."""
+    """Let `users` ask for as long, or for their answers within it. `where`: round, part, case, variant.
+
+    Raises BenchError.
+    """
     command = [
-        sys.executable, "-m", "tests.bench.llm.load", running.url, "--model", MODEL, "--users", str(users.count),
+        sys.executable, "-m", "tests.bench.llm.load", running.url, "--model", users.model, "--users", str(users.count),
         "--workload", users.workload, "--tokens", str(users.tokens), "--seconds", str(seconds),
         "--warm-seconds", str(users.warm_s), "--think-seconds", str(users.think_s), "--slow-seconds", str(users.slow_s),
-        "--seed", str(where[0]),
+        "--seed", str(where[0]), "--answers", str(users.answers),
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as load:
         too_long = threading.Timer(users.warm_s + seconds + 60, load.kill)
@@ -88,7 +91,7 @@ def measure(
         first=said["first"],
         whole=said["whole"],
         cpu_s={role: round(used - before.get(role, 0.0), 3) for role, used in after.items()},
-        busy_cores=(machine_after.busy - machine.busy) / seconds,
+        busy_cores=(machine_after.busy - machine.busy) / said["seconds"],
         hit_rate=engines.hit_rate(),
         in_work=engines.in_work(),
         errors=said["errors"],

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from tests.bench.llm.cases import POLICIES
+from tests.bench.llm.cases import POLICIES, WAYS
 from tests.bench.llm.figures import Figure, Samples, cpu_ms, first_ms, rate
 from tests.bench.plots import INK, LIMIT, OURS, PEER, STYLE
 
@@ -28,7 +28,7 @@ def draw_all(samples: Samples, directory: Path) -> list[str]:
     """Write every plot there is data for; their file names."""
     drawn = []
     with mpl.rc_context(STYLE):
-        for part, draw in (("overhead", _overhead), ("linear", _linear), ("prefix", _prefix)):
+        for part, draw in (("overhead", _overhead), ("linear", _linear), ("prefix", _prefix), ("vllm", _vllm)):
             if samples.cases(part):
                 figure = draw(samples)
                 figure.tight_layout()
@@ -96,6 +96,27 @@ def _prefix(samples: Samples) -> Any:
         ax.margins(y=0.2)
         ax.legend()
     return figure
+
+
+def _vllm(samples: Samples) -> Any:
+    cases = samples.cases("vllm")
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    figures: list[tuple[str, Figure]] = [("Tokens/s", rate), ("CPU ms per 1,000 tokens, without the model's", _front)]
+    for ax, (title, figure_of) in zip(axes, figures, strict=True):
+        for way, colour, offset in zip(WAYS, (OURS, PEER), (-0.2, 0.2), strict=True):
+            for place, case in enumerate(cases):
+                spread = samples.spread(figure_of, "vllm", case, way)
+                if spread is not None:
+                    label = WAYS[way].replace("`", "") if not place else None
+                    _bar(ax, place + offset, spread.median, spread.low, spread.high, 0.38, colour, label)
+        ax.set_title(title)
+        ax.set_xticks(range(len(cases)), [f"{case} stream{'s' * (case != '1')}" for case in cases])
+        ax.margins(y=0.25)
+        ax.legend(loc="upper left")
+    return figure
+
+
+_front = cpu_ms(but=("engine",))
 
 
 def _bar(

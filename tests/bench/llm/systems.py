@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 from pierhead.llm.v1.llm_pb2 import Operation
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
 from tests.bench.cases import Subject
-from tests.bench.llm.cases import MODEL
-from tests.bench.processes import ROOT, Kept, free_ports, get, wait_for
+from tests.bench.llm.cases import MODEL, VLLM_ENGINE, VLLM_MODEL
+from tests.bench.processes import ROOT, BenchError, Kept, free_ports, get, wait_for
 from tests.bench.systems import peer
 from tests.bench.systems.edge import Route, configuration, in_words_of_2_8, is_older_than_3
 from tests.bench.systems.running import Running, Workplace
 
 SERVICE = "llm"
 START_S = 120.0
+VLLM_START_S = 600.0
 GRACE_S = 3.0
 MAX_ONGOING_REQUESTS = 4096
 PEER = Subject("peer", "Ray Serve LLM", "peer")
@@ -67,23 +71,27 @@ class Site:
     def replicas(self, count: int, engine: Mapping[str, Any]) -> Replicas:
         """Start LLM servers and wait until each has generated a token. Raises BenchError."""
         config = {"engine": "mock", "model_loading": {"model_id": MODEL}, "engine_kwargs": dict(engine)}
+        return self.servers(count, config, self.work.python, {}, START_S)
+
+    def servers(
+        self, count: int, config: Mapping[str, Any], python: Path, variables: Mapping[str, str], within_s: float
+    ) -> Replicas:
+        """The same with an engine of any kind. Raises BenchError."""
         port, admin = free_ports(2)
         hosts = [next(self.hosts) for _ in range(count)]
-        command = [str(self.work.python), "-m", "services.llm.server"]
+        env = {**variables, "PIERHEAD_LLM_CONFIG": json.dumps(config)}
+        command = [str(python), "-m", "services.llm.server"]
         kept = [
-            self.keep(
-                "replica", command, {**_env(SERVICE, host, port, admin), "PIERHEAD_LLM_CONFIG": json.dumps(config)},
-                f"replica-{host}",
-            )
+            self.keep("replica", command, {**env, **_env(SERVICE, host, port, admin)}, f"replica-{host}")
             for host in hosts
-        ]  # fmt: skip
+        ]
         for host in hosts:
-            _wait_until_ready(f"{host}:{admin}", kept)
+            _wait_until_ready(f"{host}:{admin}", kept, within_s)
         return Replicas(
             kept, [f"{host}:{port}" for host in hosts], [f"http://{host}:{admin}/metrics" for host in hosts]
         )
 
-    def gateway(self, addresses: Sequence[str], policy: str) -> tuple[str, str, list[Kept]]:
+    def gateway(self, addresses: Sequence[str], policy: str, model: str = MODEL) -> tuple[str, str, list[Kept]]:
         """Start Discovery and a gateway for replicas that run; where it listens, its admin port, its processes."""
         discovery_port, port, admin = free_ports(3)
         host = next(self.hosts)
@@ -95,12 +103,12 @@ class Site:
         env = {
             **_env("llm-gateway", host, port, admin),
             "PIERHEAD_DISCOVERY": f"127.0.0.1:{discovery_port}",
-            "PIERHEAD_LLM_MODELS": json.dumps({MODEL: SERVICE}),
+            "PIERHEAD_LLM_MODELS": json.dumps({model: SERVICE}),
         }
         gateway = self.keep("gateway", [str(self.work.python), "-m", "services.llm.gateway"], env, f"gateway-{host}")
         kept = [gateway, discovery]
         _wait_until_ready(f"{host}:{admin}", kept)
-        wait_for(lambda: MODEL.encode() in get(f"http://{host}:{port}/v1/models")[1], "the gateway", START_S, kept)
+        wait_for(lambda: model.encode() in get(f"http://{host}:{port}/v1/models")[1], "the gateway", START_S, kept)
         return f"{host}:{port}", str(admin), kept
 
     def haproxy(self, address: str, admin_port: str) -> tuple[str, Kept]:
@@ -164,8 +172,78 @@ def theirs(work: Workplace, engine: Mapping[str, Any]) -> Iterator[Running]:
         yield running
 
 
-def _wait_until_ready(admin: str, kept: Sequence[Kept]) -> None:
-    wait_for(lambda: get(f"http://{admin}/readyz", timeout_s=2)[0] == 200, f"{admin} is ready", START_S, kept)
+@dataclass(frozen=True)
+class VLLM:
+    """Where vLLM and its model are; compose/machine/vllm-cpu.sh makes them."""
+
+    state: Path
+
+    @classmethod
+    def here(cls) -> VLLM:
+        """This machine's. Raises BenchError where there is none."""
+        found = cls(Path(os.environ.get("PIERHEAD_VLLM_STATE") or ROOT / ".state").resolve())
+        if not (found.python.exists() and found.model.exists()):
+            raise BenchError(
+                f"no vLLM in {found.state}: run compose/machine/vllm-cpu.sh, or name another directory in "
+                "PIERHEAD_VLLM_STATE"
+            )
+        return found
+
+    @property
+    def python(self) -> Path:
+        """The interpreter that has it."""
+        return self.state / "vllm" / "bin" / "python"
+
+    @property
+    def model(self) -> Path:
+        """A directory."""
+        return self.state / "models" / VLLM_MODEL
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Of both ways. How its threads are bound is left to vLLM: on two cores, the model has one of them."""
+        path = f"{ROOT / 'services' / 'runtime'}:{ROOT}"
+        return {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": path}
+
+
+@contextlib.contextmanager
+def both_vllms(work: Workplace) -> Iterator[dict[str, Running]]:
+    """The same vLLM twice, by its way (cases.WAYS): both are loaded, and one generates. Raises BenchError."""
+    vllm = VLLM.here()
+    with site(work) as here:
+        config = {
+            "engine": "vllm", "model_loading": {"model_id": VLLM_MODEL, "model_source": str(vllm.model)},
+            "engine_kwargs": dict(VLLM_ENGINE),
+        }  # fmt: skip
+        replicas = here.servers(1, config, vllm.python, vllm.env, VLLM_START_S)
+        address, admin, kept = here.gateway(replicas.addresses, "power_of_two", VLLM_MODEL)
+        if work.haproxy is not None:
+            address, haproxy = here.haproxy(address, admin)
+            kept.append(haproxy)
+        (port,) = free_ports(1)
+        alone = here.keep("replica", vllm_serve(vllm, port), vllm.env, "vllm-serve")
+        wait_for(lambda: get(f"http://127.0.0.1:{port}/health")[0] == 200, "vllm serve", VLLM_START_S, [alone])
+        yield {
+            "ours": Running(f"http://{address}", [*kept, *replicas.kept], _vllm_role),
+            "alone": Running(f"http://127.0.0.1:{port}", [alone], _vllm_role),
+        }
+
+
+def vllm_serve(vllm: VLLM, port: int) -> list[str]:
+    """Its command, with the arguments that our service has."""
+    from services.llm.server.engines.vllm_start import arguments
+
+    command = [str(vllm.python), "-m", "vllm.entrypoints.cli.main", "serve", str(vllm.model), "--host", "127.0.0.1"]
+    return [*command, "--port", str(port), "--served-model-name", VLLM_MODEL, *arguments(VLLM_ENGINE.items())]
+
+
+def _vllm_role(role: str, process: psutil.Process) -> str:
+    """The model's own processes apart from the one that takes requests."""
+    return "engine" if process.name().startswith("VLLM::") else role
+
+
+def _wait_until_ready(admin: str, kept: Sequence[Kept], within_s: float = START_S) -> None:
+    wait_for(lambda: get(f"http://{admin}/readyz", timeout_s=2)[0] == 200, f"{admin} is ready", within_s, kept)
 
 
 def _env(service: str, host: str, port: int, admin: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.bench.llm.cases import PARTS, POLICIES, OptionsError, order, read
+from tests.bench.llm.cases import PARTS, POLICIES, WAYS, OptionsError, order, read
 from tests.bench.llm.figures import Samples, lines, tables
 from tests.bench.llm.load import WORKLOADS, Asking, Seen, http_user
 from tests.bench.llm.measure import Sample
@@ -52,6 +52,8 @@ def test_words() -> None:
     assert read(["ROUNDS=2", "SECONDS=4", "ONLY=linear", "PEER=0", "OUT=/x"]).rounds == 2
     quick = read(["QUICK=1", "ROUNDS="])
     assert (quick.rounds, quick.seconds, quick.peer) == (1, 1.5, False)
+    assert "vllm" not in quick.parts, "it takes minutes to start"
+    assert read(["QUICK=1", "ONLY=vllm"]).parts == ("vllm",)
 
 
 def test_every_wrong_word_is_named() -> None:
@@ -107,6 +109,15 @@ def test_what_routing_by_prefix_promises(case: str, changes: dict[str, Any], met
     assert list(found.values()) == met
 
 
+@pytest.mark.parametrize(("tokens", "met"), [([19_100, 19_300, 15_000], True), ([18_900, 19_300, 15_000], False)])
+def test_a_real_vllm_is_compared_pair_by_pair(tokens: list[int], met: bool) -> None:
+    alone = [sample("vllm", "8", "alone", round=number, tokens=20_000) for number in (1, 2, 3)]
+    ours = [sample("vllm", "8", "ours", round=number, tokens=each) for number, each in enumerate(tokens, 1)]
+    assert list(verdicts(*alone, *ours).values()) == [met]
+    [table] = tables(Samples([*alone, *ours]), 2)
+    assert [row[:2] for row in table.rows] == [["8", words] for words in WAYS.values()]
+
+
 def test_tables_have_a_row_for_all_that_was_measured() -> None:
     found = [sample("overhead", "floor"), sample("overhead", "gateway"), sample("linear", "1")]
     found += [sample("prefix", "nothing shared", policy) for policy in POLICIES]
@@ -117,8 +128,11 @@ def event(content: str) -> bytes:
     return f"data: {json.dumps({'choices': [{'delta': {'content': content}}]})}\n\n".encode()
 
 
-async def users_see(answer: list[bytes], status: int = 200) -> Seen:
-    """What one user sees of a server that answers so, each part by itself, until two answers have ended."""
+async def users_see(answer: list[bytes], status: int = 200, answers: int = 0) -> Seen:
+    """What one user sees of a server that answers so, each part by itself, until two answers have ended.
+
+    `answers`: how many the user asks for; 0: the user would go on.
+    """
     done = asyncio.Event()
     asked = []
 
@@ -139,13 +153,17 @@ async def users_see(answer: list[bytes], status: int = 200) -> Seen:
     seen = Seen(begins=0.0, ends=float("inf"), slow_s=60.0)
     async with TestServer(app) as server:
         prompts = WORKLOADS["nothing shared"](0, Random(1))
-        user = asyncio.create_task(http_user(Asking(seen, "m", 3, 0.0), str(server.make_url("")), prompts, Random(1)))
+        asking = Asking(seen, "m", 3, 0.0, answers)
+        user = asyncio.create_task(http_user(asking, str(server.make_url("")), prompts, Random(1)))
         await asyncio.wait_for(done.wait(), 10)
+        if answers:
+            await asyncio.wait_for(user, 10)
         user.cancel()
         await asyncio.gather(user, return_exceptions=True)
     assert asked[0]["model"] == "m"
     assert asked[0]["stream"]
     assert asked[0]["max_tokens"] == 3
+    assert asked[0].get("ignore_eos", False) == bool(answers), "an answer of a real model has to have its length"
     return seen
 
 
@@ -171,3 +189,19 @@ async def test_an_answer_that_is_too_short_is_an_error() -> None:
 async def test_another_status_is_an_error() -> None:
     seen = await users_see([WHOLE], status=503)
     assert set(seen.errors) == {"status 503"}
+
+
+def usage(tokens: int) -> bytes:
+    return f'data: {{"choices":[],"usage":{{"prompt_tokens":9,"completion_tokens":{tokens}}}}}\n\n'.encode()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+async def test_users_who_ask_for_answers_count_by_the_usage(size: int) -> None:
+    whole = b"".join([event(""), event("a b"), event("c"), usage(3), b"data: [DONE]\n\n"])
+    seen = await users_see([whole[start : start + size] for start in range(0, len(whole), size)], answers=2)
+    assert (seen.tokens, seen.answers, seen.firsts, dict(seen.errors)) == (6, 2, 2, {})
+
+
+async def test_an_answer_whose_usage_is_another_is_an_error() -> None:
+    seen = await users_see([event(""), event("a"), usage(1), b"data: [DONE]\n\n"], answers=2)
+    assert seen.errors == {"1 tokens in place of 3": 2}

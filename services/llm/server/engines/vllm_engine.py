@@ -40,6 +40,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
+from vllm.platforms import current_platform
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.usage.usage_lib import UsageContext
@@ -262,13 +263,21 @@ class VLLMEngine(LLMEngine):
 
     async def sleep(self, level: int) -> None:
         """See LLMEngine.sleep. Requests that run are aborted."""
-        self._needs(self._running.settings.enable_sleep_mode, "sleep", "engine_kwargs enable_sleep_mode: true")
+        self._needs_sleep()
         await self._running.engine.sleep(level or 1)
 
     async def wake(self) -> None:
         """See LLMEngine.wake."""
-        self._needs(self._running.settings.enable_sleep_mode, "sleep", "engine_kwargs enable_sleep_mode: true")
+        self._needs_sleep()
         await self._running.engine.wake_up()
+
+    def _needs_sleep(self) -> None:
+        if not current_platform.is_sleep_mode_available():  # a worker on a CPU would ignore it, and vLLM call it done
+            raise NotSupported(
+                f"vLLM has no sleep mode on {current_platform.device_type}: only GPUs' memory can be given back. Scale "
+                "the service to 0 replicas in its place"
+            )
+        self._needs(self._running.settings.enable_sleep_mode, "sleep", "engine_kwargs enable_sleep_mode: true")
 
     async def reset_prefix_cache(self) -> None:
         """See LLMEngine.reset_prefix_cache. Raises LLMRequestError while requests use the cache."""

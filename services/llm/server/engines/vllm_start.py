@@ -55,6 +55,10 @@ _KNOWN = (
         "pipeline_parallel_size",
     ),
     _known(
+        r"Sleep mode is not supported on current platform",
+        "it has a sleep mode on GPUs only. Leave engine_kwargs enable_sleep_mode out",
+    ),
+    _known(
         r"Insufficient space in /dev/shm[^\n]*",
         "its processes hand each other tensors in /dev/shm, which is too small. Write shm_size: 2gb into the service "
         "(16gb for several GPUs)",
