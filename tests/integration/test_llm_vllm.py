@@ -37,6 +37,7 @@ from tests.harness.stack import ROOT, free_ports, request
 from tests.harness.waiting import eventually, seconds_until
 from tests.unit.dashboards.sources import VLLM_PAGE
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 STATE = os.environ.get("PIERHEAD_VLLM_STATE", str(ROOT / ".state"))
 START_AND_TESTS_S = 1500
 """vLLM's start alone takes half a minute on two idle cores, and four minutes on busy ones."""
@@ -264,6 +265,15 @@ def test_the_capital_of_france(way: WholeWay) -> None:
     assert "Paris" in text
     assert "".join(parts) == text
     assert len([part for part in parts if part]) > 3, "it came in pieces"
+
+
+@pytest.mark.engine
+def test_what_the_readme_shows_prints_what_it_says(way: WholeWay) -> None:
+    shown = re.search(r"^import openai\n.*?# (?P<prints>[^\n]+)\n(?=```)", README, re.DOTALL | re.MULTILINE)
+    assert shown is not None
+    code = shown[0].replace("http://127.0.0.1:8000/v1", str(way.client.base_url))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, shown["prints"]), done.stderr
 
 
 CITY = {

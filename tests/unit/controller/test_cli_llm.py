@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pierhead.llm_app import llm_app, llm_service
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def run(*arguments: str, code: int = 0, cwd: Path = ROOT) -> str:
@@ -42,6 +44,15 @@ def test_the_shortest_command_gives_a_gateway_and_a_service_with_a_gpu() -> None
         "model_loading": {"model_id": "qwen2.5-7b-instruct", "model_source": "Qwen/Qwen2.5-7B-Instruct"}
     }
     assert service["scale"] == gateway["scale"] == 0
+
+
+def test_the_command_of_the_readme_writes_what_it_says() -> None:
+    command = r"^\./pierhead llm build (?P<options>.*) > compose/apps/(?P<app>\w+)\.yaml\nmake up APPS=(?P=app)$"
+    shown = re.search(command, README, re.MULTILINE)
+    assert shown is not None
+    service = yaml.safe_load(run(*shown["options"].split()))["services"]["llm-qwen2-5-7b-instruct"]
+    assert service["x-serve"]["replicas"] == 2
+    assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 1
 
 
 def test_every_option_arrives() -> None:
