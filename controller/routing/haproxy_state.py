@@ -87,11 +87,12 @@ _NOTHING = Traffic()
 
 
 def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
-    """`show stat` by (backend, server). A backend's own row goes by the server name BACKEND. {} for ""."""
-    rows = csv.reader(stat.removeprefix("# ").splitlines())
-    header = next(rows, None)
-    if header is None:
+    """`show stat` by (backend, server), {} of nothing. A backend's own row goes by the server name BACKEND."""
+    # For a worker that goes in this moment the master has an empty line, or a word of its own.
+    lines = [line for line in stat.removeprefix("# ").splitlines() if line]
+    if len(lines) <= 1:
         return {}
+    header, *rows = csv.reader(lines)
     columns = {name: number for number, name in enumerate(header)}
     backend, server, sessions, queued = (columns[name] for name in ("pxname", "svname", "scur", "qcur"))
     responses = [columns[name] for name in ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx") if name in columns]

@@ -38,6 +38,12 @@ def test_waiting_rooms_that_are_closed() -> None:
     assert found.held["svc_echo"] == Held(now=1)
 
 
+def test_the_traffic_of_a_worker_that_the_master_was_asked_for_and_of_one_that_has_gone() -> None:
+    assert state.traffic(f"{STAT}\n") == state.traffic(STAT)
+    for nothing in ("", "\n", "gone\n\n"):
+        assert state.traffic(nothing) == {}
+
+
 def test_a_snapshot() -> None:
     assert state.routing_state(INFO, ROUTING, SERVERS, STAT, HELD) == RoutingState(
         pid=11,
