@@ -45,6 +45,10 @@ def anchored(kept: Anchor | None, here: Anchor, not_before: float) -> Anchor:
     return replace(here, wall=max(here.wall, not_before))
 
 
+SAME_S = 0.01
+"""Two clocks that are no further apart have been read one after the other, and nobody has set one."""
+
+
 class SteadyClock:
     """Seconds since 1970 as the wall clock had them at the anchor; never set, never slower, never faster."""
 
@@ -77,6 +81,7 @@ class ContainerTimes:
     def brought_over(self, containers: Iterable[ReplicaContainer]) -> tuple[ReplicaContainer, ...]:
         """The containers with their times replaced; forgets those that are not among them."""
         now, ahead = self._now(), self._wall() - self._now()
+        ahead = ahead if abs(ahead) > SAME_S else 0.0
         known: dict[tuple[str, float], float] = {}
 
         def over(container_id: str, at: float) -> float:

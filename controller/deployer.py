@@ -449,14 +449,13 @@ class Deployer:
 
 def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, Count]:
     """By version."""
-    counts: dict[str, Count] = {}
+    counts: dict[str, list[int]] = {}
     for container, phase in staying(spec, observed, now):
-        before = counts.get(container.version, Count())
-        ready, reached = is_ready(container, phase), gets_traffic(container, spec, observed.routing)
-        counts[container.version] = Count(
-            before.present + 1, before.ready + (ready and reached), before.unreached + (ready and not reached)
-        )
-    return counts
+        count = counts.setdefault(container.version, [0, 0, 0])
+        count[0] += 1
+        if is_ready(container, phase):
+            count[1 if gets_traffic(container, spec, observed.routing) else 2] += 1
+    return {version: Count(present, ready, unreached) for version, (present, ready, unreached) in counts.items()}
 
 
 def _ended(observed: Observed) -> Mapping[str, FailureKey]:

@@ -55,14 +55,15 @@ from controller.model import (
 )
 from controller.observe import Observer, Sight
 from controller.outlive import outlive
+from controller.own_time import Measured, OwnTime
 from controller.perform import Give, Performer
 from controller.plan import plan as make_plan
 from controller.plan_text import describe
 from controller.policies import Functions, Policies
 from controller.probe import Prober, Reading, Subject
 from controller.recovery import recovered
-from controller.routing.base import Router
-from controller.scale import targets_of
+from controller.routing.base import Router, RoutingAction
+from controller.scale import switched_off, targets_of
 from controller.scaler import Scaler
 from controller.spec_watch import SpecSource, SpecWatch
 from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
@@ -195,6 +196,7 @@ class Loop:
             self.metrics.engine_reading,
             clock,
             wall,
+            self.metrics.haproxy_reading,
         )
         performer = Performer(
             world.engine,
@@ -250,6 +252,7 @@ class Loop:
         self._spawn(outlive("watching the compose files", self.specs.run))
         self._spawn(outlive("following the engine", self._follow_engine, ends_with=(EngineUnreachable,)))
         self._spawn(outlive("reading the engine", self._observer.run))
+        self._spawn(outlive("reading HAProxy", self._observer.run_router))
         self._spawn(outlive("the loop", self._run))
 
     async def _run(self) -> None:
@@ -258,11 +261,11 @@ class Loop:
             await self._wakeup.wait(look_s)
 
     async def _guarded_tick(self) -> float:
-        started = self._clock()
+        started, spent = self._clock(), OwnTime()
         waiting = self._told_of_this_look = self._waiting_for_look
         self._waiting_for_look = []
         try:
-            look_s = await self.tick()
+            look_s = await Measured(self.tick(), spent)
         except Exception as error:
             # A defect that one state of the world brings out must not take the API and the probes down with it.
             message = f"{DEFECT_WORDS} {type(error).__name__}: {error}; nothing is done until this is over"
@@ -280,7 +283,7 @@ class Loop:
         for looked in waiting:
             if not looked.done():
                 looked.set_result(self._defect or self._unseen)
-        self.metrics.tick(self._clock() - started)
+        self.metrics.tick(self._clock() - started, spent)
         return look_s
 
     @property
@@ -314,7 +317,8 @@ class Loop:
         seen = sight.complete and not sight.engine_error
         self._unseen = "" if seen else sight.engine_error or "the containers were not read yet"
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
-        desired = self._desired(spec, sight, targets_of(spec, overrides, autoscaled), now, seen=seen)
+        targets = targets_of(spec, overrides, autoscaled)
+        desired = self._desired(spec, sight, targets, switched_off(spec.services, targets, overrides), now, seen=seen)
         # From a world that cannot be seen nothing can be concluded.
         plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
         self._executor.submit(plan)
@@ -332,7 +336,9 @@ class Loop:
         )
         return max(BREATH_S, min(due for due in dues if due is not None))
 
-    def _desired(self, spec: Spec, sight: Sight, targets: Mapping[str, int], now: float, *, seen: bool) -> Desired:
+    def _desired(
+        self, spec: Spec, sight: Sight, targets: Mapping[str, int], off: frozenset[str], now: float, *, seen: bool
+    ) -> Desired:
         """Put together what there shall be. From a world that cannot be seen no rollout concludes anything."""
         directions = self.deployer.directions
         if seen:
@@ -348,6 +354,7 @@ class Loop:
             services=self._edge,
             targets=targets,
             goals={name: goal for name, goal in directions.goals.items() if name in services},
+            switched_off=off,
             routing_hash=self._world.router.routing_hash(self._edge.values()),
         )
 
@@ -627,6 +634,8 @@ class Loop:
         self.metrics.action(outcome)
         if isinstance(action, EngineAction):
             self._observer.action_ended(action)
+        elif isinstance(action, RoutingAction):
+            self._observer.routing_action_ended(action)
         if isinstance(action, RemoveContainer) and outcome.error is None:
             failed = self._failed.get(action.container_id)
             if failed is not None:

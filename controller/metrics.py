@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from controller.apply import Outcome
 from controller.event_kinds import action_name
 from controller.model import Held, backend_name
+from controller.own_time import OwnTime
 from controller.status import View
 
 TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -34,9 +35,27 @@ class ControllerMetrics(Collector):
             buckets=TICK_BUCKETS_S,
             registry=self.registry,
         )
+        self._tick_cpu = Histogram(
+            "pierhead_controller_tick_cpu_seconds",
+            "CPU time of one look at the world, plan and publication; what else ran meanwhile is not in it.",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._tick_core_wait = Histogram(
+            "pierhead_controller_tick_core_wait_seconds",
+            "How long a look, plan and publication could have gone on and had no core.",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
         self._engine_readings = Histogram(
             "pierhead_controller_engine_reading_seconds",
             "Time of one reading of the engine. Ticks go on meanwhile, with the reading before.",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._haproxy_readings = Histogram(
+            "pierhead_controller_haproxy_reading_seconds",
+            "Time of one reading of HAProxy. Ticks go on meanwhile, with the reading before.",
             buckets=TICK_BUCKETS_S,
             registry=self.registry,
         )
@@ -60,13 +79,19 @@ class ControllerMetrics(Collector):
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
-    def tick(self, took_s: float) -> None:
-        """Count one tick."""
+    def tick(self, took_s: float, spent: OwnTime) -> None:
+        """Count one tick: how long it took, and what of that was its own."""
         self._ticks.observe(took_s)
+        self._tick_cpu.observe(spent.cpu_s)
+        self._tick_core_wait.observe(spent.core_wait_s)
 
     def engine_reading(self, took_s: float) -> None:
         """Count one reading of the engine."""
         self._engine_readings.observe(took_s)
+
+    def haproxy_reading(self, took_s: float) -> None:
+        """Count one reading of HAProxy."""
+        self._haproxy_readings.observe(took_s)
 
     def tick_failed(self) -> None:
         """Count one that raised."""

@@ -294,6 +294,8 @@ class Desired:
     targets: Mapping[str, int] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
     """By service; one that is not here goes straight to what its spec and image give."""
+    switched_off: frozenset[str] = frozenset()
+    """Services that shall have no replica until somebody says so: no request wakes them."""
     routing_hash: str = ""
     """Of the HAProxy configuration these services need; "" = not to be compared."""
 
@@ -486,7 +488,7 @@ class Held:
     left: int = 0
     """Their clients went away."""
     refused: int = 0
-    """As many as may wait did already."""
+    """As many as may wait did already; or nobody may wait for it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +506,8 @@ class RoutingState:
     """By backend: requests that wait for any of its servers; those that wait for a certain one are the server's."""
     held: Mapping[str, Held] = field(default_factory=dict)
     """By backend, those of which any was ever held."""
+    closed: frozenset[str] = frozenset()
+    """Backends whose waiting room is closed: without a server their requests are refused at once."""
     _by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -796,6 +800,14 @@ class DeleteServer(Action):
     """Wait until the server is removable and delete it."""
 
     backend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetWaitingRoom(Action):
+    """Say whether requests of a backend without servers are held for a first one, or refused; target = service."""
+
+    backend: str
+    is_open: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,22 +1,24 @@
 """Puts one snapshot of the world together from its parts: engine, HAProxy, probes, store, executor.
 
-The engine's part is the dear one, so it is read again only when something says it changed (an engine event, an action
-that ended, a timer), and beside the looks (controller/engine_watch.py). HAProxy's part is one line on a socket and is
-read every time.
+Both engine and HAProxy are read beside the looks, which wait a moment for them and then go on with the reading before
+(controller/engine_watch.py, controller/router_watch.py). The engine's part is the dear one, so it is read again only
+when something says it changed (an engine event, an action that ended, a timer). HAProxy's part is one line on a socket
+and is read for every look.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from controller.clock import ContainerTimes
 from controller.engine_watch import EngineWatch, Reading
 from controller.engines.base import ClusterEngine, EngineAction
-from controller.errors import ControllerError, StoreError
+from controller.errors import StoreError
 from controller.gpu_faults import struck
 from controller.model import (
     Action,
@@ -31,7 +33,8 @@ from controller.model import (
     current_version,
 )
 from controller.probe import Prober
-from controller.routing.base import Router
+from controller.router_watch import RouterWatch
+from controller.routing.base import Router, RoutingAction
 from controller.store import Store
 
 logger = logging.getLogger(__name__)
@@ -40,7 +43,6 @@ RELIABLE_S = 10.0
 """Oldest engine snapshot to plan from while its event stream is open: images and foreign containers send no events."""
 UNRELIABLE_S = 1.0
 """The same while the stream is broken, or while something is waited for that no event tells."""
-ROUTER_LIMIT_S = 5.0
 FIRST_ROUND_S = 3.0
 
 
@@ -67,10 +69,11 @@ class Observer:
         took: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.time,
         wall: Callable[[], float] = time.time,
+        router_took: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """`wake` and `took` as in `EngineWatch`; `wall` is the clock that the engine's times are of."""
         self._engine = EngineWatch(engine, store.containers, wake, took, clock)
-        self._router = router
+        self._router = RouterWatch(router.observe, wake, router_took, clock)
         self._prober = prober
         self._store = store
         self._times = ContainerTimes(clock, wall)
@@ -83,6 +86,10 @@ class Observer:
         """Read the engine whenever it is due, for ever."""
         await self._engine.run()
 
+    async def run_router(self) -> None:
+        """Read HAProxy whenever a look asks, for ever."""
+        await self._router.run()
+
     def engine_changed(self) -> None:
         """Say that the engine's world is another now: it is read again, and whoever looks is woken."""
         self._engine.changed()
@@ -91,6 +98,10 @@ class Observer:
         """The same of an action: until a reading has begun from now on, it counts as going on."""
         self._engine.ended(action)
 
+    def routing_action_ended(self, action: RoutingAction) -> None:
+        """The same of an action on HAProxy."""
+        self._router.ended(action)
+
     async def look(
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
     ) -> Sight:
@@ -98,20 +109,21 @@ class Observer:
         as going on, and nobody plans for its target from a reading that may have missed its effect.
 
         `impatient`: something is waited for that no event tells (a GPU that others hold, an image). `thorough`: every
-        change of the engine's world that is known now is in it, however long that takes.
+        change of the engine's world that is known now is in it, and HAProxy as it is now, however long that takes.
         """
         retirements, failures = self._store.retirements, self._store.failures
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
-        with self._engine.looking():
-            routing, _ = await asyncio.gather(
-                self._look_at_router(), self._engine.await_reading(spec, age_s, thorough=thorough)
+        with self._engine.looking(), self._router.looking():
+            await asyncio.gather(
+                self._router.await_reading(thorough=thorough),
+                self._engine.await_reading(spec, age_s, thorough=thorough),
             )
-        reading = self._engine.reading
+        reading, routing = self._engine.reading, self._router.state
         engine_error = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
         if reading is None:
             return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
         # All of it at one moment, the newest reading and what it has not seen; only the first round of questions waits.
-        in_progress = with_unseen(in_progress, self._engine.unseen)
+        in_progress = with_unseen(in_progress, itertools.chain(self._engine.unseen, self._router.unseen))
         retirements = self._kept_marks(reading, retirements)
         await self._take(reading, spec)
         state, faults = reading.state, self._store.gpu_faults
@@ -129,14 +141,6 @@ class Observer:
             in_progress=in_progress,
         )
         return Sight(observed, engine_error)
-
-    async def _look_at_router(self) -> RoutingState | None:
-        try:
-            async with asyncio.timeout(ROUTER_LIMIT_S):
-                return await self._router.observe()
-        except (ControllerError, TimeoutError) as error:
-            logger.debug("HAProxy does not answer: %s", str(error) or f"nothing within {ROUTER_LIMIT_S:g} s")
-            return None
 
     def _kept_marks(self, reading: Reading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
         """Who retires. The store forgets it with the container, which an earlier reading may still have."""
@@ -163,7 +167,7 @@ class Observer:
             logger.error("notes of removed containers were kept: %s", error)  # noqa: TRY400 - they harm nobody
 
 
-def with_unseen(in_progress: tuple[Action, ...], unseen: tuple[EngineAction, ...]) -> tuple[Action, ...]:
+def with_unseen(in_progress: tuple[Action, ...], unseen: Iterable[Action]) -> tuple[Action, ...]:
     """Return the actions that go on, and those that have ended and may not have been seen, each once."""
     listed = {id(action) for action in in_progress}
     return (*in_progress, *(action for action in unseen if id(action) not in listed))

@@ -23,6 +23,7 @@ from controller.model import (
     ServiceSpec,
     SetServerState,
     SetServerWeight,
+    SetWaitingRoom,
     ShutdownSessions,
     SignalContainer,
     StartContainer,
@@ -88,6 +89,7 @@ class Performer:
                 AddServer()
                 | SetServerState()
                 | SetServerWeight()
+                | SetWaitingRoom()
                 | ShutdownSessions()
                 | DeleteServer()
                 | WriteRouting()

@@ -46,6 +46,7 @@ from controller.model import (
     ServiceSpec,
     SetServerState,
     SetServerWeight,
+    SetWaitingRoom,
     ShutdownSessions,
     SignalContainer,
     StartContainer,
@@ -86,6 +87,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
     """
     draft = _Draft(desired=desired, observed=observed, now=now, gpus=GpuLedger.of(observed, now))
     draft.write_routing()
+    draft.set_waiting_rooms()
     draft.remove_strays()
     names = sorted({*desired.services, *observed.services})
     outlooks = [_Outlook.of(draft, name) for name in names]
@@ -174,6 +176,19 @@ class _Draft:
         cause = f"HAProxy runs routes {routing.routing_hash or 'none'}, the services need {self.desired.routing_hash}"
         action = WriteRouting(target="routing", services=routed, routing_hash=self.desired.routing_hash, cause=cause)
         self.routing_step = self.add(action)
+
+    def set_waiting_rooms(self) -> None:
+        """Of backends that HAProxy has. A process that begins has all of them open: they are closed again."""
+        routing = self.observed.routing
+        if not self.routing_usable or routing is None or self.routing_step is not None:
+            return
+        changing = {action.backend for action in self.observed.in_progress if isinstance(action, SetWaitingRoom)}
+        for name in sorted(self.desired.services):
+            backend, is_open = backend_name(name), name not in self.desired.switched_off
+            if backend not in routing.backends or backend in changing or is_open == (backend not in routing.closed):
+                continue
+            cause = "it shall have replicas again" if is_open else "0 wanted, and no request wakes it"
+            self.add(SetWaitingRoom(target=name, service=name, backend=backend, is_open=is_open, cause=cause))
 
     def remove_strays(self) -> None:
         for stray in sorted(self.observed.strays, key=lambda stray: stray.name):

@@ -17,6 +17,7 @@ from controller.model import (
     RemoveContainer,
     SetServerState,
     SetServerWeight,
+    SetWaitingRoom,
     ShutdownSessions,
     SignalContainer,
     StartContainer,
@@ -63,6 +64,12 @@ def describe(action: Action) -> str:  # noqa: C901 - one branch an action, each 
             return f"end the sessions of {action.backend}/{action.target}"
         case DeleteServer():
             return f"delete server {action.backend}/{action.target}"
+        case SetWaitingRoom():
+            return (
+                f"let requests wait for {action.target}"
+                if action.is_open
+                else f"let no request wait for {action.target}"
+            )
         case WriteRouting():
             names = ", ".join(service.name for service in action.services) or "no service"
             return f"write routes of {names} and reload"

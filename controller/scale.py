@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.model import Spec
+from controller.model import ServiceSpec, Spec
 
 
 def targets_of(
@@ -17,3 +17,17 @@ def targets_of(
     """
     decided = autoscaled or {}
     return {name: overrides.get(name, decided.get(name, service.replicas)) for name, service in spec.services.items()}
+
+
+def switched_off(
+    services: Mapping[str, ServiceSpec], targets: Mapping[str, int], overrides: Mapping[str, int]
+) -> frozenset[str]:
+    """Return the services that shall have no replica whoever asks: their number is a person's, and it is 0.
+
+    Where the autoscaler has the say, 0 lasts until the next request.
+    """
+    return frozenset(
+        name
+        for name, service in services.items()
+        if targets.get(name) == 0 and (service.autoscale is None or name in overrides)
+    )

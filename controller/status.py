@@ -481,7 +481,7 @@ def _held_words(material: _Material) -> Iterable[str]:
         return
     requests, wait = ("1 held request", "waits") if held == 1 else (f"{held} held requests", "wait")
     scaled = material.autoscale
-    if material.override == 0:  # nothing wakes it; HAProxy goes on holding, as scaling never reloads it
+    if material.override == 0:  # nothing wakes it; HAProxy lets go of them when it is told, at once as a rule
         yield f"{requests} {wait}; set to 0 by scale"
     elif scaled and scaled.min == 0 and not scaled.paused:
         yield f"woken by {requests}"

@@ -4,6 +4,9 @@
 -- The action does not sleep. It answers act.YIELD and is asked again a moment later, or at once when the request's client
 -- goes away. HAProxy does not tell which, and ends an action that goes on waiting then: lua.let_go gives its place back.
 --
+-- A waiting room that is closed lets nobody in, and those that wait go: the service shall have no server, and no request
+-- wakes it. The controller closes and opens it with "set held"; a worker begins with all of them open.
+--
 -- All threads share one state (lua-load, not lua-load-per-thread): what is counted here is counted once.
 
 local LOOK_MS = 25 -- between two looks at the servers, while few are held
@@ -12,6 +15,7 @@ local MOST = 4000 -- held at once for all services
 
 local ENDS = {"served", "expired", "left", "refused"}
 local rooms = {} -- backend -> {held = now, and how many ended in which way}
+local closed = {} -- backend -> true
 local held = 0 -- now, for all of them
 
 local function room_of(backend)
@@ -48,6 +52,8 @@ local function ending_of(txn, backend, until_ms)
     return "left"
   elseif txn.f:stopping() == 1 then
     return "moved"
+  elseif closed[backend] then
+    return "closed"
   elseif now_ms() >= until_ms then
     return "expired"
   end
@@ -58,7 +64,9 @@ local function finish(txn, backend, ending)
   local room = room_of(backend)
   room.held = room.held - 1
   held = held - 1
-  if ending ~= "moved" then -- the new worker counts it
+  if ending == "closed" then
+    room.refused = room.refused + 1
+  elseif ending ~= "moved" then -- the new worker counts it
     room[ending] = room[ending] + 1
   end
   txn:set_var("txn.hold", ending)
@@ -103,12 +111,30 @@ core.register_action("let_go", {"http-req"}, function(txn)
 end)
 
 core.register_cli({"show", "held"}, "show held : requests that wait for a first server, by backend", function(applet)
-  applet:send("# backend held " .. table.concat(ENDS, " ") .. "\n")
+  applet:send("# backend held " .. table.concat(ENDS, " ") .. " closed\n")
   for backend, room in pairs(rooms) do
     local numbers = {room.held}
     for _, ending in ipairs(ENDS) do
       numbers[#numbers + 1] = room[ending]
     end
+    numbers[#numbers + 1] = closed[backend] and 1 or 0
     applet:send(backend .. " " .. table.concat(numbers, " ") .. "\n")
   end
+end)
+
+core.register_cli({"set", "held"}, "set held <backend> open|closed : whether requests may wait for a first server",
+  function(applet, _, _, backend, state)
+    if core.backends[backend] == nil then
+      applet:send("No such backend.\n")
+    elseif state ~= "open" and state ~= "closed" then
+      applet:send("Expected open or closed.\n")
+    else
+      room_of(backend)
+      closed[backend] = state == "closed" or nil
+    end
+  end)
+
+-- lua.waiting_room(<backend>): "open" or "closed".
+core.register_fetches("waiting_room", function(_, backend)
+  return closed[backend] and "closed" or "open"
 end)

@@ -14,11 +14,14 @@ from controller.model import (
     ServiceSpec,
     SetServerState,
     SetServerWeight,
+    SetWaitingRoom,
     ShutdownSessions,
     WriteRouting,
 )
 
-RoutingAction = AddServer | SetServerState | SetServerWeight | ShutdownSessions | DeleteServer | WriteRouting
+RoutingAction = (
+    AddServer | SetServerState | SetServerWeight | ShutdownSessions | DeleteServer | SetWaitingRoom | WriteRouting
+)
 
 
 class Router(Protocol):

@@ -26,6 +26,7 @@ from controller.model import (
     ServiceSpec,
     SetServerState,
     SetServerWeight,
+    SetWaitingRoom,
     ShutdownSessions,
     WriteRouting,
 )
@@ -69,6 +70,8 @@ class HAProxyRouter:
         """By (backend, server), while changes follow one another; None = to be read."""
         self._listed_at = 0.0
         self._leaving: Mapping[tuple[str, str], int] = {}
+        self._alone: tuple[int, float] | None = None
+        """Which worker (its pid, when it was started) was found without any of before a reload beside it."""
 
     async def observe(self) -> RoutingState | None:
         """One snapshot; None while HAProxy does not answer.
@@ -80,7 +83,7 @@ class HAProxyRouter:
             seen = await self._running()
         except RoutingUnreachable:
             return None
-        leaving = await self._sessions_of_leaving_workers()
+        leaving = await self._sessions_of_leaving_workers((seen.pid, seen.started_at))
         if not leaving:
             return seen
         return replace(
@@ -108,6 +111,8 @@ class HAProxyRouter:
                     await self._shutdown_sessions(action)
                 case DeleteServer():
                     await self._delete(action.backend, action.target)
+                case SetWaitingRoom():
+                    await self._set_waiting_room(action)
                 case WriteRouting():
                     self._listed = None
                     await self._write_routing(action.services)
@@ -198,18 +203,30 @@ class HAProxyRouter:
             ) from error
         await self._runtime.ask(command("del", "server", server))
 
-    async def _sessions_of_leaving_workers(self) -> Mapping[tuple[str, str], int]:
-        """Requests in flight by (backend, server) in workers that a reload replaced.
+    async def _set_waiting_room(self, action: SetWaitingRoom) -> None:
+        """Of this worker: the next one begins with all of them open."""
+        words = ("set", "held", config.checked_backend(action.backend), "open" if action.is_open else "closed")
+        answer = await self._runtime.ask(command(*words))
+        if answer:  # a command of hold.lua, whose answers have no severity
+            raise CommandRefused(command(*words), answer)
+
+    async def _sessions_of_leaving_workers(self, worker: tuple[int, float]) -> Mapping[tuple[str, str], int]:
+        """Requests in flight by (backend, server) in workers that a reload replaced. Only a reload, which makes another
+        worker of `worker`, can add to them: where none is left the master is not asked again.
 
         While the master cannot say (it starts itself anew at a reload) the last answer holds: too many keep a replica
         for a moment longer, too few would end one that is still at work.
         """
+        if worker == self._alone:
+            return {}
         try:
             total: dict[tuple[str, str], int] = {}
-            for pid in await self._master.leaving_workers():
+            pids = await self._master.leaving_workers()
+            for pid in pids:
                 for server, seen in state.traffic(await self._master.ask_worker(pid, "show stat -1 4 -1")).items():
                     total[server] = total.get(server, 0) + seen.sessions
             self._leaving = total
+            self._alone = None if pids else worker
         except RoutingUnreachable as error:
             _log.warning("sessions of workers before the last reload are unknown, the last count holds: %s", error)
         return self._leaving

@@ -111,7 +111,6 @@ class _Service:
     timeout_queue_ms: int
     timeout_check_ms: int
     hold_ms: int
-    """0 = a request that finds no server is refused at once."""
     hold_most: int
     timeout_held_ms: int
     """From its arrival in the waiting room to the first byte of its answer."""
@@ -303,9 +302,7 @@ def _balance(spec: ServiceSpec) -> str:
 
 
 def _hold_ms(spec: ServiceSpec) -> int:
-    """How long a request waits for a first server. Not at all where none shall be."""
-    if spec.autoscale is None and spec.replicas == 0:
-        return 0
+    """How long a request waits for a first server. (Where none shall be, the controller closes the waiting room.)"""
     return _ms(spec.request_timeout_s if _wakes(spec) else min(spec.request_timeout_s, HEAL_HOLD_S))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import operator
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -49,8 +50,9 @@ def routing_state(info: str, routing: str, servers_state: str, stat: str, held: 
             backends=frozenset(backends),
             queued=backends,
             held=holds(held),
+            closed=closed_rooms(held),
         )
-    except (KeyError, ValueError) as error:
+    except (LookupError, ValueError) as error:
         raise RoutingError(
             f"HAProxy's answers cannot be read: {error!r}; is this really HAProxy 3.0 or newer?"
         ) from error
@@ -81,59 +83,79 @@ class Traffic(NamedTuple):
     """False: the last check of the server only opened a connection, and that sufficed."""
 
 
+_NOTHING = Traffic()
+
+
 def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
-    """`show stat` by (backend, server). A backend's own row goes by the server name BACKEND."""
-    rows = csv.DictReader(stat.removeprefix("# ").splitlines())
-    return {(row["pxname"], row["svname"]): _traffic(row) for row in rows}
-
-
-def _traffic(row: Mapping[str, str]) -> Traffic:
-    responses = [int(row.get(f"hrsp_{kind}xx") or 0) for kind in (1, 2, 3, 4, 5)]
-    is_asked = (row.get("check_status") or "").removeprefix(_CHECK_GOES_ON) != _CONNECTED
-    return Traffic(int(row["scur"] or 0), int(row["qcur"] or 0), sum(responses), responses[-1], is_asked)
+    """`show stat` by (backend, server), {} of nothing. A backend's own row goes by the server name BACKEND."""
+    # For a worker that goes in this moment the master has an empty line, or a word of its own.
+    lines = [line for line in stat.removeprefix("# ").splitlines() if line]
+    if len(lines) <= 1:
+        return {}
+    header, *rows = csv.reader(lines)
+    columns = {name: number for number, name in enumerate(header)}
+    backend, server, sessions, queued = (columns[name] for name in ("pxname", "svname", "scur", "qcur"))
+    responses = [columns[name] for name in ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx") if name in columns]
+    errors, check = columns.get("hrsp_5xx"), columns.get("check_status")
+    found = {}
+    for row in rows:
+        failed = int(row[errors] or 0) if errors is not None else 0
+        answered = sum(int(row[number] or 0) for number in responses) + failed
+        is_asked = check is None or row[check].removeprefix(_CHECK_GOES_ON) != _CONNECTED
+        now = int(row[sessions] or 0), int(row[queued] or 0)
+        found[row[backend], row[server]] = Traffic(*now, answered, failed, is_asked)
+    return found
 
 
 def holds(held: str) -> Mapping[str, Held]:
     """`show held` by backend."""
-    header, *lines = held.splitlines()
-    columns = header.removeprefix("# ").split()
     found = {}
-    for line in lines:
-        row = dict(zip(columns, line.split(), strict=True))
+    for row in _rooms(held):
         endings = {ending: int(row[ending]) for ending in ("served", "expired", "left", "refused")}
         found[row["backend"]] = Held(now=int(row["held"]), **endings)
     return found
 
 
+def closed_rooms(held: str) -> frozenset[str]:
+    """Backends of which `show held` says that nobody may wait."""
+    return frozenset(row["backend"] for row in _rooms(held) if row.get("closed") == "1")
+
+
+def _rooms(held: str) -> list[dict[str, str]]:
+    header, *lines = held.splitlines()
+    columns = header.removeprefix("# ").split()
+    return [dict(zip(columns, line.split(), strict=True)) for line in lines]
+
+
 def servers(servers_state: str, found: Mapping[tuple[str, str], Traffic]) -> list[tuple[Server, int]]:
     """Servers of services' backends with their ids, ordered by backend and name."""
     _format, header, *lines = servers_state.splitlines()
-    columns = header.removeprefix("# ").split()
+    columns = {name: number for number, name in enumerate(header.removeprefix("# ").split())}
+    wanted = ("be_name", "srv_name", "srv_addr", "srv_port", "srv_admin_state", "srv_op_state", "srv_id")
+    weight_at = columns.get("srv_uweight")
+    pick = operator.itemgetter(*(columns[name] for name in wanted))
     listed = []
     for line in lines:
-        row = dict(zip(columns, line.split(), strict=False))
-        if row["be_name"].startswith(BACKEND_PREFIX):
-            listed.append((_server(row, found), int(row["srv_id"])))
+        row = line.split()
+        backend, name, ip, port, admin, operation, number = pick(row)
+        if not backend.startswith(BACKEND_PREFIX):
+            continue
+        seen = found.get((backend, name), _NOTHING)
+        server = Server(
+            backend=backend,
+            name=name,
+            address=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
+            state=_admin_state(int(admin)),
+            up=int(operation) != _STOPPED,
+            sessions=seen.sessions,
+            queued=seen.queued,
+            weight=1 if weight_at is None else int(row[weight_at]),
+            answered=seen.answered,
+            errors=seen.errors,
+            is_asked=seen.is_asked,
+        )
+        listed.append((server, int(number)))
     return sorted(listed, key=lambda item: (item[0].backend, item[0].name))
-
-
-def _server(row: Mapping[str, str], found: Mapping[tuple[str, str], Traffic]) -> Server:
-    seen = found.get((row["be_name"], row["srv_name"]), Traffic())
-    admin = int(row["srv_admin_state"])
-    address = f"[{row['srv_addr']}]" if ":" in row["srv_addr"] else row["srv_addr"]
-    return Server(
-        backend=row["be_name"],
-        name=row["srv_name"],
-        address=f"{address}:{row['srv_port']}",
-        state=_admin_state(admin),
-        up=int(row["srv_op_state"]) != _STOPPED,
-        sessions=seen.sessions,
-        queued=seen.queued,
-        weight=int(row.get("srv_uweight", 1)),
-        answered=seen.answered,
-        errors=seen.errors,
-        is_asked=seen.is_asked,
-    )
 
 
 def _admin_state(bits: int) -> ServerState:

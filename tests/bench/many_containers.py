@@ -81,6 +81,14 @@ class Growth:
     """Of dockerd and containerd."""
     readings: Ticks | None = None
     """Readings of the engine, which go on beside the ticks."""
+    tick_cpu: Ticks | None = None
+    """CPU time of the ticks."""
+    tick_core_waits: Ticks | None = None
+    """How long the ticks could have gone on and had no core."""
+    core_wait_s: float = 0.0
+    """The same of all that the controller's event loop does, ticks included."""
+    haproxy_readings: Ticks | None = None
+    """Readings of HAProxy, which go on beside the ticks, too."""
 
     @property
     def engine_done_s(self) -> float:
@@ -116,6 +124,8 @@ class Rest:
     ticks: Ticks
     elsewhere_cores: float
     """What everything else on the machine used meanwhile."""
+    tick_cpu: Ticks | None = None
+    """CPU time of the ticks."""
 
 
 @dataclass
@@ -161,7 +171,10 @@ class Events(threading.Thread):
 
 
 TICKS = "pierhead_controller_tick_seconds"
+TICK_CPU = "pierhead_controller_tick_cpu_seconds"
+TICK_CORE_WAITS = "pierhead_controller_tick_core_wait_seconds"
 READINGS = "pierhead_controller_engine_reading_seconds"
+HAPROXY_READINGS = "pierhead_controller_haproxy_reading_seconds"
 
 
 class TickBook:
@@ -200,22 +213,39 @@ def engine_cpu_s() -> float:
     return sum(sum(process.cpu_times()[:2]) for process in found)
 
 
+def core_wait_s(pid: int) -> float:
+    """Seconds that a process's first thread has waited for a core so far (schedstat of proc, the second number)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 def grow(stack: Stack, service: str, replicas: int, events: Events, book: TickBook) -> Growth:
     """Scale from none to `replicas`; return when all take traffic."""
     pid = int(stack.container("controller").attrs["State"]["Pid"])
-    before, engine_before = controller_at_rest.cpu_s(pid), engine_cpu_s()
-    readings = TickBook(stack, READINGS)
+    before, engine_before, waited_before = controller_at_rest.cpu_s(pid), engine_cpu_s(), core_wait_s(pid)
+    names = (READINGS, TICK_CPU, TICK_CORE_WAITS, HAPROXY_READINGS)
+    beside = {name: TickBook(stack, name) for name in names}
     book.lap()
     begun = time.time()
     stack.api(f"/api/v1/services/{service}/scale", "PUT", {"replicas": replicas})
     print(f"{service}: 0 -> {replicas}", flush=True)
     eventually(lambda: len(events.of("add_server", begun)) >= replicas, "all take traffic", LIMIT_S, every_s=0.5)
-    ticks, cpu_s = book.lap(), controller_at_rest.cpu_s(pid) - before
-    read, engine_s = readings.lap(), engine_cpu_s() - engine_before
+    ticks, cpu_s, waited_s = book.lap(), controller_at_rest.cpu_s(pid) - before, core_wait_s(pid) - waited_before
+    engine_s = engine_cpu_s() - engine_before
+    laps = {name: one.lap() for name, one in beside.items()}
     starts = starts_of(stack, service, events, begun)
     stack.wait_settled(60.0, **{service: replicas})
     return Growth(
-        replicas, max(start.serving_s for start in starts), starts, ticks, round(cpu_s, 2), round(engine_s, 2), read
+        replicas,
+        max(start.serving_s for start in starts),
+        starts,
+        ticks,
+        round(cpu_s, 2),
+        round(engine_s, 2),
+        laps[READINGS],
+        laps[TICK_CPU],
+        laps[TICK_CORE_WAITS],
+        round(waited_s, 2),
+        laps[HAPROXY_READINGS],
     )
 
 
@@ -237,11 +267,20 @@ def rest(stack: Stack, replicas: int, seconds: float, book: TickBook) -> Rest:
     """Watch a stack that has nothing to do."""
     print(f"{replicas} replicas at rest", flush=True)
     time.sleep(SETTLE_S)
+    cpu = TickBook(stack, TICK_CPU)
     book.lap()
     busy = _busy_s()
     cost = controller_at_rest.measure(stack, replicas, seconds)
     elsewhere = (_busy_s() - busy) / cost.seconds - cost.cpu_percent_of_one_core / 100
-    return Rest(replicas, cost.seconds, cost.cpu_percent_of_one_core, cost.resident_mb, book.lap(), round(elsewhere, 2))
+    return Rest(
+        replicas,
+        cost.seconds,
+        cost.cpu_percent_of_one_core,
+        cost.resident_mb,
+        book.lap(),
+        round(elsewhere, 2),
+        cpu.lap(),
+    )
 
 
 def _busy_s() -> float:
@@ -284,9 +323,9 @@ def lines(found: Found) -> Iterator[Line]:
     """The promises. What was measured with another number of replicas than the promise names still counts above it."""
     growth = found.growth
     many = growth.replicas
-    yield _tick_line(f"a tick while {many} replicas start", growth.ticks)
+    yield _tick_line(f"a tick while {many} replicas start", growth.ticks, growth.tick_cpu, growth.tick_core_waits)
     for one in found.rests[:1]:
-        yield _tick_line(f"a tick at rest, {one.replicas} replicas", one.ticks)
+        yield _tick_line(f"a tick at rest, {one.replicas} replicas", one.ticks, one.tick_cpu)
     yield Line(
         f"0 to {many} replicas",
         f"<= the slowest start + {BEYOND_S:g} s after the engine has started the last container",
@@ -318,8 +357,12 @@ def lines(found: Found) -> Iterator[Line]:
             )
 
 
-def _tick_line(what: str, ticks: Ticks) -> Line:
+def _tick_line(what: str, ticks: Ticks, cpu: Ticks | None = None, waits: Ticks | None = None) -> Line:
     share = f"{100 * ticks.within:.1f} % of {ticks.count}; mean {1000 * ticks.mean_s:.0f} ms"
+    if cpu is not None:
+        share += f", {1000 * cpu.mean_s:.0f} ms of it CPU time"
+    if waits is not None:
+        share += f", {1000 * waits.mean_s:.0f} ms waiting for a core"
     return Line(what, f"<= {1000 * TICK_S:.0f} ms", share, ticks.within == 1.0)
 
 
@@ -337,10 +380,17 @@ def page(found: Found, facts: Mapping[str, Any]) -> Page:
         ["most that were starting at one time", str(growth.most_starting)],
         ["CPU time of dockerd and containerd", f"{growth.engine_cpu_s:.1f} s"],
         ["CPU time of the controller", f"{growth.cpu_s:.1f} s"],
+        ["how long its event loop waited for a core", f"{growth.core_wait_s:.1f} s"],
         ["ticks", str(growth.ticks)],
     ]
+    if growth.tick_cpu is not None:
+        rows.append(["CPU time of ticks", str(growth.tick_cpu)])
+    if growth.tick_core_waits is not None:
+        rows.append(["waits of ticks for a core", str(growth.tick_core_waits)])
     if growth.readings is not None:
         rows.append(["readings of the engine", str(growth.readings)])
+    if growth.haproxy_readings is not None:
+        rows.append(["readings of HAProxy", str(growth.haproxy_readings)])
     if found.shrink_s is not None:
         rows.append([f"from {growth.replicas} to {found.rests[-1].replicas}", f"{found.shrink_s:.1f} s"])
     at_rest = [
@@ -349,6 +399,7 @@ def page(found: Found, facts: Mapping[str, Any]) -> Page:
             f"{one.cpu_percent:.1f} % of a core",
             f"{one.resident_mb:.0f} MB",
             str(one.ticks),
+            str(one.tick_cpu or ""),
             f"{one.elsewhere_cores:.2f} cores",
         ]
         for one in found.rests
@@ -360,7 +411,11 @@ def page(found: Found, facts: Mapping[str, Any]) -> Page:
         lines=list(lines(found)),
         tables=[
             Table(f"From 0 to {growth.replicas}", ["", ""], rows),
-            Table("At rest", ["replicas", "controller's CPU", "its memory", "ticks", "everything else"], at_rest),
+            Table(
+                "At rest",
+                ["replicas", "controller's CPU", "its memory", "ticks", "their CPU time", "everything else"],
+                at_rest,
+            ),
         ],
         how=HOW,
         figures=figures,
@@ -371,9 +426,14 @@ HOW = f"""\
 - A stack of its own, HAProxy, controller and Prometheus included; the service is tests/bench/apps/tiny.yaml unless the
   command says otherwise.
 - Ticks are the controller's own histogram (`{TICKS}`: look at engine and HAProxy, plan,
-  publication). A tick waits {1000 * PATIENCE_S:.0f} ms for a slow engine, and goes on with the reading before. How
-  long the engine took to answer is `{READINGS}`. CPU and resident memory are those
-  of the controller's process in /proc.
+  publication). A tick waits {1000 * PATIENCE_S:.0f} ms for a slow engine or HAProxy, and goes on with the reading
+  before. How long they took to answer is `{READINGS}` and
+  `{HAPROXY_READINGS}`. CPU and resident memory are those of the controller's process
+  in /proc.
+- A tick's CPU time (`{TICK_CPU}`) and how long it could have gone on and had no core
+  (`{TICK_CORE_WAITS}`: the kernel's schedstat of the thread) are of its own steps. What
+  is left of its time it waited for an answer, or for other work of the event loop. A tick that is long on a machine
+  with other work, and short in CPU time, is the machine's.
 - When a container was made and started is the engine's word, when a replica takes traffic the controller's event of its
   server in HAProxy. The engine gets at most {PARALLEL_ACTIONS} calls at a time (`PARALLEL_ACTIONS`).
 - At rest: from {SETTLE_S:g} s after the last change on.

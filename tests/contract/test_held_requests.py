@@ -13,7 +13,7 @@ import grpc
 import pytest
 from aiohttp import ClientSession, ServerDisconnectedError, TCPConnector, WSMsgType
 
-from controller.model import AutoscaleSpec, Held, ServerState, ServiceSpec, SetServerState, backend_name
+from controller.model import AutoscaleSpec, Held, ServerState, ServiceSpec, SetServerState, SetWaitingRoom, backend_name
 from controller.routing import haproxy_config
 from controller.routing.haproxy_config import TEMPLATE
 from tests.contract.test_haproxy_edge import (  # noqa: F401  `edge` is a fixture
@@ -173,6 +173,50 @@ async def test_a_service_that_does_not_scale_to_zero_is_waited_for_too(
         await edge.remove("echo", "echo-2")
         assert (await outcome(session))[0] == 503
     assert await held(edge) == Held(served=1, expired=1)
+
+
+async def set_waiting_room(edge: Edge, *, is_open: bool) -> None:  # noqa: F811
+    await edge.router.perform(SetWaitingRoom(target="echo", backend="svc_echo", is_open=is_open), None)
+
+
+async def test_nobody_waits_where_the_room_is_closed_and_all_do_again_when_it_is_opened(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    before = await pid(edge)
+    async with client(edge) as session:
+        waits = asyncio.ensure_future(outcome(session))
+        await until_held(edge, 1)
+        await set_waiting_room(edge, is_open=False)
+        status, _, body = await waits
+        assert (status, "scaled_to_zero" in body) == (503, True), "who waited goes, too"
+        status, error, headers = await error_of(edge, "/echo")
+        assert (status, error["code"]) == (503, "scaled_to_zero")
+        assert error["message"] == (
+            "echo is scaled to 0 replicas, and no request wakes it: `make scale SERVICE=echo N=1` does. "
+            "Nothing was done."
+        )
+        assert "retry-after" not in headers
+        assert await held(edge) == Held(refused=1), "the second never came in"
+        await set_waiting_room(edge, is_open=True)
+        request = asyncio.ensure_future(outcome(session))
+        await until_held(edge, 1)
+        await edge.serve("echo", "echo-1")
+        assert (await request)[0] == 200
+        await set_waiting_room(edge, is_open=False)
+        assert (await outcome(session))[0] == 200, "a server that takes traffic goes on"
+    assert await pid(edge) == before
+
+
+async def test_who_is_refused_by_a_closed_waiting_room_is_in_the_log(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping())
+    await set_waiting_room(edge, is_open=False)
+    async with client(edge) as session:
+        assert (await outcome(session, "/echo/refused"))[0] == 503
+
+    async def logged() -> bool:
+        lines = await asyncio.to_thread(edge.container.log_lines)
+        return [(line["path"], line["service"], line["status"]) for line in lines] == [("/echo/refused", "echo", 503)]
+
+    await until(logged, "one line is in the log")
 
 
 async def test_no_more_are_held_than_may_wait(edge: Edge) -> None:  # noqa: F811
@@ -424,6 +468,16 @@ async def test_grpc_calls_that_were_held_in_vain_or_too_many_are_told_so(edge: E
         assert (await first).code() is grpc.StatusCode.UNAVAILABLE
         assert (await first).details() == "No replica of echo is ready. Try again."
         assert await held(edge) == Held(expired=1, refused=1)
+
+
+async def test_grpc_calls_do_not_wait_where_the_room_is_closed(edge: Edge) -> None:  # noqa: F811
+    async with sleeping_grpc(edge) as (_, _, _, channel):
+        await set_waiting_room(edge, is_open=False)
+        refused = await refusal(channel.unary_unary("/test.Echo/Unary")(b"", timeout=10))
+        assert refused.code() is grpc.StatusCode.UNAVAILABLE
+        assert refused.details() == (
+            "echo is scaled to 0, and no call wakes it: `make scale SERVICE=echo N=1` does. Nothing was done."
+        )
 
 
 async def test_a_server_that_is_back_from_maintenance_ends_the_hold(edge: Edge) -> None:  # noqa: F811

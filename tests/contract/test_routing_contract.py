@@ -25,6 +25,7 @@ from controller.model import (
     ServiceSpec,
     SetServerState,
     SetServerWeight,
+    SetWaitingRoom,
     ShutdownSessions,
     WriteRouting,
     backend_name,
@@ -314,6 +315,36 @@ async def test_weights_are_set_and_read_back(world: World, router: HAProxyRouter
     assert (found.weight, found.state, found.up) == (200, ServerState.READY, True)
     with pytest.raises(RoutingError, match="No such server"):
         await router.perform(SetServerWeight(target="nobody", weight=2, **names), None)
+
+
+async def set_waiting_room(router: HAProxyRouter, name: str, *, is_open: bool) -> None:
+    await router.perform(SetWaitingRoom(target=name, service=name, backend=backend_name(name), is_open=is_open), None)
+
+
+async def test_waiting_rooms_are_closed_opened_and_read_back(world: World, router: HAProxyRouter) -> None:
+    await route(router, service("echo", 8080), service("other", 8080))
+    before = await observe(router)
+    assert before.closed == frozenset()
+    for _ in range(2):
+        await set_waiting_room(router, "echo", is_open=False)
+        assert (await observe(router)).closed == {"svc_echo"}
+    await set_waiting_room(router, "other", is_open=False)
+    for _ in range(2):
+        await set_waiting_room(router, "echo", is_open=True)
+        assert (await observe(router)).closed == {"svc_other"}
+    assert (await observe(router)).pid == before.pid
+    with pytest.raises(RoutingError, match="set held svc_nobody closed`: No such backend"):
+        await set_waiting_room(router, "nobody", is_open=False)
+
+
+async def test_a_new_worker_has_all_waiting_rooms_open(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    await set_waiting_room(router, "echo", is_open=False)
+    await route(router, echo, service("other", 8080))
+    assert (await observe(router)).closed == frozenset()
+    await set_waiting_room(router, "echo", is_open=False)
+    await world.restart()
+    assert (await observe(router)).closed == frozenset()
 
 
 async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World, router: HAProxyRouter) -> None:

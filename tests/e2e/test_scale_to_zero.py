@@ -176,6 +176,26 @@ def held_message(stack: Stack) -> str:
     return message if "held" in message else ""
 
 
+def test_nobody_waits_for_what_scale_has_set_to_zero_and_all_do_again_afterwards(asleep: Stack) -> None:
+    def is_refused() -> bool:
+        answer = asleep.get(ECHO)
+        return answer.status == 503 and answer.json["error"]["code"] == "scaled_to_zero"
+
+    worker = asleep.haproxy_worker()
+    asleep.scale("echo", 0)
+    assert is_refused()
+    begun = time.monotonic()
+    answer = asleep.get(ECHO)
+    assert time.monotonic() - begun < 1.0, "it is told at once"
+    assert "make scale SERVICE=echo N=1" in answer.json["error"]["message"]
+    assert "retry-after" not in {name.lower() for name in answer.headers}
+    assert asleep.haproxy_worker() == worker
+    asleep.kill_process(asleep.container("haproxy"))  # the one that follows is told, too
+    eventually(lambda: asleep.haproxy_worker() != worker and is_refused(), "HAProxy is back", SOON_S)
+    assert asleep.pierhead("scale", "echo", "auto").returncode == 0
+    eventually(lambda: asleep.get(ECHO).status == 200, "it wakes again", SOON_S)
+
+
 def test_a_replica_with_an_open_stream_does_not_go_to_sleep(asleep: Stack) -> None:
     since = last_event(asleep)
 

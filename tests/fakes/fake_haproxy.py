@@ -50,6 +50,8 @@ class _Worker:
     routing_hash: str
     backends: dict[str, dict[str, FakeServer]] = field(default_factory=dict)
     has_waiting_room: bool = False
+    closed: set[str] = field(default_factory=set)
+    """Backends whose waiting room is closed."""
 
 
 class FakeHAProxy:
@@ -215,7 +217,9 @@ class FakeHAProxy:
             case ["show", "stat", "-1", "6", "-1"]:
                 return _show_stat(worker)
             case ["show", "held"] if worker.has_waiting_room:
-                return _show_held()
+                return _show_held(worker)
+            case ["set", "held", backend, state] if worker.has_waiting_room:
+                return _set_held(worker, backend, state)
             case ["add", "server", path, address, *options]:
                 return _add_server(worker, path, address, options)
             case ["enable", "health", path]:
@@ -321,8 +325,19 @@ def _read_states(path: Path) -> dict[tuple[str, str], tuple[int, bool]]:
     return {(row[1], row[3]): (int(row[6]), row[5] != "0") for row in rows if row}
 
 
-def _show_held() -> str:
-    return "# backend held served expired left refused\n"
+def _show_held(worker: _Worker) -> str:
+    rows = [f"{backend} 0 0 0 0 0 1" for backend in sorted(worker.closed)]
+    return "\n".join(["# backend held served expired left refused closed", *rows, ""])
+
+
+def _set_held(worker: _Worker, backend: str, state: str) -> str:
+    """A command of hold.lua: what it refuses has no severity."""
+    if backend not in worker.backends:
+        return "No such backend."
+    if state not in ("open", "closed"):
+        return "Expected open or closed."
+    (worker.closed.add if state == "closed" else worker.closed.discard)(backend)
+    return ""
 
 
 def _show_stat(worker: _Worker) -> str:

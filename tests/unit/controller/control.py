@@ -26,6 +26,7 @@ from controller.model import (
     ServiceSpec,
     SetServerState,
     SetServerWeight,
+    SetWaitingRoom,
     ShutdownSessions,
     Spec,
     UserConfigReport,
@@ -54,6 +55,8 @@ class FakeRouter:
     """HAProxy in memory. `up` = it answers."""
 
     up: bool = True
+    reading_s: float = 0.0
+    """How long it takes to answer; what it tells is then as old."""
     pid: int = 1
     servers: dict[tuple[str, str], Server] = field(default_factory=dict)
     backends: frozenset[str] = frozenset()
@@ -64,15 +67,30 @@ class FakeRouter:
     """Whether the replica of that name passes HAProxy's own check at the time it is added."""
     held: dict[str, Held] = field(default_factory=dict)
     """By backend. With the first server that takes traffic nothing is held any more."""
+    closed: set[str] = field(default_factory=set)
 
     async def observe(self) -> RoutingState | None:
-        await asyncio.sleep(0)
+        state = self.state()
+        await asyncio.sleep(self.reading_s)
+        return state
+
+    def state(self) -> RoutingState | None:
+        """What it would tell at this moment."""
         if not self.up:
             return None
         servers = tuple(self.servers.values())
         taking = {server.backend for server in servers if server.state is ServerState.READY and server.up}
         held = {backend: Held() if backend in taking else held for backend, held in self.held.items()}
-        return RoutingState(self.pid, float(self.pid), "3.0.11", self.hash, servers, self.backends, held=held)
+        return RoutingState(
+            self.pid,
+            float(self.pid),
+            "3.0.11",
+            self.hash,
+            servers,
+            self.backends,
+            held=held,
+            closed=frozenset(self.closed),
+        )
 
     async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
         await asyncio.sleep(0)
@@ -83,6 +101,9 @@ class FakeRouter:
             case WriteRouting():
                 self.hash = action.routing_hash
                 self.backends = frozenset(backend_name(service.name) for service in action.services)
+                self.closed.clear()  # a new worker begins with all of them open
+            case SetWaitingRoom():
+                (self.closed.discard if action.is_open else self.closed.add)(action.backend)
             case AddServer():
                 self._put(
                     Server(
@@ -116,6 +137,7 @@ class FakeRouter:
         """A new process, without servers."""
         self.pid += 1
         self.servers.clear()
+        self.closed.clear()
 
     def mark_down(self, name: str) -> None:
         """HAProxy's own check of that server fails."""

@@ -38,6 +38,7 @@ from controller.model import (
     ServiceSpec,
     SignalContainer,
     StartContainer,
+    backend_name,
     current_version,
 )
 from tests.fakes.fake_engine import Behaviour
@@ -307,6 +308,11 @@ class ControllerMachine(RuleBasedStateMachine):
         self.control.router.restart()
         self.revive()
 
+    @rule(seconds=st.sampled_from([0.0, 0.2, 0.2, 1.0, 4.0, SLOWEST_S]))
+    def haproxy_is_slow_to_answer(self, seconds: float) -> None:
+        STATISTICS["HAProxy slow to answer"] += bool(seconds)
+        self.control.router.reading_s = seconds
+
     @rule(action=st.sampled_from([AddServer]), seconds=st.sampled_from([1.0, 10.0]))
     def haproxy_refuses(self, action: type[Any], seconds: float) -> None:
         STATISTICS["HAProxy refused"] += 1
@@ -366,7 +372,7 @@ class ControllerMachine(RuleBasedStateMachine):
         """The trouble is over; everything becomes as it was asked for."""
         self.control.work.clear()
         self.control.engine._failures.clear()
-        self.control.engine.reading_s = 0.0
+        self.control.engine.reading_s = self.control.router.reading_s = 0.0
         self.run(asyncio.sleep(SLOWEST_S))  # an answer may be under way
         self.revive()  # it may have been about to end: of an action, or because the engine was away too long
         self.control.actions_to_live = None
@@ -395,6 +401,8 @@ class ControllerMachine(RuleBasedStateMachine):
                 assert text == self.specs[one.service].user_config, f"{one.name}\n{self.told()}"
         routed = {one.name for one in self.control.engine.containers.values() if one.service == "web"}
         assert {name for _, name in self.control.router.servers} == routed
+        is_off = "web" not in self.removed and self.is_switched_off("web")
+        assert self.control.router.closed == ({backend_name("web")} if is_off else set())
         assert self.control.store.retirements == {}
 
     def all_settled(self) -> bool:
@@ -413,6 +421,10 @@ class ControllerMachine(RuleBasedStateMachine):
         wanted, running = self.wanted(name), self.control.loop.deployer.state(name).stable
         each = self.gpu_counts.get(running or "", 1)
         return min(wanted, GPUS // each) if name in ON_GPUS and each else wanted
+
+    def is_switched_off(self, name: str) -> bool:
+        """Whether it shall have no replica, whatever the load."""
+        return self.wanted(name) == 0 and (self.specs[name].autoscale is None or name in self.control.store.overrides)
 
     def wanted(self, name: str) -> int:
         override, spec = self.control.store.overrides.get(name), self.specs[name]

@@ -148,9 +148,20 @@ def test_how_long_and_how_many_requests_wait_for_a_first_server(change: dict[str
     assert header.removesuffix('"').endswith(f"add({says}")
 
 
-def test_a_service_that_shall_have_no_replica_holds_nobody() -> None:
-    text = config.render([replace(WEB, replicas=0)])
-    assert "hold_web" not in text
+def test_a_service_that_the_files_give_no_replica_has_a_waiting_room_like_any() -> None:
+    """Somebody may scale it up; while nobody has, the controller closes it."""
+    assert section(config.render([replace(WEB, replicas=0)]), "backend hold_web") == section(
+        config.render([WEB]), "backend hold_web"
+    )
+
+
+def test_who_is_not_let_into_the_waiting_room_is_told_so_and_logged() -> None:
+    room = section(config.render([WEB]), "backend hold_web")
+    (refusal,) = [line for line in room if "lua.waiting_room(svc_web) -m str closed" in line]
+    assert "status 503" in refusal
+    assert "retry-after" not in refusal, "when somebody will scale it up nobody knows"
+    assert room.index("http-request set-var(txn.service) str(web)") < room.index(refusal)
+    assert room.index(refusal) < room.index("http-request set-log-level silent")
 
 
 def test_what_was_held_may_still_take_its_whole_time() -> None:

@@ -31,6 +31,19 @@ svc_new 12 100 1 2 3
 """
 
 
+def test_waiting_rooms_that_are_closed() -> None:
+    closed = "# backend held served expired left refused closed\nsvc_new 0 0 0 0 0 1\nsvc_echo 1 0 0 0 0 0\n"
+    found = state.routing_state(INFO, ROUTING, SERVERS, STAT, closed)
+    assert found.closed == {"svc_new"}
+    assert found.held["svc_echo"] == Held(now=1)
+
+
+def test_the_traffic_of_a_worker_that_the_master_was_asked_for_and_of_one_that_has_gone() -> None:
+    assert state.traffic(f"{STAT}\n") == state.traffic(STAT)
+    for nothing in ("", "\n", "gone\n\n"):
+        assert state.traffic(nothing) == {}
+
+
 def test_a_snapshot() -> None:
     assert state.routing_state(INFO, ROUTING, SERVERS, STAT, HELD) == RoutingState(
         pid=11,

@@ -141,6 +141,25 @@ async def test_a_new_controller_adopts_everything_and_restarts_nothing(control: 
     assert len(control.engine.done) + len(control.router.done) == done
 
 
+async def test_nobody_waits_at_haproxy_for_a_service_that_was_scaled_to_zero(control: Control) -> None:
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        loop.scale("web", 0)
+        await control.settled("web", 0)
+        await until(lambda: control.router.closed == {"svc_web"})
+        control.router.restart()  # which knows of nothing
+        await until(lambda: control.router.closed == {"svc_web"})
+    done = len(control.router.done)
+    async with control.running() as loop:
+        await until(lambda: "adopted" in control.kinds() or loop.view.observed is not None)
+        await control.settled("web", 0)
+        assert control.router.closed == {"svc_web"}
+        assert len(control.router.done) == done, "a new controller finds it as it was"
+        loop.scale("web", 1)
+        await until(lambda: not control.router.closed)
+        await control.settled("web", 1)
+
+
 async def test_a_new_controller_goes_on_with_a_retirement(control: Control) -> None:
     control.engine.behaviours["web"] = Behaviour(drain_s=0.3)
     async with control.running() as loop:

@@ -22,6 +22,7 @@ from controller.model import (
     RemoveContainer,
     ReplicaContainer,
     ServerState,
+    SetWaitingRoom,
     StrayContainer,
     WriteRouting,
 )
@@ -74,6 +75,31 @@ def test_first_start_creates_numbered_replicas() -> None:
 def test_ready_replica_gets_its_server_and_a_starting_one_does_not() -> None:
     world = observed(replica(WEB, 1), replica(WEB, 2, health=Health.UNKNOWN), specs=(WEB,), routing=routing())
     assert text(desired(WEB), world) == f"#1 add server svc_web/p-web-{V}-1 at 10.0.0.1:8080: its replica is ready"
+
+
+def test_nobody_waits_for_a_service_that_is_switched_off() -> None:
+    off = replace(desired(WEB, web=0), switched_off=frozenset({"web"}))
+    world = observed(specs=(WEB,), routing=routing())
+    assert text(off, world) == "#1 let no request wait for web: 0 wanted, and no request wakes it"
+    closed = replace(world, routing=routing(closed=frozenset({"svc_web"})))
+    assert text(off, closed) == "nothing to do"
+    assert text(desired(WEB, web=0), closed) == "#1 let requests wait for web: it shall have replicas again"
+    assert text(desired(WEB, web=0), world) == "nothing to do", "it sleeps, and a request may wake it"
+
+
+def test_waiting_rooms_are_left_alone_while_haproxy_cannot_be_told() -> None:
+    off = replace(desired(WEB, web=0), switched_off=frozenset({"web"}))
+    world = observed(specs=(WEB,), routing=routing())
+    closing = SetWaitingRoom(target="web", service="web", backend="svc_web", is_open=False)
+    for unready in (
+        replace(world, routing=None),
+        replace(world, routing=routing(backends=frozenset())),
+        replace(world, in_progress=(closing,)),
+        replace(world, in_progress=(WriteRouting(target="routing", services=(), routing_hash="0"),)),
+    ):
+        assert text(off, unready) == "nothing to do"
+    other_routes = replace(world, routing=routing(routing_hash="older"))
+    assert "wait for web" not in text(off, other_routes), "a new worker begins with all of them open"
 
 
 def test_server_of_a_replica_that_could_not_be_asked_yet_stays() -> None:

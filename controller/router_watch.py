@@ -1,0 +1,167 @@
+"""Reads HAProxy beside the loop, so that a tick need not wait for a HAProxy that gets no core.
+
+    a look --> due --> one reading at a time --> `reading`; a wake if it has news, unless a look takes it up
+
+Each look asks HAProxy, since nothing tells of its changes, and waits for the answer; but not for long. What it takes
+then may be older than the end of an action: such an action counts as going on (`unseen`) until a reading has begun
+after its end. So nobody plans for its target from a HAProxy in which its effect may be missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from controller.errors import ControllerError
+from controller.model import RoutingState
+from controller.routing.base import RoutingAction
+
+logger = logging.getLogger(__name__)
+
+LIMIT_S = 5.0
+"""Longest reading: HAProxy that says nothing for so long does not answer."""
+PATIENCE_S = 0.05
+"""How long a look waits for the answer: it comes within milliseconds unless others have the cores."""
+NEW_S = 0.25
+"""How long a reading that no look has waited for is taken as the answer to the next look."""
+STALE_S = 2.0
+"""Oldest reading to plan from: with an older one the next answer is awaited."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReading:
+    """HAProxy's part of a snapshot."""
+
+    state: RoutingState | None
+    """None = it did not answer."""
+    at: float
+    """When it began."""
+    ended_at: float
+    asked: int
+    """How many looks had asked when it began."""
+    changes: int
+    """How many actions had ended when it began: these it has seen, if HAProxy has answered."""
+
+
+class RouterWatch:
+    """Keeps the newest reading. The observer is its only caller; `run` is a task."""
+
+    def __init__(
+        self,
+        observe: Callable[[], Awaitable[RoutingState | None]],
+        wake: Callable[[], None],
+        took: Callable[[float], None] = lambda seconds: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`wake` is called when a reading has ended that no look waits for, and that tells of another HAProxy or of the
+        effect of an action; `took` hears how long each one took.
+        """
+        self._observe = observe
+        self._wake = wake
+        self._took = took
+        self._clock = clock
+        self.reading: RouterReading | None = None
+        self._asked = 0
+        self._changes = 0
+        self._unseen: list[tuple[int, RoutingAction]] = []
+        """Actions that have ended, and how many had by then."""
+        self._defect: tuple[Exception, TracebackType | None] | None = None
+        self._due = asyncio.Event()
+        self._ended = asyncio.Event()
+        """Set, and replaced, when a reading ends."""
+        self._looks = 0
+        self._taken: RouterReading | None = None
+        """What the last look has taken."""
+
+    @property
+    def unseen(self) -> tuple[RoutingAction, ...]:
+        """Actions that have ended, and whose effect the newest reading may not have seen."""
+        return tuple(action for _, action in self._unseen)
+
+    @property
+    def state(self) -> RoutingState | None:
+        """What the newest reading has found; None = HAProxy did not answer. Raises what it raised, a defect."""
+        if self._defect is not None:
+            error, trace = self._defect
+            raise error.with_traceback(trace)
+        return self.reading.state if self.reading else None
+
+    def ended(self, action: RoutingAction) -> None:
+        """Say that an action has ended, well or not."""
+        self._changes += 1
+        self._unseen.append((self._changes, action))
+
+    async def run(self) -> None:
+        """Read whenever a look asks, for ever."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            before, is_awaited = self.reading, bool(self._unseen)
+            self.reading = await self._read()
+            self._took(self.reading.ended_at - self.reading.at)
+            ended, self._ended = self._ended, asyncio.Event()
+            ended.set()
+            has_news = before is None or before.state != self.reading.state or is_awaited
+            if has_news and not self._looks:
+                self._wake()
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """While somebody looks nobody needs to be woken: the newest reading is taken at the end."""
+        self._looks += 1
+        try:
+            yield
+        finally:
+            self._looks -= 1
+            self._taken = self.reading
+
+    async def await_reading(self, *, thorough: bool = False) -> None:
+        """Return when the newest reading may be planned from.
+
+        One that has just ended, that no look has taken yet and that has seen every change, is good as it is. Else
+        HAProxy is asked, and the answer awaited: not for long, unless there is none before it, or too old a one.
+        `thorough`: for as long as it takes until one has begun after this call.
+        """
+        if not thorough and self._is_news():
+            return
+        self._asked += 1
+        asked = self._asked
+        self._due.set()
+        limit_s = None if thorough or self._is_stale() else PATIENCE_S
+        with contextlib.suppress(TimeoutError):  # the one before will do
+            async with asyncio.timeout(limit_s):
+                while not self._answers(asked) and (thorough or not self._is_news()):
+                    await self._ended.wait()
+
+    def _answers(self, asked: int) -> bool:
+        return self.reading is not None and self.reading.asked >= asked
+
+    def _is_news(self) -> bool:
+        """Whether a reading has just ended that no look has taken, and that has seen every change."""
+        last = self.reading
+        if last is None or last is self._taken or last.changes != self._changes:
+            return False
+        return self._clock() - last.ended_at < NEW_S
+
+    def _is_stale(self) -> bool:
+        return self.reading is None or self._clock() - self.reading.at > STALE_S
+
+    async def _read(self) -> RouterReading:
+        begun, asked, changes = self._clock(), self._asked, self._changes
+        state: RoutingState | None = None
+        self._defect = None
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                state = await self._observe()
+        except (ControllerError, TimeoutError) as error:
+            logger.debug("HAProxy does not answer: %s", str(error) or f"nothing within {LIMIT_S:g} s")
+        except Exception as error:
+            self._defect = error, error.__traceback__
+        if state is not None:
+            self._unseen = [(count, action) for count, action in self._unseen if count > changes]
+        return RouterReading(state, begun, self._clock(), asked, changes)
