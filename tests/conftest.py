@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
+from pierhead.multiplex_held import HELD
+from pierhead.routing_stats import NOTHING, STATS
+from pierhead.starting import START
 
 from tests.harness.process_state import left_behind, our_threads, process_state
 from tests.harness.stack import ROOT, Stack
@@ -52,6 +56,21 @@ def _process_as_it_was() -> Iterator[None]:
     yield
     left = left_behind(before, threads)
     assert not left, "left in the process for the tests after this one:\n" + "\n".join(left)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_told(_process_as_it_was: None) -> Iterator[None]:
+    """What a process tells of its start and its work is one for the whole process, and so is where its modules are: a
+    controller puts the project's directory last.
+    """
+    path = sys.path[:]
+    yield
+    sys.path[:] = path
+    STATS.numbers, STATS.version, STATS._text = NOTHING, 0, (0, "")
+    START.words, START.steps, START._served = "", 0, False
+    START._best.clear()
+    HELD.version, HELD.text = 0, ""
+    HELD._counts.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
