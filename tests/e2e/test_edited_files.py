@@ -31,17 +31,29 @@ def running() -> Iterator[Stack]:
         APP.unlink()
 
 
+@pytest.fixture(scope="module")
+def as_written(running: Stack) -> dict[str, Any]:
+    """What the controller tells of the files before anybody has edited them."""
+    running.wait_settled(echo=1, **{"echo-child": 1})
+    return _definitions(running)
+
+
 @pytest.fixture
-def edited_stack(running: Stack) -> tuple[Stack, Path]:
+def edited_stack(running: Stack, as_written: dict[str, Any]) -> tuple[Stack, Path]:
     """The stack as it is written, and its app file, which lies in the clone and may be edited."""
     APP.write_text(WRITTEN)
-    eventually(lambda: set(_rows(running)) == {"echo", "echo-child"}, "the services are those of the file")
+    eventually(lambda: _definitions(running) == as_written, "the controller has read the file")
     for name in ("echo", "echo-child"):
         running.api(f"/api/v1/services/{name}/scale", "PUT", {"replicas": "auto"})
     running.wait_settled(echo=1, **{"echo-child": 1})
     eventually(lambda: len(running.replicas()) == 2 and running.plan_text() == "nothing to do", "there is nothing else")
     eventually(lambda: running.get("/echo?message=hi").status == 200, "echo answers")
     return running, APP
+
+
+def _definitions(stack: Stack) -> dict[str, Any]:
+    told = ("offered", "image", "route", "spec_replicas")
+    return {name: [row[key] for key in told] for name, row in _rows(stack).items()}
 
 
 def _rows(stack: Stack) -> dict[str, Any]:
