@@ -159,7 +159,7 @@ def test_who_is_not_let_into_the_waiting_room_is_told_so_and_logged() -> None:
     room = section(config.render([WEB]), "backend hold_web")
     (refusal,) = [line for line in room if "lua.waiting_room(svc_web) -m str closed" in line]
     assert "status 503" in refusal
-    assert "retry-after" not in refusal, "when somebody will scale it up nobody knows"
+    assert "hdr retry-after 10" in refusal, "when somebody will scale it up nobody knows, so not at once"
     assert room.index("http-request set-var(txn.service) str(web)") < room.index(refusal)
     assert room.index(refusal) < room.index("http-request set-log-level silent")
 
