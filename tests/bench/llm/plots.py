@@ -93,8 +93,8 @@ def _prefix(samples: Samples) -> Any:
                     _bar(ax, place + offset, spread.median, spread.low, spread.high, 0.38, colour, label)
         ax.set_title(title)
         ax.set_xticks(range(len(cases)), [case.replace(" ", "\n", 1) for case in cases])
-        ax.margins(y=0.2)
-        ax.legend()
+        ax.margins(y=0.3)
+        ax.legend(loc="upper center", ncols=2)
     return figure
 
 
