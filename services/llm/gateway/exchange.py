@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
+from pierhead.direct_writer import direct_writer
 from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError, Unavailable
 from pierhead.http_errors import ERROR_HEADERS
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
@@ -233,27 +234,29 @@ class Exchange:
         )
 
     async def _stream(self, call: Any, first: LLMReply, status: int) -> web.StreamResponse:
-        """Write what comes, as it comes: what is there already goes together, nothing waits for more."""
+        """Write what comes, as it comes: what is there already goes together, nothing waits for more. To a client that
+        keeps up it is written in the turn of the loop in which it comes; this task hears of the end.
+        """
         headers = {**self._headers, hdrs.CONTENT_TYPE: first.content_type or EVENTS, hdrs.CACHE_CONTROL: "no-cache"}
         response = EventResponse(status=status, headers=headers)
         self._meter.streamed = True
         writer = await response.prepare(self._request)
         if writer is None:
             raise ConnectionResetError("the response has ended already")
-        note, read_ready, following, now = self._meter.note, call.read_ready, call.__anext__, time.monotonic
         reply = first
         try:
+            await writer.write(self._noted([reply, *call.read_ready()]))
+            direct = direct_writer(writer)
+
+            def pass_on(replies: list[LLMReply]) -> bool:
+                assert direct is not None  # noqa: S101
+                return direct.write(self._noted(replies))
+
             while True:
-                data, at = reply.data, now()
-                note(reply, at)
-                ready = read_ready()
-                if ready:
-                    for reply in ready:
-                        note(reply, at)
-                    data += b"".join([reply.data for reply in ready])
-                if data:
-                    await writer.write(data)
-                reply = await following()
+                if direct is not None:
+                    call.deliver(pass_on)
+                reply = await anext(call)
+                await writer.write(self._noted([reply, *call.read_ready()]))
         except StopAsyncIteration:
             await response.write_eof()
         except (Exception, asyncio.CancelledError) as error:
@@ -263,6 +266,13 @@ class Exchange:
             self._failed(known)
             await self._end(response, error_event(known.kind, known.message))
         return response
+
+    def _noted(self, replies: list[LLMReply]) -> bytes:
+        """What they hold, once it is counted."""
+        note, at = self._meter.note, time.monotonic()
+        for reply in replies:
+            note(reply, at)
+        return replies[0].data if len(replies) == 1 else b"".join([reply.data for reply in replies])
 
     async def _end(self, response: web.StreamResponse, last: bytes) -> None:
         """Write the last event. A client that takes nothing any more is cut off: its time is over already."""

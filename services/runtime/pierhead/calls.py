@@ -109,6 +109,18 @@ class _ManyReplies(Call):
             self._answered()
         return messages
 
+    def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
+        """Have `sink(messages)` called with messages in the turn of the event loop in which they arrive: no task is
+        woken for them. For whoever passes on what comes, and takes all that it is given.
+
+        It returns False to be given no more until `deliver` is called again. What it is not given is there to be read
+        as ever: everything where the transport is plain gRPC, large messages, what comes after it has returned False.
+        The end of the call, and what `sink` raises, are seen by whoever reads. To be called after the first message.
+        """
+        deliver = getattr(self._call, "deliver", None)
+        if deliver is not None and self._has_read:
+            deliver(sink)
+
     def _answered(self) -> None:
         """The first message came: work has begun, and the replica is known to work."""
         self._has_read = True

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from aiohttp import web
     from aiohttp.abc import AbstractStreamWriter
 
+    from pierhead.direct_writer import DirectWriter
+
 T = TypeVar("T")
 
 MAX_WRITE = 64 * 1024
@@ -137,13 +139,30 @@ class _Stream(Generic[T]):
         await self.finish(end)
 
     async def _run_told(self, source: ReadsReady[T]) -> None:
-        """Where the source tells what is there: asking costs less than looking."""
+        """Where the source tells what is there: asking costs less than looking. Calls through a handle hand over what
+        comes next as well, as long as the client takes it; what they do not comes out of the iterator.
+        """
+        from pierhead.direct_writer import direct_writer  # here, as in _response_class
+
         events, encode, read_ready = self._events, self._encode, source.read_ready
+        deliver = getattr(source, "deliver", None)
+        direct: DirectWriter | None = None
+
+        def pass_on(items: list[T]) -> bool:
+            assert direct is not None  # noqa: S101
+            return direct.write(b"".join([encode(item) for item in items]))
+
         async for item in self._iterator:
             events.append(encode(item))
             for more in read_ready():
                 events.append(encode(more))
             await self._write()
+            if deliver is None:
+                continue
+            if direct is None and self._writer is not None:
+                direct = direct_writer(self._writer)
+            if direct is not None:
+                deliver(pass_on)
 
     async def _run_polled(self) -> None:
         events, encode, source = self._events, self._encode, Polled(self._iterator)

@@ -6,6 +6,7 @@ everything as aiohttp has it, which is slower.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
@@ -33,11 +34,12 @@ def is_known(version: str = aiohttp.__version__) -> bool:
         web.Response._start,
         web.Response.write_eof,
     )
-    return version.startswith(KNOWN) and all(map(_is_aiohttps_own, around))
+    return version.startswith(KNOWN) and are_aiohttps_own(around)
 
 
-def _is_aiohttps_own(function: Any) -> bool:
-    return type(function) is FunctionType and Path(function.__code__.co_filename).parent == _PLACE
+def are_aiohttps_own(functions: Iterable[Any]) -> bool:
+    """Whether nobody has put something in their place."""
+    return all(type(each) is FunctionType and Path(each.__code__.co_filename).parent == _PLACE for each in functions)
 
 
 _PLACE = Path(aiohttp.__file__).parent

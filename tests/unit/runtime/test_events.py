@@ -141,6 +141,44 @@ async def test_a_stream_that_tells_what_is_ready_is_asked(cluster: Cluster) -> N
     connection.leave()
 
 
+class HandsOver(Told):
+    """One that hands over what comes, as calls over a lane do."""
+
+    def __init__(self, *turns: list[str]) -> None:
+        super().__init__(*turns)
+        self.sink: Callable[[list[str]], bool] | None = None
+
+    def deliver(self, sink: Callable[[list[str]], bool]) -> None:
+        self.sink = sink
+
+    async def __anext__(self) -> str:
+        while self.sink is not None and self.turns:
+            await asyncio.sleep(0.01)
+            if not self.sink(self.turns.pop(0)):
+                self.sink = None
+        return await super().__anext__()
+
+
+async def test_what_is_handed_over_is_written_as_it_comes(cluster: Cluster) -> None:
+    stage = Stage(lambda: HandsOver(["a", "b"], ["c", "d"], ["e"]), end=data("[DONE]"))
+    connection = await stage.open(cluster)
+    await connection.head()
+    assert await connection.chunks() == [data("a", "b"), data("c", "d"), data("e"), data("[DONE]")]
+    assert len(stage.writes) == 4
+    connection.leave()
+
+
+async def test_a_slow_client_is_waited_for_and_gets_everything_in_order(cluster: Cluster) -> None:
+    texts = [f"{number} " + "x" * 50_000 for number in range(200)]
+    source = HandsOver(*[[text] for text in texts])
+    stage = Stage(lambda: source, end=data("[DONE]"))
+    connection = await stage.open(cluster)
+    await connection.head()
+    await until(lambda: len(source.turns) < 200 and source.sink is None, "it was told that the client takes no more")
+    assert b"".join(await connection.chunks()) == data(*texts, "[DONE]")
+    connection.leave()
+
+
 async def test_a_client_that_leaves_cancels_the_call_behind_a_stream(cluster: Cluster) -> None:
     source = Told(["a"], stays=True)
     stage = Stage(lambda: source)

@@ -200,6 +200,97 @@ class TestReplies:
         assert most > 10 or transport == "grpc"
         await idle(server)
 
+    async def test_what_comes_can_be_handed_over(self, pipes: Served, transport: str) -> None:
+        stub, _, server = pipes
+        call = stub.Split(b"5000 1000")  # more than a window, so what is handed over gives credit, too
+        got = [await anext(aiter(call))]
+        handed: list[bytes] = []
+
+        def take(messages: list[bytes]) -> bool:
+            assert messages
+            handed.extend(messages)
+            got.extend(messages)
+            return True
+
+        call.deliver(take)
+        got += [message async for message in call]
+        assert [int.from_bytes(message[:4], "big") for message in got] == list(range(5000))
+        assert len(handed) == (0 if transport == "grpc" else 4999)
+        await idle(server)
+
+    async def test_who_wants_no_more_is_given_no_more(self, pipes: Served, transport: str) -> None:
+        stub, _, server = pipes
+        call = stub.Split(b"500 10")
+        got, times = [await call.read()], 0
+
+        def take_once(messages: list[bytes]) -> bool:
+            nonlocal times
+            times += 1
+            got.extend(messages)
+            return False
+
+        call.deliver(take_once)
+        rest = await call.read()
+        before = times
+        while rest is not grpc.aio.EOF:
+            got.append(rest)
+            rest = await call.read()
+        assert [int.from_bytes(message[:4], "big") for message in got] == list(range(500))
+        assert times == before == (0 if transport == "grpc" else 1)
+        await idle(server)
+
+    async def test_large_ones_are_not_handed_over_and_nothing_overtakes_them(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Split(b"5 %d" % LARGE)
+        got = [await anext(aiter(call))]
+
+        def take(messages: list[bytes]) -> bool:
+            got.extend(messages)
+            return True
+
+        call.deliver(take)
+        async for message in call:
+            got.append(message)
+            call.deliver(take)
+        assert [int.from_bytes(message[:4], "big") for message in got] == list(range(5))
+        await idle(server)
+
+    async def test_what_the_taker_raises_the_reader_sees(self, pipes: Served, transport: str) -> None:
+        if transport == "grpc":
+            pytest.skip("plain gRPC hands nothing over")
+        stub, service, server = pipes
+        call = stub.Split(b"1000000 1000")
+        await call.read()
+
+        def fail(messages: list[bytes]) -> bool:
+            raise ZeroDivisionError("of the taker")
+
+        call.deliver(fail)
+        with pytest.raises(ZeroDivisionError, match="of the taker"):
+            await call.read()
+        await until(lambda: service.ended == 1, "the generator is closed")
+        await idle(server)
+
+    async def test_nothing_is_handed_over_after_cancel(self, pipes: Served, transport: str) -> None:
+        stub, service, server = pipes
+        call = stub.Split(b"1000000 1000")
+        await call.read()
+        handed = []
+
+        def take(messages: list[bytes]) -> bool:
+            handed.append(messages)
+            call.cancel()
+            return True
+
+        call.deliver(take)
+        await until(lambda: bool(handed) or transport == "grpc", "something was handed over")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call.read()
+        assert len(handed) == (0 if transport == "grpc" else 1)
+        await until(lambda: service.ended == 1, "the generator is closed")
+        await idle(server)
+
     async def test_leaving_in_the_middle_ends_the_work(self, pipes: Served) -> None:
         stub, service, server = pipes
         call = stub.Split(b"1000000 1000")

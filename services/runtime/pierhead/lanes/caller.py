@@ -260,6 +260,8 @@ class CallerLane:
         """Likewise of the numbers that it publishes."""
         self.deadlines = Deadlines.current()
         self.loop = asyncio.get_running_loop()
+        self.pours: list[Any] = []
+        """Calls that have something to hand over when all of a packet has been handed out."""
         self._beside = beside
         self._calls: dict[int, LaneCall] = {}
         self._methods: dict[Method, int] = {}
@@ -360,6 +362,10 @@ class CallerLane:
             self._hand_out(packet)
         except ValueError as error:
             raise LaneBrokenError(str(error)) from error
+        if self.pours:
+            pours, self.pours = self.pours, []
+            for each in pours:
+                each.pour()
 
     def _hand_out(self, packet: Packet) -> None:
         known = self._calls

@@ -275,22 +275,57 @@ class _OneReply(LaneCall):
 class _ManyReplies(LaneCall):
     """Kinds that are iterated over or read."""
 
-    __slots__ = ("_inbox", "_window")
+    __slots__ = ("_failure", "_inbox", "_sink", "_window")
 
     def __init__(self, lane: CallerLane, number: int, method: Method, timeout: float) -> None:
         super().__init__(lane, number, method, timeout)
         self._inbox: deque[tuple[bytes | Parcel, int]] = deque()
         self._window = ReceiveWindow(lane.window)
+        self._sink: Callable[[list[Any]], bool] | None = None
+        self._failure: Exception | None = None
+        """What handing over has failed with; whoever reads is told."""
 
     def message(self, item: bytes | Parcel, size: int) -> bool:
         """A message came."""
-        self._inbox.append((item, size))
-        self._wake()
+        inbox = self._inbox
+        inbox.append((item, size))
+        if self._sink is None:
+            self._wake()
+        elif len(inbox) == 1:
+            self._lane.pours.append(self)  # once it has handed out the whole packet
         return self._window.arrive(size)
+
+    def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
+        """Have `sink(messages)` called with what is there and with what comes, in the turn of the loop in which it
+        comes, all of one packet at once: no task is woken for it. It takes all that it is given, and returns False to
+        be given no more: what comes then is there to be read, as are large messages, which have to be fetched. Whoever
+        reads sees the end, and what `sink` raises.
+        """
+        self._sink = sink
+        if self._inbox:
+            self.pour()
+
+    def pour(self) -> None:
+        """Hand over what has come."""
+        sink = self._sink
+        if sink is None:
+            return
+        more = False
+        try:
+            ready = self.read_ready()
+            more = not ready or sink(ready)
+        except Exception as error:
+            self._failure = error
+        if not more or self._inbox:
+            self._sink = None
+            self._wake()
 
     async def read(self) -> Any:
         """The next message, or `grpc.aio.EOF`. Raises AioRpcError, or CancelledError after `cancel`."""
         while True:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
             if self._inbox and not self._given_up():
                 item, size = self._inbox.popleft()
                 return await self._take(item, size)
