@@ -161,7 +161,7 @@ class Bench:
     def _prefixes(self, number: int, case: cases.Prefixes) -> None:
         with systems.site(self._work) as here:
             replicas = here.replicas(2 if self._options.quick else cases.PREFIX_REPLICAS, cases.prefix_engine(case))
-            users = replace(cases.PREFIX_USERS, workload=case.workload)
+            users = replace(cases.PREFIX_USERS, workload=case.workload, count=case.users)
             if self._options.quick:
                 users = replace(users, count=16, warm_s=1.0)
             for policy in cases.order(cases.POLICIES, number):

@@ -132,13 +132,15 @@ class Prefixes:
 
     workload: str
     kv_blocks: int
-    """Of 16 tokens. The requests that run need some 320 of them."""
+    """Of 16 tokens. The requests that run need 20 of them each, less what they share."""
+    users: int = 64
 
 
 PREFIX_REPLICAS: Final = 4
 PREFIX_USERS: Final = Users(64, "", 64, warm_s=3.0, think_s=0.1, slow_s=0.25)
 PREFIXES: Final = (
-    Prefixes("8 system prompts", 448),
+    # Few users and caches for half of the prompts: what runs would else hold all of them in every replica.
+    Prefixes("8 system prompts", 96, users=16),
     Prefixes("conversations", 1200),
     Prefixes("nothing shared", 448),
     Prefixes("one hot prefix", 448),
@@ -149,7 +151,7 @@ def prefix_engine(case: Prefixes) -> dict[str, Any]:
     """Reads 8,000 tokens a second, so that a prompt of 256 tokens that is not cached costs 32 ms."""
     return {
         "tokens_per_s": 1000.0, "prefill_tokens_per_s": 8000.0, "max_num_seqs": 64, "kv_blocks": case.kv_blocks,
-        "max_model_len": 2048,
+        "max_model_len": min(2048, 16 * case.kv_blocks),
     }  # fmt: skip
 
 

@@ -32,6 +32,8 @@ class FakeLLMServer(LLMServerServicer):
         self.cancelled = asyncio.Event()
 
     async def Describe(self, request: DescribeRequest, context: Any) -> ModelCard:
+        if self.unavailable:
+            raise Unavailable(self.unavailable)
         return self.card
 
     async def Operate(self, request: Operation, context: Any) -> OperationDone:
