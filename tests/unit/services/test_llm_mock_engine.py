@@ -409,6 +409,19 @@ async def test_the_first_token_waits_for_no_tick_and_the_others_travel_together(
     assert replies[1].data.count(b"data: ") == 99 + len(("finish", "[DONE]"))
 
 
+async def test_in_steps_all_that_is_due_comes_at_the_end_of_one() -> None:
+    engine = await started(tokens_per_s=2000.0, request_tokens_per_s=1000.0, step_s=0.05)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "stream": True}
+    request = LLMRequest(body=json.dumps(body).encode(), model="m")
+
+    async def tokens() -> list[int]:
+        return [reply.tokens async for reply in engine.chat(request)]
+
+    for told in await asyncio.gather(tokens(), tokens()):
+        assert sum(told) == 100
+        assert len(told) <= 4, "they take 0.1 s, which touches three or four steps"
+
+
 async def test_a_slow_reader_gets_the_end_that_was_made_while_it_was_busy() -> None:
     engine = await started(tokens_per_s=1000.0)
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True, "n": 2}

@@ -39,6 +39,9 @@ class MockArguments(BaseModel):
     embedding_size: Annotated[int, Field(ge=1, le=65_536)] = 64
     tick_s: Annotated[float, Field(gt=0, le=1)] = 0.005
     """Tokens that are due within so long travel together; the first one of a request never waits."""
+    step_s: Seconds = 0.0
+    """Above 0, it works in steps of so long, as engines with continuous batching do: what is due comes at the end of a
+    step, one token or so for each request that runs, and first tokens too."""
     loading_s: Seconds = 0.0
     adapters: tuple[str, ...] | None = None
     """The adapters that it can load; None = any."""
@@ -52,6 +55,13 @@ class MockArguments(BaseModel):
     """After so many tokens in all it makes none any more, and says that it is well."""
     ill: str | None = None
     """check_health fails with this message once the engine has started."""
+
+    def look_at(self, change: float, token: float, now: float) -> float:
+        """When to look what is due: the next change is at `change`, the next token at `token`; inf = never."""
+        if not self.step_s:
+            return min(change, max(token, now + self.tick_s))
+        due = min(change, token)
+        return due if due == math.inf else math.ceil(due / self.step_s) * self.step_s
 
     def pace(self) -> Pace:
         """For the schedule."""

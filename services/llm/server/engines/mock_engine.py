@@ -411,8 +411,7 @@ class MockEngine(LLMEngine):
         """Have the timer run when there is something to do next."""
         if self._loop is None:
             return
-        change, token = self._schedule.next_at()
-        at = min(change, max(token, self._loop.time() + self._arguments.tick_s))
+        at = self._arguments.look_at(*self._schedule.next_at(), self._loop.time())
         if self._timer is not None:
             if at == self._timer_at:
                 return
