@@ -285,8 +285,8 @@ def prefix_table(samples: Samples) -> Table:
         "errors",
     ]  # fmt: skip
     words = (
-        "4 replicas, 64 users (8 system prompts: 16), answers of 64 tokens, caches that hold little more than what runs. "
-        "Goodput: tokens of complete answers whose first token came within 250 ms."
+        "4 replicas, 64 users (8 system prompts: 16), answers of 64 tokens, caches that hold little more than what "
+        "runs. Goodput: tokens of complete answers whose first token came within 250 ms."
     )
     return Table("Routing by prefix", head, rows, words)
 
