@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -178,6 +179,10 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # What the imports have made stays for good. A collection that went through it again each time would hold up the
+    # event loop for the time of ten ticks.
+    gc.collect()
+    gc.freeze()
     code = main()
     # A call to the engine that hangs in a thread must not keep a controller that is done from ending.
     sys.stdout.flush()

@@ -19,11 +19,13 @@ from types import TracebackType
 from controller.engines.base import ClusterEngine, EngineAction, EngineState
 from controller.errors import EngineError
 from controller.model import Spec
+from controller.patience import remaining_s
 
 LIMIT_S = 50.0
 """Longest reading; the engine's own limits are shorter."""
 PATIENCE_S = 0.05
-"""How long a look waits for a newer reading than the last look had: an engine that is not busy has answered by then."""
+"""How long a look waits for a newer reading than the last look had: an engine that is not busy has answered by then. It
+does not wait for one that is not to be expected so soon, by how long the last one took: that one wakes the loop."""
 STALE_S = 5.0
 """How long a newer reading may be due before nothing is planned from the last one any more: then it is awaited."""
 REST_S = (0.02, 0.25)
@@ -74,6 +76,9 @@ class EngineWatch:
         """When the first of the changes was made that the newest reading may not have seen; None = it has seen all."""
         self._under_way: tuple[Spec, int] | None = None
         """Whose reading it is that goes on, and how many changes it has seen."""
+        self._begun_at = self._ended_at = float("-inf")
+        """When the last reading began (the one that goes on, if one does), and when the last one before ended."""
+        self._took_s = 0.0
         self._due = asyncio.Event()
         self._ended = asyncio.Event()
         """Set, and replaced, when a reading ends."""
@@ -105,15 +110,16 @@ class EngineWatch:
             self._due.clear()
             if self._spec is None:
                 continue  # the first look brings it
-            begun = self._clock()
-            await self._read(self._spec, begun)
-            took_s = self._clock() - begun
-            self._took(took_s)
+            self._begun_at = self._clock()
+            await self._read(self._spec, self._begun_at)
+            self._ended_at = self._clock()
+            self._took_s = self._ended_at - self._begun_at
+            self._took(self._took_s)
             ended, self._ended = self._ended, asyncio.Event()
             ended.set()
             if not self._looks:
                 self._wake()
-            await asyncio.sleep(min(max(took_s, REST_S[0]), REST_S[1]))
+            await asyncio.sleep(self._rest_s())
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
@@ -129,7 +135,8 @@ class EngineWatch:
         """Return when the newest reading may be planned from, or when it cannot be had.
 
         One that is younger than `age_s` and has seen every change is good as it is. Else a newer one is waited for,
-        but not for long, unless the last look had a newer one already, or there is none of this spec, or it is too old.
+        but not for long, and not at all where none is to be expected so soon; unless the last look had a newer one
+        already, or there is none of this spec, or it is too old.
         `thorough`: until one has begun after this call, if a change is not seen yet.
         """
         self._spec, known = spec, self._changes
@@ -140,6 +147,8 @@ class EngineWatch:
         changes = known if thorough else 0
         while (lacks := self._lacks(spec, changes)) or self.reading is self._taken:
             patience_s = None if lacks or self._is_stale(age_s) else PATIENCE_S
+            if patience_s is not None and self._expected_in_s() > patience_s:
+                return
             try:
                 async with asyncio.timeout(patience_s):
                     await self._ended.wait()
@@ -168,6 +177,17 @@ class EngineWatch:
     def _lacks(self, spec: Spec, changes: int) -> bool:
         """Whether the newest reading is not of these files, or has not seen so many changes."""
         return self.reading is None or self.reading.spec is not spec or self.reading.changes < changes
+
+    def _rest_s(self) -> float:
+        """How long the engine is left alone after a reading."""
+        return min(max(self._took_s, REST_S[0]), REST_S[1])
+
+    def _expected_in_s(self) -> float:
+        """In how many seconds a reading can be expected to end."""
+        now = self._clock()
+        if self._under_way is not None:
+            return remaining_s(self._took_s, now - self._begun_at)
+        return max(0.0, self._ended_at + self._rest_s() - now) + self._took_s
 
     def _is_stale(self, age_s: float) -> bool:
         """Whether the newest reading has been due to be followed for so long that nothing may be planned from it."""

@@ -8,7 +8,6 @@ and is read for every look.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import time
@@ -79,6 +78,8 @@ class Observer:
         self._times = ContainerTimes(clock, wall)
         self._taken: Reading | None = None
         """What the last look has taken of the engine."""
+        self._asked_for: tuple[Reading, Spec, Mapping[str, Retirement]] | None = None
+        """By which it was decided last who is asked how."""
         self._marks: Mapping[str, Retirement] = {}
         self.stream_open = False
 
@@ -114,10 +115,11 @@ class Observer:
         retirements, failures = self._store.retirements, self._store.failures
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
         with self._engine.looking(), self._router.looking():
-            await asyncio.gather(
-                self._router.await_reading(thorough=thorough),
-                self._engine.await_reading(spec, age_s, thorough=thorough),
-            )
+            # One after the other, both asked before: a task for each would cost a look two turns of the event loop, and
+            # a turn is the work of everybody who is due.
+            asked = self._router.ask(thorough=thorough)
+            await self._engine.await_reading(spec, age_s, thorough=thorough)
+            await self._router.await_answer(asked)
         reading, routing = self._engine.reading, self._router.state
         engine_error = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
         if reading is None:
@@ -153,8 +155,12 @@ class Observer:
         before, self._taken = self._taken, reading
         if reading is not before:
             self._forget_gone(reading)
-        outdated = outdated_containers(reading.state.containers, spec, reading.state.images)
-        self._prober.sync(reading.state.containers, spec.services, self._store.retirements, outdated)
+        retiring, asked_for = self._store.retirements, self._asked_for
+        is_same = asked_for is not None and asked_for[0] is reading and asked_for[1] is spec
+        if asked_for is None or not is_same or asked_for[2] != retiring:
+            outdated = outdated_containers(reading.state.containers, spec, reading.state.images)
+            self._prober.sync(reading.state.containers, spec.services, retiring, outdated)
+            self._asked_for = reading, spec, retiring
         if before is None:
             await self._prober.first_round(FIRST_ROUND_S)
 

@@ -245,6 +245,15 @@ class _Watch:
         self.nudge = asyncio.Event()
         self.asked = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
+        self._judged: tuple[ReplicaContainer, Verdict, ReplicaContainer] | None = None
+        """The last container, the verdict on it, and what came of both."""
+
+    def judged(self, container: ReplicaContainer) -> ReplicaContainer:
+        """The container with its verdict filled in; the very same as before while neither is another."""
+        verdict = self.judge.verdict
+        if self._judged is None or self._judged[0] is not container or self._judged[1] is not verdict:
+            self._judged = container, verdict, verdict.fill_in(container)
+        return self._judged[2]
 
 
 class Prober:
@@ -311,7 +320,7 @@ class Prober:
     def judged(self, container: ReplicaContainer) -> ReplicaContainer:
         """Return the container with what is known of its health filled in; one never asked is UNKNOWN."""
         watch = self._watches.get(container.id)
-        return watch.judge.verdict.fill_in(container) if watch else container
+        return watch.judged(container) if watch else container
 
     def learn(self, container_id: str, report: UserConfigReport) -> None:
         """A replica has said which user_config it has; soon it is asked whether that is in force."""

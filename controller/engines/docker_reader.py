@@ -122,6 +122,8 @@ class EngineReader:
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
+        self._replicas: dict[str, ReplicaContainer] = {}
+        """What the last read returned, by id."""
         self._news = _News()
         self._requests: dict[str, frozenset[str]] = {}
         self._images: dict[str, str | None] = {}
@@ -187,10 +189,13 @@ class EngineReader:
             if labels.get("pierhead.project") == project:
                 replica = self._replica(summary, labels, project, unstarted)
                 if replica is not None:
-                    replicas.append(replica)
+                    before = self._replicas.get(replica.id)
+                    # The very same object where nothing is new: what was made of it can be kept, too.
+                    replicas.append(before if before == replica else replica)
             elif _is_stray(labels, project, service_names):
                 strays.append(StrayContainer(summary["Id"], _name(summary), labels["com.docker.compose.service"]))
-        alive = {replica.id for replica in replicas}
+        self._replicas = {replica.id: replica for replica in replicas}
+        alive = self._replicas.keys()
         self._known = {key: entry for key, entry in self._known.items() if key in alive}
         self._news.keep_only(alive)
         return tuple(sorted(replicas, key=lambda one: one.name)), tuple(sorted(strays, key=lambda one: one.name))

@@ -2,12 +2,18 @@
 
 One connection carries one line of commands and is closed by HAProxy when it has answered, so a reload in between can
 never leave us talking to a worker that is on its way out without noticing. Every exchange has a timeout.
+
+An exchange is a few blocking calls in a thread. As steps of the event loop it would be some ten turns of it, each with
+the work of everybody else who is due, and each on a machine without a free core another wait for one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +23,9 @@ COMMAND_TIMEOUT_S = 5.0
 RELOAD_TIMEOUT_S = 30.0
 _MASTER_AWAY_S = 2.0
 """The master starts itself anew after its own start and after a reload, and is not to be reached for a moment."""
-_ANSWER_LIMIT = 16 * 1024 * 1024
+_CHUNK = 256 * 1024
+_GIVEN_UP_WITHIN_S = 0.25
+"""How long a thread may go on with an exchange that nobody waits for any longer."""
 _NUMBERED = re.compile(r"\[(\d)\]: ")
 _WORST_NON_ERROR = 4
 """Severities as in syslog: 0 to 3 are errors, 4 and above warnings and information."""
@@ -118,32 +126,75 @@ class MasterSocket:
 
 async def _exchange(path: Path, line: str, timeout_s: float, *, of_master: bool) -> str:
     """Send one line and read until HAProxy closes."""
+    given_up, deadline = threading.Event(), time.monotonic() + timeout_s
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await _connect(path, _MASTER_AWAY_S if of_master else 0.0)
-            try:
-                writer.write(line.encode() + b"\n")
-                if of_master:  # which only closes its side once we have closed ours
-                    writer.write_eof()
-                return (await reader.read(-1)).decode(errors="replace")
-            finally:
-                writer.close()
+            answer = await asyncio.to_thread(
+                _talk, path, line.encode() + b"\n", deadline, given_up, of_master=of_master
+            )
+            return answer.decode(errors="replace")
     except TimeoutError:
         raise RoutingUnreachable(f"HAProxy did not answer `{line}` on {path} within {timeout_s:g} s") from None
     except OSError as error:
         raise RoutingUnreachable(f"HAProxy cannot be reached on {path} for `{line}`: {error}") from error
+    finally:
+        given_up.set()
 
 
-async def _connect(path: Path, patience_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect, and where nobody listens try again for a while: nothing was asked yet, so nothing is asked twice."""
-    deadline = asyncio.get_running_loop().time() + patience_s
+def _talk(path: Path, line: bytes, deadline: float, given_up: threading.Event, *, of_master: bool) -> bytes:
+    """The same in a thread, until `deadline` (time.monotonic()) or, soon after it, until it is given up.
+
+    Raises TimeoutError, OSError.
+    """
+    with _connected(path, deadline, _MASTER_AWAY_S if of_master else 0.0, given_up) as connection:
+        connection.settimeout(_left_s(deadline))
+        connection.sendall(line)
+        if of_master:  # which only closes its side once we have closed ours
+            connection.shutdown(socket.SHUT_WR)
+        answer = bytearray()
+        while True:
+            connection.settimeout(min(_left_s(deadline), _GIVEN_UP_WITHIN_S))
+            try:
+                chunk = connection.recv(_CHUNK)
+            except TimeoutError:
+                if given_up.is_set():
+                    raise
+                continue
+            if not chunk:
+                return bytes(answer)
+            answer += chunk
+
+
+def _connected(path: Path, deadline: float, patience_s: float, given_up: threading.Event) -> socket.socket:
+    """Connect, and where nobody listens try again for a while: nothing was asked yet, so nothing is asked twice.
+
+    One who has no place for another connection at the moment (BlockingIOError) is there.
+    """
+    patient_until = time.monotonic() + patience_s
     while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            return await asyncio.open_unix_connection(str(path), limit=_ANSWER_LIMIT)
-        except (ConnectionRefusedError, FileNotFoundError):
-            if asyncio.get_running_loop().time() >= deadline:
+            connection.settimeout(_left_s(deadline))
+            connection.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError) as error:
+            connection.close()
+            is_there = isinstance(error, BlockingIOError)
+            if given_up.is_set() or (time.monotonic() >= patient_until and not is_there):
                 raise
-        await asyncio.sleep(0.02)
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+        time.sleep(min(0.02, _left_s(deadline)))
+
+
+def _left_s(deadline: float) -> float:
+    """Seconds until `deadline`; raises TimeoutError after it."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
 
 
 def _split(raw: str) -> list[str]:

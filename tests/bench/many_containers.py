@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from controller import engine_watch, router_watch
 from controller.apply import PARALLEL_ACTIONS
-from controller.engine_watch import PATIENCE_S
 from controller.engines.docker_reader import timestamp
 from tests.bench import controller_at_rest
 from tests.bench.record import Page, Table, directory_of, run_facts
@@ -426,8 +426,9 @@ HOW = f"""\
 - A stack of its own, HAProxy, controller and Prometheus included; the service is tests/bench/apps/tiny.yaml unless the
   command says otherwise.
 - Ticks are the controller's own histogram (`{TICKS}`: look at engine and HAProxy, plan,
-  publication). A tick waits {1000 * PATIENCE_S:.0f} ms for a slow engine or HAProxy, and goes on with the reading
-  before. How long they took to answer is `{READINGS}` and
+  publication). A tick waits {1000 * engine_watch.PATIENCE_S:.0f} ms at most for the engine and
+  {1000 * router_watch.PATIENCE_S:.0f} ms for HAProxy, not at all where the last answer took longer, and goes on with
+  the reading before. How long they took to answer is `{READINGS}` and
   `{HAPROXY_READINGS}`. CPU and resident memory are those of the controller's process
   in /proc.
 - A tick's CPU time (`{TICK_CPU}`) and how long it could have gone on and had no core

@@ -207,8 +207,10 @@ async def test_a_world_at_rest_costs_one_call(daemon: Daemon) -> None:
     async with engine(daemon) as docker:
         first = await docker.observe("shop", ["ranker"], ["shop/ranker"])
         daemon.calls.clear()
-        assert await docker.observe("shop", ["ranker"], ["shop/ranker"]) == first
+        second = await docker.observe("shop", ["ranker"], ["shop/ranker"])
+        assert second == first
         assert daemon.calls == ["GET /containers/json"]
+        assert all(one is before for one, before in zip(second.containers, first.containers, strict=True))
         daemon.answers["GET /containers/json"] = (200, [summary("c1"), summary("c2", Status="Up 1 second")])
         daemon.calls.clear()
         await docker.observe("shop", ["ranker"], ["shop/ranker"])

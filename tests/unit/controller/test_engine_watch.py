@@ -121,6 +121,31 @@ def test_a_look_waits_for_an_engine_that_answers_soon() -> None:
     virtually(work)
 
 
+def test_a_look_waits_only_for_a_reading_that_can_be_expected_soon() -> None:
+    async def work(bench: Bench) -> None:
+        await bench.look()
+        bench.engine.reading_s = 0.2
+        await asyncio.sleep(1.0)
+        bench.watch.changed()
+        assert await bench.look() == pytest.approx(engine_watch.PATIENCE_S), "the one before was quick"
+        await asyncio.sleep(1.0)
+        await bench.look()
+        bench.watch.changed()
+        assert await bench.look() == 0.0
+        await asyncio.sleep(0.17)
+        assert await bench.look() == pytest.approx(0.03), "it goes on, and is nearly there"
+        bench.watch.changed()
+        await asyncio.sleep(0.01)
+        assert await bench.look() == 0.0, "the engine is left alone for a while, and then takes 0.2 s"
+        bench.engine.reading_s = 0.03
+        await asyncio.sleep(1.0)
+        assert await bench.look() == 0.0
+        bench.watch.changed()
+        assert await bench.look() == pytest.approx(0.03), "quick once more"
+
+    virtually(work)
+
+
 def test_changes_while_it_is_being_read_are_one_more_reading() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()

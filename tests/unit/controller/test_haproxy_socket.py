@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -67,6 +68,57 @@ async def test_silence_is_a_failure() -> None:
     async with answering(None) as path:
         with pytest.raises(RoutingUnreachable, match=r"did not answer `.*show info` on .* within 0.05 s"):
             await RuntimeSocket(path).ask("show info", timeout_s=0.05)
+
+
+async def test_the_event_loop_goes_on_during_an_exchange_and_one_that_is_given_up_ends() -> None:
+    closed, asked = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        asked.set()
+        assert await reader.read() == b""
+        closed.set()
+        writer.close()
+
+    with tempfile.TemporaryDirectory(prefix="pierhead-socket-") as directory:
+        path = Path(directory) / "s"
+        async with await asyncio.start_unix_server(serve, path=str(path)):
+            asking = asyncio.create_task(RuntimeSocket(path).ask("show info", timeout_s=60.0))
+            await asyncio.wait_for(asked.wait(), 10.0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await asyncio.wait_for(closed.wait(), 10.0)
+
+
+async def test_a_haproxy_without_a_place_for_one_more_connection_is_asked_when_it_has_one() -> None:
+    with tempfile.TemporaryDirectory(prefix="pierhead-socket-") as directory, contextlib.ExitStack() as held:
+        path = Path(directory) / "s"
+        server = held.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(path))
+        server.listen(0)
+        while True:  # until its queue is full
+            waiting = held.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            try:
+                waiting.connect(str(path))
+            except BlockingIOError:
+                break
+        asking = asyncio.create_task(RuntimeSocket(path).ask("show info"))
+
+        def accept() -> None:
+            server.settimeout(10.0)
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    connection.settimeout(0.1)
+                    with contextlib.suppress(TimeoutError):
+                        if connection.recv(1000):
+                            connection.sendall(b"\n[6]: here\n\n")
+                            return
+
+        await asyncio.to_thread(accept)
+        assert await asking == "here"
 
 
 async def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

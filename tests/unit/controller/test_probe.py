@@ -14,7 +14,7 @@ from aiohttp.test_utils import unused_port
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.model import ContainerState, Health, ProbeSpec, PublishedStats, ReplicaContainer
+from controller.model import ContainerState, Health, ProbeSpec, PublishedStats, ReplicaContainer, UserConfigReport
 from controller.phases import Phase, phase_of
 from controller.probe import EAGER_S, PATIENT_S, RETIRING_S, HttpProbe, Judge, Prober, Reading, Subject
 from tests.unit.controller.control import until
@@ -329,6 +329,21 @@ async def test_verdicts_reach_the_snapshot_and_wake_the_loop() -> None:
         await until(lambda: prober.judged(container).health is Health.FAILED)
         assert world.wakes > wakes
         assert prober.ready_since(container.id) is None
+
+
+async def test_what_is_judged_is_the_same_object_until_container_or_verdict_are_others() -> None:
+    world = Replicas()
+    container = one()
+    world.answers[container.id] = GOOD
+    spec = replace(WEB, probe=replace(SPEC, period_s=60.0))
+    async with world.prober() as prober:
+        prober.sync([container], {"web": spec}, ())
+        await prober.first_round(1.0)
+        judged = prober.judged(container)
+        assert prober.judged(container) is judged
+        assert prober.judged(replace(container, number=7)).number == 7
+        prober.learn(container.id, UserConfigReport("a", "b", ""))
+        assert prober.judged(container).user_config == UserConfigReport("a", "b", "")
 
 
 async def test_only_replicas_that_are_up_are_asked() -> None:

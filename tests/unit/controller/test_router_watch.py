@@ -122,7 +122,8 @@ def test_an_answer_that_comes_late_and_says_nothing_new_wakes_nobody() -> None:
         await bench.look()
         await asyncio.sleep(1.0)
         assert (bench.readings, bench.woken) == (2, 0)
-        assert await bench.look() == pytest.approx(router_watch.PATIENCE_S), "it is old by now, so HAProxy is asked"
+        assert await bench.look() == 0.0, "it is old by now, so HAProxy is asked, which will take as long again"
+        await asyncio.sleep(router_watch.PATIENCE_S)
         bench.watch.ended(ADD)
         await asyncio.sleep(1.0)
         assert bench.woken == 0, "an action that ends wakes by itself"
@@ -141,12 +142,60 @@ def test_an_action_that_ends_counts_as_going_on_until_a_reading_has_begun_after_
         bench.watch.ended(ADD)
         await asyncio.sleep(0.5)
         assert list(bench.watch.unseen) == [ADD], "the reading had begun before"
-        assert await bench.look() == pytest.approx(router_watch.PATIENCE_S), "what has not seen it is no news"
+        assert await bench.look() == 0.0, "what has not seen it is no news, and the next takes as long again"
+        await asyncio.sleep(router_watch.PATIENCE_S)
+        assert bench.readings == 3
         assert (bench.taken(), list(bench.watch.unseen)) == (2, [ADD])
         await asyncio.sleep(0.5)
         assert not bench.watch.unseen
         await bench.look()
         assert bench.taken() == 3
+
+    virtually(work)
+
+
+def test_a_look_waits_only_for_an_answer_that_can_be_expected_soon() -> None:
+    async def work(bench: Bench) -> None:
+        await bench.look()
+        bench.reading_s = 0.2
+        assert await bench.look() == pytest.approx(router_watch.PATIENCE_S), "the one before was quick"
+        await asyncio.sleep(1.0)
+        assert await bench.look() == 0.0
+        await asyncio.sleep(0.19)
+        assert await bench.look() == pytest.approx(0.01), "it goes on, and is nearly there"
+        assert bench.taken() == 3
+        bench.reading_s = 0.01
+        assert await bench.look() == 0.0
+        await asyncio.sleep(1.0)
+        assert await bench.look() == pytest.approx(0.01), "quick once more"
+
+    virtually(work)
+
+
+def test_an_answer_that_has_not_seen_what_ended_since_is_not_the_one_that_is_expected() -> None:
+    async def work(bench: Bench) -> None:
+        await bench.look()
+        bench.reading_s = 0.2
+        await bench.look()
+        await asyncio.sleep(1.0)
+        await bench.look()
+        await asyncio.sleep(0.19)
+        bench.watch.ended(ADD)
+        assert await bench.look() == 0.0, "the next one takes 0.2 s more"
+
+    virtually(work)
+
+
+def test_a_question_is_waited_for_from_when_it_was_asked() -> None:
+    async def work(bench: Bench) -> None:
+        await bench.look()
+        bench.reading_s = 0.5
+        asked = bench.watch.ask()
+        await asyncio.sleep(2 * router_watch.PATIENCE_S)
+        now = asyncio.get_running_loop().time
+        begun = now()
+        await bench.watch.await_answer(asked)
+        assert now() == begun
 
     virtually(work)
 
