@@ -8,6 +8,7 @@ twice a second:      watchdog on tokens, which has check_health called when it h
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -27,7 +28,7 @@ from services.llm.server import bodies, loading
 from services.llm.server.adapters import Adapters, Fetch, unknown_adapter
 from services.llm.server.answers import not_supported, reply_to
 from services.llm.server.background import in_background
-from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engine import Delivering, EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
 from services.llm.server.exposition import show
 from services.llm.server.registry import engine_class
@@ -48,6 +49,45 @@ _OPERATORS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
 """Pages of OpenAI-compatible servers that are not for clients, and stand beside those that are."""
 
 Call = Callable[[LLMRequest], Replies]
+Method = Callable[["LLMServer", LLMRequest, Any], AsyncIterator[LLMReply]]
+
+
+def _answered(call_of: Callable[[LLMServer], Call]) -> Method:
+    """The method of the service that answers with what the engine does, which `call_of` finds.
+
+    One generator between the engine and the wire, as every reply passes all that there are.
+    """
+
+    @functools.wraps(call_of)
+    async def answer(self: LLMServer, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        call = call_of(self)
+        begun = False
+        self._begin()
+        try:
+            async with self._adapter_of(request):
+                replies = call(request)
+                pass_on = _passing_on(replies, context)
+                try:
+                    async for reply in replies:
+                        _reject_too_large(reply)
+                        begun = True
+                        yield reply
+                        pass_on()
+                finally:
+                    await _close(replies)  # an abort, where the caller has gone and so closed this
+        except LLMRequestError as error:
+            if begun:
+                raise
+            yield reply_to(error)
+        except PierheadError:
+            raise
+        except Exception:  # an engine that has died says so in its check_health
+            recheck()
+            raise
+        finally:
+            self._end()
+
+    return answer
 
 
 class LLMServer(LLMServerServicer):
@@ -87,70 +127,47 @@ class LLMServer(LLMServerServicer):
 
     # ---- requests
 
-    async def Chat(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+    @_answered
+    def Chat(self) -> Call:
         """/v1/chat/completions"""
-        async for reply in self._answer(request, self._running.chat):
-            yield reply
+        return self._running.chat
 
-    async def Completions(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+    @_answered
+    def Completions(self) -> Call:
         """/v1/completions"""
-        async for reply in self._answer(request, self._running.completions):
-            yield reply
+        return self._running.completions
 
-    async def Embeddings(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+    @_answered
+    def Embeddings(self) -> Call:
         """/v1/embeddings"""
-        async for reply in self._answer(request, self._running.embeddings):
-            yield reply
+        return self._running.embeddings
 
-    async def Score(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+    @_answered
+    def Score(self) -> Call:
         """/v1/score"""
-        async for reply in self._answer(request, self._running.score):
-            yield reply
+        return self._running.score
 
-    async def Tokenize(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+    @_answered
+    def Tokenize(self) -> Call:
         """/tokenize"""
-        async for reply in self._answer(request, self._running.tokenize):
-            yield reply
+        return self._running.tokenize
 
-    async def Detokenize(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+    @_answered
+    def Detokenize(self) -> Call:
         """/detokenize"""
-        async for reply in self._answer(request, self._running.detokenize):
-            yield reply
+        return self._running.detokenize
 
     async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
         """What the engine has beyond those."""
-        if not _is_for_clients(request.path):
-            async for reply in not_supported(request.path[:200]):
-                yield reply
-            return
-        async for reply in self._answer(request, self._running.pass_through):
+        replies = (
+            self._pass_through(request, context) if _is_for_clients(request.path) else not_supported(request.path[:200])
+        )
+        async for reply in replies:
             yield reply
 
-    async def _answer(self, request: LLMRequest, call: Call) -> AsyncIterator[LLMReply]:
-        """The engine's replies. A caller that goes closes this, and so the engine's iterator: an abort."""
-        begun = False
-        self._begin()
-        try:
-            async with self._adapter_of(request):
-                replies = call(request)
-                try:
-                    async for reply in replies:
-                        _reject_too_large(reply)
-                        begun = True
-                        yield reply
-                finally:
-                    await _close(replies)
-        except LLMRequestError as error:
-            if begun:
-                raise
-            yield reply_to(error)
-        except PierheadError:
-            raise
-        except Exception:  # an engine that has died says so in its check_health
-            recheck()
-            raise
-        finally:
-            self._end()
+    @_answered
+    def _pass_through(self) -> Call:
+        return self._running.pass_through
 
     def _adapter_of(self, request: LLMRequest) -> AbstractAsyncContextManager[Any]:
         """What keeps the request's adapter in the engine. Raises LLMRequestError for a model that is not there."""
@@ -387,6 +404,24 @@ async def _close(replies: Replies) -> None:
     aclose = getattr(replies, "aclose", None)
     if aclose is not None:
         await aclose()
+
+
+def _passing_on(replies: Replies, context: Any) -> Callable[[], None]:
+    """What has the engine's next replies sent as they are made, past the task that answers: where the engine can do so
+    (`Delivering`), and the caller is reached without waiting. Nothing elsewhere."""
+    write_now = getattr(context, "write_now", None)
+    if write_now is None or not isinstance(replies, Delivering):
+        return _nothing
+    deliver = replies.deliver
+
+    def pass_on() -> None:
+        if context.takes_now:
+            deliver(write_now)
+
+    return pass_on
+
+
+def _nothing() -> None: ...
 
 
 def _reject_too_large(reply: LLMReply) -> None:

@@ -159,6 +159,36 @@ async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_call(
     assert await other == b"other"
 
 
+class Hasty(Pipes):
+    """Sends what it can at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = 0
+        self.full = 0
+        self.late = ""
+
+    async def Split(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        count, size = (int(word) for word in request.split())
+        context.add_done_callback(self._too_late)
+        while self.sent < count:
+            message = self.sent.to_bytes(4, "big") + b"x" * size
+            self.sent += 1
+            if context.takes_now:
+                self.at_once += 1
+                assert context.write_now(message) == context.takes_now
+            else:
+                self.full += 1
+                yield message
+
+    def _too_late(self, context: Any) -> None:
+        assert not context.takes_now
+        try:
+            context.write_now(b"")
+        except asyncio.InvalidStateError as error:
+            self.late = str(error)
+
+
 class TestReplies:
     async def test_many_come_in_order(self, pipes: Served) -> None:
         stub, _, server = pipes
@@ -289,6 +319,26 @@ class TestReplies:
             await call.read()
         assert len(handed) == (0 if transport == "grpc" else 1)
         await until(lambda: service.ended == 1, "the generator is closed")
+        await idle(server)
+
+    async def test_a_service_sends_without_waiting_while_the_caller_takes_it(
+        self, cluster: Cluster, transport: str
+    ) -> None:
+        if transport == "grpc":
+            pytest.skip("contexts of plain gRPC have no write_now")
+        service = Hasty()
+        server = await cluster.start(service)
+        know(server)
+        stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+        call = stub.Split(b"4000 1000")
+        got = [await call.read()]
+        await until(lambda: service.full > 0, "the caller, who does not read, takes no more")
+        assert service.sent < 1000, "a window full"
+        async for message in call:
+            got.append(message)  # noqa: PERF401 - read one by one
+        assert [int.from_bytes(message[:4], "big") for message in got] == list(range(4000))
+        assert service.at_once > 3000
+        assert service.late == "the call has ended: no message can follow"
         await idle(server)
 
     async def test_leaving_in_the_middle_ends_the_work(self, pipes: Served) -> None:

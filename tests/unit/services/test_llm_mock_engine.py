@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
+from services.llm.server.engine import Replies
 from services.llm.server.engines import mock_text
 from services.llm.server.engines.mock_cache import BlockCache, chain_of
 from services.llm.server.engines.mock_engine import MockEngine
-from services.llm.server.engines.mock_schedule import Pace, Schedule, Sequence
+from services.llm.server.engines.mock_schedule import Pace, Schedule, Sequence, Stage
 from services.llm.server.engines.mock_schema import smallest, smallest_match
 from services.llm.server.errors import LLMRequestError
 
@@ -44,6 +45,7 @@ def look(world: Schedule, now: float) -> dict[object, int]:
     told: dict[object, int] = {}
     for sequence, count in world.advance(now):
         told[sequence.owner] = told.get(sequence.owner, 0) + count
+        assert (sequence.given == sequence.total) == (sequence.stage is Stage.DONE), "the last tokens tell the end"
     return told
 
 
@@ -54,6 +56,15 @@ def test_one_request_has_the_whole_rate() -> None:
     assert look(world, 0.05) == {"a": 5}
     assert look(world, 0.1) == {"a": 5}
     assert (world.running, world.tokens) == (0, 19)
+
+
+def test_a_look_that_is_early_by_a_rounding_error_finds_no_end() -> None:
+    world = schedule()
+    world.add(Sequence("a", 1, (), 11), 0.0)
+    assert look(world, 0.1 - 1e-9) == {"a": 10}
+    at, _ = world.next_at()
+    assert look(world, at) == {"a": 1}
+    assert world.running == 0
 
 
 def test_those_that_run_share_the_rate() -> None:
@@ -451,3 +462,113 @@ async def test_a_stall_makes_no_tokens_and_says_nothing() -> None:
     stream.cancel()
     await asyncio.wait([stream])
     assert engine.load().running == 0
+
+
+def stream(engine: MockEngine, **body: Any) -> Any:
+    members = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, "stream": True} | body
+    return engine.chat(LLMRequest(body=json.dumps(members).encode(), model="m"))
+
+
+def text_of(replies: list[LLMReply], choice: int = 0) -> str:
+    """What a stream's events say, which have to be whole and in order."""
+    events = b"".join(reply.data for reply in replies).decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
+    return "".join(each["delta"].get("content", "") for each in choices if each["index"] == choice)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_sink_gets_what_comes_and_whoever_reads_the_end(n: int) -> None:
+    engine = await started(tokens_per_s=2000.0)
+    plain = [reply async for reply in stream(engine, n=n)]
+    replies = stream(engine, n=n)
+    got = [await anext(replies)]
+    handed: list[LLMReply] = []
+
+    def sink(reply: LLMReply) -> bool:
+        handed.append(reply)
+        return True
+
+    replies.deliver(sink)
+    read = [reply async for reply in replies]
+    assert len(handed) > 1
+    assert [reply.usage.completion_tokens for reply in read] == [200 * n], "the last one, and no other"
+    got += handed + read
+    assert [reply.status for reply in got] == [200] + [0] * (len(got) - 1)
+    assert sum(reply.tokens for reply in got) == 200 * n
+    for choice in range(n):
+        assert text_of(got, choice) == text_of(plain, choice)
+
+
+async def test_what_a_sink_does_not_take_is_read_and_nothing_overtakes_it() -> None:
+    engine = await started(tokens_per_s=2000.0)
+    expected = text_of([reply async for reply in stream(engine)])
+    replies = stream(engine)
+    got: list[LLMReply] = []
+    handed = 0
+
+    def sink(reply: LLMReply) -> bool:
+        nonlocal handed
+        handed += 1
+        got.append(reply)
+        return handed % 3 != 0
+
+    async for reply in replies:
+        made_before = made(engine)
+        if len(got) % 2:  # as one that waits for its reader
+            async with asyncio.timeout(5):
+                while made(engine) == made_before and engine.load().running:  # noqa: ASYNC110 - no event tells
+                    await asyncio.sleep(0)
+        got.append(reply)
+        replies.deliver(sink)
+    assert handed > 3
+    assert len(got) > handed
+    assert text_of(got) == expected
+
+
+async def test_what_a_sink_raises_is_told_to_whoever_reads_and_ends_the_request() -> None:
+    engine = await started()
+    replies = stream(engine, max_tokens=10_000)
+
+    def sink(reply: LLMReply) -> bool:
+        raise ZeroDivisionError("of the sink")
+
+    await anext(replies)
+    replies.deliver(sink)
+    with pytest.raises(ZeroDivisionError, match="of the sink"):
+        async with asyncio.timeout(5):
+            await anext(replies)
+    assert engine.load().running == 0
+
+
+async def test_a_sink_hears_nothing_of_a_request_that_was_aborted() -> None:
+    engine = await started(tokens_per_s=2000.0)
+    replies, other = stream(engine, max_tokens=10_000), stream(engine)
+    handed: list[LLMReply] = []
+
+    def sink(reply: LLMReply) -> bool:
+        handed.append(reply)
+        return True
+
+    await anext(replies)
+    replies.deliver(sink)
+    await replies.aclose()
+    assert [reply.tokens async for reply in other], "time has passed"
+    assert not handed
+    assert engine.load().running == 0
+
+
+async def test_a_request_that_is_to_fail_gives_a_sink_nothing() -> None:
+    engine = await started(fail_after_tokens=5)
+    replies = stream(engine)
+    await anext(replies)
+    replies.deliver(lambda reply: pytest.fail("it was given a reply"))
+    reading = asyncio.ensure_future(all_of(replies))
+    done, _ = await asyncio.wait([reading], timeout=5)
+    assert done
+    with pytest.raises(RuntimeError, match="fail_after_tokens = 5"):
+        await reading
+
+
+async def all_of(replies: Replies) -> list[LLMReply]:
+    return [reply async for reply in replies]

@@ -14,7 +14,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from pierhead.errors import Unavailable
@@ -24,39 +24,49 @@ from pierhead.request import new_request_id
 
 from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
-from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report, Sink
 from services.llm.server.engines import mock_text, mock_vectors
-from services.llm.server.engines.mock_arguments import read_arguments
+from services.llm.server.engines.mock_arguments import MockArguments, read_arguments
 from services.llm.server.engines.mock_cache import BlockCache, chain_of
 from services.llm.server.engines.mock_plan import Plan, check_length, plan_chat, plan_completions
-from services.llm.server.engines.mock_replies import Writer
+from services.llm.server.engines.mock_replies import News, Writer
 from services.llm.server.engines.mock_schedule import Schedule, Sequence, Stage
 from services.llm.server.errors import LLMRequestError, LLMStartError, unknown_model
 
 LOADING_STEPS = 10
 MOST_INPUTS = 2048
 
+PlanOf = Callable[[bodies.Body, MockArguments], Plan]
+
 
 class _Job:
-    """One request's sequences, and what there is new of them for the task that answers it."""
+    """One request's sequences, and what there is new of them: for the task that answers it, or for a sink."""
 
-    __slots__ = ("_news", "_waiter", "failure", "left", "patient", "sequences")
+    __slots__ = ("_changed", "_news", "_sink", "failure", "left", "patient", "sequences", "writer")
 
-    def __init__(self, *, patient: bool) -> None:
+    def __init__(self) -> None:
         self.sequences: list[Sequence] = []
         self.left = 0
         """Sequences that are not done."""
-        self.patient = patient
+        self.patient = True
         """Wants to hear of the end only."""
         self.failure: Exception | None = None
-        self._news: list[tuple[int, int, bool]] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self.writer: Writer | None = None
+        """Of a stream whose news a sink may be given."""
+        self._news: list[News] = []
+        self._changed: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
 
-    def tell(self, number: int, count: int, *, done: bool) -> None:
-        """`count` more tokens of sequence `number`."""
+    def tell(self, number: int, count: int, done: bool) -> None:
+        """`count` more tokens of sequence `number`. `hand_on` follows, once all that is new was told."""
         self._news.append((number, count, done))
         self.left -= done
-        if not self.patient or not self.left:
+
+    def hand_on(self) -> None:
+        """Have what was told go out: by the sink, or by the task. The end is the task's."""
+        if self._sink is not None and self.writer is not None and self.left:
+            self._pour(self._sink, self.writer)
+        elif not self.patient or not self.left:
             self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -64,19 +74,63 @@ class _Job:
         self.failure = error
         self._wake()
 
-    async def news(self) -> list[tuple[int, int, bool]]:
-        """What was told since the last time; waits for it. Raises what it failed with."""
-        if self.failure is None and (not self._news or (self.patient and self.left)):
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    def deliver(self, sink: Sink) -> None:
+        """See Delivering."""
+        if self.writer is not None:
+            self._sink = sink
+
+    def news(self) -> list[News]:
+        """What was told and not handed on, if it is time to hear of it. Raises what it failed with."""
         if self.failure is not None:
             raise self.failure
+        if not self._news or (self.patient and self.left):
+            return []
+        self._sink = None  # until these are on their way: nothing may overtake them
+        return self._take()
+
+    def change(self) -> asyncio.Future[None]:
+        """A future for the next news, where there are none now."""
+        self._changed = changed = asyncio.get_running_loop().create_future()
+        return changed
+
+    async def end(self) -> None:
+        """Wait for what a patient one hears of. Raises what it failed with."""
+        while not self.news():
+            await self.change()
+
+    def _take(self) -> list[News]:
         news, self._news = self._news, []
         return news
 
+    def _pour(self, sink: Sink, writer: Writer) -> None:
+        try:
+            if not sink(writer.events(self._take())):
+                self._sink = None
+        except Exception as error:  # whoever reads is told
+            self.fail(error)
+
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+
+class _Answer:
+    """The replies to one request."""
+
+    def __init__(self, job: _Job, replies: AsyncGenerator[LLMReply]) -> None:
+        self._replies = replies
+        self.deliver = job.deliver
+
+    def __aiter__(self) -> _Answer:
+        return self
+
+    def __anext__(self) -> Awaitable[LLMReply]:
+        return self._replies.__anext__()
+
+    async def aclose(self) -> None:
+        """Abort it."""
+        await self._replies.aclose()
 
 
 class MockEngine(LLMEngine):
@@ -147,20 +201,20 @@ class MockEngine(LLMEngine):
 
     async def generate_one_token(self) -> None:
         """Past all that wait."""
-        job = _Job(patient=True)
+        job = _Job()
         sequence = Sequence((job, 0), 1, (), 1)
         async with _Running(self, job, [sequence], at_once=True):
-            await job.news()
+            await job.end()
 
     # ---- requests
 
     def chat(self, request: LLMRequest) -> Replies:
         """/v1/chat/completions"""
-        return self._generate(request, lambda body: plan_chat(body, self._arguments))
+        return self._generated(request, plan_chat)
 
     def completions(self, request: LLMRequest) -> Replies:
         """/v1/completions"""
-        return self._generate(request, lambda body: plan_completions(body, self._arguments))
+        return self._generated(request, plan_completions)
 
     def embeddings(self, request: LLMRequest) -> Replies:
         """/v1/embeddings"""
@@ -182,52 +236,46 @@ class MockEngine(LLMEngine):
         """Nothing."""
         return not_supported(request.path)
 
-    async def _generate(self, request: LLMRequest, plan_of: Callable[[bodies.Body], Plan]) -> AsyncIterator[LLMReply]:
+    def _generated(self, request: LLMRequest, plan_of: PlanOf) -> Replies:
+        job = _Job()
+        return _Answer(job, self._generate(request, plan_of, job))
+
+    async def _generate(self, request: LLMRequest, plan_of: PlanOf, job: _Job) -> AsyncGenerator[LLMReply]:
         try:
-            body = self._read(request)
-            plan = plan_of(body)
+            plan = plan_of(self._read(request), self._arguments)
         except LLMRequestError as error:
             yield reply_to(error)
             return
-        job = _Job(patient=not plan.stream)
         sequences = self._sequences(plan, job)
         writer = Writer(plan, new_request_id(), int(time.time()))
+        job.patient = not plan.stream
+        if plan.stream and self._arguments.fail_after_tokens is None:
+            job.writer = writer
         async with _Running(self, job, sequences):
             if plan.stream:
-                given = [0] * len(sequences)
                 status = 200
                 # Not as long as something is to be made: that may end while a slow reader holds this up.
-                while sum(given) < plan.completion_tokens:
-                    reply = self._events(await job.news(), plan, job, writer, given)
+                while writer.left:
+                    while not (news := job.news()):
+                        await job.change()
+                    reply = writer.events(news)
+                    if not writer.left:
+                        usage = _usage(plan, sequences)
+                        reply.data += writer.end(usage)
+                        reply.usage.CopyFrom(usage)
                     reply.status, status = status, 0
                     yield reply
-                    self._fail_where_told(given)
+                    self._fail_where_told(plan.completion_tokens - writer.left)
             else:
-                await job.news()
-                self._fail_where_told([plan.completion_tokens])
+                await job.end()
+                self._fail_where_told(plan.completion_tokens)
                 usage = _usage(plan, sequences)
                 whole = writer.whole(usage, self._transfer(plan, sequences))
                 yield LLMReply(data=whole, status=200, tokens=usage.completion_tokens, usage=usage)
 
-    def _events(
-        self, news: list[tuple[int, int, bool]], plan: Plan, job: _Job, writer: Writer, given: list[int]
-    ) -> LLMReply:
-        data = b""
-        count = 0
-        for number, more, done in news:
-            data += writer.tokens(number, given[number], more)
-            given[number] += more
-            count += more
-            if done:
-                data += writer.finish(number)
-        if sum(given) < plan.completion_tokens:
-            return LLMReply(data=data, tokens=count)
-        usage = _usage(plan, job.sequences)
-        return LLMReply(data=data + writer.end(usage), tokens=count, usage=usage)
-
-    def _fail_where_told(self, given: list[int]) -> None:
+    def _fail_where_told(self, given: int) -> None:
         most = self._arguments.fail_after_tokens
-        if most is not None and sum(given) >= most:
+        if most is not None and given >= most:
             raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: the request failed as it was told to")
 
     def _sequences(self, plan: Plan, job: _Job) -> list[Sequence]:
@@ -346,14 +394,14 @@ class MockEngine(LLMEngine):
             raise LLMRequestError(f"{name}: expected at most {MOST_INPUTS} texts, found {len(texts)}", param=name)
         for text in texts:
             check_length(len(text), 1, self._arguments)
-        job = _Job(patient=True)
+        job = _Job()
         salt = (self._cache.salt, "pooling")
         size = self._arguments.block_size
         sequences = [
             Sequence((job, number), len(text), chain_of(text, size, salt), 1) for number, text in enumerate(texts)
         ]
         async with _Running(self, job, sequences):
-            await job.news()
+            await job.end()
 
     # ---- operations
 
@@ -423,9 +471,13 @@ class MockEngine(LLMEngine):
 
     def _tick(self) -> None:
         self._timer = None
+        told: dict[_Job, None] = {}
         for sequence, count in self._schedule.advance(self._now()):
             job, number = sequence.owner
-            job.tell(number, count, done=sequence.stage is Stage.DONE)
+            job.tell(number, count, sequence.stage is Stage.DONE)
+            told[job] = None
+        for job in told:
+            job.hand_on()
         if self._stalls():
             self._schedule.pause(self._now())
         self.arm()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
-from pierhead.llm.v1.llm_pb2 import Usage
+from pierhead.llm.v1.llm_pb2 import LLMReply, Usage
 
 from services.llm.server.engines.mock_plan import Answer, Plan
 
@@ -16,31 +16,47 @@ _MARK = "\x00"
 """Stands where the token goes while a template is made; JSON writes it as six characters that no token has."""
 _MARKED = b"\\u0000"
 
+News: TypeAlias = tuple[int, int, bool]
+"""The number of a choice, how many more tokens it has, and whether they are its last."""
+
+
+class _Choice:
+    """One answer as it is streamed: a token's event is what stands before it, the token as JSON, and what is behind."""
+
+    __slots__ = ("before", "behind", "between", "given", "offset", "pieces")
+
+    def __init__(self, before: bytes, behind: bytes, pieces: list[bytes]) -> None:
+        self.before = before
+        self.behind = behind
+        self.between = behind + before
+        self.pieces = pieces
+        self.given = 0
+        """Tokens that were streamed."""
+        self.offset = 0
+        """Where the next one stands in the text, for logprobs; characters."""
+
 
 class Writer:
     """Writes one request's answers, streamed or whole."""
+
+    __slots__ = ("_choices", "_created", "_id", "_plan", "left")
 
     def __init__(self, plan: Plan, request_id: str, created: int) -> None:
         self._plan = plan
         self._id = f"{'chatcmpl' if plan.chat else 'cmpl'}-{request_id}"
         self._created = created
-        self._parts = [self._around(number, answer) for number, answer in enumerate(plan.answers)]
-        """Of each choice: what stands before and behind a token, its tokens as JSON."""
-        self._offsets: dict[int, int] = {}
+        self._choices = [self._choice_of(number, answer) for number, answer in enumerate(plan.answers)]
+        self.left = plan.completion_tokens
+        """Tokens that were not streamed yet."""
 
-    def tokens(self, number: int, start: int, count: int) -> bytes:
-        """The events of some tokens of a choice; with the first one, what comes before it."""
-        head = self._head(number) if start == 0 else b""
-        if self._plan.logprobs is not None and self._plan.answers[number].tool is None:
-            return head + b"".join(self._with_logprobs(number, at) for at in range(start, start + count))
-        before, behind, pieces = self._parts[number]
-        return head + before + (behind + before).join(pieces[start : start + count]) + behind
-
-    def finish(self, number: int) -> bytes:
-        """The last event of a choice."""
-        reason = self._plan.answers[number].finish
-        empty: dict[str, Any] = {"delta": {}} if self._plan.chat else {"text": ""}
-        return self._event([{"index": number, **empty, "logprobs": None, "finish_reason": reason}])
+    def events(self, news: Iterable[News]) -> LLMReply:
+        """The events of what is new."""
+        data, before = b"", self.left
+        for number, count, done in news:
+            data += self._tokens(number, count)
+            if done:
+                data += self._finish(number)
+        return LLMReply(data=data, tokens=before - self.left)
 
     def end(self, usage: Usage) -> bytes:
         """What ends the stream."""
@@ -56,6 +72,24 @@ class Writer:
 
     # ---- inside
 
+    def _tokens(self, number: int, count: int) -> bytes:
+        """The events of the next tokens of a choice; with the first one, what comes before it."""
+        choice = self._choices[number]
+        start = choice.given
+        choice.given = end = start + count
+        self.left -= count
+        if self._plan.logprobs is not None and self._plan.answers[number].tool is None:
+            tokens = b"".join(self._with_logprobs(number, at) for at in range(start, end))
+        else:
+            tokens = choice.before + choice.between.join(choice.pieces[start:end]) + choice.behind
+        return tokens if start else self._head(number) + tokens
+
+    def _finish(self, number: int) -> bytes:
+        """The last event of a choice."""
+        reason = self._plan.answers[number].finish
+        empty: dict[str, Any] = {"delta": {}} if self._plan.chat else {"text": ""}
+        return self._event([{"index": number, **empty, "logprobs": None, "finish_reason": reason}])
+
     def _frame(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._plan.model}
 
@@ -63,7 +97,7 @@ class Writer:
         frame = self._frame("chat.completion.chunk" if self._plan.chat else "text_completion")
         return b"data: %b\n\n" % json.dumps(frame | {"choices": choices} | more).encode()
 
-    def _around(self, number: int, answer: Answer) -> tuple[bytes, bytes, list[bytes]]:
+    def _choice_of(self, number: int, answer: Answer) -> _Choice:
         if not self._plan.chat:
             content: dict[str, Any] = {"text": _MARK}
         elif answer.tool is None:
@@ -72,7 +106,7 @@ class Writer:
             content = {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": _MARK}}]}}
         event = self._event([{"index": number, **content, "logprobs": None, "finish_reason": None}])
         before, _, behind = event.rpartition(_MARKED)
-        return before, behind, _escaped(answer.pieces)
+        return _Choice(before, behind, _escaped(answer.pieces))
 
     def _head(self, number: int) -> bytes:
         if not self._plan.chat:
@@ -104,8 +138,8 @@ class Writer:
 
     def _with_logprobs(self, number: int, at: int) -> bytes:
         piece = self._plan.answers[number].pieces[at]
-        offset = self._offsets.get(number, 0)
-        self._offsets[number] = offset + len(piece)
+        choice = self._choices[number]
+        offset, choice.offset = choice.offset, choice.offset + len(piece)
         content: dict[str, Any] = {"delta": {"content": piece}} if self._plan.chat else {"text": piece}
         logprobs = self._logprobs([piece], offset)
         return self._event([{"index": number, **content, "logprobs": logprobs, "finish_reason": None}])

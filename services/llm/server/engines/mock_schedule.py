@@ -283,19 +283,23 @@ class Schedule:
 
     def _deliver(self) -> list[tuple[Sequence, int]]:
         told: list[tuple[Sequence, int]] = []
-        while self._due and self._due[0][0] <= self._level + NEARLY:
-            _, _, sequence = heapq.heappop(self._due)
+        due, before = self._due, self.made
+        while due and due[0][0] <= self._level + NEARLY:
+            sequence = due[0][2]
             if sequence.stage is Stage.DONE:
+                heapq.heappop(due)
                 continue
             if sequence.begun == -math.inf:
                 made, sequence.stage = sequence.total, Stage.DONE
-            else:
-                made = min(sequence.total, 1 + math.floor(self._level - sequence.begun + NEARLY))
-                if made < sequence.total:
-                    heapq.heappush(self._due, (sequence.begun + made, next(self._order), sequence))
+                heapq.heappop(due)
+            elif (made := 1 + math.floor(self._level - sequence.begun + NEARLY)) < sequence.total:
+                heapq.heapreplace(due, (sequence.begun + made, next(self._order), sequence))
+            else:  # but for rounding it has ended: the last one is told of with the end
+                made = sequence.total - 1
+                heapq.heappop(due)
             if made > sequence.given:
                 told.append((sequence, made - sequence.given))
-                self.tokens += made - sequence.given
                 self.made += made - sequence.given
                 sequence.given = made
+        self.tokens += self.made - before
         return told

@@ -360,6 +360,22 @@ class _Replies(ServedCall):
             await self._room_made
         self._send(message)
 
+    @property
+    def takes_now(self) -> bool:
+        """Whether the caller takes a message now."""
+        return not self._ended and self._room.left > 0
+
+    def write_now(self, message: Any) -> bool:
+        """Send a reply message in this turn of the event loop, for whoever does not want to wait; while `takes_now`.
+        Returns whether the caller takes another.
+
+        Beyond gRPC's own: contexts of calls that came over plain gRPC have neither.
+        """
+        if self._ended:
+            raise asyncio.InvalidStateError("the call has ended: no message can follow")
+        self._send(message)
+        return self._room.left > 0
+
     def _send(self, message: Any) -> None:
         raw = self.method.encode(message)
         size = len(raw)

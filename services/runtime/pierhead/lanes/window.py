@@ -14,7 +14,7 @@ LARGE_BYTES = 256 * 1024
 
 def cost(size: int) -> int:
     """What a message of `size` bytes takes of a window: no more than a window has, also when it is a large parcel."""
-    return min(size, WINDOW_BYTES) + MESSAGE_BYTES
+    return (size if size < WINDOW_BYTES else WINDOW_BYTES) + MESSAGE_BYTES
 
 
 class SendWindow:
