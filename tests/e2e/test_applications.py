@@ -64,7 +64,7 @@ def test_own_rows_are_scored_alike_over_http_and_grpc(stack: Stack) -> None:
     answer = stack.post("/recsys/rank", {"dense": [DENSE_ROW], "sparse": [SPARSE_ROW]})
     assert answer.status == 200, answer.body
     with grpc.insecure_channel(stack.grpc_address) as channel:
-        reply = ranker_pb2_grpc.RankerStub(channel).Rank(rank_request(), timeout=10)
+        reply = ranker_pb2_grpc.RankerStub(channel).Rank(rank_request(), timeout=60)
     assert reply.scores.dtype == tensor_pb2.Tensor.FLOAT32
     assert list(reply.scores.shape) == [1]
     assert math.isclose(struct.unpack("<f", reply.scores.data)[0], answer.json["scores"][0], rel_tol=1e-5)
@@ -91,7 +91,7 @@ def test_unknown_grpc_service_is_unimplemented_and_lists_the_known_ones(stack: S
     with grpc.insecure_channel(stack.grpc_address) as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/nobody.v1.Nothing/Do")
         with pytest.raises(grpc.RpcError) as caught:
-            call(b"", timeout=10)
+            call(b"", timeout=60)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "pierhead.recsys.v1.Ranker" in str(caught.value.details())
 
@@ -119,7 +119,7 @@ def test_no_replica_is_a_503_that_says_when_to_come_back(stack: Stack) -> None:
     assert int(answer.headers["retry-after"]) >= 1
     assert "echo" in answer.json["error"]["message"]
     stack.scale("echo", 1)
-    eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo is back", within_s=10)
+    eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo is back")
 
 
 def test_request_ids_are_kept_and_made(stack: Stack) -> None:

@@ -12,7 +12,7 @@ from tests.harness.load import Load
 from tests.harness.stack import ROOT, Stack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 APPS = Path(__file__).parent / "apps"
 
@@ -47,7 +47,7 @@ def test_an_image_that_is_not_ours(echo_stack: Stack) -> None:
     echo_stack.env["COMPOSE_FILE"] += ":tests/e2e/apps/static.yaml"
     with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
         echo_stack.up()
-        eventually(lambda: echo_stack.get("/static/").body == b"a page\n", "nginx answers", within_s=60)
+        eventually(lambda: echo_stack.get("/static/").body == b"a page\n", "nginx answers", within_s=120)
     with Load([echo_stack.url("/static/"), echo_stack.url("/echo?message=x")], connections=16) as more:
         echo_stack.scale("static", 3)
         echo_stack.scale("static", 1)
@@ -64,7 +64,7 @@ def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack:
         build_nginx(echo_stack)
         echo_stack.env["COMPOSE_FILE"] += ":.state/static.yaml"
         echo_stack.up()
-        eventually(lambda: echo_stack.get("/static/").status == 200, "nginx answers", within_s=60)
+        eventually(lambda: echo_stack.get("/static/").status == 200, "nginx answers", within_s=120)
         before = echo_stack.replica_ids("static")
         for right, wrong in (("port: 80", "port: 81"), ("{path: /}", "{path: /, port: 82}")):
             with Load([echo_stack.url("/static/")], connections=4) as load:
@@ -110,7 +110,7 @@ def test_containers_that_compose_scales_are_refused(echo_stack: Stack) -> None:
 def test_a_second_controller_refuses_and_disturbs_nobody(echo_stack: Stack, own: list[str], words: str) -> None:
     replicas, seen = echo_stack.replica_ids(), len(echo_stack.events())
     with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
-        done = echo_stack.compose("run", "--rm", "--no-deps", "-T", *own, "controller", timeout_s=60)
+        done = echo_stack.compose("run", "--rm", "--no-deps", "-T", *own, "controller")
     load.assert_no_failure()
     assert done.returncode == 3, done.stdout + done.stderr
     assert words in done.stdout + done.stderr

@@ -9,7 +9,7 @@ import pytest
 from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def policies_stack() -> Iterator[Stack]:
 
 def test_policies_decide_and_hold_when_they_cannot(policies_stack: Stack) -> None:
     stack = policies_stack
-    eventually(lambda: stack.is_settled("by-function", 2), "the function's number", within_s=90)
+    eventually(lambda: stack.is_settled("by-function", 2), "the function's number", within_s=120)
     message = stack.service("by-function")["message"]
     assert message == "autoscaled, 1 to 3: tests.e2e.apps.policy:wanted asks for 2"
 
     # One ready replica is twice what is wanted of it, and so are two, and three.
-    eventually(lambda: stack.is_settled("by-query", 3), "as many as the value asks for", within_s=90)
+    eventually(lambda: stack.is_settled("by-query", 3), "as many as the value asks for", within_s=120)
     told = [event["message"] for event in stack.events() if event["kind"] == "autoscale"]
     assert any('max(pierhead_service_ready_replicas{service="$service"}) = 1, 0.5 wanted' in words for words in told)
 
@@ -42,6 +42,6 @@ def test_policies_decide_and_hold_when_they_cannot(policies_stack: Stack) -> Non
 
     assert stack.compose("start", "prometheus").returncode == 0
     eventually(
-        lambda: "= 3, 0.5 wanted" in stack.service("by-query")["message"], "the value decides again", within_s=90
+        lambda: "= 3, 0.5 wanted" in stack.service("by-query")["message"], "the value decides again", within_s=120
     )
     assert stack.replica_ids() == replicas

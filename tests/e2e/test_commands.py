@@ -14,6 +14,9 @@ from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
+COMMAND_S = 180.0
+"""Against a command that never ends."""
+
 
 @pytest.mark.parametrize(
     ("arguments", "needles"),
@@ -141,11 +144,15 @@ def test_why_of_a_service_that_was_scaled(stack: Stack) -> None:
 def test_why_of_a_replica_that_was_killed_has_its_end(stack: Stack) -> None:
     victim = next(iter(stack.replicas("echo-child").values()))
     stack.kill_process(victim)
-    eventually(lambda: data(stack, "why", "echo-child")["last_failure"], "the failure is told", within_s=60)
-    told = data(stack, "why", "echo-child")["last_failure"]
-    assert told["target"] == victim.name
+    told = eventually(lambda: last_failure(stack, "echo-child", str(victim.name)), "the failure is told")
     assert "signal 9" in told["message"]
     stack.wait_settled(**{"echo-child": 1})
+
+
+def last_failure(stack: Stack, service: str, replica: str) -> Any:
+    """What is told of the service's last failure, if it is this replica's."""
+    told = data(stack, "why", service)["last_failure"]
+    return told if told and told["target"] == replica else None
 
 
 def test_routes_are_those_that_requests_take(stack: Stack) -> None:
@@ -192,7 +199,7 @@ def on_the_machine(stack: Stack, *arguments: str, **environment: str) -> subproc
         env={**stack.env, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=COMMAND_S,
         check=False,
     )
 
@@ -221,10 +228,10 @@ def test_what_follows_ends_with_whoever_asked(stack: Stack) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline()
-    assert following()
+    eventually(following, "it is in the controller's container")
     process.kill()
-    process.communicate(timeout=30)
-    eventually(lambda: not following(), "nothing is left behind in the controller's container", within_s=30)
+    process.communicate(timeout=COMMAND_S)
+    eventually(lambda: not following(), "nothing is left behind in the controller's container")
 
 
 def test_a_shell_is_offered_the_services_that_run(stack: Stack) -> None:
@@ -240,7 +247,13 @@ def test_another_machines_controller_is_reached_by_its_address(stack: Stack) -> 
     }
     command = [sys.executable, "-m", "controller.cli"]
     done = subprocess.run(
-        [*command, "top", "--once"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [*command, "top", "--once"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "no rates and quantiles" not in done.stdout
@@ -250,7 +263,7 @@ def test_another_machines_controller_is_reached_by_its_address(stack: Stack) -> 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=COMMAND_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "echo: 2 of 2 ready\n"), done.stderr

@@ -1,13 +1,19 @@
-"""The failure table, line by line, on the real stack under load: what happens, and what clients may see of it."""
+"""The failure table, line by line, on the real stack under load: what happens, and what clients may see of it.
+
+What fails is told by when it began and by how much of it there is; a bound in seconds is judged last, and where the
+machine gave it a chance.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from docker.models.containers import Container
 
 from tests.harness.load import PAUSE_S, Load
+from tests.harness.machine import Pace, judge
 from tests.harness.stack import Stack, address_of, request
 from tests.harness.waiting import eventually, seconds_until
 
@@ -44,7 +50,7 @@ def test_every_replica_takes_its_share(stack: Stack) -> None:
             lambda: all(replica["ongoing"] is not None for replica in stack.service("echo-child")["replicas"]),
             "every replica reports",
         )
-        eventually(lambda: _calls_by_replica(stack, "echo-child", 3), "three replicas have had calls", within_s=30)
+        eventually(lambda: _calls_by_replica(stack, "echo-child", 3), "three replicas have had calls")
 
 
 def _calls_by_replica(stack: Stack, service: str, count: int) -> bool:
@@ -75,7 +81,7 @@ def test_controller_process_killed(stack: Stack) -> None:
     started_at = controller.attrs["State"]["StartedAt"]
     with load_on(stack) as load:
         stack.kill_process(controller)
-        eventually(lambda: _started_again(stack, started_at), "Docker starts it again", within_s=30)
+        eventually(lambda: _started_again(stack, started_at), "Docker starts it again")
         stack.wait_settled(ranker=2)
         eventually(lambda: stack.plan_text() == "nothing to do", "the new controller's plan is empty")
     load.assert_no_failure()
@@ -116,55 +122,79 @@ def test_haproxy_killed(stack: Stack) -> None:
             "Docker starts HAProxy again",
             every_s=0.01,
         )
-        took = seconds_until(lambda: stack.get(ECHO).status == stack.get(RECSYS).status == 200, "every server is back")
+        with Pace() as pace:
+            took = seconds_until(lambda: _answers(stack, ECHO, RECSYS), "every server is back")
         back_at = time.time()
         eventually(lambda: stack.plan_text() == "nothing to do", "the controller's plan is empty")
-    assert took < 2.0
     failed = f"killed at {killed_at:.1f}, back at {back_at:.1f}: {load.result}\n{load.result.counts}"
-    assert load.result.last_failure_at <= back_at + 1.0, failed
-    away_s = back_at + 1.0 - killed_at
-    assert load.result.failed <= CONNECTIONS * (1 + away_s / PAUSE_S), "only what it had begun, and what finds nobody"
+    assert load.result.last_failed_begun_at <= back_at, failed
+    # Of each connection: what it had begun, then one after each pause, and the one that was on its way at the end.
+    assert load.result.failed <= CONNECTIONS * (2 + (back_at - killed_at) / PAUSE_S), failed
     assert stack.replica_ids() == replicas
     assert stack.get("/-/healthz").status == 200
+    judge(took < 2.0, f"every server is back within 2 s, and it was {took:.1f} s", pace)
+
+
+def _answers(stack: Stack, *paths: str) -> bool:
+    return all(stack.get(path).status == 200 for path in paths)
 
 
 def test_ranker_killed_under_load(stack: Stack) -> None:
-    victim = next(iter(stack.replicas("ranker").values()))
+    victim, since = next(iter(stack.replicas("ranker").values())), last_event(stack)
     with load_on(stack) as load:
-        killed_at = stack.kill_process(victim)
+        stack.kill_process(victim)
+        eventually(lambda: failures(stack, "ranker", since), "the failure is told")
+        told_at = time.time()
         eventually(lambda: victim.id not in stack.replica_ids("ranker"), "the dead replica's container is gone")
         stack.wait_settled(ranker=2)
-    assert load.result.last_failure_at <= killed_at + 1.0, "out of rotation within a second"
+    assert load.result.last_failed_begun_at <= told_at, "out of rotation"
     assert load.result.failed <= CONNECTIONS, "only what it had begun"
     assert all("/echo" not in count.url for count in load.result.counts), "others are untouched"
-    kinds = [(event["kind"], event["service"]) for event in stack.events()]
-    assert ("replica_failed", "ranker") in kinds
+    assert [event["target"] for event in failures(stack, "ranker", since)] == [victim.name]
 
 
 def test_ingress_killed_under_load(stack: Stack) -> None:
     stack.scale("echo", 2)
-    victim = next(iter(stack.replicas("echo").values()))
+    victim, since = next(iter(stack.replicas("echo").values())), last_event(stack)
     with load_on(stack, ECHO) as load:
-        killed_at = stack.kill_process(victim)
+        stack.kill_process(victim)
+        eventually(lambda: failures(stack, "echo", since), "the failure is told")
+        told_at = time.time()
         eventually(lambda: victim.id not in stack.replica_ids("echo"), "the dead replica's container is gone")
         stack.wait_settled(echo=2)
-    assert load.result.last_failure_at <= killed_at + 1.0, "out of rotation within a second"
+    assert load.result.last_failed_begun_at <= told_at, "out of rotation"
     assert load.result.failed <= CONNECTIONS, "only what it had begun"
+
+
+def last_event(stack: Stack) -> int:
+    return max(int(event["seq"]) for event in stack.events())
+
+
+def failures(stack: Stack, service: str, since: int) -> list[Any]:
+    """The events that tell of a service's failed replicas since then."""
+    return [
+        event
+        for event in stack.events()
+        if event["seq"] > since and event["kind"] == "replica_failed" and event["service"] == service
+    ]
 
 
 def test_replica_that_hangs_is_replaced(stack: Stack) -> None:
     stack.scale("echo-child", 2)
     victim = next(iter(stack.replicas("echo-child").values()))
-    with load_on(stack, ECHO, connections=10) as load:
+    with load_on(stack, ECHO, connections=10) as load, Pace() as pace:
         stopped_at = stack.kill_process(victim, "STOP")
-        eventually(lambda: victim.id not in stack.replica_ids("echo-child"), "the hanging replica is gone", within_s=60)
-        assert time.time() - stopped_at < 30
+        eventually(lambda: victim.id not in stack.replica_ids("echo-child"), "the hanging replica is gone", 120)
+        gone_at = time.time()
         stack.wait_settled(**{"echo-child": 2})
-    assert load.result.last_failure_at <= stopped_at + NOTICED_S, "nobody calls it any more"
+    assert load.result.last_failed_begun_at <= gone_at, "nobody calls it any more"
     assert load.result.failed <= 10, "only what it had begun"
     with load_on(stack, ECHO, connections=10) as after:
         eventually(lambda: stack.get(ECHO).status == 200, "it answers")
     after.assert_no_failure()
+    last_s, gone_s = load.result.last_failed_begun_at - stopped_at, gone_at - stopped_at
+    judge(last_s <= NOTICED_S, f"callers gave it up within {NOTICED_S:g} s, and it was {last_s:.1f} s", pace)
+    judge(gone_s < 30, f"it is gone within 30 s, and it was {gone_s:.1f} s", pace)
 
 
 def test_a_ready_replica_serves_within_two_seconds(stack: Stack) -> None:
@@ -174,8 +204,9 @@ def test_a_ready_replica_serves_within_two_seconds(stack: Stack) -> None:
     new = eventually(lambda: set(stack.replicas("echo")) - before, "a new container").pop()
     container = stack.replicas("echo")[new]
     eventually(lambda: _own_readiness(container) == 200, "the replica says it is ready", every_s=0.01)
-    took = seconds_until(lambda: _has_server(stack, new), "HAProxy sends it requests")
-    assert took < 2.0
+    with Pace() as pace:
+        took = seconds_until(lambda: _has_server(stack, new), "HAProxy sends it requests")
+    judge(took < 2.0, f"HAProxy has it within 2 s, and it was {took:.1f} s", pace)
 
 
 def _own_readiness(container: Container) -> int:

@@ -62,7 +62,7 @@ def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stac
     before, worker = stack.replica_ids(), stack.haproxy_worker()
     with Load([stack.url("/echo?message=hi")], connections=16) as load:
         write(app, user_config="{greeting: Ahoy}")
-        eventually(lambda: messages(stack, "user_config_applied"), "it has come everywhere", within_s=30)
+        eventually(lambda: messages(stack, "user_config_applied"), "it has come everywhere")
         assert answers(stack) == {"Ahoy: hi"}
         [changed] = messages(stack, "user_config")
         assert changed.endswith('greeting: nothing -> "Ahoy"; no restart')
@@ -70,18 +70,17 @@ def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stac
         assert applied.endswith(f"is in force in {REPLICAS} of {REPLICAS} replicas")
 
         write(app, user_config="{greeting: 7}")
-        eventually(lambda: len(messages(stack, "user_config_refused")) == REPLICAS, "all refuse it", within_s=30)
+        eventually(lambda: len(messages(stack, "user_config_refused")) == REPLICAS, "all refuse it")
         assert answers(stack) == {"Ahoy: hi"}, "the former one stays in force"
-        row = stack.service("echo-child")
-        assert (row["state"], row["ready"]) == ("DEPLOY_FAILED", REPLICAS)
+        row = eventually(lambda: refused(stack), "the status says so")
         assert "Echo.reconfigure raised ValueError: expected {greeting: <some text>} or {}" in row["message"]
-        assert "no restart" in stack.plan_text()
+        eventually(lambda: "no restart" in stack.plan_text(), "the plan says that they go on as they are")
 
         stack.container("controller").kill()
         write(app, user_config="{greeting: Moin}")
         stack.container("controller").start()
-        eventually(lambda: answers(stack) == {"Moin: hi"}, "the next controller goes on", within_s=60)
-        eventually(lambda: stack.service("echo-child")["state"] == "HEALTHY", "all is well", within_s=30)
+        eventually(lambda: answers(stack) == {"Moin: hi"}, "the next controller goes on", within_s=120)
+        eventually(lambda: stack.service("echo-child")["state"] == "HEALTHY", "all is well")
     print(f"\n{load.result}")
     load.assert_no_failure()
     assert stack.replica_ids() == before, "the same containers"
@@ -91,6 +90,12 @@ def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stac
     stack.scale("echo-child", REPLICAS + 1)
     stack.wait_settled(**{"echo-child": REPLICAS + 1})
     assert answers(stack) == {"Moin: hi"}, "the new one began with it"
+
+
+def refused(stack: Stack) -> Any:
+    """The children's row once it says that all of them refuse what is written."""
+    row = stack.service("echo-child")
+    return row if (row["state"], row["ready"]) == ("DEPLOY_FAILED", REPLICAS) else None
 
 
 def calls(stack: Stack) -> dict[str, float]:

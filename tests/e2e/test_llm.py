@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from docker.models.containers import Container
 
+from tests.harness.machine import Pace, judge
 from tests.harness.stack import ROOT, Stack, address_of, request
 from tests.harness.streams import ERROR_EVENT, GIVEN_UP, Streams
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 APP = Path(__file__).parent / "apps" / "llm.yaml"
 COPY = ROOT / ".state" / "llm.yaml"
@@ -27,6 +28,11 @@ TOKENS_PER_S = 25
 """Of each stream: request_tokens_per_s in apps/llm.yaml."""
 STEADY = 3
 """Replicas of `llm`."""
+STALLING_S = 40.0
+"""With it 32 streams want 32,000 tokens. The engine of `llm-stalling` makes 4,000: on a slow machine, too, every stream
+has its first before the last of those is made."""
+LONG_S = 20.0
+"""Streams that something happens to: none may end by itself before, on a machine that takes its time to begin them."""
 
 
 @pytest.fixture(scope="module")
@@ -95,32 +101,43 @@ def told(stack: Stack, since: int, kind: str, service: str) -> list[str]:
 
 def test_a_replica_is_killed_under_streams(llm: Stack) -> None:
     since = last_event(llm)
-    with streams(llm, seconds=8) as running:
-        eventually(lambda: running.begun == STREAMS, "every stream has begun", within_s=6)
-        at_work = spread(llm)
+    with streams(llm, seconds=LONG_S) as running:
+        at_work = all_at_work(llm, running)
         victim = llm.replicas("llm")[max(at_work, key=lambda name: at_work[name])]
-        killed_at = llm.kill_process(victim)
+        with Pace() as pace:
+            killed_at = llm.kill_process(victim)
+            lost = at_work[str(victim.name)]
+            eventually(lambda: len(running.not_well()) == lost, "everybody that it worked for is told")
+        # Before that the gateway does not know, and a call that a replica may have begun is not repeated.
         with streams(llm, seconds=2) as later:
             eventually(lambda: victim.id not in llm.replica_ids("llm"), "the dead replica's container is gone")
             llm.wait_settled(llm=STEADY)
     failed = told(llm, since, "replica_failed", "llm")
     print(f"\n  at work: {at_work}; killed: {victim.name}\n  then running: {running}\n  begun later: {later}")
     print("  events: " + "\n    ".join(failed))
-    assert sum(at_work.values()) == STREAMS
-    assert [each.how for each in running.not_well()] == [ERROR_EVENT] * at_work[str(victim.name)]
-    assert all(each.ended_at < killed_at + 2 for each in running.not_well()), "they are told at once"
+    assert [each.how for each in running.not_well()] == [ERROR_EVENT] * lost
     assert not later.not_well(), "those go elsewhere"
     assert len(failed) == 1
+    told_s = max(each.ended_at for each in running.not_well()) - killed_at
+    judge(told_s < 2, f"they are told at once, and it was {told_s:.1f} s", pace)
+
+
+def all_at_work(stack: Stack, running: Streams) -> dict[str, int]:
+    """How many streams each replica works on, once all of them have begun and none has ended."""
+    eventually(lambda: running.begun == STREAMS, "every stream has begun")
+    at_work = spread(stack)
+    assert sum(at_work.values()) == STREAMS
+    assert not running.ended
+    return at_work
 
 
 def test_a_replica_is_frozen_under_streams(llm: Stack) -> None:
     since = last_event(llm)
-    with streams(llm, seconds=8) as running:
-        eventually(lambda: running.begun == STREAMS, "every stream has begun", within_s=6)
-        at_work = spread(llm)
+    with streams(llm, seconds=LONG_S) as running:
+        at_work = all_at_work(llm, running)
         victim = llm.replicas("llm")[max(at_work, key=lambda name: at_work[name])]
         frozen_at = llm.kill_process(victim, "STOP")
-        eventually(lambda: victim.id not in llm.replica_ids("llm"), "the frozen replica's container is gone")
+        eventually(lambda: victim.id not in llm.replica_ids("llm"), "the frozen replica's container is gone", 120)
         llm.wait_settled(llm=STEADY)
         with streams(llm, seconds=2) as later:
             pass
@@ -139,8 +156,8 @@ def test_an_engine_that_stalls_is_replaced_by_the_watchdog(llm: Stack) -> None:
     llm.scale("llm-stalling", 1)
     eventually(lambda: chat(llm, "stalling")[0] == 200, "it answers")
     since, before = last_event(llm), llm.replica_ids("llm-stalling")
-    with streams(llm, seconds=8, count=8) as others, streams(llm, "stalling", seconds=20) as running:
-        eventually(lambda: running.begun == STREAMS, "every stream has begun", within_s=6)
+    with streams(llm, seconds=8, count=8) as others, streams(llm, "stalling", seconds=STALLING_S) as running:
+        eventually(lambda: running.begun == STREAMS, "every stream has begun")
         eventually(lambda: told(llm, since, "replica_failed", "llm-stalling"), "the watchdog has seen it", 90)
         told_at = time.time()
         eventually(lambda: not before & llm.replica_ids("llm-stalling"), "the stalled replica's container is gone")
@@ -163,7 +180,7 @@ def test_a_rolling_update_under_streams_breaks_none(llm: Stack) -> None:
     before, offered = llm.replica_ids("llm"), llm.service("llm")["offered"]
     worker = llm.haproxy_worker()
     with streams(llm, seconds=3, again=True) as running:
-        eventually(lambda: running.begun >= STREAMS, "every user has a stream", within_s=6)
+        eventually(lambda: running.begun >= STREAMS, "every user has a stream")
         COPY.write_text(APP.read_text().replace("EDITION: first", "EDITION: second"))
         eventually(lambda: llm.service("llm")["offered"] != offered, "the new version is seen")
         eventually(lambda: not before & llm.replica_ids("llm"), "the old version is gone", within_s=120)
@@ -177,7 +194,7 @@ def test_a_rolling_update_under_streams_breaks_none(llm: Stack) -> None:
 
 def test_scaling_down_and_up_under_streams_breaks_none(llm: Stack) -> None:
     with streams(llm, seconds=3, again=True) as running:
-        eventually(lambda: running.begun >= STREAMS, "every user has a stream", within_s=6)
+        eventually(lambda: running.begun >= STREAMS, "every user has a stream")
         for replicas in (1, STEADY):
             llm.scale("llm", replicas)
             llm.wait_settled(llm=replicas)
@@ -189,11 +206,11 @@ def test_scaling_down_and_up_under_streams_breaks_none(llm: Stack) -> None:
 
 def test_clients_that_leave_end_their_work_in_the_engines(llm: Stack) -> None:
     with streams(llm, seconds=100) as running:
-        eventually(lambda: sum(spread(llm).values()) == STREAMS, "the engines work for all of them", within_s=10)
+        eventually(lambda: sum(spread(llm).values()) == STREAMS, "the engines work for all of them")
         at_work = spread(llm)
         running.give_up()
         left_at = time.monotonic()
-        eventually(lambda: sum(spread(llm).values()) == 0, "the engines work for nobody", within_s=5)
+        eventually(lambda: sum(spread(llm).values()) == 0, "the engines work for nobody", within_s=30)
         took_s = time.monotonic() - left_at
     print(f"\n  at work: {at_work}\n  {running}\n  the engines had stopped after {took_s:.2f} s")
     assert {each.how for each in running.ended} == {GIVEN_UP}
@@ -213,7 +230,9 @@ def test_a_model_that_does_not_load_says_why_and_leaves_the_others_alone(llm: St
     before = llm.replica_ids("llm")
     with streams(llm, seconds=3, count=8, again=True) as others:
         llm.api(f"/api/v1/services/{service}/scale", "PUT", {"replicas": 1})
-        row = eventually(lambda: _explained(llm, service, words), "the status says why, and when it is tried again")
+        row = eventually(
+            lambda: _explained(llm, service, words), "the status says why, and when it is tried again", 120
+        )
         why = llm.pierhead("why", service)
         status = llm.pierhead("status")
         eventually(lambda: len(others.ended) >= 8, "others are served meanwhile")

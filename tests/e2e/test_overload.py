@@ -12,16 +12,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.load import Load, LoadResult
+from tests.harness.machine import Pace, judge
 from tests.harness.stack import Answer, Stack
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
-WORK_S = 0.05
+WORK_S = 0.2
 PLACES = 8
 QUEUE = 8
 CAPACITY = PLACES / WORK_S
-"""Requests a second. This and what it is made of is what tests/e2e/apps/overload.yaml says."""
+"""Requests a second. This and what it is made of is what tests/e2e/apps/overload.yaml says: so little that ten times as
+much is nothing to a slow machine."""
 TIMES = 10
 SECONDS = 8.0
 GOODPUT = 0.85
@@ -46,7 +48,7 @@ def measured(stack: Stack, connections: int) -> LoadResult:
     load = Load([stack.url("/faulty")], connections=connections, limit_s=SECONDS)
     began = time.monotonic()
     with load:
-        eventually(lambda: time.monotonic() - began >= SECONDS, "the time is over", within_s=SECONDS + 5)
+        eventually(lambda: time.monotonic() - began >= SECONDS, "the time is over", within_s=SECONDS + 60)
     return load.result
 
 
@@ -62,14 +64,14 @@ def refused(stack: Stack) -> list[Answer]:
 
 
 def test_overload_is_refused_and_what_is_accepted_is_done(stack: Stack) -> None:
-    peak = measured(stack, PLACES + QUEUE // 2)
-    over = measured(stack, 80)
+    with Pace() as pace:
+        peak = measured(stack, PLACES + QUEUE // 2)
+        over = measured(stack, 80)
     print(f"\npeak: {done(peak):.0f}/s, {peak}\nover: {done(over):.0f}/s, {over}")
     assert peak.kinds() <= {"429"}, peak.failures[:3]
     assert peak.failed <= ONE_TOO_MANY * peak.requests
     assert over.requests / over.seconds >= TIMES * CAPACITY, "it was an overload"
     assert over.kinds() == {"429"}, over.failures[:3]
-    assert done(over) >= GOODPUT * done(peak)
     inside = over.p50_ms / 1000 * done(over)
     assert inside <= IN_PASSING * (PLACES + QUEUE), "whoever is accepted waits for those before it only"
     with Load([stack.url("/faulty")], connections=80):
@@ -78,3 +80,4 @@ def test_overload_is_refused_and_what_is_accepted_is_done(stack: Stack) -> None:
     assert json.loads(refusal.body)["error"]["code"] == "queue_full"
     after = measured(stack, PLACES // 2)
     assert after.failed == 0, "everything is normal again"
+    judge(done(over) >= GOODPUT * done(peak), f"as much is done as ever: {over}; at the peak {peak}", pace)

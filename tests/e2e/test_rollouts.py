@@ -113,7 +113,7 @@ def test_a_version_with_more_errors_is_rolled_back(edited: tuple[Stack, Path]) -
     before = row(stack)["stable"]
     with Load([stack.url("/faulty")], connections=CONNECTIONS) as load:
         edit(app, "v1", rollout="{bake_s: 60}", FAULTS="0.2")
-        eventually(lambda: messages(stack, "rollback"), "it is rolled back", within_s=60)
+        eventually(lambda: messages(stack, "rollback"), "it is rolled back", within_s=120)
         eventually(lambda: ended(stack), "the former version serves again", within_s=60)
     said = messages(stack, "rollback")[0]
     print(f"\n{said}\n{load.result}")

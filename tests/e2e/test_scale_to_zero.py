@@ -13,8 +13,10 @@ from typing import Any
 import grpc
 import pytest
 from aiohttp import ClientSession, TCPConnector, WSMsgType
+from docker.models.containers import Container
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 
+from tests.harness.machine import Pace, judge
 from tests.harness.stack import Stack, request
 from tests.harness.waiting import eventually
 
@@ -24,7 +26,7 @@ ECHO = "/echo?message=hi"
 ANSWER = {"response": "Echo: hi"}
 SLEEPS_AFTER_S = 3.0
 """downscale_delay_s of tests/e2e/apps/asleep.yaml."""
-SOON_S = 60.0
+SOON_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +186,10 @@ def test_nobody_waits_for_what_scale_has_set_to_zero_and_all_do_again_afterwards
     worker = asleep.haproxy_worker()
     asleep.scale("echo", 0)
     assert is_refused()
-    begun = time.monotonic()
-    answer = asleep.get(ECHO)
-    assert time.monotonic() - begun < 1.0, "it is told at once"
+    with Pace() as pace:
+        begun = time.monotonic()
+        answer = asleep.get(ECHO)
+        told_s = time.monotonic() - begun
     assert "make scale SERVICE=echo N=1" in answer.json["error"]["message"]
     assert answer.headers["retry-after"] == "10"
     assert asleep.haproxy_worker() == worker
@@ -194,6 +197,7 @@ def test_nobody_waits_for_what_scale_has_set_to_zero_and_all_do_again_afterwards
     eventually(lambda: asleep.haproxy_worker() != worker and is_refused(), "HAProxy is back", SOON_S)
     assert asleep.pierhead("scale", "echo", "auto").returncode == 0
     eventually(lambda: asleep.get(ECHO).status == 200, "it wakes again", SOON_S)
+    judge(told_s < 1.0, f"it is told at once, and it was {told_s:.1f} s", pace)
 
 
 def test_a_replica_with_an_open_stream_does_not_go_to_sleep(asleep: Stack) -> None:
@@ -212,17 +216,23 @@ def test_a_replica_with_an_open_stream_does_not_go_to_sleep(asleep: Stack) -> No
                 assert (message.type, message.data) == (WSMsgType.TEXT, "Echo: hi")
                 said += 1
             assert said >= 2
+            assert steps(decisions(asleep, since)["echo"]) == ["0 -> 1"]
 
     asyncio.run(converse())
-    assert steps(decisions(asleep, since)["echo"]) == ["0 -> 1"]
     wait_asleep(asleep)
     assert steps(decisions(asleep, since)["echo"]) == ["0 -> 1", "1 -> 0"]
 
 
 def test_requests_outlive_the_crash_of_the_only_replica(asleep: Stack) -> None:
-    assert asleep.get(ECHO).status == 200
-    (before,) = asleep.replicas("echo").values()
-    asleep.kill_process(before)
+    async def crash() -> Container:
+        """Kill the replica that holds a stream: without one it would soon sleep, perhaps before it is killed."""
+        async with ClientSession() as session, session.ws_connect(asleep.url("/echo/socket")) as socket:
+            (replica,) = asleep.replicas("echo").values()
+            asleep.kill_process(replica)
+            assert (await socket.receive(timeout=SOON_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
+        return replica
+
+    before = asyncio.run(crash())
     eventually(lambda: asleep.service("echo")["ready"] == 0, "the crash is seen")
     assert asleep.get(ECHO).status == 200
     assert before.id not in asleep.replica_ids("echo")

@@ -98,7 +98,7 @@ class Callers:
         await until(
             lambda: sum(made.began >= since and made.error is None for made in self.made) >= count,
             f"{count} calls go well; failed: {self.errors()}",
-            10,
+            60,
         )
 
     # ---- what is so now

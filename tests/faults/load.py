@@ -15,8 +15,8 @@ from typing import Any
 
 TICK_S = 0.001
 MAX_CONNECTIONS = 1000
-ANSWERS_S = 10.0
-"""How long after the last request the last answer may come."""
+ANSWERS_S = 60.0
+"""How long after the last request the last answer may come: against what never answers."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Seen:
     seconds: float = 0.0
     good: list[float] = field(default_factory=list)
     meanwhile: list[int] = field(default_factory=list)
-    """For each good answer: how many others came between its request and it."""
+    """For each good answer: how many others the workers ended while it was waited for, as the ingress counts them."""
     refused: list[float] = field(default_factory=list)
     """503 or 429, with Retry-After."""
     refused_with: collections.Counter[int] = field(default_factory=collections.Counter)
@@ -46,8 +46,8 @@ class Seen:
         return sorted(self.good)[int(share * (len(self.good) - 1))]
 
     def answered_meanwhile(self, share: float) -> int:
-        """The quantile of how many others got a good answer while one waited for its own. Unlike a latency, it does
-        not depend on how fast the machine is."""
+        """The quantile of how many others were answered while one waited, from when the ingress knew of it. Unlike a
+        latency, it does not depend on how fast the machine is."""
         return sorted(self.meanwhile)[int(share * (len(self.meanwhile) - 1))]
 
     def __str__(self) -> str:
@@ -72,12 +72,10 @@ class _Connection(asyncio.Protocol):
         self._lost = lost
         self._transport: Any = None
         self._due: float | None = None
-        self._answered_before = 0
         self._received = b""
 
     def send(self, request: bytes, due: float) -> None:
         self._due = due
-        self._answered_before = len(self._seen.good)
         self._received = b""
         self._transport.write(request)
 
@@ -92,7 +90,7 @@ class _Connection(asyncio.Protocol):
             return
         lines = head.lower()
         at = lines.find(b"content-length: ") + 16
-        length = int(lines[at : lines.find(b"\r\n", at) if b"\r\n" in lines[at:] else None])
+        length = int(lines[at:].partition(b"\r\n")[0])
         if len(body) < length:
             return
         due, self._due = self._due, None
@@ -115,7 +113,7 @@ class _Connection(asyncio.Protocol):
         now = time.monotonic()
         seen = self._seen
         if status == 200:
-            seen.meanwhile.append(len(seen.good) - self._answered_before)
+            seen.meanwhile.append(int(head.partition(b"x-meanwhile: ")[2].partition(b"\r\n")[0]))
             seen.good.append(now - due)
         elif status in (503, 429) and b"\r\nretry-after: " in head:
             seen.refused.append(now - due)

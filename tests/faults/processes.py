@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
 import signal
@@ -13,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from tests.harness.ports import own_address
 from tests.unit.runtime.harness import until
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 30.0
+START_S = 120.0
 """A Python process that imports gRPC on a machine whose cores are busy."""
 
 PORT = 50051
@@ -56,7 +56,7 @@ class Running:
         """Send a signal. A stopped process gets SIGCONT and SIGKILL all the same."""
         self._process.send_signal(number)
 
-    async def ended(self, within_s: float = 15.0) -> int:
+    async def ended(self, within_s: float = 60.0) -> int:
         """Wait for its end; returns the exit status."""
         async with asyncio.timeout(within_s):
             return await self._process.wait()
@@ -64,7 +64,7 @@ class Running:
     def metric(self, name: str) -> float:
         """The sum of a metric's samples, as its admin port tells them now."""
         url = f"http://{self.host}:{ADMIN_PORT}/metrics"
-        ask = f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=5).read().decode())"
+        ask = f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=30).read().decode())"
         # Asked from where it is: there its address can always be reached.
         page = subprocess.run(
             [*self._inside, sys.executable, "-c", ask], capture_output=True, text=True, check=True
@@ -124,7 +124,7 @@ class Fleet:
 
         `host`: the address that it listens on, one of its own unless given. `inside`: what to put before the command.
         """
-        host = host or _own_address()
+        host = host or own_address()
         known = {"host": host, "port": PORT, "admin_port": ADMIN_PORT, "replica": name, "service": program}
         log = self._logs / f"{len(self._running)}-{name}.log"
         with log.open("wb") as output:
@@ -144,12 +144,3 @@ def environment(settings: Mapping[str, object]) -> dict[str, str]:
     """This process's, without what belongs to a replica, and the settings given."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PIERHEAD_")}
     return inherited | {f"PIERHEAD_{name.upper()}": str(value) for name, value in settings.items()}
-
-
-def _own_address() -> str:
-    """One of this machine's 16 million loopback addresses: there every port is free, and no client ever holds one."""
-    number = next(_NUMBERS)
-    return f"127.{os.getpid() % 200 + 20}.{number // 250}.{number % 250 + 1}"
-
-
-_NUMBERS = itertools.count()

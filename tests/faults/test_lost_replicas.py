@@ -1,6 +1,7 @@
 """One of two replicas is lost under load: how soon it is noticed, what fails, and that nothing fails any more then.
 
 What may fail is what the lost replica may have begun: calls are never repeated for their caller, so that is the least.
+How soon is judged last, and where the machine gave these processes their cores.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pierhead import ReplicaDied
 from tests.faults.callers import Callers
 from tests.faults.networks import island
 from tests.faults.processes import Fleet, Running
+from tests.harness.machine import Pace, judge
 from tests.unit.runtime.harness import until
 
 both_transports = pytest.mark.parametrize("transport", ["lane", "grpc"])
@@ -34,6 +36,9 @@ begun before has to fail first."""
 
 SLACK_S = 1.5
 """What busy cores may add."""
+
+PATIENCE_S = 60.0
+"""For what has to happen, however long it takes."""
 
 ENOUGH = 500
 """Calls that have to go well before a test believes that things go well."""
@@ -55,12 +60,15 @@ class Loss:
         self._looked_at, self._begun = time.monotonic(), max(self._begun, self._callers.at(self._replica))
         return False
 
-    async def noticed(self, within_s: float) -> None:
-        """Wait until callers know; then only what the replica may have begun has failed, and nothing fails again."""
+    async def noticed(self) -> float:
+        """Wait until callers know; then only what the replica may have begun has failed, and nothing fails again.
+
+        Returns after how many seconds they knew.
+        """
         callers, replica = self._callers, self._replica
-        await until(self._is_noticed, f"{replica.name} is given up", within_s + SLACK_S)
+        await until(self._is_noticed, f"{replica.name} is given up", PATIENCE_S)
         noticed_at = time.monotonic()
-        await until(lambda: callers.at(replica) == 0, f"no call is at {replica.name} any more")
+        await until(lambda: callers.at(replica) == 0, f"no call is at {replica.name} any more", PATIENCE_S)
         await callers.go_well(ENOUGH)
         between = sum(self._looked_at <= made.began <= noticed_at for made in callers.made)
         failed = callers.failed
@@ -71,87 +79,106 @@ class Loss:
         assert all(isinstance(made.error, ReplicaDied) for made in failed), callers.errors()
         assert all(made.began <= noticed_at for made in failed), "a call that began after the loss was known has failed"
         assert len(failed) <= self._begun + between, callers.errors()
+        return noticed_at - self._since
 
 
 async def in_the_midst(callers: Callers, *replicas: Running) -> None:
     """Wait until each has answered much, and several calls are at the last one at this moment."""
     since = time.monotonic()
     for replica in replicas:
-        await until(lambda: callers.answered_by(replica, since) > 50, f"{replica.name} answers", 10)  # noqa: B023
-    await until(lambda: callers.at(replicas[-1]) > 4, f"calls are at {replicas[-1].name}", 10)
+        await until(lambda: callers.answered_by(replica, since) > 50, f"{replica.name} answers", PATIENCE_S)  # noqa: B023
+    await until(lambda: callers.at(replicas[-1]) > 4, f"calls are at {replicas[-1].name}", PATIENCE_S)
 
 
-async def is_used_again(callers: Callers, replica: Running, within_s: float) -> None:
-    """Wait until it answers calls; no further call fails meanwhile, nor soon after."""
+async def is_used_again(callers: Callers, replica: Running) -> float:
+    """Wait until it answers calls; no further call fails meanwhile, nor soon after.
+
+    Returns after how many seconds it did.
+    """
     failed, since = len(callers.failed), time.monotonic()
-    await until(lambda: callers.answered_by(replica, since) > 0, f"{replica.name} is used again", within_s + SLACK_S)
-    print(f"{replica.name} is used again after {time.monotonic() - since:.3f} s")
+    await until(lambda: callers.answered_by(replica, since) > 0, f"{replica.name} is used again", PATIENCE_S)
+    took_s = time.monotonic() - since
+    print(f"{replica.name} is used again after {took_s:.3f} s")
     await callers.go_well(ENOUGH)
     assert len(callers.failed) == failed, callers.errors()
+    return took_s
+
+
+def judge_times(pace: Pace, *, noticed_s: float, within_s: float, back_s: float) -> None:
+    """Whether the loss was noticed in time, and the replica used again in time."""
+    judge(noticed_s <= within_s + SLACK_S, f"given up after {within_s:g} s, and it was {noticed_s:.1f} s", pace)
+    judge(back_s <= BACK_S + SLACK_S, f"used again after {BACK_S:g} s, and it was {back_s:.1f} s", pace)
 
 
 @both_transports
 async def test_a_replica_that_hangs(fleet: Fleet, transport: str) -> None:
     stays, hangs = await fleet.workers("stays", "hangs")
-    async with Callers([stays, hangs], transport) as callers:
-        await in_the_midst(callers, stays, hangs)
-        loss = Loss(callers, hangs)
-        hangs.send(signal.SIGSTOP)
-        await loss.noticed(SILENT_S)
-        hangs.send(signal.SIGCONT)
-        await is_used_again(callers, hangs, BACK_S)
+    with Pace() as pace:
+        async with Callers([stays, hangs], transport) as callers:
+            await in_the_midst(callers, stays, hangs)
+            loss = Loss(callers, hangs)
+            hangs.send(signal.SIGSTOP)
+            noticed_s = await loss.noticed()
+            hangs.send(signal.SIGCONT)
+            back_s = await is_used_again(callers, hangs)
+    judge_times(pace, noticed_s=noticed_s, within_s=SILENT_S, back_s=back_s)
 
 
 @both_transports
 async def test_a_replica_that_is_killed_and_started_again_at_its_address(fleet: Fleet, transport: str) -> None:
     stays, dies = await fleet.workers("stays", "dies")
-    async with Callers([stays, dies], transport) as callers:
-        await in_the_midst(callers, stays, dies)
-        loss = Loss(callers, dies)
-        dies.send(signal.SIGKILL)
-        await loss.noticed(BROKEN_S)
-        again = await fleet.start("worker", "again", host=dies.host)
-        await is_used_again(callers, again, BACK_S)
+    with Pace() as pace:
+        async with Callers([stays, dies], transport) as callers:
+            await in_the_midst(callers, stays, dies)
+            loss = Loss(callers, dies)
+            dies.send(signal.SIGKILL)
+            noticed_s = await loss.noticed()
+            again = await fleet.start("worker", "again", host=dies.host)
+            back_s = await is_used_again(callers, again)
+    judge_times(pace, noticed_s=noticed_s, within_s=BROKEN_S, back_s=back_s)
 
 
 @both_transports
 async def test_a_replica_whose_cable_is_pulled(fleet: Fleet, transport: str) -> None:
-    with island() as far_away:
+    with island() as far_away, Pace() as pace:
         near = await fleet.start("worker", "near")
         far = await fleet.start("worker", "far", host=far_away.host, inside=far_away.inside)
         async with Callers([near, far], transport) as callers:
             await in_the_midst(callers, near, far)
             loss = Loss(callers, far)
             far_away.pull_the_cable()
-            await loss.noticed(SILENT_S)
+            noticed_s = await loss.noticed()
             far_away.plug_it_in()
-            await is_used_again(callers, far, BACK_S)
+            back_s = await is_used_again(callers, far)
+    judge_times(pace, noticed_s=noticed_s, within_s=SILENT_S, back_s=back_s)
 
 
 async def test_a_replica_that_is_cut_off_stops_working_for_its_callers(fleet: Fleet) -> None:
-    with island() as far_away:
+    with island() as far_away, Pace() as pace:
         far = await fleet.start("worker", "far", host=far_away.host, inside=far_away.inside)
-        async with Callers([far], "lane", count=0) as callers:
-            long_ones = [asyncio.create_task(callers.one(work_ms=60_000)) for _ in range(8)]
-            await until(lambda: far.metric("pierhead_ongoing_requests") == 8, "all are worked on", 10)
+        async with Callers([far], "lane", count=0, timeout_s=4 * PATIENCE_S) as callers:
+            long_ones = [asyncio.create_task(callers.one(work_ms=3_600_000)) for _ in range(8)]
+            await until(lambda: far.metric("pierhead_ongoing_requests") == 8, "all are worked on", PATIENCE_S)
             far_away.pull_the_cable()
             since = time.monotonic()
-            await until(
-                lambda: far.metric("pierhead_ongoing_requests") == 0, "none is worked on", CALLER_SILENT_S + SLACK_S
-            )
-            print(f"the replica gave its callers up after {time.monotonic() - since:.1f} s")
+            await until(lambda: far.metric("pierhead_ongoing_requests") == 0, "none is worked on", PATIENCE_S)
+            took_s = time.monotonic() - since
+            print(f"the replica gave its callers up after {took_s:.1f} s")
             ended = await asyncio.gather(*long_ones, return_exceptions=True)
             assert [type(error) for error in ended] == [ReplicaDied] * 8
+    judge(took_s <= CALLER_SILENT_S + SLACK_S, f"given up after {CALLER_SILENT_S:g} s, and it was {took_s:.1f} s", pace)
 
 
 @both_transports
 async def test_a_replica_that_is_told_to_stop_loses_no_call(fleet: Fleet, transport: str) -> None:
     stays, goes = await fleet.workers("stays", "goes")
-    async with Callers([stays, goes], transport) as callers:
-        await in_the_midst(callers, stays, goes)
-        goes.send(signal.SIGTERM)
-        assert await goes.ended() == 0
-        await callers.go_well(ENOUGH)
-        again = await fleet.start("worker", "again", host=goes.host)
-        await is_used_again(callers, again, BACK_S)
-    assert not callers.failed, callers.errors()
+    with Pace() as pace:
+        async with Callers([stays, goes], transport) as callers:
+            await in_the_midst(callers, stays, goes)
+            goes.send(signal.SIGTERM)
+            assert await goes.ended() == 0
+            await callers.go_well(ENOUGH)
+            again = await fleet.start("worker", "again", host=goes.host)
+            back_s = await is_used_again(callers, again)
+        assert not callers.failed, callers.errors()
+    judge(back_s <= BACK_S + SLACK_S, f"used again after {BACK_S:g} s, and it was {back_s:.1f} s", pace)

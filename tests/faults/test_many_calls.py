@@ -24,7 +24,7 @@ MAY_GROW = {"resident": 3 * 2**20, "blocks": 3000, "objects": 200}
 """From then on, whatever the number of calls. Allocators take a little more now and then."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["calls", "messages"])
 async def test_nothing_grows(fleet: Fleet, kind: str) -> None:
     [worker] = await fleet.workers("worker")

@@ -1,21 +1,23 @@
 """Ten times the load that the replicas can take: as much is done as ever, the rest is refused at once and told when to
 come back, and when the load has gone everything is as before.
 
-The work is time and not computation, so the capacity is known and small, and there is processor time for the overload
-itself: with work that needs it, refusals would cost a part of the capacity.
+The work is time and not computation, and takes so long that ten times the capacity is a thousand requests a second: so
+there is processor time for the overload itself on a slow machine, too. What is said of states and of turns holds on any
+machine; what is said of times needs one that had the processors (tests/harness/machine.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.faults.load import Seen, arrivals, users
-from tests.faults.machine import Others, Watch
 from tests.faults.processes import Fleet, Running
+from tests.harness.machine import Cores, Watch, judge
+from tests.unit.runtime.harness import until
 
 TIMES = 10
 """How many times the capacity comes."""
@@ -27,16 +29,17 @@ SLACK_S = 0.1
 """What a scheduler may add to the time of a request."""
 
 AFTERWARDS_S = 1.0
-"""What is looked at when the last request of the overload has been answered: all of it has to be normal."""
+"""What is looked at when the last request of the overload has been answered: all of it has to be normal. It is fewer
+requests than may wait, so none is refused though all came at once."""
 
 MEMORY_MB = {"worker": 4, "ingress": 16}
 """What a process may grow by, from before the overload to its height. An ingress has a connection of 20 KiB or so for
 each request that is being answered; of those that it refuses it keeps nothing."""
 
-QUIET_CORES = 0.7
-"""What other processes of this machine may take, in any second, for times to be worth a verdict."""
+LEFT_S = 30.0
+"""Within which counts of what is in work are 0 once nobody asks for anything."""
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,14 @@ class Setting:
 class Memory(Watch):
     """The most that each process had while the block ran, beside what it had before."""
 
+    every_s = 0.1
+
     def __init__(self, processes: Sequence[Running]) -> None:
         self._before = {process: process.resident() for process in processes}
         self._peak = dict(self._before)
 
-    async def _look(self) -> None:
-        while True:
-            self._peak = {process: max(peak, process.resident()) for process, peak in self._peak.items()}
-            await asyncio.sleep(0.1)
+    def look(self) -> None:
+        self._peak = {process: max(peak, process.resident()) for process, peak in self._peak.items()}
 
     def assert_flat(self) -> None:
         for process, before in self._before.items():
@@ -93,51 +96,65 @@ class Memory(Watch):
             assert grown <= MEMORY_MB[process.program], f"{process.name} has grown by {grown:.1f} MB"
 
 
-async def overload(fleet: Fleet, setting: Setting, seconds: float) -> None:
+async def overload(fleet: Fleet, turns: Path, setting: Setting, seconds: float) -> None:
     """Measure the peak, bring ten times as much, and look at what comes of it."""
-    workers = await fleet.workers(*[f"worker-{n}" for n in range(setting.workers)], max_ongoing_requests=setting.places)
+    workers = await fleet.workers(
+        *[f"worker-{n}" for n in range(setting.workers)], max_ongoing_requests=setting.places, turns=turns
+    )
     ingresses = await fleet.ingresses(
-        setting.ingresses, workers, max_queued_requests=setting.queue, backpressure_status_code=setting.status
+        setting.ingresses,
+        workers,
+        max_queued_requests=setting.queue,
+        backpressure_status_code=setting.status,
+        turns=turns,
     )
     addresses, processes = [ingress.address for ingress in ingresses], [*workers, *ingresses]
-    async with Others(process.pid for process in processes) as others:
+    with Cores(process.pid for process in processes) as cores:
         peak = await users(addresses, setting.path, 3 * setting.workers * setting.places, 4.0)
-        async with Memory(processes) as memory:
+        with Memory(processes) as memory:
             over = await arrivals(addresses, setting.path, TIMES * setting.capacity, seconds)
         after = await arrivals(addresses, setting.path, 0.1 * setting.capacity, AFTERWARDS_S)
     print(f"\npeak: {peak}\n{TIMES} times that: {over}\nrefused with {dict(over.refused_with)}\nafterwards: {after}")
     print(f"answered while one waits: p50 {over.answered_meanwhile(0.5)}, p99 {over.answered_meanwhile(0.99)}")
+    print(f"others took up to {cores.others:.2f} cores; ours ran {cores.ran} and waited {cores.waited}")
     memory.assert_flat()
     assert not peak.other + over.other + after.other
     assert set(over.refused_with) == {setting.status}, "the rest is refused, and told when to come back"
     assert len(over.good) + len(over.refused) + over.unsent == int(TIMES * setting.capacity * seconds)
-    assert all(worker.metric("pierhead_ongoing_requests") == 0 for worker in workers)
-    assert all(ingress.metric("pierhead_queued_requests") == 0 for ingress in ingresses)
-    if others.most > QUIET_CORES:
-        pytest.skip(f"other processes took up to {others.most:.1f} cores: no verdict on times ({over})")
-    if over.late_s > SLACK_S:
-        pytest.skip(f"the load itself was {over.late_s * 1000:.0f} ms late: no verdict on times ({over})")
-    judge_times(setting, peak, over, after)
+    in_turn = over.answered_meanwhile(0.99) <= setting.most_before
+    assert in_turn or setting.ingresses > 1, "whoever is accepted waits for those before it only"
+    assert (len(after.refused), after.unsent) == (0, 0), "everything is normal again"
+    for process, name in [(each, "ongoing") for each in workers] + [(each, "queued") for each in ingresses]:
+        gauge = f"pierhead_{name}_requests"
+        await until(lambda: process.metric(gauge) == 0, f"{gauge} of {process.name} is 0", LEFT_S)  # noqa: B023
+    judge_times(setting, cores, peak, over, after)
 
 
-def judge_times(setting: Setting, peak: Seen, over: Seen, after: Seen) -> None:
-    """How long one waits follows from how many are answered before it, and how many that is a second.
-
-    Both count from the request's sending. Where somebody else has the processor it waits before the ingress knows of
-    it, and others are answered meanwhile.
+def judge_times(setting: Setting, cores: Cores, peak: Seen, over: Seen, after: Seen) -> None:
+    """What a machine has to have the cores for. Among several callers that is their order, too: others are served while
+    one of them waits for a core.
     """
-    assert over.answered_meanwhile(0.99) <= setting.most_before, "whoever is accepted waits for those before it only"
-    assert not over.unsent, "refusals are too slow"
-    assert over.rate() >= GOODPUT * peak.rate()
-    assert not after.refused, "everything is normal again"
-    assert after.quantile(1.0) <= setting.work_s + SLACK_S
+    late = [f"the load itself was {over.late_s:.2f} s late"] if over.late_s > SLACK_S else []
+    in_turn = over.answered_meanwhile(0.99) <= setting.most_before
+    judge(in_turn, f"at most {setting.most_before} are answered while one waits: {over}", cores, late)
+    judge(not over.unsent, f"refusals are quick enough for {TIMES} times the capacity: {over}", cores, late)
+    judge(over.rate() >= GOODPUT * peak.rate(), f"as much is done as ever: {over}; at the peak {peak}", cores, late)
+    judge(after.quantile(1.0) <= setting.work_s + SLACK_S, f"as quick as ever afterwards: {after}", cores, late)
 
 
-async def test_one_caller(fleet: Fleet) -> None:
-    setting = Setting(workers=1, ingresses=1, places=4, work_s=0.010, queue=40, status=503)
-    await overload(fleet, setting, seconds=30.0)
+@pytest.fixture
+def turns(tmp_path: Path) -> Path:
+    """Where workers count what they have done."""
+    directory = tmp_path / "turns"
+    directory.mkdir()
+    return directory
 
 
-async def test_callers_that_know_nothing_of_each_other(fleet: Fleet) -> None:
-    setting = Setting(workers=2, ingresses=4, places=4, work_s=0.040, queue=5, status=429)
-    await overload(fleet, setting, seconds=10.0)
+async def test_one_caller(fleet: Fleet, turns: Path) -> None:
+    setting = Setting(workers=1, ingresses=1, places=4, work_s=0.040, queue=40, status=503)
+    await overload(fleet, turns, setting, seconds=30.0)
+
+
+async def test_callers_that_know_nothing_of_each_other(fleet: Fleet, turns: Path) -> None:
+    setting = Setting(workers=2, ingresses=4, places=4, work_s=0.080, queue=5, status=429)
+    await overload(fleet, turns, setting, seconds=20.0)

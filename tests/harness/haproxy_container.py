@@ -62,13 +62,13 @@ class HAProxyContainer:
     def wait_until_up(self) -> None:
         """Wait until both sockets are there."""
         sockets = [self.run_dir / name for name in ("admin.sock", "master.sock")]
-        eventually(lambda: all(map(_answers, sockets)), "HAProxy answers on its sockets", within_s=30)
+        eventually(lambda: all(map(_answers, sockets)), "HAProxy answers on its sockets")
 
     def kill_and_wait(self) -> None:
         """Kill its master, as a crash would, and wait until Docker has started it again."""
         started = self._inspect("{{.State.StartedAt}}")
         os.kill(int(self._inspect("{{.State.Pid}}")), signal.SIGKILL)
-        eventually(lambda: self._inspect("{{.State.StartedAt}}") != started, "Docker starts HAProxy again", within_s=30)
+        eventually(lambda: self._inspect("{{.State.StartedAt}}") != started, "Docker starts HAProxy again")
         self.wait_until_up()
 
     def stop(self) -> float:

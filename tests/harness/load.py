@@ -48,8 +48,8 @@ class FailureCount:
 class LoadResult:
     """What a load saw: counts, failures, latencies in milliseconds.
 
-    `failures` are the first MAX_FAILURES_KEPT only: whoever says something of all asks `last_failure_at`, `counts` or
-    `kinds`.
+    `failures` are the first MAX_FAILURES_KEPT only: whoever says something of all asks `last_failed_begun_at`, `counts`
+    or `kinds`.
     """
 
     requests: int = 0
@@ -59,8 +59,9 @@ class LoadResult:
     p99_ms: float = 0.0
     max_ms: float = 0.0
     failures: list[Failure] = field(default_factory=list)
-    last_failure_at: float = 0.0
-    """Unix time; 0 = nothing failed."""
+    last_failed_begun_at: float = 0.0
+    """Unix time at which the youngest request began that failed; 0 = nothing failed. When it ended says how busy this
+    process was, too."""
     counts: list[FailureCount] = field(default_factory=list)
 
     @classmethod
@@ -71,10 +72,10 @@ class LoadResult:
         raw["counts"] = [FailureCount(**count) for count in raw["counts"]]
         return cls(**raw)
 
-    def note_failure(self, at: float, url: str, kind: str, what: str) -> None:
-        """Count a failed request; failures come in the order of their times."""
+    def note_failure(self, begun_at: float, at: float, url: str, kind: str, what: str) -> None:
+        """Count a request that began and failed at these unix times; failures come in the order of the latter."""
         self.failed += 1
-        self.last_failure_at = at
+        self.last_failed_begun_at = max(self.last_failed_begun_at, begun_at)
         if len(self.failures) < MAX_FAILURES_KEPT:
             self.failures.append(Failure(at, url, what))
         key = (int(at), url, kind)
@@ -155,7 +156,7 @@ async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: li
     writer: asyncio.StreamWriter | None = None
     reader: asyncio.StreamReader | None = None
     while not stop.is_set():
-        begun = time.monotonic()
+        begun, begun_at = time.monotonic(), time.time()
         try:
             if writer is None or reader is None:
                 reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -167,7 +168,7 @@ async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: li
             kind, problem, keep = type(error).__name__, f"{type(error).__name__}: {error}", False
         result.requests += 1
         if kind:
-            result.note_failure(time.time(), url, kind, problem)
+            result.note_failure(begun_at, time.time(), url, kind, problem)
             await asyncio.sleep(PAUSE_S)
         else:
             latencies.append(time.monotonic() - begun)

@@ -15,13 +15,15 @@ import pytest
 
 from tests.harness.stack import ROOT
 
+CALL_S = 120.0
+"""Against a client that never ends: its start reads a hundred files."""
 _NODE_SOURCES = ROOT / "tests" / "harness" / "node_client"
 
 
 def reflecting(*arguments: str, status: int = 0) -> list[str]:
     """Run the client that knows an address and nothing else; returns the lines that it prints."""
     command = [sys.executable, "-m", "tests.harness.reflecting_client", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CALL_S, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     assert done.stderr.endswith("modules of ours: []\n"), done.stderr
     return done.stdout.splitlines()
@@ -44,7 +46,7 @@ class NodeClient:
     def call(self, address: str, file: str, method: str, request: str, status: int = 0) -> list[Any]:
         """Call `package.Service/Method` of proto/`file`; returns the replies, or what failed."""
         command = ["node", "client.js", address, str(ROOT / "proto"), file, method, request]
-        done = subprocess.run(command, cwd=self._directory, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=self._directory, capture_output=True, text=True, timeout=CALL_S, check=False)
         assert done.returncode == status, done.stdout + done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 

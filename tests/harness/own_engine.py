@@ -22,10 +22,10 @@ from typing import IO
 from tests.harness.waiting import eventually
 
 CLONE_NEWNET = 0x40000000
-STARTED_WITHIN_S = 30.0
+STARTED_WITHIN_S = 120.0
 ENDED_WITHIN_S = 90.0
 """dockerd gives its containers their own grace periods."""
-ALL_ENDED_WITHIN_S = 30.0
+ALL_ENDED_WITHIN_S = 90.0
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 # The first process of the new namespaces. When nobody holds its input any more it ends, and with it everything in them.
 # The machine's engine may be at work: copies of its mounts must not outlive the containers that they are of.
@@ -98,14 +98,14 @@ class OwnEngine:
         """End dockerd, as `systemctl stop docker` does (KILL: as a crash), and wait for its end."""
         assert self._daemon is not None
         pid = (self.work / "run/docker.pid").read_text().strip()
-        subprocess.run(["nsenter", *self._inside(), "kill", f"-{signal_name}", pid], check=True, timeout=10)
+        subprocess.run(["nsenter", *self._inside(), "kill", f"-{signal_name}", pid], check=True, timeout=60)
         self._daemon.wait(ENDED_WITHIN_S)
 
     def set_live_restore(self, on: bool) -> None:
         """Change the setting of the running dockerd."""
         self._configure(live_restore=on)
         pid = (self.work / "run/docker.pid").read_text().strip()
-        subprocess.run(["nsenter", *self._inside(), "kill", "-HUP", pid], check=True, timeout=10)
+        subprocess.run(["nsenter", *self._inside(), "kill", "-HUP", pid], check=True, timeout=60)
         eventually(
             lambda: self._info("LiveRestoreEnabled") == str(on).lower(), f"live-restore is {on}", STARTED_WITHIN_S
         )

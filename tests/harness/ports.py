@@ -1,8 +1,10 @@
-"""Ports for processes that have to be told theirs; whoever can lets the kernel choose (0)."""
+"""Ports and addresses for processes that have to be told theirs; whoever can lets the kernel choose (0)."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import random
 import socket
 from pathlib import Path
@@ -30,3 +32,12 @@ def free_ports(count: int) -> list[int]:
 def free_port() -> int:
     """One of them."""
     return free_ports(1)[0]
+
+
+def own_address() -> str:
+    """One of this machine's 16 million loopback addresses: there every port is free, and no client ever holds one."""
+    number = next(_NUMBERS)
+    return f"127.{os.getpid() % 200 + 20}.{number // 250}.{number % 250 + 1}"
+
+
+_NUMBERS = itertools.count()

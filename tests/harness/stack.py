@@ -33,6 +33,9 @@ PORTS = (
     "PIERHEAD_PROMETHEUS_PORT",
 )
 
+ANSWER_S = 120.0
+"""Against what never answers: an edge that holds a request for a replica's start may take most of a minute."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -231,7 +234,7 @@ def request(
     """One HTTP request; any status is an answer, only a broken connection raises (OSError)."""
     asked = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     try:
-        with urllib.request.urlopen(asked, timeout=30) as response:
+        with urllib.request.urlopen(asked, timeout=ANSWER_S) as response:
             return Answer(response.status, _lower(response.headers), response.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -42,7 +42,7 @@ SMI = """#!/bin/sh
 [ "$1" = -L ] && exec cat /pierhead-smi/list
 exec cat /pierhead-smi/xml
 """
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 MIB = 1024 * 1024
 # What a container tells of itself: the nodes it sees, and the variable it was given.
 CONFESS = "ls /dev | grep ^pierhead-gpu; echo $PIERHEAD_TEST_GPU; sleep infinity & wait"

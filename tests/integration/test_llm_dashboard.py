@@ -44,7 +44,7 @@ def _ask(stack: Stack, *, stream: bool, model: str = MODEL) -> int:
     url, head = stack.url("/v1/chat/completions"), {"Content-Type": "application/json"}
     asked = urllib.request.Request(url, json.dumps(body).encode(), head)
     try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(asked, timeout=120) as answer:
             answer.read()
             return int(answer.status)
     except OSError as error:
@@ -77,7 +77,7 @@ def prometheus(stack: Stack) -> Prometheus:
 @pytest.mark.usefixtures("_traffic")
 @pytest.mark.parametrize("expr", queries_of(build_llm.SECTIONS))
 def test_a_panel_has_data(prometheus: Prometheus, expr: str) -> None:
-    eventually(lambda: prometheus.numbers(expr), f"data for {expr}")
+    eventually(lambda: prometheus.numbers(expr), f"data for {expr}", within_s=120)
 
 
 @pytest.mark.usefixtures("_traffic")

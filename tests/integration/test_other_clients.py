@@ -12,41 +12,40 @@ from pathlib import Path
 import pytest
 
 from tests.harness.other_clients import NodeClient, rank_request, rank_request_for_node, reflecting, scores_of
+from tests.harness.ports import own_address
 from tests.harness.stack import ROOT
 from tests.harness.waiting import eventually
 
-pytestmark = pytest.mark.timeout(240)
-
-HOST = "127.0.45.1"
-"""An address of our own: there every port is free."""
+pytestmark = pytest.mark.timeout(600)
 
 ECHO, ECHO_FILE = "pierhead.echo.v1.Echo", "pierhead/echo/v1/echo.proto"
 RANK, RANK_FILE = "pierhead.recsys.v1.Ranker/Rank", "pierhead/recsys/v1/ranker.proto"
 
 
-def serving(module: str, port: int, log: Path) -> Iterator[str]:
+def serving(module: str, log: Path) -> Iterator[str]:
     """A replica as a process of its own; its address."""
+    host, port = own_address(), 50051
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIERHEAD_")}
-    environ |= {"PIERHEAD_HOST": HOST, "PIERHEAD_PORT": str(port), "PIERHEAD_ADMIN_PORT": str(port + 1)}
+    environ |= {"PIERHEAD_HOST": host, "PIERHEAD_PORT": str(port)}
     with log.open("wb") as output:
         process = subprocess.Popen([sys.executable, "-m", module], cwd=ROOT, env=environ, stderr=output)
     try:
         eventually(lambda: '"ready"' in log.read_text(), f"{module} is ready", within_s=120)
-        yield f"{HOST}:{port}"
+        yield f"{host}:{port}"
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 @pytest.fixture(scope="module")
 def echo_child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    yield from serving("services.echo.child", 7001, tmp_path_factory.mktemp("echo") / "log")
+    yield from serving("services.echo.child", tmp_path_factory.mktemp("echo") / "log")
 
 
 @pytest.fixture(scope="module")
 def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("torch", reason="the ranker needs PyTorch")
-    yield from serving("services.recsys.ranker", 7011, tmp_path_factory.mktemp("ranker") / "log")
+    yield from serving("services.recsys.ranker", tmp_path_factory.mktemp("ranker") / "log")
 
 
 @pytest.fixture(scope="module")

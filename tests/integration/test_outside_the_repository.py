@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.ports import own_address
 from tests.harness.stack import ROOT
 from tests.harness.waiting import eventually
 
@@ -22,7 +23,7 @@ SECTION = "## In a project of your own"
 SOURCES = ("services/runtime", "proto", "README.md", "LICENSE", "pyproject.toml")
 NO_NETWORK = re.compile(r"network|connect|resolve host|dns error|Failed to fetch|timed out", re.IGNORECASE)
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 
 def shown(language: str) -> list[str]:
@@ -84,7 +85,7 @@ def run(project: Path, *arguments: str, **settings: str) -> str:
     """Run the project's Python; returns what it prints."""
     done = subprocess.run(
         ["venv/bin/python", *arguments], cwd=project, env=environment(**settings), capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -93,17 +94,17 @@ def run(project: Path, *arguments: str, **settings: str) -> str:
 @pytest.fixture
 def service(project: Path) -> Iterator[str]:
     """The project's service, running; its address."""
-    host, log = "127.0.44.1", project / "service.log"
+    host, log = own_address(), project / "service.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["venv/bin/python", "service.py"], cwd=project, env=environment(HOST=host), stderr=output
         )
     try:
-        eventually(lambda: '"ready"' in log.read_text(), f"the service is ready: {log.read_text()}", within_s=30)
+        eventually(lambda: '"ready"' in log.read_text(), f"the service is ready; see {log}", within_s=120)
         yield f"{host}:50051"
     finally:
         process.terminate()
-        status = process.wait(timeout=30)
+        status = process.wait(timeout=120)
     assert status == 0, log.read_text()
 
 

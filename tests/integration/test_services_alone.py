@@ -12,7 +12,7 @@ from testcontainers.core.network import Network
 from tests.harness.stack import request
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 TAG = os.environ.get("PIERHEAD_TAG", "latest")
 LABELS = {"pierhead.test": "services-alone"}
@@ -35,7 +35,7 @@ def test_ingress_and_child_find_each_other(network: Network) -> None:
     with ingress, child:
         port = ingress.get_exposed_port(8080)
         url = f"http://127.0.0.1:{port}/echo?message=hi"
-        eventually(lambda: request(url).status == 200, "echo answers", within_s=30)
+        eventually(lambda: request(url).status == 200, "echo answers", within_s=120)
         assert request(url).json == {"response": "Echo: hi"}
         child.get_wrapped_container().kill()
         gone = request(url, headers={"x-request-timeout-seconds": "2"})

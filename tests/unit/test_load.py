@@ -15,13 +15,13 @@ from tests.harness.waiting import eventually
 def test_failures_after_those_that_are_kept() -> None:
     result = LoadResult()
     for _ in range(MAX_FAILURES_KEPT + 10):
-        result.note_failure(100.2, "http://a/", "ConnectionRefusedError", "ConnectionRefusedError: nobody")
-    result.note_failure(100.9, "http://b/", "503", "503 b'busy'")
-    result.note_failure(100.95, "http://a/", "503", "503 b'busy'")
-    result.note_failure(107.5, "http://a/", "500", "500 b'broken'")
-    result.note_failure(107.6, "http://a/", "500", "500 b'broken'")
+        result.note_failure(99.9, 100.2, "http://a/", "ConnectionRefusedError", "ConnectionRefusedError: nobody")
+    result.note_failure(100.8, 100.9, "http://b/", "503", "503 b'busy'")
+    result.note_failure(100.85, 100.95, "http://a/", "503", "503 b'busy'")
+    result.note_failure(107.5, 107.5, "http://a/", "500", "500 b'broken'")
+    result.note_failure(107.4, 107.6, "http://a/", "500", "500 b'broken'")
     assert (result.failed, len(result.failures)) == (MAX_FAILURES_KEPT + 14, MAX_FAILURES_KEPT)
-    assert result.last_failure_at == 107.6
+    assert result.last_failed_begun_at == 107.5
     assert result.kinds() == {"ConnectionRefusedError", "503", "500"}
     assert result.counts == [
         FailureCount(100, "http://a/", "ConnectionRefusedError", MAX_FAILURES_KEPT + 10),
@@ -58,5 +58,5 @@ def test_a_server_that_goes_on_failing_in_another_way() -> None:
     result = load.result
     assert {failure.what[:3] for failure in result.failures} == {"503"}, "the list was full before"
     assert result.kinds() == {"503", "500"}
-    assert result.last_failure_at > result.failures[-1].at
+    assert result.last_failed_begun_at > result.failures[-1].at
     assert sum(count.count for count in result.counts) == result.failed == result.requests

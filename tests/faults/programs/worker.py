@@ -1,7 +1,8 @@
 """A replica whose capacity is known: each call takes the time that it asks for, on no processor.
 
 Run as `python -m tests.faults.programs.worker`. `message` is how long to take, in milliseconds; every reply names the
-replica (PIERHEAD_REPLICA). The message "memory" asks for what this process holds.
+replica (PIERHEAD_REPLICA). The message "memory" asks for what this process holds. With PIERHEAD_TURNS calls are counted
+in that directory (turns.py).
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ from pierhead import serve
 from pierhead.echo.v1.echo_pb2 import EchoReply, EchoRequest, GenerateRequest, Token
 from pierhead.echo.v1.echo_pb2_grpc import EchoServicer
 
+from tests.faults.programs import turns
 from tests.faults.programs.life import end_with_the_test, memory
 
 NAME = os.environ.get("PIERHEAD_REPLICA", "")
+DIRECTORY = os.environ.get("PIERHEAD_TURNS", "")
 
 
 class Worker(EchoServicer):
+    def __init__(self) -> None:
+        self._turns = turns.of_worker(DIRECTORY, NAME) if DIRECTORY else None
+
     async def Echo(self, request: EchoRequest, context: Any) -> EchoReply:
         if request.message == "memory":
             return EchoReply(response=json.dumps(memory()))
         await _work(request.message)
+        if self._turns is not None:
+            self._turns[0] += 1
         return EchoReply(response=NAME)
 
     async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Token]:
