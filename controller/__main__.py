@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
@@ -35,6 +36,7 @@ from controller.store import Store
 logger = logging.getLogger("controller")
 
 ENGINE_RETRY_S = 2.0
+THREADS = 32
 
 
 class _Stopped(Exception):
@@ -44,6 +46,7 @@ class _Stopped(Exception):
 async def run(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT; then leave the replicas (a restart) or remove them (the stack goes down)."""
     stop = asyncio.Event()
+    _give_threads(asyncio.get_running_loop())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with state_lock(settings.state_dir, settings.project):
@@ -132,6 +135,13 @@ def _clock(store: Store) -> SteadyClock:
         except StoreError as error:
             logger.error("the next controller will not know this one's clock: %s", error)  # noqa: TRY400
     return SteadyClock(anchor)
+
+
+def _give_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """By default there are a few more than cores. Look-ups of names that nobody answers keep theirs for long, and what
+    is said to HAProxy in a thread must not wait for one.
+    """
+    loop.set_default_executor(ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="asyncio"))
 
 
 async def _end_with(stop: asyncio.Event) -> None:

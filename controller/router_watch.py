@@ -159,7 +159,14 @@ class RouterWatch:
         return Question(self._asked, now + PATIENCE_S if self._expected_in_s() <= PATIENCE_S else now)
 
     async def await_answer(self, question: Question) -> None:
-        """Return when the question is answered, or not waited for any longer: the reading before will do then."""
+        """Return when the question is answered, or not waited for any longer: the reading before will do then, unless
+        it has become too old since it was asked.
+        """
+        await self._answered(question)
+        if self._is_stale():
+            await self._answered(self.ask())
+
+    async def _answered(self, question: Question) -> None:
         while not self._answers(question.number) and (question.thorough or not self._is_news()):
             left_s = None if question.until is None else question.until - self._clock()
             if left_s is not None and left_s <= 0:

@@ -148,6 +148,8 @@ def _talk(path: Path, line: bytes, deadline: float, given_up: threading.Event, *
     """
     with _connected(path, deadline, _MASTER_AWAY_S if of_master else 0.0, given_up) as connection:
         connection.settimeout(_left_s(deadline))
+        if given_up.is_set():  # whoever asked may have said something else since
+            raise TimeoutError
         connection.sendall(line)
         if of_master:  # which only closes its side once we have closed ours
             connection.shutdown(socket.SHUT_WR)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
@@ -116,10 +118,12 @@ class _ManyReplies(Call):
         It returns False to be given no more until `deliver` is called again. What it is not given is there to be read
         as ever: everything where the transport is plain gRPC, large messages, what comes after it has returned False.
         The end of the call, and what `sink` raises, are seen by whoever reads. To be called after the first message.
+        It is called in the context of who called this (`current_request()`), and within no task of its own.
         """
         deliver = getattr(self._call, "deliver", None)
         if deliver is not None and self._has_read:
-            deliver(sink)
+            # The task that reads the lane has the context of whoever had it opened: another request's.
+            deliver(functools.partial(contextvars.copy_context().run, sink))
 
     def _answered(self) -> None:
         """The first message came: work has begun, and the replica is known to work."""

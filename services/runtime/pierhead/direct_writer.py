@@ -36,6 +36,7 @@ class DirectWriter:
         if data:  # an empty chunk would be the end
             chunk = b"%x\r\n%b\r\n" % (len(data), data)
             self._writer.output_size += len(chunk)
+            self._writer.buffer_size += len(chunk)  # by which aiohttp's own next write knows that it has to wait
             transport.write(chunk)
         return not protocol._paused
 
@@ -52,7 +53,7 @@ def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
         and ours.length is None
         and ours._compress is None
         and ours._on_chunk_sent is None
-        and ours.on_body_write is None
+        and getattr(ours, "on_body_write", None) is None  # 3.14.0 has none
         and ours._headers_buf is None
         and not ours._eof
     )

@@ -150,7 +150,9 @@ class _Stream(Generic[T]):
 
         def pass_on(items: list[T]) -> bool:
             assert direct is not None  # noqa: S101
-            return direct.write(b"".join([encode(item) for item in items]))
+            for item in items:
+                events.append(encode(item))  # what stands before one that fails goes out before the error
+            return direct.write(self._take())
 
         async for item in self._iterator:
             events.append(encode(item))

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -89,6 +91,28 @@ async def test_the_event_loop_goes_on_during_an_exchange_and_one_that_is_given_u
             with pytest.raises(asyncio.CancelledError):
                 await asking
             await asyncio.wait_for(closed.wait(), 10.0)
+
+
+async def test_what_was_given_up_is_not_said_any_more() -> None:
+    said: list[bytes] = []
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said.append(await reader.read())
+        closed.set()
+        writer.close()
+
+    with tempfile.TemporaryDirectory(prefix="pierhead-socket-") as directory:
+        path = Path(directory) / "s"
+        given_up = threading.Event()
+        given_up.set()
+        async with await asyncio.start_unix_server(serve, path=str(path)):
+            with pytest.raises(TimeoutError):
+                await asyncio.to_thread(
+                    haproxy_socket._talk, path, b"reload\n", time.monotonic() + 10.0, given_up, of_master=True
+                )
+            await asyncio.wait_for(closed.wait(), 10.0)
+    assert said == [b""]
 
 
 async def test_a_haproxy_without_a_place_for_one_more_connection_is_asked_when_it_has_one() -> None:

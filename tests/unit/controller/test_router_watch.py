@@ -200,6 +200,19 @@ def test_a_question_is_waited_for_from_when_it_was_asked() -> None:
     virtually(work)
 
 
+def test_a_reading_that_became_too_old_while_something_else_was_awaited_is_followed_by_another() -> None:
+    async def work(bench: Bench) -> None:
+        await bench.look()
+        bench.reading_s = 0.5
+        asked = bench.watch.ask()
+        await asyncio.sleep(2 * router_watch.STALE_S)  # its answer came, and is old by now
+        before = bench.readings
+        await bench.watch.await_answer(asked)
+        assert bench.readings == before + 1
+
+    virtually(work)
+
+
 def test_what_haproxy_could_not_say_has_seen_nothing() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()

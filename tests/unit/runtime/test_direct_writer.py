@@ -76,6 +76,22 @@ async def test_a_client_that_does_not_keep_up_is_told_of() -> None:
     assert response.wire.written.endswith(b"this one is written, the next one has to wait\r\n")
 
 
+async def test_after_it_aiohttps_own_write_waits_for_the_client() -> None:
+    response = await Response().begin()
+    direct = direct_writer(response.writer)
+    assert direct is not None
+    waited: list[bool] = []
+
+    async def drain() -> None:
+        waited.append(True)
+
+    response.protocol._drain_helper = drain
+    assert direct.write(b"x" * 70_000)
+    response.protocol._paused = True
+    await response.writer.write(b"a small one")
+    assert waited, "what was written directly counts"
+
+
 @pytest.mark.parametrize("gone", ["closing", "closed"])
 async def test_to_a_client_that_has_gone_nothing_is_written(gone: str) -> None:
     response = await Response().begin()

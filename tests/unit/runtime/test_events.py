@@ -26,18 +26,22 @@ class Stage:
         self.source = source
         self.options = options
         self.writes: list[bytes] = []
+        self.most_buffered = 0
+        """Bytes that the client had not taken."""
         self.requests: list[web.Request] = []
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(request)
-        assert request.transport is not None
-        write = request.transport.write
+        transport = request.transport
+        assert transport is not None
+        write = transport.write
 
         def spy(data: Any) -> None:
             self.writes.append(bytes(data))
             write(data)
+            self.most_buffered = max(self.most_buffered, transport.get_write_buffer_size())
 
-        request.transport.write = spy  # type: ignore[method-assign]
+        transport.write = spy  # type: ignore[method-assign]
         return await sse(request, self.source(), **self.options)
 
     async def open(self, cluster: Cluster, head: str = "", **settings: Any) -> Connection:
@@ -169,13 +173,38 @@ async def test_what_is_handed_over_is_written_as_it_comes(cluster: Cluster) -> N
 
 
 async def test_a_slow_client_is_waited_for_and_gets_everything_in_order(cluster: Cluster) -> None:
-    texts = [f"{number} " + "x" * 50_000 for number in range(200)]
+    # A small one behind each large one: the large ones are more than the client takes, and the small ones have to wait.
+    texts = [f"{number} " + "x" * (100_000 * (1 - number % 2)) for number in range(400)]
     source = HandsOver(*[[text] for text in texts])
     stage = Stage(lambda: source, end=data("[DONE]"))
     connection = await stage.open(cluster)
     await connection.head()
-    await until(lambda: len(source.turns) < 200 and source.sink is None, "it was told that the client takes no more")
+    await until(lambda: bool(stage.requests[0].protocol._drain_waiter), "the stream waits for its client")
+    assert len(source.turns) > 100
     assert b"".join(await connection.chunks()) == data(*texts, "[DONE]")
+    assert stage.most_buffered < 300_000
+    connection.leave()
+
+
+async def test_what_comes_before_an_event_that_fails_goes_out(cluster: Cluster) -> None:
+    def encode(text: str) -> bytes:
+        if text == "bad":
+            raise BadRequest("it cannot be told")
+        return data(text)
+
+    class Failing(HandsOver):
+        async def __anext__(self) -> str:
+            try:
+                return await super().__anext__()
+            except BadRequest:  # of the sink: as calls do, it is told to whoever reads
+                self.turns.clear()
+                raise
+
+    stage = Stage(lambda: Failing(["a"], ["b", "c", "bad", "d"]), encode=encode)
+    connection = await stage.open(cluster)
+    await connection.head()
+    sent = b"".join(await connection.chunks())
+    assert sent.startswith(data("a", "b", "c") + b"event: error")
     connection.leave()
 
 

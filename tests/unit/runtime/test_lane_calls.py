@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -179,6 +180,8 @@ class Hasty(Pipes):
                 assert context.write_now(message) == context.takes_now
             else:
                 self.full += 1
+                with pytest.raises(asyncio.InvalidStateError, match="takes no message now"):
+                    context.write_now(message)
                 yield message
 
     def _too_late(self, context: Any) -> None:
@@ -299,6 +302,48 @@ class TestReplies:
         with pytest.raises(ZeroDivisionError, match="of the taker"):
             await call.read()
         await until(lambda: service.ended == 1, "the generator is closed")
+        await idle(server)
+
+    async def test_a_taker_that_is_cancelled_harms_no_other_call(self, pipes: Served, transport: str) -> None:
+        if transport == "grpc":
+            pytest.skip("plain gRPC hands nothing over")
+        stub, service, server = pipes
+        service.gate.clear()
+        other = asyncio.ensure_future(stub.One(b"other"))
+        call = stub.Split(b"1000000 1000")
+        await call.read()
+
+        def fail(messages: list[bytes]) -> bool:
+            raise asyncio.CancelledError
+
+        call.deliver(fail)
+        with pytest.raises(RuntimeError, match="was cancelled"):
+            await call.read()
+        service.gate.set()
+        assert await other == b"other"
+        await idle(server)
+
+    async def test_what_takes_runs_in_the_context_of_who_asked_for_it(self, pipes: Served, transport: str) -> None:
+        stub, _, server = pipes
+        who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
+        seen: set[str] = set()
+
+        def take(messages: list[bytes]) -> bool:
+            seen.add(who.get())
+            return True
+
+        async def ask(name: str) -> None:
+            who.set(name)
+            call = stub.Split(b"2000 1000")
+            await anext(aiter(call))
+            call.deliver(take)
+            async for _ in call:
+                pass
+
+        await asyncio.create_task(ask("who opened the lane"))
+        seen.clear()
+        await asyncio.create_task(ask("who asks"))
+        assert seen == (set() if transport == "grpc" else {"who asks"})
         await idle(server)
 
     async def test_nothing_is_handed_over_after_cancel(self, pipes: Served, transport: str) -> None:

@@ -107,6 +107,7 @@ class _Job:
             if not sink(writer.events(self._take())):
                 self._sink = None
         except Exception as error:  # whoever reads is told
+            self._sink = None
             self.fail(error)
 
     def _wake(self) -> None:

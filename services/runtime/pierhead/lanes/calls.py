@@ -314,6 +314,9 @@ class _ManyReplies(LaneCall):
         try:
             ready = self.read_ready()
             more = not ready or sink(ready)
+        except asyncio.CancelledError as error:  # nobody has cancelled the lane
+            self._failure = RuntimeError("what was to take the messages of a call was cancelled")
+            self._failure.__cause__ = error
         except Exception as error:
             self._failure = error
         if not more or self._inbox:

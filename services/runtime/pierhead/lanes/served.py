@@ -363,7 +363,7 @@ class _Replies(ServedCall):
     @property
     def takes_now(self) -> bool:
         """Whether the caller takes a message now."""
-        return not self._ended and self._room.left > 0
+        return not self._ended and self._room.open
 
     def write_now(self, message: Any) -> bool:
         """Send a reply message in this turn of the event loop, for whoever does not want to wait; while `takes_now`.
@@ -373,8 +373,10 @@ class _Replies(ServedCall):
         """
         if self._ended:
             raise asyncio.InvalidStateError("the call has ended: no message can follow")
+        if not self._room.open:  # one more would end the lane, and so the calls of others
+            raise asyncio.InvalidStateError("the caller takes no message now: ask `takes_now`, or `await write(...)`")
         self._send(message)
-        return self._room.left > 0
+        return self._room.open
 
     def _send(self, message: Any) -> None:
         raw = self.method.encode(message)
