@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
@@ -123,7 +122,8 @@ class _ManyReplies(Call):
         deliver = getattr(self._call, "deliver", None)
         if deliver is not None and self._has_read:
             # The task that reads the lane has the context of whoever had it opened: another request's.
-            deliver(functools.partial(contextvars.copy_context().run, sink))
+            context = contextvars.copy_context()
+            deliver(lambda messages: context.run(sink, messages))
 
     def _answered(self) -> None:
         """The first message came: work has begun, and the replica is known to work."""
