@@ -129,14 +129,15 @@ class Bench:
         if self._work.peer_python is not None and number <= self._long_rounds:
             subjects.append("peer")
         for subject in cases.order(subjects, number):
+            for variant in ("", cases.FREE) if subject in cases.FREE_SUBJECTS else ("",):
 
-            def visit(subject: str = subject) -> None:
-                engine = cases.OVERHEAD_ENGINE
-                start = systems.theirs if subject == "peer" else systems.ours_as(subject)
-                with start(self._work, engine) as running:
-                    self._measure((number, "overhead", subject, ""), running, users)
+                def visit(subject: str = subject, variant: str = variant) -> None:
+                    engine = cases.FREE_ENGINE if variant else cases.OVERHEAD_ENGINE
+                    start = systems.theirs if subject == "peer" else systems.ours_as(subject)
+                    with start(self._work, engine) as running:
+                        self._measure((number, "overhead", subject, variant), running, users)
 
-            self._try(f"overhead, {subject}", visit)
+                self._try(f"overhead, {subject} {variant}".rstrip(), visit)
 
     def _linear(self, number: int) -> None:
         counts = (1, 2) if self._options.quick else cases.REPLICAS

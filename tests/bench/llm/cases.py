@@ -106,6 +106,14 @@ OVERHEAD_ENGINE: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 """64 streams have 50 tokens a second each: one in each of the engine's steps, as with continuous batching."""
 
+FREE: Final = "free"
+"""The variant of `overhead` in which the engine is never what limits."""
+FREE_ENGINE: Final[Mapping[str, Any]] = {
+    "tokens_per_s": 1e6, "request_tokens_per_s": 2000.0, "max_num_seqs": 256, "step_s": 0.002,
+}  # fmt: skip
+"""It makes tokens faster than anybody passes them on."""
+FREE_SUBJECTS: Final = ("haproxy", "peer")
+
 SUBJECTS: Final = {
     "floor": "the replica alone, asked over a lane",
     "gateway": "gateway, replica",

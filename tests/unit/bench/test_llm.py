@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.bench.llm.cases import PARTS, POLICIES, WAYS, OptionsError, order, read
+from tests.bench.llm.cases import FREE, PARTS, POLICIES, SUBJECTS, WAYS, OptionsError, order, read
 from tests.bench.llm.figures import Samples, lines, tables
 from tests.bench.llm.load import WORKLOADS, Asking, Seen, http_user
 from tests.bench.llm.measure import Sample
@@ -81,6 +81,21 @@ def test_what_the_way_adds(p50: float, p99: float, peer_cpu: float, met: list[bo
 def test_without_the_peer_its_line_is_open() -> None:
     found = verdicts(sample("overhead", "floor"), sample("overhead", "gateway"))
     assert found["64 streams: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"] is None
+
+
+@pytest.mark.parametrize(("peer_cpu", "met"), [(20.0, True), (4.0, False)])
+def test_as_fast_as_it_goes_has_a_line_and_rows_of_its_own(peer_cpu: float, met: bool) -> None:
+    found = [sample("overhead", "gateway"), sample("overhead", "haproxy"), sample("overhead", "haproxy", FREE)]
+    found.append(sample("overhead", "peer", FREE, cpu_s={"rest": peer_cpu}))
+    lines = verdicts(*found)
+    assert lines["64 streams: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"] is None
+    what = "64 streams as fast as they come: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"
+    assert lines[what] is met
+    [table] = tables(Samples(found), 2)
+    assert [row[0] for row in table.rows] == [
+        SUBJECTS["gateway"], SUBJECTS["haproxy"], f"{SUBJECTS['haproxy']}, as fast as it goes",
+        f"{SUBJECTS['peer']}, as fast as it goes",
+    ]  # fmt: skip
 
 
 def test_linear_is_promised_until_the_cores_are_full() -> None:
