@@ -166,7 +166,7 @@ def libraries(pid: int) -> str:
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between the file's opening and its reading
         return False
     return state != "Z"
 
