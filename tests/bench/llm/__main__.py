@@ -33,6 +33,12 @@ HOW = """\
   admission and deadlines are on.
 - The floor is one replica asked over a lane by the process of the users itself: what is beyond it is added by gateway
   and HTTP. Its time to the first token has the engine's 50 ms in it.
+- The engine works in steps, as with continuous batching: one token for each request that runs, 50 times a second. As
+  fast as it goes: an engine that makes tokens faster than anybody passes them on; what comes while a part of the way is
+  busy goes on together, on both sides.
+- The same packages with nothing of ours: HAProxy, one aiohttp handler, one grpc.aio stream on which all tokens of a
+  step travel as one message, an engine that repeats one token (tests/bench/bare/llm_*.py). No client is waited for,
+  nothing is checked, counted, logged, limited or cancelled: about the least that this chain can cost in Python.
 - Ray Serve LLM runs with its throughput flags, behind the same HAProxy program: its own OpenAI ingress and LLM server,
   over the very same mock engine, whose events pass through as they are. CPU is that of all processes, of ours as well.
 - A round measures one after the other, the next the other way round; medians over rounds, ratios and differences within
@@ -125,7 +131,7 @@ class Bench:
 
     def _overhead(self, number: int) -> None:
         users = replace(cases.STREAMS, count=16, tokens=32, warm_s=1.0) if self._options.quick else cases.STREAMS
-        subjects = ["floor", "gateway", *(["haproxy"] if self._work.haproxy else [])]
+        subjects = ["floor", "gateway", *(["haproxy", "bare"] if self._work.haproxy else [])]
         if self._work.peer_python is not None and number <= self._long_rounds:
             subjects.append("peer")
         for subject in cases.order(subjects, number):
@@ -133,7 +139,7 @@ class Bench:
 
                 def visit(subject: str = subject, variant: str = variant) -> None:
                     engine = cases.FREE_ENGINE if variant else cases.OVERHEAD_ENGINE
-                    start = systems.theirs if subject == "peer" else systems.ours_as(subject)
+                    start = systems.start_of(subject)
                     with start(self._work, engine) as running:
                         self._measure((number, "overhead", subject, variant), running, users)
 

@@ -127,6 +127,11 @@ def _overhead_lines(samples: Samples) -> list[Line]:
         met = None if ratio is None else ratio.median <= 0.2
         if ratio is not None or not variant:
             found.append(Line(what, "<= 1/5 of Ray Serve LLM's", shown(ratio), met))
+    for one, other, words in (("bare", "peer", "of Ray Serve LLM's"), ("haproxy", "bare", "and that of ours in it")):
+        ratio = samples.compared(_over, cpu_ms(), "overhead", (one, ""), (other, ""))
+        if ratio is not None:
+            what = f"64 streams: the CPU of the same packages with nothing of ours, {words}"
+            found.append(Line(what, "none: what can be had", shown(ratio), None))
     return found
 
 
@@ -222,7 +227,7 @@ def overhead_table(samples: Samples) -> Table:
         def say(figure: Figure, form: str, subject: str = subject, variant: str = variant) -> str:
             return told(samples.spread(figure, "overhead", subject, variant), form)
 
-        paced = subject != "floor" and not variant
+        paced = subject not in ("floor", "bare") and not variant  # what is bare has another engine
         rows.append(
             [
                 SUBJECTS[subject] + (", as fast as it goes" if variant else ""),

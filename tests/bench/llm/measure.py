@@ -120,6 +120,7 @@ class Engines:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
         self._looks: list[list[dict[str, float]]] = []
+        self._failure: BenchError | None = None
 
     def __enter__(self) -> None:
         if self._pages:
@@ -127,9 +128,12 @@ class Engines:
             self._thread.start()
 
     def __exit__(self, *_: object) -> None:
+        """Raises BenchError where a look has failed: means over a part of the time would be told as of all of it."""
         self._over.set()
         if self._pages:
             self._thread.join()
+            if self._failure is not None:
+                raise self._failure
             self._looks.append([_numbers(page) for page in self._pages])
 
     def hit_rate(self) -> float | None:
@@ -151,7 +155,11 @@ class Engines:
     def _look(self) -> None:
         due = time.monotonic()
         while not self._over.wait(max(0.0, due - time.monotonic())):
-            self._looks.append([_numbers(page) for page in self._pages])
+            try:
+                self._looks.append([_numbers(page) for page in self._pages])
+            except BenchError as error:
+                self._failure = error
+                return
             due += LOOK_S
 
 

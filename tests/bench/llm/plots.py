@@ -21,7 +21,10 @@ ROLES = {
     "discovery": (PEER, "the rest"),
     "rest": (PEER, "the rest"),
 }
-LABELS = {"floor": "replica alone", "gateway": "gateway", "haproxy": "HAProxy,\ngateway", "peer": "Ray Serve\nLLM"}
+LABELS = {
+    "floor": "replica\nalone", "gateway": "gateway", "haproxy": "HAProxy,\ngateway", "bare": "nothing\nof ours",
+    "peer": "Ray Serve\nLLM",
+}  # fmt: skip
 
 
 def draw_all(samples: Samples, directory: Path) -> list[str]:

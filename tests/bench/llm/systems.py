@@ -153,9 +153,20 @@ def ours(work: Workplace, subject: str, engine: Mapping[str, Any]) -> Iterator[R
         yield Running(url, kept)
 
 
-def ours_as(subject: str) -> Callable[[Workplace, Mapping[str, Any]], AbstractContextManager[Running]]:
-    """`ours` for one subject."""
-    return lambda work, engine: ours(work, subject, engine)
+@contextlib.contextmanager
+def bare(work: Workplace, engine: Mapping[str, Any]) -> Iterator[Running]:
+    """HAProxy, and the same packages with nothing of ours; `engine` is not asked for. Raises BenchError."""
+    with site(work) as here:
+        python = str(work.python)
+        engine_port, port = free_ports(2)
+        host = next(here.hosts)
+        env = {"PIERHEAD_HOST": host, "PIERHEAD_PORT": str(engine_port)}
+        replica = here.keep("replica", [python, "-m", "tests.bench.bare.llm_engine"], env)
+        env = {"PIERHEAD_HOST": host, "PIERHEAD_PORT": str(port), "BARE_ENGINE": f"{host}:{engine_port}"}
+        gateway = here.keep("gateway", [python, "-m", "tests.bench.bare.llm_gateway"], env)
+        wait_for(lambda: get(f"http://{host}:{port}/readyz")[0] == 200, "the bare gateway", START_S, [replica, gateway])
+        address, haproxy = here.haproxy(f"{host}:{port}", str(port))
+        yield Running(f"http://{address}", [replica, gateway, haproxy])
 
 
 @contextlib.contextmanager
@@ -170,6 +181,12 @@ def theirs(work: Workplace, engine: Mapping[str, Any]) -> Iterator[Running]:
     subject = Subject(PEER.key, PEER.label, PEER.kind, env=tuple(env.items()))
     with peer.running(work, subject, "llm", "/v1/models") as running:
         yield running
+
+
+def start_of(subject: str) -> Callable[[Workplace, Mapping[str, Any]], AbstractContextManager[Running]]:
+    """What runs one of cases.SUBJECTS, given a workplace and the engine's arguments."""
+    others = {"peer": theirs, "bare": bare}
+    return others.get(subject) or (lambda work, engine: ours(work, subject, engine))
 
 
 @dataclass(frozen=True)

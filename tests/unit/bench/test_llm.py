@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from random import Random
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tests.bench.llm import measure
 from tests.bench.llm.cases import FREE, PARTS, POLICIES, SUBJECTS, WAYS, OptionsError, order, read
 from tests.bench.llm.figures import Samples, lines, tables
 from tests.bench.llm.load import WORKLOADS, Asking, Seen, http_user
 from tests.bench.llm.measure import Sample
 from tests.bench.load.generator import new_histogram
+from tests.bench.processes import BenchError
 
 
 def histogram(*milliseconds: float) -> str:
@@ -98,6 +101,15 @@ def test_as_fast_as_it_goes_has_a_line_and_rows_of_its_own(peer_cpu: float, met:
     ]  # fmt: skip
 
 
+def test_how_far_it_is_from_the_least_is_shown_and_not_judged() -> None:
+    found = [sample("overhead", each) for each in ("gateway", "haproxy")]
+    found += [sample("overhead", "bare", cpu_s={"gateway": 1.0}), sample("overhead", "peer", cpu_s={"rest": 5.0})]
+    told = {line.what: (line.found, line.met) for line in lines(Samples(found), 2)}
+    before = "64 streams: the CPU of the same packages with nothing of ours, "
+    assert told[f"{before}of Ray Serve LLM's"] == ("1/5.0", None)
+    assert told[f"{before}and that of ours in it"] == ("2.00 x", None)
+
+
 def test_linear_is_promised_until_the_cores_are_full() -> None:
     found = verdicts(
         sample("linear", "1"),
@@ -131,6 +143,20 @@ def test_a_real_vllm_is_compared_pair_by_pair(tokens: list[int], met: bool) -> N
     assert list(verdicts(*alone, *ours).values()) == [met]
     [table] = tables(Samples([*alone, *ours]), 2)
     assert [row[:2] for row in table.rows] == [["8", words] for words in WAYS.values()]
+
+
+def test_an_engine_that_cannot_be_looked_at_meanwhile_spoils_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = threading.Event()
+
+    def numbers(page: str) -> dict[str, float]:
+        if threading.current_thread() is threading.main_thread():
+            return {}  # at the begin and at the end it answers
+        failed.set()
+        raise BenchError(f"{page}: expected the engine's metrics, found status 503")
+
+    monkeypatch.setattr(measure, "_numbers", numbers)
+    with pytest.raises(BenchError, match="found status 503"), measure.Engines(["http://engine/metrics"]):
+        assert failed.wait(10)
 
 
 def test_tables_have_a_row_for_all_that_was_measured() -> None:
