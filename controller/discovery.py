@@ -126,6 +126,7 @@ class Board:
             max_queued_requests=told.max_queued_requests if told else None,
             policy=told.policy if told else "",
             policy_kwargs=told.policy_kwargs if told else "",
+            scaled_to_zero_by=told.scaled_to_zero_by if told else "",
         )
         now = self._clock()
         if new == old or (

@@ -8,7 +8,7 @@ from pierhead.llm_config import VARIABLE as LLM_VARIABLE
 from pierhead.llm_config import LLMConfig
 
 from controller.model import GpuRequest, Protocol
-from controller.problems import Problems, at
+from controller.problems import Problems, at, shown
 from controller.serve_block import ServeBlock
 
 __all__ = ["LLM_VARIABLE", "check_llm", "llm_gpus"]
@@ -18,6 +18,7 @@ def check_llm(path: str, block: ServeBlock, protocol: Protocol, managed: bool, p
     """Write down what keeps a service with `llm` from being one. `path` is the block's."""
     if block.llm is None:
         return
+    _check_server(at(path, "llm"), block.llm, problems)
     if not managed:
         problems.add(
             at(path, "llm"),
@@ -30,6 +31,20 @@ def check_llm(path: str, block: ServeBlock, protocol: Protocol, managed: bool, p
             at(path, "llm"),
             'needs protocol "grpc" and this service has "http" (the default of a service with a route): clients reach '
             "it through the gateway; remove route and protocol",
+        )
+
+
+def _check_server(path: str, llm: LLMConfig, problems: Problems) -> None:
+    """The engine openai is nothing without a server; its other arguments are the replica's to check."""
+    if llm.engine != "openai":
+        return
+    url = llm.engine_kwargs.get("base_url")
+    if not (isinstance(url, str) and url):
+        found = shown(url) if "base_url" in llm.engine_kwargs else "nothing"
+        problems.add(
+            at(at(path, "engine_kwargs"), "base_url"),
+            "expected the address of the server that the engine openai asks, such as "
+            f'"http://sglang:30000/v1", found {found}',
         )
 
 

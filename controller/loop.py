@@ -11,7 +11,7 @@ import asyncio
 import difflib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -299,11 +299,15 @@ class Loop:
     async def tick(self) -> float:
         """Do one round; return after how many seconds the next is due at the latest."""
         self._watch_store()
-        spec = self.specs.current
+        spec, files = self.specs.current, self.specs.files
         if spec is None:
             self._unseen = "the compose files are not read yet"
             self.view = View(
-                self._clock(), self._world.project, spec_problems=self.specs.problems, ahead_s=self._ahead_s()
+                self._clock(),
+                self._world.project,
+                spec_problems=self.specs.problems,
+                files=files,
+                ahead_s=self._ahead_s(),
             )
             return LOOK_S
         in_progress = self._executor.in_progress
@@ -326,7 +330,7 @@ class Loop:
         if seen:
             self._gpu_memory.refresh(desired, sight.observed, plan)
             self._watch_gpus(sight.observed, now)
-        self._publish(desired, sight, plan, overrides, now)
+        self._publish(desired, sight, plan, overrides, files, now)
         self._forgive(desired, sight.observed, now)
         dues = (
             LOOK_S,
@@ -358,7 +362,15 @@ class Loop:
             routing_hash=self._world.router.routing_hash(self._edge.values()),
         )
 
-    def _publish(self, desired: Desired, sight: Sight, plan: Plan, overrides: Mapping[str, int], now: float) -> None:
+    def _publish(
+        self,
+        desired: Desired,
+        sight: Sight,
+        plan: Plan,
+        overrides: Mapping[str, int],
+        files: Hashable,
+        now: float,
+    ) -> None:
         refusals = self._executor.gate.refusals()
         specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
         self._user_configs = remembered(self._user_configs, specs)
@@ -383,9 +395,10 @@ class Loop:
                 ),
                 gpus=gpu_uses(sight.observed),
                 gpu_memory_problem=self._gpu_memory.problem,
-                endpoints=endpoints(desired, sight.observed),
+                endpoints=endpoints(desired, sight.observed, overrides),
                 targets=scrape_targets(desired, sight.observed),
                 spec_problems=self.specs.problems,
+                files=files,
                 notices=(*self._store_notices(), *notices(sight.observed, refusals, sight.engine_error, now)),
                 refusals=refusals,
                 engine_reachable=not sight.engine_error,

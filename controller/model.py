@@ -883,6 +883,8 @@ class ServiceEndpoints:
     policy: str = DEFAULT_POLICY
     policy_kwargs: str = ""
     """What callers make that policy with: a JSON object, "" = nothing."""
+    scaled_to_zero_by: str = ""
+    """What has set it to no replica, in words, so that no call wakes it; "" = nothing has."""
 
 
 @dataclass(frozen=True, slots=True)

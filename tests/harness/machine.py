@@ -1,7 +1,8 @@
 """Whether this machine had processors for what a test measures: without them a time that is too long is no verdict.
 
-What is in time on a busy machine is in time, so nobody looks at the machine before something was late. It is not the
-same as a slow test: code of ours that burns processor time does not make the machine a busy one.
+What is in time on a busy machine is in time, so nobody looks at the machine before something was late. Processes of
+ours do not make it a busy one. But where one of them needs nearly all of its core (BUSY_S) a time is as much about the
+core's speed as about our code, and is no verdict either: what our code costs is for tests/bench.
 """
 
 from __future__ import annotations

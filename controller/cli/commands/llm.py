@@ -4,6 +4,7 @@ to all replicas of one: sleep, wake, reset-prefix-cache."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pierhead.llm.v1.llm_pb2 import Operation
     from pierhead.llm_config import LLMConfig
 
+APPS = Path("compose/apps")
+"""Where `make up APPS=...` finds an app's file, from the clone's root."""
 HEADER = "# Written by `pierhead llm build`; yours to change. compose/reference.yaml explains the keys.\n"
 
 Model = Annotated[
@@ -91,6 +94,7 @@ def build(
     import yaml
     from pierhead.llm_app import WITHOUT_VLLM, llm_app, llm_service
 
+    place = _place(file) if file else None
     if file is not None and file.exists() and not force:
         raise BadInput(f"--file: {file} is there already; name another one, or write over it with --force")
     gpus = gpus if gpus is not None else int(engine not in WITHOUT_VLLM)
@@ -104,16 +108,16 @@ def build(
         raise BadInput(f"--service: {error}; nothing was written") from None
     _check(document)
     text = HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
-    if file is None:
+    if file is None or place is None:
         out.say(text.rstrip("\n"))
         return
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput(
-            f"--file: {file} cannot be written: {error.strerror}; or leave --file out, and write > {file}"
+            f"--file: {file} cannot be written: {error.strerror}; or leave --file out, and end it with > {file}"
         ) from None
-    out.say(f"{file}: service {service} serves {config.model_loading.model_id}. Start it: {_how_to_start(file)}")
+    out.say(f"{file}: service {service} serves {config.model_loading.model_id}. Start it: {_how_to_start(place)}")
 
 
 def _fields(
@@ -187,10 +191,27 @@ def _check(document: dict[str, Any]) -> None:
         raise BadInput("\n".join([*error.problems, "nothing was written"])) from None
 
 
-def _how_to_start(file: Path) -> str:
-    if file.parent.name == "apps" and file.suffix == ".yaml":
-        return f"make up APPS={file.stem}"
-    return f"add {file} to COMPOSE_FILE in .env, then make up"
+def _place(file: Path) -> Path:
+    """Return FILE as COMPOSE_FILE names it, from the clone's root; as it is where nobody says which clone that is.
+
+    Raises BadInput for one outside of the clone: the controller would not find it.
+    """
+    project = os.environ.get("PIERHEAD_PROJECT_DIR")
+    if not project:
+        return file
+    try:
+        return file.resolve().relative_to(Path(project).resolve())
+    except ValueError:
+        raise BadInput(
+            f"--file: {file} is outside of the clone, {project}, and the controller sees only that; name "
+            f"{Path(project) / APPS / file.name}, or leave --file out, and end the command with > {file}"
+        ) from None
+
+
+def _how_to_start(place: Path) -> str:
+    if place.suffix == ".yaml" and (place.parent == APPS or (place.is_absolute() and place.parent.name == APPS.name)):
+        return f"make up APPS={place.stem}"
+    return f"add {place} to COMPOSE_FILE in .env, then make up"
 
 
 def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from aiohttp import hdrs, web
 from pierhead.http_errors import ERROR_BODY
 
+from services.llm.gateway.body_room import BodyRoom
 from services.llm.gateway.cards import ModelCards
 from services.llm.gateway.endpoints import POSTS, Endpoint
 from services.llm.gateway.errors import ApiError, runtime_error_body, unknown_model
@@ -46,6 +47,8 @@ class Gateway:
         self.settings = settings
         self.metrics = metrics
         self.clock = clock
+        self.bodies = BodyRoom(settings.max_bodies_bytes)
+        metrics.bodies.read = lambda: self.bodies.taken
         self.models = settings.models
         services = dict.fromkeys((*self.models.services, *self.models.prefill_services))
         self.targets = {service: Target(service) for service in services}

@@ -55,5 +55,7 @@ class ModelCards:
             card = await target.stub.Describe(DescribeRequest())
         except PierheadError as error:  # it is full, or not started: nothing new
             logger.debug("%s does not say what it serves: %s", target.service, error)
+        except Exception:  # an answer that is no card, say: the others are asked all the same
+            logger.exception("internal: asking %s what it serves raised", target.service)
         else:
             self._cards[target.service] = (self._clock(), card)

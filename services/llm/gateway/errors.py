@@ -8,7 +8,7 @@
 | 404 | invalid_request_error | model_not_found, not_found |
 | 405, 413 | invalid_request_error | method_not_allowed, payload_too_large |
 | 429 | requests, tokens | rate_limit_exceeded |
-| 500, 502, 503, 504 | server_error | the runtime's word: internal, replica_died, no_replica, backpressure, ... |
+| 500, 502, 503, 504 | server_error | the runtime's word: internal, replica_died, no_replica, scaled_to_zero, ... |
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ class EventResponse(web.StreamResponse):
 class Exchange:
     """One request of a client."""
 
-    __slots__ = ("_asked", "_code", "_endpoint", "_gateway", "_headers", "_holder", "_meter", "_request", "_route")
+    __slots__ = (
+        "_asked", "_code", "_endpoint", "_gateway", "_headers", "_holder", "_meter", "_request", "_room", "_route",
+    )  # fmt: skip
 
     def __init__(self, gateway: Gateway, request: web.Request, endpoint: Endpoint) -> None:
         self._gateway = gateway
@@ -68,6 +70,8 @@ class Exchange:
         self._route: Route | None = None
         self._headers: dict[str, str] = {}
         """Of every answer."""
+        self._room = 0
+        """Bytes that were taken for the body."""
         self._code = ""
         """How a stream ended whose head had said something else."""
 
@@ -94,6 +98,7 @@ class Exchange:
                 raise
             raise known from error
         finally:
+            self._give_room_back()
             self._account(code)
         return response
 
@@ -125,24 +130,41 @@ class Exchange:
             if refused is not None:
                 return refused
         call = self._call(gateway.targets[route.service], message)
+        del body, message  # the call has it, until its answer begins
         try:
             return await self._relay(call, asked)
         finally:
             call.cancel()
 
     async def _read(self) -> bytes:
+        """The body, with room taken for it. Raises ApiError; Backpressure where there is no room."""
         limit = self._gateway.settings.max_body_bytes
-        length = self._request.content_length
+        if (self._request.content_length or 0) > limit:
+            raise _too_large(limit)
+        body = bytearray()
         try:
-            if length is not None and length > limit:
-                raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=length)  # noqa: TRY301
-            return await self._request.read()
-        except web.HTTPRequestEntityTooLarge:
-            message = f"the request body is larger than the {limit} bytes that this gateway takes; send less at a time"
-            raise ApiError(413, message, code="payload_too_large") from None
+            while piece := await self._request.content.readany():
+                if len(body) + len(piece) > limit:
+                    raise _too_large(limit)
+                self._take_room(len(piece))
+                body += piece
         except web.RequestPayloadError as error:
             why = str(error).removeprefix("400, message:").strip()
             raise ApiError(400, f"the request body cannot be read: {why}", code="invalid_body") from None
+        return bytes(body)
+
+    def _take_room(self, size: int) -> None:
+        bodies = self._gateway.bodies
+        if not bodies.take(size):
+            raise Backpressure(
+                f"the bodies of all requests that wait for an answer have the {bodies.limit} bytes that this gateway "
+                "keeps for them; ask again in a moment"
+            )
+        self._room += size
+
+    def _give_room_back(self) -> None:
+        self._gateway.bodies.give_back(self._room)
+        self._room = 0
 
     def _find(self, name: str) -> Route:
         """The model's route, if this client may use it."""
@@ -215,6 +237,7 @@ class Exchange:
     async def _relay(self, call: Any, asked: Asked) -> web.StreamResponse:
         """Pass on what the service answers."""
         first: LLMReply | None = await anext(call, None)
+        self._give_room_back()
         if first is None:
             raise Unavailable(f"{self._request.path}: the service answered with nothing; look at its log")
         status = _status_of([first])
@@ -329,8 +352,13 @@ def answer_error(error: ApiError, headers: dict[str, str]) -> web.Response:
     )
 
 
+def _too_large(limit: int) -> ApiError:
+    message = f"the request body is larger than the {limit} bytes that this gateway takes; send less at a time"
+    return ApiError(413, message, code="payload_too_large")
+
+
 def _status_of(replies: list[LLMReply]) -> int:
-    """The status that the first reply tells. Raises Unavailable where there is none, ValueError for no status."""
+    """The status that the first reply tells. Raises Unavailable where there is none, PierheadError for no status."""
     if not replies:
         raise Unavailable("the service answered with nothing; look at its log")
     status = replies[0].status or 200

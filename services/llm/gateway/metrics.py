@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pierhead.metrics import SECONDS, Counter, Histogram
+from pierhead.metrics import SECONDS, Counter, Histogram, ReadGauge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -54,6 +54,9 @@ class GatewayMetrics(Collector):
             "several_choices (the last four: decode did the whole), error.",
             (*of_model, "outcome"),
         )
+        self.bodies = ReadGauge(
+            "pierhead_llm_bodies_bytes", "Bodies of the requests that wait for the beginning of their answer."
+        )
         self._adapters: set[str] = set()
 
     def model_label(self, model: str, base: str, *, known: bool) -> str:
@@ -68,7 +71,7 @@ class GatewayMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by the registry at scrape."""
         for metric in vars(self).values():
-            if isinstance(metric, Counter | Histogram):
+            if isinstance(metric, Counter | ReadGauge | Histogram):
                 yield metric.collect((), ())
 
 

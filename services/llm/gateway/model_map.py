@@ -1,4 +1,4 @@
-"""Which service answers for which model: PIERHEAD_LLM_MODELS. Pure.
+"""Which service answers for which model: PIERHEAD_LLM_MODELS and PIERHEAD_LLM_MODELS_OF_*. Pure.
 
     {"qwen": "llm-qwen",                                            a model and its service
      "big": {"service": "big-decode", "prefill": "big-prefill"},    prefill and decode apart
@@ -6,6 +6,9 @@
      "support": {"alias_of": "qwen:support"}}                       a name for one of its adapters
 
 "qwen:support" asks for the adapter "support" of "qwen"; names that stand in the map as they are come first.
+
+The map is what all of these variables say. Compose merges the environment of a service that stands in several files by
+variable: with a variable each, files that know nothing of each other add their models to one gateway.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 from pierhead.request import MAX_ID_LENGTH, accept_opaque
 
 VARIABLE = "PIERHEAD_LLM_MODELS"
+VARIABLES_OF = f"{VARIABLE}_OF_"
+"""How the names of the others begin; behind it stands what tells them apart, such as a service's name."""
 
 FORM = '{"<model>": "<service>"} or {"<model>": {"service": ..., "prefill": ..., "alias_of": ...}}'
 
@@ -61,20 +66,49 @@ class ModelMap:
         return Route(f"{route.base}:{adapter}", route.base, adapter, route.service, route.prefill)
 
 
-def parse_models(text: str) -> ModelMap:
+def read_models(environ: Mapping[str, str]) -> ModelMap:
     """Read the map. Raises ValueError that names every place that is wrong, a line each."""
+    told = {name: text for name, text in environ.items() if name == VARIABLE or name.startswith(VARIABLES_OF)}
+    texts = {name: text for name, text in sorted(told.items()) if text.strip()}
+    if not texts:
+        raise ValueError(f"{VARIABLE}: expected JSON, {FORM}, found nothing")
+    problems: list[str] = []
+    entries: dict[str, Mapping[str, str]] = {}
+    variables: dict[str, str] = {}
+    for variable, text in texts.items():
+        for name, value in _members(variable, text, problems).items():
+            if name in variables:
+                problems.append(f"{variable}: {name}: expected a model that {variables[name]} has not; leave one out")
+                continue
+            variables[name] = variable
+            found: list[str] = []
+            entries[name] = _entry(name, value, found)
+            problems += [f"{variable}: {problem}" for problem in found]
+    routes: dict[str, Route | None] = {}
+    for name in () if problems else entries:
+        found = []
+        routes[name] = _route(name, entries, found)
+        problems += [f"{variables[name]}: {problem}" for problem in found]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return ModelMap({name: route for name, route in routes.items() if route is not None})
+
+
+def parse_models(text: str) -> ModelMap:
+    """The map that one text says. Raises ValueError likewise."""
+    return read_models({VARIABLE: text})
+
+
+def _members(variable: str, text: str, problems: list[str]) -> Mapping[str, object]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{VARIABLE}: expected JSON, {FORM}; {error}") from None
+        problems.append(f"{variable}: expected JSON, {FORM}; {error}")
+        return {}
     if not isinstance(found, dict) or not found:
-        raise ValueError(f"{VARIABLE}: expected an object with at least one model, {FORM}, found {_shown(found)}")
-    problems: list[str] = []
-    entries = {name: _entry(name, value, problems) for name, value in found.items()}
-    routes = {} if problems else {name: _route(name, entries, problems) for name in entries}
-    if problems:
-        raise ValueError("\n".join(f"{VARIABLE}: {problem}" for problem in problems))
-    return ModelMap({name: route for name, route in routes.items() if route is not None})
+        problems.append(f"{variable}: expected an object with at least one model, {FORM}, found {_shown(found)}")
+        return {}
+    return found
 
 
 def _entry(name: str, value: object, problems: list[str]) -> Mapping[str, str]:

@@ -1,7 +1,8 @@
 """Short text fields of a multipart form, without a copy of the files in it. Pure.
 
 Who may use which model is decided by what is read here, and the engine reads the form again by itself. So a form that
-two readers may understand differently (a field twice, a part without an end, quotes within quotes) is refused.
+two readers may understand differently (a field twice, a part without an end, two boundaries, quotes within quotes) is
+refused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _DISPOSITION = re.compile(
     rb'form-data((?:[ \t]*;[ \t]*[A-Za-z]+\*?=(?:"(?:[^"\\]|\\[^"])*"|[^\s";,]+))*)[ \t]*;?', re.IGNORECASE
 )
 """A quote behind a backslash ends a name for some readers and not for others."""
+
+_IN_PARTS = re.compile(r";\s*boundary\*", re.IGNORECASE)
+"""As RFC 2231 has it, and not every reader."""
 
 _PARAMETER = re.compile(rb';[ \t]*([A-Za-z]+\*?)=(?:"((?:[^"\\]|\\[^"])*)"|([^\s";,]+))')
 
@@ -60,10 +64,12 @@ def _boundary(content_type: str) -> bytes:
         raise _refused("the header Content-Type has characters that are not ASCII")
     head = Message()
     head["Content-Type"] = content_type
-    boundary = head.get_boundary()
-    if not boundary:
+    told = [value for name, value in head.get_params() or () if name.lower() == "boundary"]
+    if not any(told):
         raise _refused("the header Content-Type has no boundary")
-    return boundary.encode(errors="replace")
+    if len(told) > 1 or _IN_PARTS.search(content_type):  # some readers go by the first, others by the last
+        raise _refused("the header Content-Type has more than one boundary, or one in parts")
+    return str(told[0]).rstrip().encode(errors="replace")
 
 
 def _parts(body: bytes, mark: bytes) -> Iterator[tuple[bytes, int, int]]:

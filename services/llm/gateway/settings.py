@@ -8,12 +8,16 @@ from typing import TypeVar
 
 from pierhead.errors import SettingsError
 
-from services.llm.gateway.model_map import FORM, VARIABLE, ModelMap, parse_models
+from services.llm.gateway.model_map import ModelMap, read_models
 
 T = TypeVar("T")
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Half of what one message between services may have: images travel in the text."""
+
+MAX_BODIES_BYTES = 512 * 1024 * 1024
+"""Some 5,000 prompts of 100 KB. While a body waits for its answer the gateway has it some three times: as it came, in
+the call, and on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +27,11 @@ class GatewaySettings:
     | variable | meaning |
     |---|---|
     | PIERHEAD_LLM_MODELS | JSON: which service answers for which model; see `model_map` |
+    | PIERHEAD_LLM_MODELS_OF_* | more of it, so that several compose files can each add their own |
     | PIERHEAD_LLM_KEYS_FILE | file of the API keys; see `api_keys`. Without it everybody may do everything |
     | PIERHEAD_LLM_GATEWAYS | how many gateway processes share the keys' limits, default 1 |
     | PIERHEAD_LLM_MAX_BODY_BYTES | largest body that is taken, default 32 MiB; a larger one gets 413 |
+    | PIERHEAD_LLM_MAX_BODIES_BYTES | room for the bodies that wait for an answer, default 512 MiB; beyond it 503 |
     | PIERHEAD_LLM_PREFILL_FALLBACK | true (default): without a prefill replica, decode does the whole; false: 503 |
     | PIERHEAD_LLM_MODELS_REFRESH_S | how often services are asked for their adapters, default 30 |
     """
@@ -34,6 +40,7 @@ class GatewaySettings:
     keys_file: str | None = None
     gateways: int = 1
     max_body_bytes: int = MAX_BODY_BYTES
+    max_bodies_bytes: int = MAX_BODIES_BYTES
     prefill_fallback: bool = True
     models_refresh_s: float = 30.0
 
@@ -51,9 +58,18 @@ class GatewaySettings:
                 "PIERHEAD_LLM_MAX_BODY_BYTES", MAX_BODY_BYTES, _from_to(1024, 60 * 1024 * 1024),
                 "a number of bytes from 1024 to 62914560",
             ),
+            max_bodies_bytes=read(
+                "PIERHEAD_LLM_MAX_BODIES_BYTES", MAX_BODIES_BYTES, _from_to(1024, 1 << 40),
+                "a number of bytes from 1024 to 1099511627776",
+            ),
             prefill_fallback=read("PIERHEAD_LLM_PREFILL_FALLBACK", True, _flag, "true or false"),
             models_refresh_s=read("PIERHEAD_LLM_MODELS_REFRESH_S", 30.0, _seconds, "seconds from 0.1 to 3600"),
         )  # fmt: skip
+        if settings.max_bodies_bytes < settings.max_body_bytes:
+            reader.problems.append(
+                "PIERHEAD_LLM_MAX_BODIES_BYTES: expected at least PIERHEAD_LLM_MAX_BODY_BYTES, "
+                f"{settings.max_body_bytes}, found {settings.max_bodies_bytes}"
+            )
         if reader.problems:
             raise SettingsError("\n".join(reader.problems))
         return settings
@@ -67,11 +83,8 @@ class _Reader:
         self.problems: list[str] = []
 
     def models(self) -> ModelMap:
-        raw = self._environ.get(VARIABLE, "").strip()
         try:
-            if not raw:
-                raise ValueError(f"{VARIABLE}: expected JSON, {FORM}, found nothing")  # noqa: TRY301
-            return parse_models(raw)
+            return read_models(self._environ)
         except ValueError as error:
             self.problems.append(str(error))
             return ModelMap({})

@@ -19,7 +19,7 @@ from pierhead.multiplex import Loan, Multiplexed
 
 from services.llm.server.background import in_background
 from services.llm.server.engine import LLMEngine, Report
-from services.llm.server.errors import LLMRequestError, SourceNotFoundError
+from services.llm.server.errors import LLMRequestError, LLMStartError, SourceNotFoundError
 
 Fetch = Callable[[str, Path, Report], Path]
 """A local directory with everything of a source, `s3://...`, kept below a cache directory. Blocks: it is called in a
@@ -66,6 +66,8 @@ class Adapters:
         self._report = report
         self._loaded: Multiplexed[LoadedAdapter] = Multiplexed(self._load, self._bound, name="lora", metrics=metrics)
         self._pins: dict[str, Loan[LoadedAdapter]] = {}
+        self._pinning = asyncio.Lock()
+        """Of those who change them: of two loans for one pin nobody would give back the first."""
         self._fetches: dict[str, asyncio.Future[Path]] = {}
 
     @property
@@ -100,12 +102,13 @@ class Adapters:
                 f"{len(desired)} adapters are to be kept, {', '.join(desired)}, but max_num_adapters_per_replica is "
                 f"{self._bound}: raise x-serve.llm.lora.max_num_adapters_per_replica, or keep fewer"
             )
-        for adapter in [each for each in self._pins if each not in desired]:
-            await self._unpin(adapter)
-        missing = [each for each in desired if each not in self._pins]
-        for number, adapter in enumerate(missing):
-            self._report("loading adapters", number, len(missing))
-            await self._pin(adapter)
+        async with self._pinning:
+            for adapter in [each for each in self._pins if each not in desired]:
+                await self._unpin(adapter)
+            missing = [each for each in desired if each not in self._pins]
+            for number, adapter in enumerate(missing):
+                self._report("loading adapters", number, len(missing))
+                await self._pin(adapter)
 
     async def load(self, adapter: str) -> None:
         """Load one now; it then stays as long as any other that was used now."""
@@ -115,15 +118,17 @@ class Adapters:
     async def unload(self, adapter: str) -> None:
         """Take one out of the engine, also one that was to stay. Raises LLMRequestError while requests use it."""
         check_name(adapter)
-        pin = self._pins.pop(adapter, None)
-        if pin is not None:
-            await pin.__aexit__(None, None, None)
-        if not await self._loaded.drop(adapter):
-            if pin is not None:  # it stays as it was
-                await self._pin(adapter)
-            raise LLMRequestError(
-                f'the adapter "{adapter}" is in use; ask again when its requests have ended', status=409, code="in_use"
-            )
+        async with self._pinning:
+            pin = self._pins.pop(adapter, None)
+            if pin is not None:
+                await pin.__aexit__(None, None, None)
+            if not await self._loaded.drop(adapter):
+                if pin is not None:  # it stays as it was
+                    await self._pin(adapter)
+                raise LLMRequestError(
+                    f'the adapter "{adapter}" is in use; ask again when its requests have ended',
+                    status=409, code="in_use",
+                )  # fmt: skip
 
     async def known(self) -> list[str]:
         """Those that can be loaded, as far as that can be seen: of a remote source, those that are loaded."""
@@ -163,6 +168,8 @@ class Adapters:
             return await asyncio.shield(self._fetched(where))
         except SourceNotFoundError as error:
             raise unknown_adapter(adapter, where) from error
+        except LLMStartError as error:
+            raise LLMStartError(f'the adapter "{adapter}" cannot be fetched: {error}') from error
 
     def _fetched(self, where: str) -> asyncio.Future[Path]:
         """One download of an adapter at a time, also when those who asked for it have left. Raises Backpressure."""

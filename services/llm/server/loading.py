@@ -47,6 +47,14 @@ _WEIGHTS_BESIDE_SAFETENSORS = (
     "onnx/**",
 )
 """Other forms of the same weights, which nobody reads where there are safetensors."""
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; AWS_ENDPOINT_URL for a store other than Amazon's",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, a key's file inside the container",
+}
+"""What the libraries read, by scheme."""
+_ZONAL = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
+"""Has gcsfs ask by gRPC which type a bucket is, before each read as long as it is not told: for a minute each where
+nothing but HTTPS gets through. Zonal buckets alone cannot be read without: "true" is left as it is."""
 
 
 def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -57,7 +65,8 @@ def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
 def fetch(source: str, cache: Path, report: Report) -> Path:
     """A local directory with everything of `source`, which has one of LLMConfig's forms.
 
-    Raises LLMStartError with what a person can act on; SourceNotFoundError where a bucket has nothing of that name.
+    Raises LLMStartError with what a person can act on, but for the key that names the source; SourceNotFoundError where
+    a bucket has nothing of that name.
     """
     if source.startswith("/"):
         return _local(Path(source))
@@ -70,11 +79,11 @@ def fetch(source: str, cache: Path, report: Report) -> Path:
 def _local(directory: Path) -> Path:
     if not directory.exists():
         raise LLMStartError(
-            f"model_source: {directory} does not exist inside the container; mount it (volumes: in the compose "
+            f"{directory} does not exist inside the container; mount it (volumes: in the compose "
             "file) or correct the path"
         )
     if directory.is_dir() and not any(directory.iterdir()):
-        raise LLMStartError(f"model_source: {directory} is empty; put the model's files there, or mount another one")
+        raise LLMStartError(f"{directory} is empty; put the model's files there, or mount another one")
     return directory
 
 
@@ -104,19 +113,19 @@ def _from_hub(source: str, cache: Path, report: Report) -> Path:
             )
     except GatedRepoError as error:
         raise LLMStartError(
-            f"model_source: {name} is gated on the Hugging Face hub: accept its licence there, and set HF_TOKEN in the "
+            f"{name} is gated on the Hugging Face hub: accept its licence there, and set HF_TOKEN in the "
             "service's environment"
         ) from error
     except RevisionNotFoundError as error:
-        raise LLMStartError(f"model_source: {name} has no revision {revision} on the Hugging Face hub") from error
+        raise LLMStartError(f"{name} has no revision {revision} on the Hugging Face hub") from error
     except RepositoryNotFoundError as error:
         raise LLMStartError(
-            f"model_source: {name} does not exist on the Hugging Face hub, or is private (then set HF_TOKEN); a "
+            f"{name} does not exist on the Hugging Face hub, or is private (then set HF_TOKEN); a "
             'directory begins with "/"'
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         raise LLMStartError(
-            f"model_source: the Hugging Face hub cannot be reached for {name}, and {cache} does not have it: {error}; "
+            f"the Hugging Face hub cannot be reached for {name}, and {cache} does not have it: {error}; "
             "check the network of the container, or mount the model's directory and name that"
         ) from error
     return Path(folder)
@@ -183,30 +192,80 @@ class _Object:
     """Another one when its content is: ETag, generation or time of change."""
 
 
-def _from_bucket(source: str, cache: Path, report: Report) -> Path:
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """A source in a bucket. Its file system object is its own: one that fsspec shares has the settings and credentials
+    of whoever made it."""
+
+    source: str
+    files: Any
+    root: str
+
+    def objects(self) -> list[_Object]:
+        """What is stored there now. Raises SourceNotFoundError, LLMStartError."""
+        self.files.invalidate_cache()  # or what is opened is what a former listing has told of
+        try:
+            found = list(_objects(self.files, self.root))
+        except FileNotFoundError:
+            found = []
+        except Exception as error:  # libraries of buckets have errors of their own
+            raise _cannot_list(self.source, error) from error
+        if not found:
+            raise SourceNotFoundError(f"nothing is stored below {self.source}; check bucket and prefix")
+        return found
+
+
+def _prefix(source: str) -> _Prefix:
+    """Raises LLMStartError."""
+    if source.startswith("gs://"):
+        os.environ.setdefault(_ZONAL, "false")  # read when gcsfs is imported
     try:
         import fsspec
 
-        files, root = fsspec.core.url_to_fs(source)
+        files, root = fsspec.core.url_to_fs(source, skip_instance_cache=True)
     except (ImportError, ValueError) as error:
-        raise LLMStartError(
-            f"model_source: {source}: this image cannot read {source.partition(':')[0]}://: {error}"
-        ) from error
-    try:
-        objects = list(_objects(files, root))
-    except FileNotFoundError:
-        objects = []
-    except Exception as error:
-        raise LLMStartError(
-            f"model_source: {source} cannot be listed: {type(error).__name__}: {error}; check the bucket's name and "
-            "the credentials in the service's environment"
-        ) from error
-    if not objects:
-        raise SourceNotFoundError(f"model_source: nothing is stored below {source}; check bucket and prefix")
+        raise LLMStartError(f"{source}: this image cannot read {source.partition(':')[0]}://: {error}") from error
+    except Exception as error:  # credentials that cannot be read
+        raise _cannot_list(source, error) from error
+    return _Prefix(source, files, root)
+
+
+def _cannot_list(source: str, error: Exception) -> LLMStartError:
+    variables = _VARIABLES.get(source.partition(":")[0])
+    return LLMStartError(
+        f"{source} cannot be listed: {_in_a_line(error)}; check the bucket's name, and credentials and endpoint in the "
+        f"service's environment{f' ({variables})' if variables else ''}"
+    )
+
+
+def _in_a_line(error: Exception) -> str:
+    """Some libraries tell an answer's body with it."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _from_bucket(source: str, cache: Path, report: Report) -> Path:
+    prefix = _prefix(source)
+    objects = prefix.objects()
     target = cache / "buckets" / _file_name(source)
-    with _one_at_a_time(cache, source, report):
-        _Fetch(files, target, source, objects, report).run()
+    with _one_at_a_time(cache, source, report) as waited:
+        if waited:  # for as long as a download takes: what was listed before may be gone
+            objects = prefix.objects()
+        fetched = _Fetch(prefix.files, target, source, objects, report).run()
+        if fetched:
+            _reject_changed(fetched, prefix)
     return target
+
+
+def _reject_changed(fetched: list[_Object], prefix: _Prefix) -> None:
+    """Not every store keeps a reader to one content: of an object that is replaced meanwhile, one part may be of the
+    former and one of the new. Raises LLMStartError."""
+    now = set(prefix.objects())
+    changed = [entry.path for entry in fetched if entry not in now]
+    if changed:
+        raise LLMStartError(
+            f"{prefix.source} was changed while it was fetched ({len(changed)} objects, the first is {changed[0]}); "
+            "the next try fetches them anew"
+        )
 
 
 def _objects(files: Any, root: str) -> Iterator[_Object]:
@@ -236,8 +295,11 @@ class _Fetch:
         self._total = sum(entry.size for entry in objects)
         self._reported = float("-inf")
 
-    def run(self) -> None:
-        """Fetch what is missing or has changed; remove what is stored there no more. Raises LLMStartError, OSError."""
+    def run(self) -> list[_Object]:
+        """Fetch what is missing or has changed, and return it; remove what is stored there no more.
+
+        Raises LLMStartError, OSError.
+        """
         self._target.mkdir(parents=True, exist_ok=True)
         had = self._remembered()
         missing = [entry for entry in self._objects if not self._has(entry, had)]
@@ -253,6 +315,7 @@ class _Fetch:
             had[str(entry.relative)] = entry.tag
             self._remember(had)
         self._remember(had)
+        return missing
 
     def _has(self, entry: _Object, had: Mapping[str, str]) -> bool:
         """Its size counts, too: what was written just before a machine lost its power may be there by name only."""
@@ -295,8 +358,7 @@ class _Fetch:
         if begun.stat().st_size != entry.size:
             begun.unlink()
             raise LLMStartError(
-                f"model_source: {entry.path} of {self._source} ended early, or was changed meanwhile; it is fetched "
-                "anew"
+                f"{entry.path} of {self._source} ended early, or was changed meanwhile; it is fetched anew"
             )
         begun.replace(file)
 
@@ -311,7 +373,7 @@ class _Fetch:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise
             raise LLMStartError(
-                f"model_source: {entry.path} of {self._source} could not be fetched: {type(error).__name__}: {error}; "
+                f"{entry.path} of {self._source} could not be fetched: {_in_a_line(error)}; "
                 "the next try goes on from there"
             ) from error
 
@@ -326,7 +388,7 @@ class _Fetch:
         free = shutil.disk_usage(self._target).free
         if needed > free:
             raise LLMStartError(
-                f"model_source: {self._source} needs {needed / _GIB:.1f} GiB and {self._target} has {free / _GIB:.1f} "
+                f"{self._source} needs {needed / _GIB:.1f} GiB and {self._target} has {free / _GIB:.1f} "
                 "GiB free; enlarge the cache volume, or remove models from it"
             )
 
@@ -359,8 +421,9 @@ def _mark(tag: str) -> str:
 @contextmanager
 def _one_at_a_time(
     cache: Path, source: str, report: Report, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[None]:
-    """One replica fetches a source at a time; the lock ends with its holder's process, however that ends."""
+) -> Iterator[bool]:
+    """One replica fetches a source at a time; the lock ends with its holder's process, however that ends. Gives whether
+    there was another one to wait for."""
     locks = cache / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / _file_name(source)).open("a") as lock:
@@ -375,7 +438,7 @@ def _one_at_a_time(
                 # hangs is replaced by its own deadline, which frees the lock.
                 report(f"waiting for another replica that downloads {source}", waited, 0)
                 sleep(ASK_AGAIN_S)
-        yield
+        yield waited > 0
 
 
 def _file_name(source: str) -> str:
@@ -387,11 +450,11 @@ def _file_name(source: str) -> str:
 def _cannot_keep(source: str, cache: Path, error: OSError) -> LLMStartError:
     if error.errno == errno.ENOSPC:
         return LLMStartError(
-            f"model_source: no space left in {cache} for {source}; enlarge the cache volume, or remove models from it"
+            f"no space left in {cache} for {source}; enlarge the cache volume, or remove models from it"
         )
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return LLMStartError(
-            f"model_source: {cache} cannot be written to ({error.strerror}); mount a volume there that the user of the "
+            f"{cache} cannot be written to ({error.strerror}); mount a volume there that the user of the "
             f"image may write to, or name another directory in {CACHE_VARIABLE}"
         )
-    return LLMStartError(f"model_source: {source} could not be fetched into {cache}: {error}")
+    return LLMStartError(f"{source} could not be fetched into {cache}: {error}")

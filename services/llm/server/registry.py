@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 
+from pierhead.llm_config import ENGINE_EXPECTED
+
 from services.llm.server.engine import LLMEngine
 from services.llm.server.errors import LLMStartError
 
@@ -20,10 +22,7 @@ def engine_class(name: str) -> type[LLMEngine]:
     path = ENGINES.get(name, name)
     module_name, colon, class_name = path.partition(":")
     if not colon:
-        raise LLMStartError(
-            f'x-serve.llm.engine: there is no engine "{name}"; expected {", ".join(sorted(ENGINES))}, or an import '
-            "path package.module:Engine"
-        )
+        raise LLMStartError(f'x-serve.llm.engine: there is no engine "{name}"; expected {ENGINE_EXPECTED}')
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:

@@ -162,8 +162,11 @@ class LLMServer(LLMServerServicer):
         replies = (
             self._pass_through(request, context) if _is_for_clients(request.path) else not_supported(request.path[:200])
         )
-        async for reply in replies:
-            yield reply
+        try:
+            async for reply in replies:
+                yield reply
+        finally:
+            await _close(replies)
 
     @_answered
     def _pass_through(self) -> Call:
@@ -342,7 +345,7 @@ class LLMServer(LLMServerServicer):
             engine = self._engine = await in_background(self._make)
             path = source
             if engine.needs_files:
-                path = str(await in_background(self._fetch, source, self._cache, self._report))
+                path = str(await self._fetched(source))
             await engine.start(path, self._report)
             await self._start_adapters(engine)
             self._report("generating a first token", None, 1)
@@ -357,6 +360,12 @@ class LLMServer(LLMServerServicer):
         self._started = True
         self._watch = asyncio.create_task(self._keep_looking(engine), name="watchdog on tokens")
         logger.info("the engine %s serves %s from %s", name, self.config.model_loading.model_id, source)
+
+    async def _fetched(self, source: str) -> Path:
+        try:
+            return await in_background(self._fetch, source, self._cache, self._report)
+        except LLMStartError as error:
+            raise LLMStartError(f"model_source: {error}") from error
 
     def _make(self) -> LLMEngine:
         return (self._make_engine or engine_class(self.config.engine))(self.config)

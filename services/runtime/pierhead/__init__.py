@@ -19,6 +19,7 @@ from pierhead.errors import (
     PayloadTooLarge,
     PierheadError,
     ReplicaDied,
+    ScaledToZero,
     Unavailable,
     UserCodeError,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "PierheadError",
     "ReplicaDied",
     "RequestContext",
+    "ScaledToZero",
     "Settings",
     "Unavailable",
     "UserCodeError",

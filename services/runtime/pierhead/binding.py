@@ -105,6 +105,9 @@ class Binding:
 
     def refusal(self, why: str) -> Backpressure | NoReplica:
         """What a call hears for which there is no replica."""
+        hopeless = self.pool.hopeless()
+        if hopeless is not None:
+            return hopeless
         what = f"{self.pool.describe()}; {why}; try later"
         if self.pool.has_callable:
             return Backpressure(f"every replica of {self.service} is full: {what}")

@@ -128,6 +128,7 @@ class _ManyReplies(Call):
     def _answered(self) -> None:
         """The first message came: work has begun, and the replica is known to work."""
         self._has_read = True
+        self._request = None  # it goes to no other replica any more, and a stream lasts long
         self._pool.answered(self._lease, time.monotonic())
 
 

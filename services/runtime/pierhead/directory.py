@@ -3,6 +3,9 @@
 One Directory serves a whole process (more exactly, one event loop). With a controller configured, DNS fills in until
 the first answer, and for services that the controller does not know. A controller that goes away changes nothing: the
 last list stays in force until the next answer.
+
+Who calls a service that a person has set to 0 need not wait for a replica, and is told so; likewise where the
+controller has known no service of that name for UNKNOWN_GRACE_S, and DNS does not know it either.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 import grpc
 
+from pierhead.absence import Absence, SwitchedOff, Unknown
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.replica import Endpoint
 from pierhead.routing_stats import Stats
@@ -22,9 +26,14 @@ from pierhead.settings import DEFAULT_GRPC_PORT, Settings
 
 logger = logging.getLogger("pierhead")
 
-Update = Callable[[Iterable[Endpoint], int | None, str | None, str], None]
+Update = Callable[[Iterable[Endpoint], int | None, str | None, str, Absence | None], None]
 """Takes the complete list of a service's replicas, how many calls may wait for them, the policy that chooses among
-them (None = nobody says) and what that is made with (a JSON object, "" = nothing)."""
+them (None = nobody says), what that is made with (a JSON object, "" = nothing), and why nobody need wait for a replica
+where there is none (None = one may come)."""
+
+UNKNOWN_GRACE_S = 5.0
+"""How long after the controller has said that it does not know a service calls still wait for it: services are added to
+the files, and started, in any order."""
 
 RECONNECT_S = (0.1, 5.0)
 """Shortest and longest pause before asking the controller again; doubled at each failure, jittered."""
@@ -51,9 +60,11 @@ class Directory:
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._updates: dict[str, list[Update]] = {}
-        self._last: dict[str, tuple[list[Endpoint], int | None, str | None, str]] = {}
+        self._last: dict[str, tuple[list[Endpoint], int | None, str | None, str, Absence | None]] = {}
         self._dns: dict[str, asyncio.Task[None]] = {}
         self._told_by_controller: set[str] = set()
+        self._graces: dict[str, asyncio.TimerHandle] = {}
+        """Services that the controller does not know, until nobody is to wait for them any more."""
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -75,6 +86,8 @@ class Directory:
 
     async def close(self) -> None:
         """End every watcher."""
+        for grace in self._graces.values():
+            grace.cancel()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -87,8 +100,9 @@ class Directory:
         max_queued_requests: int | None = None,
         policy: str | None = None,
         policy_kwargs: str = "",
+        absence: Absence | None = None,
     ) -> None:
-        self._last[service] = told = (endpoints, max_queued_requests, policy, policy_kwargs)
+        self._last[service] = told = (endpoints, max_queued_requests, policy, policy_kwargs, absence)
         for update in self._updates[service]:
             update(*told)
 
@@ -137,7 +151,13 @@ class Directory:
             # Names that DNS gives know nothing of draining or readiness: no match for a list that the controller gave.
             if state.service not in self._told_by_controller:
                 self._start_dns(state.service)
+            if state.service not in self._graces:
+                grace = asyncio.get_running_loop().call_later(UNKNOWN_GRACE_S, self._stay_unknown, state.service)
+                self._graces[state.service] = grace
             return
+        found = self._graces.pop(state.service, None)
+        if found is not None:
+            found.cancel()
         self._told_by_controller.add(state.service)
         dns = self._dns.pop(state.service, None)
         if dns is not None:
@@ -160,7 +180,14 @@ class Directory:
             state.max_queued_requests if state.HasField("max_queued_requests") else None,
             state.policy or None,
             state.policy_kwargs,
+            SwitchedOff(state.scaled_to_zero_by) if state.scaled_to_zero_by else None,
         )
+
+    def _stay_unknown(self, service: str) -> None:
+        """Nobody is to wait any longer for a service that the controller does not know, unless DNS knows it."""
+        if service in self._told_by_controller or service not in self._last:
+            endpoints, limit, policy, policy_kwargs, _ = self._last.get(service, ([], None, None, "", None))
+            self._tell(service, endpoints, limit, policy, policy_kwargs, Unknown())
 
     # ---- DNS
 
@@ -183,7 +210,7 @@ async def resolve(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what can be no host's name, such as a..b
         return []  # not known, or no resolver now: the caller keeps what it had and asks again
     four = {f"{address[0]}:{port}" for family, _, _, _, address in found if family == socket.AF_INET}
     six = {f"[{address[0]}]:{port}" for family, _, _, _, address in found if family == socket.AF_INET6}

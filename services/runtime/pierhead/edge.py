@@ -74,10 +74,10 @@ class Edge:
         if isinstance(exception, grpc.aio.AioRpcError):  # a call through a plain stub: as a handle would have told it
             trailers = Trailers(exception.trailing_metadata())
             return from_status(exception.code(), exception.details() or "", trailers)
-        error_id = getattr(exception, _LOGGED_AS, None)
+        error_id = vars(exception).get(_LOGGED_AS)
         if error_id is None:
             error_id = new_request_id()
-            setattr(exception, _LOGGED_AS, error_id)
+            BaseException.__setattr__(exception, _LOGGED_AS, error_id)  # its own may refuse: a frozen dataclass's does
             logger.error("%s failed [error id %s]", method, error_id, exc_info=exception)
         summary = "".join(traceback.format_exception_only(exception)).strip().replace("\n", " ")
         return UserCodeError(

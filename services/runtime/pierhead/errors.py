@@ -9,6 +9,7 @@
     |-- Backpressure       RESOURCE_EXHAUSTED   503   backpressure        Retry-After
     |-- Unavailable        UNAVAILABLE          503   unavailable         Retry-After
     |   |-- NoReplica      UNAVAILABLE          503   no_replica          Retry-After
+    |   |   `-- ScaledToZero  UNAVAILABLE       503   scaled_to_zero      Retry-After
     |   |-- Draining       UNAVAILABLE          503   draining            Retry-After
     |   `-- ReplicaDied    UNAVAILABLE          502   replica_died
     |-- Broken             INTERNAL             500   broken
@@ -58,7 +59,7 @@ class PierheadError(grpc.RpcError):
 
     def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = str(message)  # `raise BadRequest(error)` is written easily, and text is what travels
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
 
@@ -128,6 +129,13 @@ class NoReplica(Unavailable):
     """No replica of the service could be reached in time; nothing was done."""
 
     kind = "no_replica"
+
+
+class ScaledToZero(NoReplica):
+    """A person has set the service to 0 replicas, and no call wakes it: nobody waits for one. Nothing was done."""
+
+    kind = "scaled_to_zero"
+    retry_after_s: float | None = 10.0
 
 
 class Draining(Unavailable):
@@ -236,6 +244,7 @@ _BY_KIND: dict[str, type[PierheadError]] = {
         Backpressure,
         Unavailable,
         NoReplica,
+        ScaledToZero,
         Draining,
         ReplicaDied,
         Broken,

@@ -44,7 +44,8 @@ HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 def sse_event(data: object, *, name: str | None = None, event_id: str | None = None) -> bytes:
-    """One event. `data`: text as it is, anything else as JSON.
+    """One event. `data`: text as it is, anything else as JSON. Half a character, which has no UTF-8, comes as its
+    escape (\\ud83d), which JSON reads as what it was.
 
     Raises ValueError for a name or an id of several lines, TypeError for what has no JSON.
     """
@@ -56,7 +57,7 @@ def sse_event(data: object, *, name: str | None = None, event_id: str | None = N
             if "\n" in value or "\r" in value or "\0" in value:
                 raise ValueError(f"{field} of a server-sent event: expected one line, found {value!r}")
             head += f"{field}: {value}\n"
-    return (head + "".join(f"data: {line}\n" for line in lines) + "\n").encode()
+    return (head + "".join(f"data: {line}\n" for line in lines) + "\n").encode(errors="backslashreplace")
 
 
 def error_event(error: PierheadError, request_id: str) -> bytes:

@@ -17,6 +17,7 @@ from pierhead.errors import (
     PayloadTooLarge,
     PierheadError,
     ReplicaDied,
+    ScaledToZero,
     Trailers,
     from_status,
 )
@@ -92,6 +93,8 @@ class Failure:
         """What it makes of the replica."""
         if self.trailers.refused is not None or self.code is grpc.StatusCode.CANCELLED:
             return Blame.NONE
+        if self.trailers.kind == ScaledToZero.kind:  # it passes on what was said of a service behind it
+            return Blame.ANSWERED
         if self.code in BROKEN:
             return Blame.BROKEN
         if self.code is grpc.StatusCode.DEADLINE_EXCEEDED:

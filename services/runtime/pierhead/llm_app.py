@@ -11,6 +11,7 @@ shell. Pure.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,12 +71,21 @@ def llm_service(
 def llm_gateway(
     models: Mapping[str, str | Mapping[str, str]], *, replicas: int = 1, image: str | None = None
 ) -> Document:
-    """The gateway's service. `models` says which service has which model; see its PIERHEAD_LLM_MODELS."""
+    """The gateway's service. `models` says which service has which model; see its PIERHEAD_LLM_MODELS. Each service's
+    models stand in a variable of their own: Compose merges the gateways of several files into one that has them all.
+    """
+    told: dict[str, dict[str, str | Mapping[str, str]]] = {}
+    for model, entry in models.items():
+        service = entry if isinstance(entry, str) else entry.get("service", "")
+        told.setdefault(_variable(service), {})[model] = entry
     return {
         **_image(image, "gateway", {}),
         "scale": 0,
         # Keys' limits hold for all gateways together: each gives out its share.
-        "environment": {"PIERHEAD_LLM_MODELS": json.dumps(models), "PIERHEAD_LLM_GATEWAYS": str(replicas)},
+        "environment": {
+            **{variable: json.dumps(its) for variable, its in told.items()},
+            "PIERHEAD_LLM_GATEWAYS": str(replicas),
+        },
         "x-serve": {
             "replicas": replicas,
             "route": "/",
@@ -105,6 +115,13 @@ def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", g
         "services": {gateway: llm_gateway(models, replicas=gateways), **services},
         "volumes": {CACHE: {}},
     }
+
+
+def _variable(service: str) -> str:
+    """Where the gateway is told of a service's models; "" = of names that lead to another entry."""
+    return (
+        f"PIERHEAD_LLM_MODELS_OF_{re.sub('[^A-Za-z0-9]', '_', service).upper()}" if service else "PIERHEAD_LLM_MODELS"
+    )
 
 
 def _as_it_is(value: Any) -> Any:

@@ -21,9 +21,13 @@ VARIABLE = "PIERHEAD_LLM_CONFIG"
 LARGEST_CONFIG = 64 * 1024
 """Bytes as JSON: it travels in an environment variable, of which Linux takes twice as much."""
 
+ENGINE_NAMES = ("vllm", "openai", "mock")
+"""Those that the server's registry has; any other engine is an import path."""
+ENGINE_EXPECTED = f'{", ".join(map(json.dumps, ENGINE_NAMES))}, or an import path such as "my_package.engine:MyEngine"'
+
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_ENGINE = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _REMOTE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\s]*)?")
 _HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A-Za-z0-9._/-]+)?")
 
@@ -63,8 +67,8 @@ def _check_adapter(adapter: str) -> str:
 
 
 def _check_engine(engine: str) -> str:
-    if not _ENGINE.fullmatch(engine):
-        raise _expected('"vllm", "openai", "mock", or an import path such as "my_package.engine:MyEngine"')
+    if engine not in ENGINE_NAMES and not _IMPORT_PATH.fullmatch(engine):
+        raise _expected(ENGINE_EXPECTED)
     return engine
 
 

@@ -75,7 +75,7 @@ class RoutedCall(Protocol):
 
     @property
     def request(self) -> Any:
-        """The request message; None when requests are a stream."""
+        """The request message; None when requests are a stream, and once a stream of replies has begun."""
         ...
 
     @property

@@ -14,6 +14,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from pierhead import weights
+from pierhead.absence import Absence
 from pierhead.budget import RetryBudget
 from pierhead.errors import NoReplica, PierheadError
 from pierhead.line import Line, Place
@@ -94,6 +95,8 @@ class Pool:
         """How handles choose that name no policy of their own, by the service's own word; None = it has not said."""
         self.policy_kwargs = ""
         """What that policy is made with: a JSON object, "" = nothing."""
+        self.absence: Absence | None = None
+        """Why nobody waits for a replica where none may be called; None = one may come at any time."""
         self.closed = False
         self._clock = clock
         self._connect = connect
@@ -125,9 +128,11 @@ class Pool:
         max_queued_requests: int | None = None,
         policy: str | None = None,
         policy_kwargs: str = "",
+        absence: Absence | None = None,
     ) -> None:
         """Replace the list. Replicas are known by address: one that stays keeps its connection and its counts."""
         self.listed = True
+        self.absence = absence
         self.max_queued_requests = max_queued_requests
         if (policy, policy_kwargs) != (self.policy, self.policy_kwargs):
             self.policy, self.policy_kwargs = policy, policy_kwargs
@@ -165,6 +170,12 @@ class Pool:
     def has_callable(self) -> bool:
         """Whether any replica may be called, full or not."""
         return bool(self._callable)
+
+    def hopeless(self) -> NoReplica | None:
+        """What a call hears that would wait where no replica will come; None = one may be waited for."""
+        if self.absence is None or self._callable:
+            return None
+        return self.absence.error(self.service)
 
     async def changed(self) -> None:
         """Return at the next change of which replicas may be called."""
@@ -337,7 +348,7 @@ class Pool:
         return lease
 
     def _serve(self) -> None:
-        """Hand replicas with room to those at the head of the line."""
+        """Hand replicas with room to those at the head of the line, and send them away where none will come."""
         if self._serving:  # by way of a call that was just granted one: the loop below goes on anyway
             return
         self._serving = True
@@ -349,11 +360,16 @@ class Pool:
                     self._line.leave(place)
                     place.denied(error)
                     continue
-                if lease is None:
+                if lease is not None:
+                    self._line.leave(place)
+                    place.granted(lease)
+                    continue
+                hopeless = self.hopeless()
+                if hopeless is None:
                     self._look_again()
                     return
                 self._line.leave(place)
-                place.granted(lease)
+                place.denied(hopeless)
         finally:
             self._serving = False
 

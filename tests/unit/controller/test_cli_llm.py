@@ -18,11 +18,12 @@ ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def run(*arguments: str, code: int = 0, cwd: Path = ROOT) -> str:
+def run(*arguments: str, code: int = 0, cwd: Path = ROOT, project: Path | None = None) -> str:
+    named = {} if project is None else {"PIERHEAD_PROJECT_DIR": str(project)}
     done = subprocess.run(
         [sys.executable, "-m", "controller.cli", "llm", "build", *arguments],
         cwd=cwd,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "PATH": "/usr/bin:/bin", **named},
         capture_output=True,
         text=True,
         timeout=60,
@@ -35,7 +36,7 @@ def run(*arguments: str, code: int = 0, cwd: Path = ROOT) -> str:
 def test_the_shortest_command_gives_a_gateway_and_a_service_with_a_gpu() -> None:
     document = yaml.safe_load(run("--model", "Qwen/Qwen2.5-7B-Instruct"))
     gateway, service = (document["services"][name] for name in ("llm-gateway", "llm-qwen2-5-7b-instruct"))
-    assert json.loads(gateway["environment"]["PIERHEAD_LLM_MODELS"]) == {
+    assert json.loads(gateway["environment"]["PIERHEAD_LLM_MODELS_OF_LLM_QWEN2_5_7B_INSTRUCT"]) == {
         "qwen2.5-7b-instruct": "llm-qwen2-5-7b-instruct"
     }
     assert gateway["x-serve"]["route"] == "/"
@@ -89,10 +90,10 @@ def test_a_model_for_the_cpu_asks_for_no_gpu() -> None:
     assert "deploy" not in document["services"]["llm-small"]
 
 
-@pytest.mark.parametrize("engine", ["openai", "mock"])
-def test_what_needs_no_gpu_reserves_none(engine: str) -> None:
-    assert "deploy" not in yaml.safe_load(run("--model", "m", "--engine", engine))["services"]["llm-m"]
-    written = yaml.safe_load(run("--model", "m", "--engine", engine, "--gpus", "1"))
+@pytest.mark.parametrize("engine", [["openai", "--engine-arg", "base_url=http://sglang:30000"], ["mock"]])
+def test_what_needs_no_gpu_reserves_none(engine: list[str]) -> None:
+    assert "deploy" not in yaml.safe_load(run("--model", "m", "--engine", *engine))["services"]["llm-m"]
+    written = yaml.safe_load(run("--model", "m", "--engine", *engine, "--gpus", "1"))
     assert "deploy" in written["services"]["llm-m"], "who asks for one gets it"
 
 
@@ -116,11 +117,28 @@ def test_a_file_is_not_written_over_unless_that_is_meant(tmp_path: Path) -> None
     assert "/models/other" in file.read_text()
 
 
+def test_a_file_is_named_as_the_controller_will_find_it(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    apps, mine = clone / "compose" / "apps", clone / "mine" / "apps"
+    for directory in (apps, mine):
+        directory.mkdir(parents=True)
+    (apps / "away.yaml").symlink_to(tmp_path / "away.yaml")
+    assert run("--model", "/m/q", "--file", "q.yaml", cwd=apps, project=clone).endswith("Start it: make up APPS=q\n")
+    told = run("--model", "/m/q", "--file", str(mine / "q.yaml"), project=clone)
+    assert told.endswith("Start it: add mine/apps/q.yaml to COMPOSE_FILE in .env, then make up\n")
+    for outside in (tmp_path / "q.yaml", apps / "away.yaml"):
+        told = run("--model", "/m/q", "--file", str(outside), code=2, project=clone)
+        assert f"--file: {outside} is outside of the clone, {clone}, and the controller sees only that" in told
+        assert not outside.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--model", "./qwen"], "model_loading.model_source: expected a directory inside the container"),
         (["--model", "/m/q", "--engine", "VLLM"], 'engine: expected "vllm", "openai", "mock", or an import path'),
+        (["--model", "/m/q", "--engine", "nonsense"], 'engine: expected "vllm", "openai", "mock", or an import path'),
+        (["--model", "/m/q", "--engine", "openai"], "x-serve.llm.engine_kwargs.base_url: expected the address of the"),
         (["--model", "/m/q", "--engine-arg", "max_model_len"], "--engine-arg: expected KEY=VALUE"),
         (["--model", "/m/q", "--policy", "nearest"], "x-serve.router.policy: expected one of"),
         (["--model", "/m/q", "--replicas", "4", "--max-replicas", "2"], "x-serve.autoscale.max: expected an integer"),

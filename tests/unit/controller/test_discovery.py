@@ -12,7 +12,13 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pierhead import ScaledToZero, Settings, close_handles
+from pierhead.channel import HandleChannel
+from pierhead.clients import Clients
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
+from pierhead.echo.v1.echo_pb2 import EchoRequest
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.metrics import RuntimeMetrics
 
 from controller.discovery import STATS_PERIOD_S, Board, DiscoveryServer
 from controller.model import Endpoint, PublishedStats, ServiceEndpoints
@@ -94,6 +100,21 @@ async def test_how_replicas_are_chosen_is_told_and_told_again_when_it_changes() 
         board.publish({"web": replace(of(endpoint(1)), policy="my.routing:Mine")})
         second = await read(call)
         assert (second.policy, second.generation) == ("my.routing:Mine", 2)
+
+
+async def test_who_has_set_a_service_to_zero_is_told_and_told_again_when_it_changes() -> None:
+    board = Board()
+    board.publish({"web": of()})
+    async with serving(board) as stub:
+        call = aiter(stub.Watch(request("web", "nobody")))
+        assert (await read(call)).scaled_to_zero_by == ""
+        unknown = await read(call)
+        assert (unknown.unknown, unknown.scaled_to_zero_by) == (True, "")
+        board.publish({"web": replace(of(), scaled_to_zero_by="`make scale`")})
+        second = await read(call)
+        assert (second.scaled_to_zero_by, second.generation) == ("`make scale`", 2)
+        board.publish({"web": of()})
+        assert (await read(call)).scaled_to_zero_by == ""
 
 
 async def test_services_come_and_go() -> None:
@@ -217,6 +238,33 @@ async def test_what_replicas_publish_comes_from_their_probes_to_who_watches(tmp_
         control.published["web"] = PublishedStats({"waiting": 2.0}, 2)
         await until(lambda: told() == [{"waiting": 2.0}] * 2)
         assert {one.stats_version for one in loop.board.state("web").endpoints} == {2}
+
+
+async def test_callers_through_a_handle_hear_that_a_service_was_scaled_to_zero(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web", replicas=1), service("off", replicas=0))
+    async with control.running() as loop:
+        server = DiscoveryServer(loop.board, "127.0.0.1", 0)
+        await server.start()
+        Clients.use(Settings(discovery=f"127.0.0.1:{server.port}"))
+        web, off = (HandleChannel(name, metrics=RuntimeMetrics()) for name in ("web", "off"))
+
+        async def refused(channel: HandleChannel, by: str) -> None:
+            async with asyncio.timeout(5):
+                with pytest.raises(ScaledToZero, match=f"by {by}.* and no request wakes it: `make scale SERVICE="):
+                    await EchoStub(channel).Echo(EchoRequest(), timeout=600)
+
+        try:
+            await refused(off, "`replicas: 0` in the compose files")
+            await until(lambda: len(web.pool().replicas()) == 1)
+            assert web.pool().absence is None
+            loop.scale("web", 0)
+            await until(lambda: web.pool().absence is not None and not web.pool().has_callable)
+            await refused(web, "`make scale`")
+            loop.scale("web", 1)
+            await until(lambda: web.pool().absence is None)
+        finally:
+            await close_handles()
+            await server.stop()
 
 
 async def test_what_the_policy_is_made_with_is_told() -> None:

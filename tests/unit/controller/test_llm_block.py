@@ -63,6 +63,24 @@ A_SOURCE = (
     '"...@revision"), or s3://bucket/prefix or gs://bucket/prefix'
 )
 
+NO_SERVER = (
+    "engine_kwargs.base_url: expected the address of the server that the engine openai asks, such as "
+    '"http://sglang:30000/v1", found '
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"engine": "mock"},
+        {"engine": "openai", "engine_kwargs": {"base_url": "http://sglang:30000/v1"}},
+        {"engine": "my_package.engine:MyEngine"},
+        {"engine": "engines:Mine"},
+    ],
+)
+def test_engines_that_may_be(more: dict[str, Any]) -> None:
+    assert problems({"llm": {**MODEL, **more}}) == []
+
 
 @pytest.mark.parametrize(
     ("llm", "problem"),
@@ -91,6 +109,23 @@ A_SOURCE = (
                 'found "VLLM"'
             ),
         ),
+        (
+            {**MODEL, "engine": "nonsense"},
+            (
+                'engine: expected "vllm", "openai", "mock", or an import path such as "my_package.engine:MyEngine", '
+                'found "nonsense"'
+            ),
+        ),
+        (
+            {**MODEL, "engine": "my_package.engine"},
+            (
+                'engine: expected "vllm", "openai", "mock", or an import path such as "my_package.engine:MyEngine", '
+                'found "my_package.engine"'
+            ),
+        ),
+        ({**MODEL, "engine": "openai"}, f"{NO_SERVER}nothing"),
+        ({**MODEL, "engine": "openai", "engine_kwargs": {"base_url": ""}}, f'{NO_SERVER}""'),
+        ({**MODEL, "engine": "openai", "engine_kwargs": {"base_url": 30000}}, f"{NO_SERVER}30000"),
         ({**MODEL, "tensor_parallel_size": 0}, "tensor_parallel_size: expected an integer from 1 to 64, found 0"),
         ({**MODEL, "engine_kwargs": [1]}, "engine_kwargs: expected a mapping, found a list"),
         (

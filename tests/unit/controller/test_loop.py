@@ -12,7 +12,7 @@ import pytest
 from controller import perform
 from controller.apply import Outcome
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound, RoutingError, SpecError, UnknownService
-from controller.loop import Wakeup
+from controller.loop import Loop, Wakeup
 from controller.model import AddServer, CreateContainer, Gpu, ProbeSpec, StartContainer
 from controller.probe import Reading, Subject
 from tests.fakes.fake_engine import Behaviour, FakeEngine
@@ -158,6 +158,21 @@ async def test_nobody_waits_at_haproxy_for_a_service_that_was_scaled_to_zero(con
         loop.scale("web", 1)
         await until(lambda: not control.router.closed)
         await control.settled("web", 1)
+
+
+async def test_callers_hear_that_a_service_was_scaled_to_zero_and_that_it_is_back(control: Control) -> None:
+    def told(loop: Loop) -> str:
+        return loop.board.state("web").scaled_to_zero_by
+
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        assert told(loop) == ""
+        loop.scale("web", 0)
+        await until(lambda: told(loop) == "`make scale`")
+    async with control.running() as loop:
+        await until(lambda: told(loop) == "`make scale`")
+        loop.scale("web", 1)
+        await until(lambda: told(loop) == "")
 
 
 async def test_a_new_controller_goes_on_with_a_retirement(control: Control) -> None:

@@ -197,6 +197,7 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         policy: str = "",
         policy_kwargs: str = "",
         stats: Mapping[str, tuple[int, Mapping[str, float]]] | None = None,
+        scaled_to_zero_by: str = "",
     ) -> None:
         """The whole list of a service: (name, address, draining) each. `stats`: version and numbers, by name."""
         known = self._states.get(service)
@@ -220,7 +221,15 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
             max_queued_requests=max_queued,
             policy=policy,
             policy_kwargs=policy_kwargs,
+            scaled_to_zero_by=scaled_to_zero_by,
         )
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def forget(self, service: str) -> None:
+        """Know no service of that name any more."""
+        generation = self._states[service].generation + 1
+        self._states[service] = discovery_pb2.ServiceEndpoints(service=service, generation=generation, unknown=True)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -20,10 +20,12 @@ from pierhead import (
     NoReplica,
     PierheadError,
     ReplicaDied,
+    ScaledToZero,
     Unavailable,
     UserCodeError,
     close_handles,
 )
+from pierhead.absence import SwitchedOff
 from pierhead.channel import HandleChannel
 from pierhead.connection import NEVER_SENT
 from pierhead.deadlines import Deadlines
@@ -342,6 +344,33 @@ class TestLeaving:
             await ended.wait()
         assert call.done()
 
+    @pytest.mark.parametrize("max_queued", [-1, 0], ids=["a line", "no line"])
+    async def test_one_to_a_service_that_is_switched_off_ends_at_once(self, service: Make, max_queued: int) -> None:
+        channel = service().channel(max_queued_requests=max_queued)
+        channel.pool().set_endpoints([], absence=SwitchedOff("`make scale`"))
+        call = unary(channel)("a", timeout=600)
+        assert call.done()
+        with pytest.raises(ScaledToZero) as caught:
+            await call
+        assert str(caught.value) == (
+            "fake is scaled to 0 replicas (by `make scale`), and no request wakes it: `make scale SERVICE=fake N=1` "
+            "does. Nothing was done."
+        )
+        assert channel.metrics.handle_requests.values == {("fake", "ok"): 0, ("fake", "scaled_to_zero"): 1}
+        assert channel.queued == 0
+
+    async def test_so_does_one_that_waits_already_when_it_is_set_to_zero(self, service: Make) -> None:
+        channel = service().channel()
+        channel.pool().set_endpoints([])
+        call = begin(unary(channel)("a", timeout=600))
+        await turns()
+        assert channel.queued == 1
+        channel.pool().set_endpoints([], absence=SwitchedOff("`make scale`"))
+        async with asyncio.timeout(5):
+            with pytest.raises(ScaledToZero):
+                await call
+        assert channel.queued == 0
+
     async def test_a_dropped_call_in_line_makes_room_for_the_next(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
@@ -531,6 +560,7 @@ BROKEN = [
     (grpc.StatusCode.DEADLINE_EXCEEDED, {}),
 ]
 NOT_BROKEN = [
+    (grpc.StatusCode.UNAVAILABLE, {"ongoing": "0", "error": "scaled_to_zero"}),
     (grpc.StatusCode.INVALID_ARGUMENT, {"ongoing": "0", "error": "bad_request"}),
     (grpc.StatusCode.NOT_FOUND, {"ongoing": "0"}),
     (grpc.StatusCode.UNIMPLEMENTED, {}),
@@ -645,6 +675,15 @@ class TestOutliers:
         assert await anext(call) == 1
         await fail_late(fake, channel)
         assert fake.replica(channel, "r1").standing.failures == 1
+        call.cancel()
+
+    async def test_a_stream_that_has_begun_keeps_its_request_no_longer(self, service: Make) -> None:
+        fake = service(1)
+        call = stream(fake.channel())("a")
+        assert call.request == "a"
+        fake.calls[0].message(1)
+        assert await anext(call) == 1
+        assert call.request is None
         call.cancel()
 
     async def test_a_stream_cut_off_by_its_deadline_had_been_answered(self, service: Make) -> None:

@@ -53,6 +53,11 @@ def test_every_kind_is_its_own() -> None:
     assert len({error.kind for error in EVERY}) == len(EVERY)
 
 
+def test_a_message_that_is_no_text_becomes_one() -> None:
+    error = BadRequest(ValueError("of the caller"))  # type: ignore[arg-type]  # as code without types has it
+    assert (error.message, error.details(), str(error)) == ("of the caller",) * 3
+
+
 @pytest.mark.parametrize("error", [e for e in EVERY if e not in (RemoteError, UserCodeError)])
 def test_an_error_crosses_the_wire_as_itself(error: type[PierheadError]) -> None:
     sent = error("what, where, why")

@@ -12,7 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import BadRequest, sse, sse_event
-from pierhead.events import MAX_WRITE
+from pierhead.events import MAX_WRITE, error_event
 
 from tests.unit.runtime.harness import Cluster, until
 
@@ -379,6 +379,14 @@ async def test_a_source_without_items_is_an_empty_stream(cluster: Cluster) -> No
 
 
 class TestEvent:
+    def test_half_a_character_comes_as_its_escape(self) -> None:
+        """As tokens of a model may, and texts that clients send as JSON."""
+        (line,) = sse_event({"text": "a\ud83d"}).decode().splitlines()[:1]
+        assert json.loads(line.removeprefix("data: ")) == {"text": "a\ud83d"}
+        assert sse_event("a\ud83d") == data("a\\ud83d")
+        told = error_event(BadRequest("no such file: \udcff"), "id").decode().splitlines()[1].removeprefix("data: ")
+        assert json.loads(told)["error"]["message"] == "no such file: \udcff"
+
     def test_text_and_json(self) -> None:
         assert sse_event("hi") == b"data: hi\n\n"
         assert sse_event({"a": "grüezi"}) == 'data: {"a": "grüezi"}\n\n'.encode()

@@ -18,14 +18,16 @@ from pierhead import (
     NoReplica,
     PayloadTooLarge,
     ReplicaDied,
+    ScaledToZero,
     Settings,
     UserCodeError,
     close_handles,
     handle,
 )
+from pierhead import directory as directories
 from pierhead.channel import HandleChannel
 from pierhead.clients import Clients
-from pierhead.directory import Directory
+from pierhead.directory import Directory, resolve
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
@@ -390,6 +392,97 @@ class TestRefusals:
         await discovery.close()
 
 
+class TestNobodyComes:
+    """Calls that no replica will ever answer do not wait for one."""
+
+    async def test_one_to_a_service_that_a_person_has_set_to_zero_fails_at_once(self, cluster: Cluster) -> None:
+        discovery = FakeDiscovery()
+        discovery.say("echo-child")
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        stub, channel = make()
+        waiting = asyncio.ensure_future(_awaited(stub.Echo(echo(), timeout=600)))
+        await until(lambda: channel.queued == 1, "the call waits")
+        discovery.say("echo-child", scaled_to_zero_by="`make scale`")
+        async with asyncio.timeout(5):
+            with pytest.raises(ScaledToZero, match=r"echo-child is scaled to 0 replicas \(by `make scale`\)"):
+                await waiting
+            with pytest.raises(NoReplica, match="`make scale SERVICE=echo-child N=1` does"):
+                await stub.Echo(echo(), timeout=600)
+        discovery.say("echo-child")
+        await until(lambda: channel.pool().absence is None, "it is heard that it is back")
+        waiting = asyncio.ensure_future(_reply(stub, "hi"))
+        await until(lambda: channel.queued == 1, "who calls waits for its first replica")
+        discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
+        assert await waiting == "echo: hi"
+        await discovery.close()
+
+    async def test_one_to_a_service_that_the_controller_does_not_know_fails_soon(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.2)
+        discovery = FakeDiscovery()
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        stub, channel = make()
+        async with asyncio.timeout(5):
+            for _ in range(2):
+                with pytest.raises(NoReplica, match="the controller knows no service of that name") as caught:
+                    await stub.Echo(echo(), timeout=600)
+                assert "`pierhead status`" in str(caught.value)
+        discovery.say("echo-child")
+        await until(lambda: channel.pool().absence is None, "it is there by now")
+        waiting = asyncio.ensure_future(_reply(stub, "hi"))
+        await until(lambda: channel.queued == 1, "who calls waits for its first replica")
+        discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
+        assert await waiting == "echo: hi"
+        await discovery.close()
+
+    async def test_a_service_that_is_added_in_time_is_waited_for(self, cluster: Cluster) -> None:
+        discovery = FakeDiscovery()
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        stub, channel = make()
+        waiting = asyncio.ensure_future(_reply(stub, "hi"))
+        await until(lambda: discovery.watches > 0 and channel.queued == 1, "it is asked for, and not known")
+        discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
+        assert await waiting == "echo: hi"
+        await discovery.close()
+
+    async def test_one_that_the_controller_knows_no_more_is_called_while_it_is_there(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.0)
+        server = await cluster.start(EchoService())
+        discovery = FakeDiscovery()
+        discovery.say("echo-child", ("r1", address(server), False))
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        stub, channel = make()
+        await _reply(stub, "hi")
+        discovery.forget("echo-child")
+        await until(lambda: channel.pool().absence is not None, "it is heard that it is not known any more")
+        await _reply(stub, "hi")
+        await cluster.drained(server)
+        async with asyncio.timeout(5):
+            with pytest.raises(NoReplica, match="the controller knows no service of that name"):
+                await stub.Echo(echo(), timeout=600)
+        await discovery.close()
+
+    async def test_a_controller_that_has_not_answered_has_said_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.0)
+        Clients.use(Settings(discovery="127.0.0.1:1"))
+        with pytest.raises(NoReplica, match="nothing has said yet where it is; none had room within"):
+            await make()[0].Echo(echo(), timeout=0.3)
+
+    async def test_one_that_only_dns_knows_is_waited_for(self, free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.0)
+        discovery = FakeDiscovery()
+        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+        channel = HandleChannel(f"localhost:{free_port}", metrics=RuntimeMetrics())
+        pool = channel.pool()
+        await until(lambda: bool(pool.replicas()) and discovery.watches > 0, "both have answered")
+        with pytest.raises(NoReplica, match="is not connected; none had room within"):
+            await EchoStub(channel).Echo(echo(), timeout=0.3)
+        await discovery.close()
+
+
 async def _awaited(call: Any) -> Any:
     return await call
 
@@ -559,7 +652,7 @@ class TestDiscovery:
         directory = Directory(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         heard: list[str] = []
 
-        def update(endpoints: Iterable[Endpoint], _: int | None, __: str | None, ___: str) -> None:
+        def update(endpoints: Iterable[Endpoint], *_: object) -> None:
             heard.extend(endpoint.name for endpoint in endpoints)
             if len(heard) == 1:
                 raise RuntimeError("a defect")
@@ -580,6 +673,10 @@ class TestDiscovery:
         await second.Echo(echo())
         assert discovery.asked[-1] == ["echo-child", "second"]
         await discovery.close()
+
+    @pytest.mark.parametrize("host", ["a..b", "x" * 64])
+    async def test_a_name_that_no_host_has_stands_for_nothing(self, host: str) -> None:
+        assert await resolve(host, 9000) == []
 
     async def test_dns_stands_in_until_the_controller_answers(self, cluster: Cluster) -> None:
         server = await cluster.start(EchoService())

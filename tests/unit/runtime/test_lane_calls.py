@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
-from pierhead import UserCodeError
+from pierhead import BadRequest, UserCodeError
 from pierhead.channel import HandleChannel
 from pierhead.errors import DeadlineExceeded, PayloadTooLarge, PierheadError, RemoteError
 from pierhead.lanes.caller import CallerLane
+from pierhead.lanes.metadata import MAX_BYTES
 from pierhead.metrics import RuntimeMetrics
 from pierhead.server import ReplicaServer
 
@@ -111,6 +113,23 @@ class TestUnary:
         assert one == other == await call
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    what: str
+
+
+class Odd(PierheadError):
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
+        return (("key", 5),)  # type: ignore[return-value]
+
+
+RAISED: dict[bytes, Callable[[], Exception]] = {
+    b"error as message": lambda: BadRequest(ValueError("x")),  # type: ignore[arg-type]  # as code without types has it
+    b"error that nothing can be noted on": lambda: Frozen("x"),
+    b"error with a number as metadata": lambda: Odd("x"),
+}
+
+
 class Careless(Pipes):
     """Ends its calls with what cannot be sent."""
 
@@ -131,6 +150,11 @@ class Careless(Pipes):
                 context.set_trailing_metadata((("key", "x" * 100_000),))
             case b"number as headers":
                 await context.send_initial_metadata((("key", 5),))
+            case b"error beside all metadata that there may be":
+                context.set_trailing_metadata((("key", "x" * (MAX_BYTES - 20)),))
+                raise BadRequest("x")
+        if request in RAISED:
+            raise RAISED[request]()
         return await super().One(request, context)
 
 
@@ -138,13 +162,14 @@ class Careless(Pipes):
     "what",
     [
         "error as details", "no details", "endless details", "number as details", "number as metadata",
-        "endless metadata", "number as headers",
+        "endless metadata", "number as headers", "error as message", "error that nothing can be noted on",
+        "error with a number as metadata", "error beside all metadata that there may be",
     ],
 )  # fmt: skip
 async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_call(
     cluster: Cluster, transport: str, what: str
 ) -> None:
-    if (transport, what) == ("grpc", "endless metadata"):
+    if transport == "grpc" and what in ("endless metadata", "error beside all metadata that there may be"):
         pytest.skip("gRPC lets the caller wait until its deadline")
     service = Careless()
     server = await cluster.start(service)
@@ -158,6 +183,15 @@ async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_call(
     assert raised.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
     service.gate.set()
     assert await other == b"other"
+
+
+async def test_an_error_that_nothing_can_be_noted_on_is_told_as_any_other(cluster: Cluster, transport: str) -> None:
+    server = await cluster.start(Careless())
+    know(server)
+    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+    with pytest.raises(UserCodeError, match="Frozen") as raised:
+        await stub.One(b"error that nothing can be noted on", timeout=5)
+    assert raised.value.error_id
 
 
 class Hasty(Pipes):
@@ -543,6 +577,49 @@ class TestBoth:
         with pytest.raises(UserCodeError, match="told to"):
             await call.read()
         await idle(server)
+
+
+class Several(Pipes):
+    """Works on each call with several tasks at a time."""
+
+    async def Split(self, request: bytes, context: Any) -> None:  # type: ignore[override]  # writes by itself
+        async def write(task: int) -> None:
+            for _ in range(1000):
+                await context.write(b"%d" % task + b"x" * 1000)
+
+        await asyncio.gather(*[write(task) for task in range(3)])
+
+    async def Talk(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+        async def answer(task: int) -> None:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                await context.write(message)
+
+        await asyncio.gather(*[answer(task) for task in range(3)])
+
+
+class TestSeveralTasks:
+    """Beyond gRPC's own, whose contexts fail where a second task writes meanwhile."""
+
+    @pytest.fixture
+    async def stub(self, cluster: Cluster, transport: str) -> PipesStub:
+        if transport == "grpc":
+            pytest.skip("too many operations")
+        know(await cluster.start(Several()))
+        return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+
+    async def test_write_replies(self, stub: PipesStub) -> None:
+        got = [message[:1] async for message in stub.Split(b"", timeout=20)]
+        assert sorted(got) == [b"0"] * 1000 + [b"1"] * 1000 + [b"2"] * 1000
+
+    async def test_read_requests(self, stub: PipesStub) -> None:
+        call = stub.Talk(timeout=20)
+        for turn in range(50):
+            for number in range(3):
+                await call.write(b"%d" % (3 * turn + number))
+            got = {await call.read() for _ in range(3)}
+            assert got == {b"%d" % (3 * turn + number) for number in range(3)}
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
 
 
 class TestDeadlines:

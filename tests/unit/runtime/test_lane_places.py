@@ -144,6 +144,25 @@ async def test_a_deadline_ends_the_waiting_too(world: World) -> None:
     await world.idle()
 
 
+@pytest.mark.parametrize("ends_by", ["cancel", "deadline"])
+async def test_a_call_that_ends_while_it_waits_is_logged_under_its_own_id(
+    world: World, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    logged: list[tuple[str, str]] = []
+    monkeypatch.setattr(world.server._edge, "_log", lambda _, code, __, request_id: logged.append((code, request_id)))
+    many = await world.fill(1)
+    few = world.ask(timeout=0.5 if ends_by == "deadline" else 30, metadata=(("x-request-id", "mine"),))
+    await until(lambda: world.waiting == 1, "it waits")
+    if ends_by == "cancel":
+        few.cancel()
+    await until(lambda: len(logged) == 1, "its end is logged")
+    await asyncio.wait([few])
+    assert logged[0][1] == "mine"
+    await world.service.end(0)
+    await asyncio.gather(*many)
+    await world.idle()
+
+
 async def test_a_lane_that_is_lost_takes_its_waiting_calls_along(world: World) -> None:
     many = await world.fill(1)
     few = world.ask(timeout=30)

@@ -101,6 +101,17 @@ async def test_a_unary_call_takes_two_frames(served: Served) -> None:
     assert frame == Frame(call=1, kind=Frame.END, message=b"hi", has_message=True, ongoing_plus_one=1)
 
 
+async def test_names_that_a_caller_invents_make_no_series(served: Served) -> None:
+    server, _, channel = served
+    server._admission.draining = True
+    raw = Raw(channel)
+    await raw.open()
+    for call in (1, 2, 3):
+        await raw.say(Packet(frames=[begin(call, call, f"/pierhead.test.Pipes/Invented{call}", message=b"")]))
+        assert (await raw.end()).status == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert server.metrics.requests.values == {("unmatched", "UNAVAILABLE"): 3}
+
+
 BROKEN: dict[str, tuple[Packet | bytes, str]] = {
     "no packet": (b"\xff\xff\xff", "3 bytes that are no packet"),
     "a truncated packet": (Packet(frames=[begin(message=b"x" * 100)]).SerializeToString()[:-7], "no packet"),

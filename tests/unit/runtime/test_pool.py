@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from pierhead.errors import NoReplica, UserCodeError
+from pierhead.absence import SwitchedOff
+from pierhead.errors import NoReplica, ScaledToZero, UserCodeError
 from pierhead.line import Place
 from pierhead.outliers import FAILURES
 from pierhead.policies import register_policy
@@ -17,6 +18,8 @@ from pierhead.replica import Endpoint, Replica
 from pierhead.routing import Router
 
 from tests.unit.runtime.harness import until
+
+OFF = SwitchedOff("`make scale`")
 
 
 class FakeConnection:
@@ -259,6 +262,32 @@ class TestLine:
         await world.pool.close()
         assert isinstance(waiting.error, NoReplica)
         assert "were closed by this process" in str(waiting.error)
+
+    def test_nobody_waits_for_a_service_that_is_switched_off(self) -> None:
+        world = World(1)
+        taken = world.must_take()
+        early = world.join()
+        world.pool.set_endpoints([Endpoint("r0", "10.0.0.0:1", draining=True)], absence=OFF)
+        late = world.join()
+        for waiting in (early, late):
+            assert isinstance(waiting.error, ScaledToZero)
+            assert "`make scale SERVICE=ranker N=1` does" in str(waiting.error)
+        assert early.error is not late.error, "each has its own traceback"
+        assert world.pool.waiting == 0
+        taken.end()
+        world.say(1)
+        assert world.take() is not None, "it is back"
+        assert world.join().error is None, "and who comes next waits as ever"
+
+    def test_a_replica_that_may_still_be_called_is_waited_for_until_it_goes(self) -> None:
+        world = World(1)
+        taken = world.must_take()
+        world.pool.set_endpoints([Endpoint("r0", "10.0.0.0:1", max_ongoing_requests=1)], absence=OFF)
+        served, waiting = world.join(), world.join()
+        taken.end()
+        assert (served.replica, waiting.error) == ("r0", None)
+        world.connection("r0").become(False)
+        assert isinstance(waiting.error, ScaledToZero)
 
     def test_a_grant_that_fails_at_once_serves_the_next_without_going_deeper(self) -> None:
         world = World(1)

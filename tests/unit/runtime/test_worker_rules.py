@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from pierhead import Settings
 from pierhead.errors import Backpressure
 from pierhead.metrics import RuntimeMetrics
@@ -110,6 +110,10 @@ def test_pauses_grow_to_a_bound_and_begin_anew_after_a_good_life(lives: list[flo
         last = pause
 
 
+ANY_TEXT = st.text(st.characters(categories=("L", "N", "P", "S", "Z", "C")))
+"""With lone surrogates, which `st.text()` leaves out: names of files have them where they are no UTF-8."""
+
+
 class TestBoard:
     def test_what_is_told_is_seen_by_others(self) -> None:
         board = Board.make(3)
@@ -123,13 +127,13 @@ class TestBoard:
         board.close()
         assert other.seen()[1] == Seen(ABSENT, 0, 0, 0.0, "")
 
-    @given(st.text(), st.text())
+    @given(ANY_TEXT, ANY_TEXT)
+    @example("no such file: '/models/\udcff'", "")
     def test_any_detail_can_be_told(self, first: str, second: str) -> None:
         board = Board.make(2)
         for detail in (first, second):
-            detail = detail.encode("utf-8", "replace").decode()
             board.tell(0, ILL, detail)
-            raw = detail.encode()[:DETAIL_BYTES]
+            raw = detail.encode(errors="backslashreplace")[:DETAIL_BYTES]
             assert board.seen()[0].detail == raw.partition(b"\0")[0].decode(errors="replace")
             assert board.seen()[1].detail == ""
         board.close()

@@ -11,14 +11,19 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from google.protobuf.message import DecodeError
 from pierhead import Settings, override_handle
+from pierhead.absence import SwitchedOff
 from pierhead.clients import Clients
+from pierhead.llm.v1.llm_pb2 import ModelCard
 
 from services.llm.gateway.app import make_app
+from services.llm.gateway.cards import ModelCards
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.model_map import parse_models
 from services.llm.gateway.multipart import form_fields
@@ -57,7 +62,7 @@ class Stand:
         self.base = f"http://127.0.0.1:{server.http_port}"
 
     async def post(self, path: str, body: object, **options: Any) -> tuple[int, bytes, Any]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
         async with self.client.post(self.base + path, data=data, **options) as answer:
             return answer.status, await answer.read(), answer.headers
 
@@ -283,6 +288,72 @@ async def test_a_huge_body(stand: Stand) -> None:
     assert (await stand.post(CHAT, chat()))[0] == 200
 
 
+async def test_bodies_of_all_requests_together_are_bounded(stand: Stand) -> None:
+    stand.settings = replace(stand.settings, max_body_bytes=8192, max_bodies_bytes=16_384)
+    await stand.start(backpressure_status_code=503)
+    more = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        whole = json.dumps(chat(padding="x" * 7000)).encode()
+        yield whole[:-1]
+        await more.wait()
+        yield whole[-1:]
+
+    async with asyncio.TaskGroup() as group:
+        coming = [group.create_task(stand.post(CHAT, slowly())) for _ in range(2)]
+        await until(lambda: stand.metrics.bodies.read() > 14_000, "both are here but for their ends")
+        status, body, headers = await stand.post(CHAT, chat(padding="x" * 7000))
+        assert (await stand.post(CHAT, chat()))[0] == 200, "a short one fits beside them"
+        more.set()
+    assert [task.result()[0] for task in coming] == [200, 200]
+    error = error_of(body)
+    assert (status, error["type"], error["code"], headers["Retry-After"]) == (503, "server_error", "backpressure", "1")
+    assert error["message"] == (
+        "the bodies of all requests that wait for an answer have the 16384 bytes that this gateway keeps for them; "
+        "ask again in a moment"
+    )
+    assert (await stand.post(CHAT, chat(padding="x" * 7000)))[0] == 200, "what they had is free again"
+    assert stand.metrics.bodies.read() == 0
+
+
+@pytest.mark.parametrize("refused", ["a wrong body", "an unknown model", "too much of it", "the engine refuses it"])
+async def test_whatever_becomes_of_a_body_its_room_is_free_again(stand: Stand, refused: str) -> None:
+    stand.settings = replace(stand.settings, max_body_bytes=8192, max_bodies_bytes=8192)
+    await stand.start()
+    padding = {"padding": "x" * 5000}
+    body: object = {
+        "a wrong body": b"{" + b" " * 5000,
+        "an unknown model": chat(model="gpt-4", **padding),
+        "too much of it": b" " * 9000,
+        "the engine refuses it": chat(fake="refuse", **padding),
+    }[refused]
+    for _ in range(3):
+        assert 400 <= (await stand.post(CHAT, body))[0] < 500
+    assert (await stand.post(CHAT, chat(**padding)))[0] == 200
+
+
+async def test_a_body_has_its_room_until_the_answer_begins(stand: Stand) -> None:
+    stand.settings = replace(stand.settings, max_body_bytes=8192, max_bodies_bytes=8192)
+    await stand.start(backpressure_status_code=503)
+    async with asyncio.TaskGroup() as group:
+        whole = group.create_task(stand.post(CHAT, chat(padding="x" * 5000, fake="wait")))
+        await stand.qwen.waiting.wait()
+        assert (await stand.post(CHAT, chat(padding="x" * 5000)))[0] == 503
+        stand.qwen.gate.set()
+    assert whole.result()[0] == 200
+
+    stand.qwen.gate.clear()
+    stand.qwen.waiting.clear()
+    async with stand.client.post(
+        stand.base + CHAT, json=chat(padding="x" * 5000, stream=True, fake="wait")
+    ) as streamed:
+        await stand.qwen.waiting.wait()
+        await streamed.content.readany()
+        assert (await stand.post(CHAT, chat(padding="x" * 5000)))[0] == 200, "the stream has begun"
+        stand.qwen.gate.set()
+        assert (await streamed.content.read()).endswith(b"data: [DONE]\n\n")
+
+
 async def test_a_body_that_is_not_what_its_encoding_says(gateway: Stand) -> None:
     status, answer, _ = await gateway.post(CHAT, b"no gzip", headers={"Content-Encoding": "gzip"})
     error = error_of(answer)
@@ -310,6 +381,18 @@ async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
     status, body, _ = await stand.post(CHAT, chat(), headers={"x-request-timeout-seconds": "soon"})
     assert (status, error_of(body)["code"]) == (400, "bad_request")
     assert stand.counted()[("qwen", "llm-qwen", "", "429", "")] == 1
+
+
+async def test_a_model_whose_service_is_set_to_zero_is_refused_at_once(stand: Stand) -> None:
+    await stand.start()
+    pool = Clients.current().pool("llm-away", Clients.current().settings.transport)
+    pool.set_endpoints([], absence=SwitchedOff("`make scale`"))
+    async with asyncio.timeout(5):  # whatever the request's own time, which is a minute
+        status, body, headers = await stand.post(CHAT, chat(model="away"))
+    error = error_of(body)
+    assert (status, error["code"], headers["Retry-After"]) == (503, "scaled_to_zero", "10")
+    assert error["type"] == "server_error"
+    assert "`make scale SERVICE=llm-away N=1` does" in error["message"]
 
 
 async def test_a_full_gateway_says_so_as_openai_would(stand: Stand) -> None:
@@ -386,6 +469,22 @@ async def test_models(stand: Stand) -> None:
     async with asyncio.timeout(5):  # what a service said ten minutes ago is not known any more
         while "qwen:support" in await ids():
             stand.now += 601
+
+
+async def test_a_service_that_answers_nonsense_keeps_no_other_from_being_asked(stand: Stand) -> None:
+    cards = ModelCards(("llm-big", "llm-qwen"), 0.01, lambda: stand.now)
+
+    async def nonsense(_: object) -> None:
+        raise DecodeError("as protobuf has it")
+
+    cards._targets[0].stub = SimpleNamespace(Describe=nonsense)  # type: ignore[assignment]
+    keeping = asyncio.create_task(cards.keep())
+    await until(lambda: cards.card("llm-qwen") is not None, "the other has answered")
+    stand.qwen.card.adapters.append("another")
+    await until(lambda: "another" in (cards.card("llm-qwen") or ModelCard()).adapters, "it is asked again")
+    assert cards.card("llm-big") is None
+    keeping.cancel()
+    await asyncio.wait([keeping])
 
 
 # ---- keys

@@ -229,6 +229,14 @@ def test_a_content_type_that_cannot_be_passed_on(content_type: str) -> None:
         read_body(FORM, f"multipart/form-data; {content_type}")
 
 
+@pytest.mark.parametrize("told", ["boundary=b-1; boundary=b", "boundary=b-1; Boundary=b", "boundary*=utf-8''b-1",
+                                  "boundary*0=b; boundary*1=-1", "boundary=b-1; boundary*=b"])  # fmt: skip
+def test_a_boundary_that_readers_may_take_for_another_one(told: str) -> None:
+    with pytest.raises(ApiError, match="more than one boundary") as raised:
+        read_body(FORM, f"multipart/form-data; {told}")
+    assert raised.value.status == 400
+
+
 # ---- large bodies
 
 

@@ -11,7 +11,7 @@ from pierhead.errors import SettingsError
 
 from services.llm.gateway.api_keys import find_key, parse_keys
 from services.llm.gateway.key_file import KeyFile
-from services.llm.gateway.model_map import Route, parse_models
+from services.llm.gateway.model_map import Route, parse_models, read_models
 from services.llm.gateway.settings import GatewaySettings
 
 HASH = hashlib.sha256(b"one").hexdigest()
@@ -25,9 +25,18 @@ def test_settings() -> None:
         "PIERHEAD_LLM_GATEWAYS": "4",
         "PIERHEAD_LLM_PREFILL_FALLBACK": "false",
         "PIERHEAD_LLM_MAX_BODY_BYTES": "4096",
+        "PIERHEAD_LLM_MAX_BODIES_BYTES": "1048576",
     }
     settings = GatewaySettings.from_env(environ | more)
-    assert (settings.gateways, settings.prefill_fallback, settings.max_body_bytes) == (4, False, 4096)
+    assert (settings.gateways, settings.prefill_fallback) == (4, False)
+    assert (settings.max_body_bytes, settings.max_bodies_bytes) == (4096, 1 << 20)
+
+
+def test_one_body_fits_into_the_room_of_all() -> None:
+    environ = {"PIERHEAD_LLM_MODELS": '{"qwen": "llm-qwen"}', "PIERHEAD_LLM_MAX_BODIES_BYTES": "1048576"}
+    told = "PIERHEAD_LLM_MAX_BODIES_BYTES: expected at least PIERHEAD_LLM_MAX_BODY_BYTES, 33554432, found 1048576"
+    with pytest.raises(SettingsError, match=f"^{told}$"):
+        GatewaySettings.from_env(environ)
 
 
 def test_wrong_settings_are_all_named() -> None:
@@ -110,6 +119,35 @@ def test_wrong_maps(text: str, told: str) -> None:
     with pytest.raises(ValueError, match="PIERHEAD_LLM_MODELS: ") as raised:
         parse_models(text)
     assert told in str(raised.value)
+
+
+def test_several_variables_are_one_map() -> None:
+    environ = {
+        "PIERHEAD_LLM_MODELS": '{"other": {"service": "llm-beta", "alias_of": "beta"}, "fast": {"alias_of": "alpha"}}',
+        "PIERHEAD_LLM_MODELS_OF_LLM_ALPHA": '{"alpha": "llm-alpha"}',
+        "PIERHEAD_LLM_MODELS_OF_LLM_BETA": '{"beta": "llm-beta"}',
+        "PIERHEAD_LLM_MODELS_OF_NOBODY": " ",
+        "PIERHEAD_LLM_MODELS_REFRESH_S": "5",
+    }
+    models = read_models(environ)
+    assert sorted(models.routes) == ["alpha", "beta", "fast", "other"]
+    assert models.find("fast") == Route("alpha", "alpha", "", "llm-alpha", None)
+    assert models.services == ("llm-beta", "llm-alpha")
+
+
+def test_wrong_maps_of_several_variables_are_all_named() -> None:
+    with pytest.raises(ValueError, match="PIERHEAD_LLM_MODELS") as raised:
+        read_models({
+            "PIERHEAD_LLM_MODELS_OF_A": '{"a": "x"}',
+            "PIERHEAD_LLM_MODELS_OF_B": '{"a": "y", "b": 7}',
+            "PIERHEAD_LLM_MODELS_OF_C": "[]",
+        })  # fmt: skip
+    form = '{"<model>": "<service>"} or {"<model>": {"service": ..., "prefill": ..., "alias_of": ...}}'
+    assert str(raised.value).splitlines() == [
+        "PIERHEAD_LLM_MODELS_OF_B: a: expected a model that PIERHEAD_LLM_MODELS_OF_A has not; leave one out",
+        "PIERHEAD_LLM_MODELS_OF_B: b: expected a service's name or an object of service, prefill, alias_of, found 7",
+        f"PIERHEAD_LLM_MODELS_OF_C: expected an object with at least one model, {form}, found []",
+    ]
 
 
 # ---- keys

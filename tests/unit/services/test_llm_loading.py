@@ -6,6 +6,7 @@ Buckets are fsspec's own in-memory file system: the same interface that s3:// an
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import shutil
 import sys
@@ -91,7 +92,8 @@ def test_what_has_changed_is_fetched_and_what_is_gone_is_removed(bucket: Any, tm
 
 
 class Breaks:
-    """A file system whose large object breaks off after `after` bytes, until `broken` is False."""
+    """File systems whose large object breaks off after `after` bytes, until `broken` is False. In the place of all of
+    a class: each fetch has one of its own."""
 
     def __init__(self, files: Any, after: int, error: OSError) -> None:
         self.files, self.real, self.after, self.error = files, files.open, after, error
@@ -125,7 +127,7 @@ def test_an_interrupted_fetch_goes_on_within_the_file(
     bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks = Breaks(bucket, after=50_000, error=ConnectionResetError("the line broke"))
-    monkeypatch.setattr(bucket, "open", breaks.open)
+    monkeypatch.setattr(type(bucket), "open", breaks.open)
     with pytest.raises(LLMStartError, match="could not be fetched: ConnectionResetError: the line broke"):
         fetch(SOURCE, tmp_path, told)
     breaks.broken = False
@@ -139,7 +141,7 @@ def test_an_interrupted_fetch_goes_on_within_the_file(
 
 def test_a_full_disk_says_so(bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     breaks = Breaks(bucket, after=50_000, error=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(bucket, "open", breaks.open)
+    monkeypatch.setattr(type(bucket), "open", breaks.open)
     with pytest.raises(LLMStartError, match=r"no space left in .* enlarge the cache volume"):
         fetch(SOURCE, tmp_path, told)
 
@@ -158,7 +160,7 @@ def test_what_an_interrupted_fetch_has_needs_no_room_again(
     bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks = Breaks(bucket, after=90_000, error=ConnectionResetError("the line broke"))
-    monkeypatch.setattr(bucket, "open", breaks.open)
+    monkeypatch.setattr(type(bucket), "open", breaks.open)
     with pytest.raises(LLMStartError, match="could not be fetched"):
         fetch(SOURCE, tmp_path, told)
     breaks.broken = False
@@ -186,7 +188,7 @@ def test_parts_of_former_contents_do_not_stay(
     bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks = Breaks(bucket, after=50_000, error=ConnectionResetError("the line broke"))
-    monkeypatch.setattr(bucket, "open", breaks.open)
+    monkeypatch.setattr(type(bucket), "open", breaks.open)
     with pytest.raises(LLMStartError, match="could not be fetched"):
         fetch(SOURCE, tmp_path, told)
     breaks.broken = False
@@ -194,6 +196,44 @@ def test_parts_of_former_contents_do_not_stay(
     bucket.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS + b"more")
     fetch(SOURCE, tmp_path, told)
     assert not list(tmp_path.rglob("*.pierhead-part"))
+
+
+def test_a_content_that_changes_while_it_is_fetched_is_never_taken_for_whole(
+    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads it gets the beginning of one and the end of the other, and as many bytes as were expected."""
+    monkeypatch.setattr(loading, "CHUNK_BYTES", len(WEIGHTS) // 4)
+    monkeypatch.setattr(loading, "REPORT_S", 0.0)
+
+    def change_it(doing: str, done: float | None, total: float) -> None:
+        if not told.lines and done and done > total // 2:
+            bucket.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS[::-1])
+            told(doing, done, total)
+
+    with pytest.raises(
+        LLMStartError, match=r"was changed while it was fetched \(1 objects, the first is /bucket/qwen/w"
+    ):
+        fetch(SOURCE, tmp_path, change_it)
+    assert (fetch(SOURCE, tmp_path, told) / "weights" / "model.safetensors").read_bytes() == WEIGHTS[::-1]
+
+
+def test_who_has_waited_goes_by_what_is_stored_then(
+    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "ASK_AGAIN_S", 0.01)
+    (tmp_path / "locks").mkdir()
+    with (tmp_path / "locks" / loading._file_name(SOURCE)).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def meanwhile(doing: str, done: float | None, total: float) -> None:
+            told(doing, done, total)
+            if doing.startswith("waiting"):
+                bucket.pipe("/bucket/qwen/config.json", b"changed")
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        found = fetch(SOURCE, tmp_path, meanwhile)
+    assert told.lines[0][0].startswith("waiting")
+    assert (found / "config.json").read_bytes() == b"changed"
 
 
 def test_folders_of_consoles_and_neighbours_of_like_names_are_left_out(
@@ -228,7 +268,7 @@ def test_an_error_of_the_library_s_own_is_told_as_any_other(
         """No OSError."""
 
     breaks = Breaks(bucket, after=50_000, error=SlowDown("too many requests"))  # type: ignore[arg-type]
-    monkeypatch.setattr(bucket, "open", breaks.open)
+    monkeypatch.setattr(type(bucket), "open", breaks.open)
     with pytest.raises(LLMStartError, match="could not be fetched: SlowDown: too many requests; the next try goes on"):
         fetch(SOURCE, tmp_path, told)
 

@@ -257,6 +257,18 @@ def test_what_was_used_longest_ago_goes_first_and_never_what_is_used() -> None:
     assert cache.take(chain_of(tokens("eeee"), 4, 0), 1) is None, "all are used"
 
 
+def test_what_an_answer_makes_anew_was_used_now() -> None:
+    cache = BlockCache(4)
+    chains = {name: chain_of(tokens(name * 4), 4, 0) for name in "abcd"}
+    for name in "abca":
+        lease = cache.take((), 1)
+        assert lease is not None
+        cache.give(lease, grown=chains[name])
+    assert cache.take(chains["d"], 2) is not None  # of which one in the place of b
+    found = [cache.take(chains[name], 1) for name in "ac"]
+    assert [lease is not None and lease.hits for lease in found] == [1, 1]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=12), st.integers(0, 3), st.booleans()), max_size=40))
 def test_blocks_are_never_lost(steps: list[tuple[str, int, bool]]) -> None:
@@ -352,6 +364,20 @@ def test_what_a_regular_expression_matches(pattern: str) -> None:
 # ------------------------------------------------------------------------------------------------------------ together
 
 
+@pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "(((ab){100}c){100}){2}"])
+def test_a_match_that_would_be_endless_is_refused(pattern: str) -> None:
+    with pytest.raises(LLMRequestError, match="more than 10000 characters"):
+        smallest_match(pattern, "it")
+
+
+def test_an_instance_that_would_be_endless_is_refused() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(10):
+        schema = {"type": "array", "minItems": 1000, "items": schema}
+    with pytest.raises(LLMRequestError, match="more than 10000 values"):
+        smallest({"anyOf": [schema] * 10}, "it")
+
+
 async def started(**engine_kwargs: Any) -> MockEngine:
     config = LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"), engine_kwargs=engine_kwargs)
     engine = MockEngine(config)
@@ -375,6 +401,18 @@ async def test_the_next_turn_finds_the_last_one_in_the_cache() -> None:
     second = await chat(engine, turns)
     known = first.usage.prompt_tokens + first.usage.completion_tokens
     assert known - 4 <= second.usage.cached_tokens <= known, "the answer's own blocks, too"
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}])
+async def test_half_a_character_in_an_answer_stops_nobody(more: dict[str, Any]) -> None:
+    engine = await started(tokens_per_s=1000.0)
+    asked = {"structured_outputs": {"regex": "\ud83d"}}
+    odd, other = await asyncio.gather(
+        chat(engine, [{"role": "user", "content": "a"}], **asked, **more),
+        chat(engine, [{"role": "user", "content": "b"}], max_tokens=50),
+    )
+    assert json.loads(odd.data)["choices"][0]["message"]["content"] == "\ud83d"
+    assert other.usage.completion_tokens == 50
 
 
 async def test_what_is_cached_need_not_be_read() -> None:

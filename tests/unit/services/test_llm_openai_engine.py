@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -360,6 +361,21 @@ async def test_an_adapter_that_the_server_has_lost_is_loaded_again(with_adapters
         assert (await all_of(engine, ask_french(stream=stream)))[0].status == 404
 
 
+async def test_a_path_that_the_server_does_not_have_is_no_lost_adapter(
+    with_adapters: WithAdapters, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody can ask for such a path: it is not to cost a load, a second request and a line in the log."""
+    async with started(with_adapters.answer) as engine:
+        await engine.load_adapter("french", "/adapters/french")
+        with_adapters.asked.clear()
+        request = ask_french()
+        request.path = "/v1/nowhere"
+        replies = [reply.status async for reply in engine.pass_through(request)]
+    assert replies == [404]
+    assert with_adapters.asked == []
+    assert not caplog.records
+
+
 async def test_a_server_may_have_an_adapter_of_a_replica_before(with_adapters: WithAdapters) -> None:
     for path, asked in (
         ("/adapters/one", ["load_lora_adapter"]),
@@ -451,6 +467,14 @@ def test_however_events_are_cut_they_come_whole(cuts: list[int], end: bytes) -> 
     assert b"".join(found) == b"".join(events)
     assert found == events
     assert splitter.rest == b""
+
+
+def test_a_large_event_in_many_pieces_is_looked_at_once() -> None:
+    whole, splitter = event("x" * (4 * 1024 * 1024)), Splitter()
+    before = time.process_time()
+    found = [each for begin in range(0, len(whole), 1024) for each in splitter.feed(whole[begin : begin + 1024])]
+    assert found == [whole]
+    assert time.process_time() - before < 10, "with all before it again and again it is minutes of a core"
 
 
 def test_text_counts_and_the_usage_is_right_in_the_end() -> None:

@@ -14,19 +14,40 @@ from typing import Any
 import pytest
 from pierhead.errors import Backpressure, SettingsError
 from pierhead.llm.v1.llm_pb2 import LLMRequest
-from pierhead.llm_config import LLMConfig, Lora, ModelLoading
+from pierhead.llm_config import ENGINE_EXPECTED, ENGINE_NAMES, LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex import loaded_models
+from pydantic import ValidationError
 
 from services.llm.server import bodies
 from services.llm.server.adapters import MOST_FETCHES, Adapters
 from services.llm.server.engine import EngineLoad
 from services.llm.server.engines.mock_engine import MockEngine
-from services.llm.server.errors import EngineStalledError, LLMRequestError, SourceNotFoundError
+from services.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
+from services.llm.server.registry import ENGINES, engine_class
 from services.llm.server.settings import ServerSettings
 from services.llm.server.watchdog import TokenWatchdog
 from tests.harness.ports import free_port
 from tests.unit.runtime.harness import until
+
+# ------------------------------------------------------------------------------------------------------------ engines
+
+
+def test_the_engines_that_files_may_name_are_those_that_there_are() -> None:
+    assert set(ENGINES) == set(ENGINE_NAMES)
+    for name in ENGINE_NAMES:
+        LLMConfig(engine=name, model_loading=ModelLoading(model_id="m"))
+
+
+@pytest.mark.parametrize("name", ["vlllm", "my_package.engine"])
+def test_an_engine_that_there_is_not_is_refused_in_the_words_of_the_files(name: str) -> None:
+    with pytest.raises(LLMStartError) as told:
+        engine_class(name)
+    assert f'there is no engine "{name}"; expected {ENGINE_EXPECTED}' in str(told.value)
+    with pytest.raises(ValidationError) as refused:
+        LLMConfig(engine=name, model_loading=ModelLoading(model_id="m"))
+    assert refused.value.errors()[0]["msg"] == f"expected {ENGINE_EXPECTED}"
+
 
 # ------------------------------------------------------------------------------------------------------------- bodies
 
@@ -262,6 +283,39 @@ async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(lora
         await adapters.load("b")
     await adapters.unload("a")
     await adapters.load("b")
+
+
+class ReluctantEngine(MockEngine):
+    """Takes an adapter out when a test lets it."""
+
+    def __init__(self, config: LLMConfig) -> None:
+        super().__init__(config)
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def unload_adapter(self, adapter: str) -> None:
+        self.asked.set()
+        await self.go_on.wait()
+        await super().unload_adapter(adapter)
+
+
+async def test_one_that_is_taken_out_and_pinned_at_a_time_can_go_afterwards(loras: Path) -> None:
+    adapters = await some_adapters(loras, 1)
+    adapters._engine = engine = ReluctantEngine(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m")))
+    await adapters.keep(["a"])
+    taking_out = asyncio.ensure_future(adapters.unload("a"))
+    await engine.asked.wait()
+    asking = asyncio.ensure_future(adapters.load("a"))  # so it does not go for good
+    pinning = asyncio.ensure_future(adapters.keep(["a"]))
+    await asyncio.wait([asking, pinning], timeout=0.05)  # each has come as far as it does
+    engine.go_on.set()
+    with pytest.raises(LLMRequestError, match="in use"):
+        await taking_out
+    await asyncio.gather(asking, pinning)
+    await adapters.keep([])
+    async with asyncio.timeout(5):
+        await adapters.load("b")
+    assert adapters.held == ("b",)
 
 
 # ----------------------------------------------------------------------------------------------------------- settings

@@ -85,6 +85,7 @@ class BlockCache:
         for block in reversed(grown[: lease.own]):
             if block not in self._used:
                 self._idle[block] = None
+                self._idle.move_to_end(block)
         for block in reversed(lease.chain):  # the end of a text is of use to fewest
             users = self._used[block] - 1
             if users:

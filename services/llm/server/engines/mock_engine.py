@@ -302,7 +302,7 @@ class MockEngine(LLMEngine):
     def _grown(self, plan: Plan, number: int, chain: tuple[int, ...], salt: object) -> tuple[int, ...]:
         """The hashes of the blocks that an answer has filled."""
         answer = plan.answers[number]
-        text = plan.prompts[answer.prompt] + [piece.encode() for piece in answer.pieces]
+        text = plan.prompts[answer.prompt] + [mock_text.bytes_of(piece) for piece in answer.pieces]
         return chain_of(text, self._arguments.block_size, salt, chain)
 
     def _transfer(self, plan: Plan, sequences: list[Sequence]) -> dict[str, Any]:
@@ -473,15 +473,17 @@ class MockEngine(LLMEngine):
     def _tick(self) -> None:
         self._timer = None
         told: dict[_Job, None] = {}
-        for sequence, count in self._schedule.advance(self._now()):
-            job, number = sequence.owner
-            job.tell(number, count, sequence.stage is Stage.DONE)
-            told[job] = None
-        for job in told:
-            job.hand_on()
-        if self._stalls():
-            self._schedule.pause(self._now())
-        self.arm()
+        try:
+            for sequence, count in self._schedule.advance(self._now()):
+                job, number = sequence.owner
+                job.tell(number, count, sequence.stage is Stage.DONE)
+                told[job] = None
+            for job in told:
+                job.hand_on()
+            if self._stalls():
+                self._schedule.pause(self._now())
+        finally:
+            self.arm()  # whatever one request brings out, the clock goes on for all others
 
     def _stalls(self) -> bool:
         most = self._arguments.stall_after_tokens

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from pierhead.llm.v1.llm_pb2 import LLMReply, Usage
 
 from services.llm.server.engines.mock_plan import Answer, Plan
+from services.llm.server.engines.mock_text import bytes_of
 
 DONE = b"data: [DONE]\n\n"
 _MARK = "\x00"
@@ -186,7 +187,7 @@ def _other(piece: str, rank: int) -> str:
 
 
 def _entry(piece: str, rank: int) -> dict[str, Any]:
-    return {"token": piece, "logprob": _chance(rank), "bytes": list(piece.encode())}
+    return {"token": piece, "logprob": _chance(rank), "bytes": list(bytes_of(piece))}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

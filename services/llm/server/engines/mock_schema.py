@@ -16,6 +16,8 @@ from services.llm.server.errors import LLMRequestError
 
 MOST_DEPTH = 64
 MOST_ITEMS = 1000
+MOST_VALUES = 10_000
+"""Of an instance, and characters of a match: arrays within arrays multiply, and so do repetitions."""
 _FORMATS = {
     "date": "2000-01-01",
     "time": "00:00:00Z",
@@ -57,10 +59,10 @@ class _Maker:
     def __init__(self, root: object, param: str) -> None:
         self._root = root
         self._param = param
+        self._made = 0
 
     def make(self, schema: object, at: str, depth: int) -> Any:
-        if depth > MOST_DEPTH:
-            raise self._bad(at, "it needs itself without end")
+        self._reject_endless(at, depth)
         if schema is True:
             return {}
         if not isinstance(schema, dict):
@@ -78,6 +80,13 @@ class _Maker:
         if "allOf" in schema:
             return self.make(self._joined(schema, at), at, depth + 1)
         return self._typed(schema, at, depth)
+
+    def _reject_endless(self, at: str, depth: int) -> None:
+        self._made += 1
+        if self._made > MOST_VALUES:
+            raise self._bad(at, f"it needs more than {MOST_VALUES} values")
+        if depth > MOST_DEPTH:
+            raise self._bad(at, "it needs itself without end")
 
     def _first(self, choices: list[Any], at: str, depth: int) -> Any:
         """Of the first choice that does not need itself."""
@@ -195,7 +204,10 @@ def _one(kind: Any, value: Any, groups: dict[int, str]) -> str:
         low, _, inner = value
         if low > MOST_ITEMS:
             raise _NotUnderstoodError(f"more than {MOST_ITEMS} repetitions")
-        return _matching(inner, groups) * int(low)
+        text = _matching(inner, groups)
+        if len(text) * low > MOST_VALUES:
+            raise _NotUnderstoodError(f"more than {MOST_VALUES} characters")
+        return text * int(low)
     if kind is sre.BRANCH:
         return _matching(value[1][0], groups)
     if kind is sre.SUBPATTERN:

@@ -28,8 +28,13 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 def tokenise(text: str) -> list[bytes]:
     """The tokens of a text."""
-    raw = text.encode(errors="surrogatepass")
+    raw = bytes_of(text)
     return [raw[start : start + TOKEN_BYTES] for start in range(0, len(raw), TOKEN_BYTES)]
+
+
+def bytes_of(text: str) -> bytes:
+    """UTF-8; half a character, which JSON can hold, as if it had a form there."""
+    return text.encode(errors="surrogatepass")
 
 
 def ids_of(tokens: Iterable[bytes]) -> list[int]:

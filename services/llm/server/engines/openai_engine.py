@@ -227,8 +227,8 @@ class OpenAIEngine(LLMEngine):
         path = self._adapters.get(adapter)
         async with contextlib.aclosing(ask()) as replies:
             async for reply in replies:
-                if reply.status == 404 and path is not None:
-                    break
+                if reply.status == 404 and path is not None and self._adapter_name(adapter) not in await self._cards():
+                    break  # else the server has it, and what it does not have is something else
                 yield reply
             else:
                 return

@@ -19,6 +19,8 @@ LARGEST_EVENT = 16 * 1024 * 1024
 """Bytes of one event; the same server never says as much in a token."""
 
 _END = re.compile(rb"\r?\n\r?\n")
+_END_BYTES = 4
+"""Of the longest one."""
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|refusal)"\s*:\s*"[^"]')
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
@@ -29,23 +31,31 @@ class Splitter:
     """Bytes as they come, as whole events with the blank line at their ends."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The events that these bytes complete. Raises UpstreamError for one without an end."""
-        text = self._rest + data if self._rest else data
-        begin = 0
-        for end in _END.finditer(text):
-            yield text[begin : end.end()]
+        """The events that these bytes complete. Raises UpstreamError for one without an end.
+
+        A large event, an image say, comes in hundreds of pieces: each is looked at once, not with all before it.
+        """
+        text: bytes | bytearray = data
+        sought = begin = 0
+        if self._rest:
+            sought = max(0, len(self._rest) - _END_BYTES + 1)
+            self._rest += data
+            text = self._rest
+        for end in _END.finditer(text, sought):
+            yield bytes(text[begin : end.end()])
             begin = end.end()
-        self._rest = text[begin:]
+        if begin or text is data:
+            self._rest = bytearray(text[begin:])
         if len(self._rest) > LARGEST_EVENT:
             raise UpstreamError(f"an event of its stream has more than {LARGEST_EVENT} bytes")
 
     @property
     def rest(self) -> bytes:
         """The beginning of an event that has not ended."""
-        return self._rest
+        return bytes(self._rest)
 
 
 class Account:

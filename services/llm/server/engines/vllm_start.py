@@ -55,6 +55,12 @@ _KNOWN = (
         "pipeline_parallel_size",
     ),
     _known(
+        r"Failed to infer device type|No CUDA GPUs are available|Found no NVIDIA driver",
+        "this image's vLLM is built for GPUs, and sees no GPU. Give the service one "
+        "(deploy.resources.reservations.devices), or have the image built for CPUs (build.args "
+        "PIERHEAD_LLM_DEVICE: cpu)",
+    ),
+    _known(
         r"Sleep mode is not supported on current platform",
         "it has a sleep mode on GPUs only. Leave engine_kwargs enable_sleep_mode out",
     ),

@@ -259,7 +259,6 @@ class CallerLane:
         self.stats: tuple[Pair, ...] = ()
         """Likewise of the numbers that it publishes."""
         self.deadlines = Deadlines.current()
-        self.loop = asyncio.get_running_loop()
         self.pours: list[Any] = []
         """Calls that have something to hand over when all of a packet has been handed out."""
         self._beside = beside

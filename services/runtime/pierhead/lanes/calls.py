@@ -19,6 +19,7 @@ import grpc
 from pierhead.errors import ONGOING_KEY
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.metadata import Pair, unflatten
+from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.lanes.window import ReceiveWindow, SendWindow
 
 if TYPE_CHECKING:
@@ -175,21 +176,14 @@ class LaneCall:
         self.end(code, f"a large message of {self._method.path[1:]} could not be {what}: {error.details()}")
 
     def _wake(self) -> None:
-        waiters = self._waiters
-        if waiters is not None:
-            self._waiters = None
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        if self._waiters:
+            wake_all(self._waiters)
 
     def _change(self) -> asyncio.Future[None]:
         """A future for the next change: a message, credit, the end."""
-        waiter: asyncio.Future[None] = self._lane.loop.create_future()
         if self._waiters is None:
-            self._waiters = [waiter]
-        else:
-            self._waiters.append(waiter)
-        return waiter
+            self._waiters = []
+        return next_change(self._waiters)
 
     async def _end(self) -> None:
         while self._status is None:

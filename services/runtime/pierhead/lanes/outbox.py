@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pierhead.lane.v1.lane_pb2 import Packet
+from pierhead.lanes.waiting import next_change, wake_all
 
 PACKET_BYTES = 512 * 1024
 """A packet that holds this much is closed: with one message more it stays well below protocol.MAX_PACKET_BYTES."""
@@ -38,6 +39,7 @@ class Outbox:
         self._closed_bytes = 0
         self._wake: asyncio.Future[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
+        """For the next packet that has been written."""
         self._writing = False
 
     def frames(self, size: int = 0) -> Any:
@@ -63,25 +65,19 @@ class Outbox:
     async def room(self) -> None:
         """Return once no more than QUEUE_BYTES wait."""
         while self.queued > QUEUE_BYTES:
-            await self._progress()
+            await next_change(self._waiters)
 
     async def drained(self) -> None:
         """Return once all that was queued has been handed to gRPC."""
         while self._writing or self.queued:
-            await self._progress()
-
-    def _progress(self) -> asyncio.Future[None]:
-        """A future for the next packet that has been written."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        return waiter
+            await next_change(self._waiters)
 
     async def write_all(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
         """Send what is queued and will be; ends only by what `write` raises, or by being cancelled."""
         while True:
             if not self._closed and not self._bytes:
                 self._writing = False
-                self._tell_written()
+                wake_all(self._waiters)
                 self._wake = wake = asyncio.get_running_loop().create_future()
                 await wake
             self._writing = True
@@ -90,14 +86,7 @@ class Outbox:
             packet, size, self.sent = self._closed.popleft()
             self._closed_bytes -= size
             await write(packet.SerializeToString())
-            self._tell_written()
-
-    def _tell_written(self) -> None:
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            wake_all(self._waiters)
 
     def _next_packet(self) -> None:
         self._closed.append((self._packet, self._bytes, self.latest))

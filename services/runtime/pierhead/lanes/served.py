@@ -18,6 +18,7 @@ from pierhead.errors import MAX_DETAILS, DeadlineExceeded, clip
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.calls import STATUS
 from pierhead.lanes.metadata import Pair, flatten, size_of, unflatten
+from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.lanes.window import ReceiveWindow, SendWindow
 from pierhead.request import CURRENT, REQUEST_ID_KEY, RequestContext, accept_id, from_metadata
 
@@ -120,7 +121,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self.task.cancel()
         if not self._begun:  # and never will: a task that is cancelled before its first step runs no line
             self._begun = True
-            self._finished(grpc.StatusCode.CANCELLED.name)
+            self._finished(grpc.StatusCode.CANCELLED.name, request_id=accept_id(self._request_id))
 
     def next_parcel(self) -> int:
         """The number of the next large reply."""
@@ -131,13 +132,14 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._begin = None
         self._lane.edge.admission.stop_waiting(begin)
         code = self._end_ill(asyncio.CancelledError()) if self._late else grpc.StatusCode.CANCELLED.name
-        self._finished(code, placed=False)
+        self._finished(code, placed=False, request_id=accept_id(self._request_id))
 
-    def _finished(self, code: str, *, placed: bool = True) -> None:
+    def _finished(self, code: str, *, placed: bool = True, request_id: str | None = None) -> None:
+        """`request_id`: of a call that ends in a context that is not its own."""
         self._ended = True
         self._deadline.cancel()
         self._lane.ended(self, placed)
-        self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started)
+        self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started, request_id)
         for callback in self._callbacks:
             callback(self)
 
@@ -191,6 +193,14 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     def _end_ill(self, error: BaseException) -> str:
         """Answer with a status, if anybody waits for one; returns its name."""
+        try:
+            return self._tell(error)
+        except Exception as unsendable:  # its own class's metadata, say: without an answer the caller waits in vain
+            self._trailers = ()
+            return self._tell(unsendable)
+
+    def _tell(self, error: BaseException) -> str:
+        """The same. Raises for what cannot be sent."""
         if isinstance(error, grpc.aio.AbortError) and self._code is not None:
             status = _status(self._code)
             self._lane.refuse(self.number, status, self._details, self._trailers, self._lane.load)
@@ -343,21 +353,20 @@ class _Replies(ServedCall):
     def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
         super().__init__(lane, frame, method)
         self._room = SendWindow(lane.peer_window)
-        self._room_made: asyncio.Future[None] | None = None
+        self._room_made: list[asyncio.Future[None]] = []
+        """For the tasks that wait to write; nearly always one."""
 
     def credit(self, count: int) -> None:
         """The caller's consumer took replies."""
         self._room.earn(count)
-        if self._room_made is not None and not self._room_made.done():
-            self._room_made.set_result(None)
+        wake_all(self._room_made)
 
     async def write(self, message: Any) -> None:
         """Send a reply message, when the caller takes it."""
         if self._ended:
             raise asyncio.InvalidStateError("the call has ended: no message can follow")
         while not self._room.open:
-            self._room_made = asyncio.get_running_loop().create_future()
-            await self._room_made
+            await next_change(self._room_made)
         self._send(message)
 
     @property
@@ -400,20 +409,21 @@ class _Requests(ServedCall):
         self._inbox: deque[bytes] = deque()
         self._window = ReceiveWindow(lane.window)
         self._closed = False
-        self._arrived: asyncio.Future[None] | None = None
+        self._arrived: list[asyncio.Future[None]] = []
+        """For the tasks that wait to read; nearly always one."""
 
     def message(self, item: bytes, size: int) -> bool:
         """A request message came."""
         if self._closed:
             return False
         self._inbox.append(item)
-        self._wake()
+        wake_all(self._arrived)
         return self._window.arrive(size)
 
     def half_close(self) -> None:
         """No more requests come."""
         self._closed = True
-        self._wake()
+        wake_all(self._arrived)
 
     async def read(self) -> Any:
         """The next request message, decoded, or `grpc.aio.EOF`."""
@@ -432,17 +442,12 @@ class _Requests(ServedCall):
         while not self._inbox:
             if self._closed:
                 return None
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
+            await next_change(self._arrived)
         raw = self._inbox.popleft()
         credit = self._window.consume(len(raw))
         if credit:
             self._lane.outbox.frames().add(call=self.number, kind=_CREDIT, bytes=credit)
         return raw
-
-    def _wake(self) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
 
 
 class _Both(_Requests, _Replies):

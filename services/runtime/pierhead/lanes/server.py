@@ -12,6 +12,7 @@ import grpc
 from pierhead.deadlines import Deadlines
 from pierhead.edge import Edge
 from pierhead.errors import REFUSED_KEY, Backpressure, PierheadError
+from pierhead.http_constants import UNMATCHED
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName, Taken
 from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
@@ -237,15 +238,15 @@ class ServedLane:
 
     def trailers(self, own: Sequence[Pair]) -> Sequence[str]:
         """A call's trailing metadata; with it the models that are held here, and the numbers that are published, when
-        those have changed.
+        those have changed. Raises ValueError for too much.
         """
         if HELD.version != self._told:
-            self._told = HELD.version
             own = (*own, (MODELS_KEY, HELD.text))
         if STATS.version != self._told_stats:
-            self._told_stats = STATS.version
             own = (*own, (STATS_KEY, STATS.text))
-        return flatten(own) if own else ()
+        flat = flatten(own) if own else ()
+        self._told, self._told_stats = HELD.version, STATS.version
+        return flat
 
     def ended(self, call: ServedCall, placed: bool) -> None:
         """A call is over, however it ended; `placed`: it had a place, and did not wait for one."""
@@ -353,7 +354,7 @@ class ServedLane:
         refusal = edge.admission.enter()
         if refusal is not None and (isinstance(method, str) or not self._waits(frame, refusal)):
             reason = edge.refused(refusal)
-            name = method if isinstance(method, str) else method.name
+            name = UNMATCHED if isinstance(method, str) else method.name  # anybody can invent names: they are no labels
             edge.metrics.requests.inc((name, refusal.grpc_status.name))
             trailers = (*refusal.trailing_metadata(), (REFUSED_KEY, reason))
             self.refuse(number, refusal.grpc_status, refusal.details(), trailers, edge.admission.ongoing + 1)

@@ -136,7 +136,8 @@ class Board:
 
     def _write(self, place: int, text: str) -> None:
         start = place * DETAIL_BYTES
-        self._details[start : start + DETAIL_BYTES] = text.encode()[:DETAIL_BYTES].ljust(DETAIL_BYTES, b"\0")
+        raw = text.encode(errors="backslashreplace")  # the name of a file, say, may have no UTF-8
+        self._details[start : start + DETAIL_BYTES] = raw[:DETAIL_BYTES].ljust(DETAIL_BYTES, b"\0")
 
     def _detail(self, place: int) -> str:
         raw = bytes(self._details[place * DETAIL_BYTES : (place + 1) * DETAIL_BYTES])

@@ -1,0 +1,21 @@
+"""Tasks that wait for the next change of something: each has a future of its own, so one who is cancelled takes nobody
+along."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+def next_change(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    """A future that the next `wake_all` of the list sets."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting.append(waiter)
+    return waiter
+
+
+def wake_all(waiting: list[asyncio.Future[None]]) -> None:
+    """Tell those who wait, and have the list empty for the next change."""
+    for waiter in waiting:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiting.clear()
