@@ -9,8 +9,8 @@ help: ## list the targets
 up: ## start the stack and wait until every service serves: [APPS="echo recsys"] [GPU=1]
 	@compose/machine/up.sh "$(APPS)" "$(GPU)"
 
-down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its volumes (state, metrics) too
-	@compose/machine/down.sh "$(VOLUMES)"
+down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its volumes too; FORCE=1: another clone's stack
+	@compose/machine/down.sh "$(VOLUMES)" "$(FORCE)"
 
 scale: ## set a service's number of replicas: SERVICE=ranker N=4; N=auto takes it back
 	@compose/machine/control.sh scale "$(SERVICE)" "$(N)"

@@ -8,6 +8,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/messages.sh"
 # shellcheck source=compose/machine/host.sh
 . "$here/host.sh"
+# shellcheck source=compose/machine/uv.sh
+. "$here/uv.sh"
 cd "$here/../.."
 
 readonly PYTHON=.venv/bin/python
@@ -51,10 +53,6 @@ wants() {
     *,"$part",*) true ;;
     *) false ;;
   esac
-}
-
-uv() {
-  if type -P uv >/dev/null; then command uv "$@"; else "$PYTHON" -m uv "$@"; fi
 }
 
 # Ray Serve LLM imports vLLM, whose place the tests' own takes: its engine is the mock one on both sides.

@@ -8,6 +8,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/messages.sh"
 # shellcheck source=compose/machine/host.sh
 . "$here/host.sh"
+# shellcheck source=compose/machine/uv.sh
+. "$here/uv.sh"
 # shellcheck source=compose/machine/stack.sh
 . "$here/stack.sh"
 
@@ -51,10 +53,6 @@ build_stack() {
   choose_files 'echo recsys' "$(has_nvidia && echo 1)"
   choose_build_inputs
   build_images
-}
-
-uv() {
-  if type -P uv >/dev/null; then command uv "$@"; else "$PYTHON" -m uv "$@"; fi
 }
 
 install_own() { uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --group bench; }

@@ -3,7 +3,8 @@
 #   1. here, with the clone's .venv, where PIERHEAD_API_URL names another machine's controller
 #   2. in the controller's container: it has the program, and nothing else is needed
 #   3. here, where Docker does not let this user in and the API's port answers on 127.0.0.1
-# What needs no running stack (validate, schema, ...) runs here, in the container, or in one of the controller's image.
+# What needs no running stack (validate, schema, ...) runs here, in the container, or in one of the controller's image: the
+# controller's own has the clone read-only, and not this clone where the stack was started from another one.
 set -euo pipefail
 
 caller=$PWD
@@ -18,7 +19,7 @@ readonly UNREACHABLE=3
 readonly PASSED_ON=(_PIERHEAD_COMPLETE COMP_WORDS COMP_CWORD _TYPER_COMPLETE_ARGS _TYPER_COMPLETE_FISH_ACTION NO_COLOR)
 
 main() {
-  local controller
+  local controller='' elsewhere=''
   refuse_missing_names "$@"
   if [ -n "${PIERHEAD_API_URL:-}" ]; then
     has_program || refuse "PIERHEAD_API_URL is set, and this clone has no .venv with the program. Make one: compose/machine/venv.sh"
@@ -26,7 +27,12 @@ main() {
   fi
   if needs_no_stack "$@" && has_program; then run_here "$@"; fi
   controller=$(container_of controller || true)
-  if [ -n "$controller" ]; then run_inside "$controller" "$@"; fi
+  if [ -n "$controller" ]; then elsewhere=$(clone_of "$controller"); fi
+  if needs_no_stack "$@" && { [ -n "$elsewhere" ] || writes_a_file "$@"; }; then run_in_image "$@"; fi
+  if [ -n "$controller" ]; then
+    [ -z "$elsewhere" ] || tell_whose_stack "$elsewhere"
+    run_inside "$controller" "$@"
+  fi
   if needs_no_stack "$@"; then run_in_image "$@"; fi
   if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
   if has_program && ! docker ps --quiet >/dev/null 2>&1 && answers "$(api_port)"; then run_at_port "$@"; fi
@@ -51,6 +57,16 @@ needs_no_stack() {
     'validate '* | 'schema '* | 'simulate '* | 'completion '* | '--help '*) ;;
     *) return 1 ;;
   esac
+}
+
+writes_a_file() {
+  case " $* " in ' llm build'*' --file'[\ =]*) ;; *) return 1 ;; esac
+}
+
+# The command goes on: there is one stack of that name, and in trouble it has to be reached from wherever one is.
+tell_whose_stack() {
+  [ -n "${_PIERHEAD_COMPLETE:-}" ] ||
+    warn "pierhead: the stack \"$project\" was started from another clone, $1: what follows is about that one and its files"
 }
 
 has_program() { [ -x "$root/.venv/bin/python" ] && compgen -G "$root/.venv/lib/python*/site-packages/typer" >/dev/null; }
@@ -99,13 +115,22 @@ goes_on() {
 }
 
 run_in_image() {
-  local image
+  local image access=ro options=()
   image=pierhead/controller:$(setting PIERHEAD_TAG latest)
   docker image inspect "$image" >/dev/null 2>&1 ||
     refuse "${1:-help}: needs the program, and this machine has neither the image $image nor a .venv in the clone." \
       "Build the image (make build), or make the .venv (compose/machine/venv.sh)."
-  exec docker run --rm --network none --volume "$root:$root:ro" --workdir "$root" --env "PWD=$root" \
-    --env "PIERHEAD_PROJECT_DIR=$root" \
+  if writes_a_file "$@"; then
+    access=rw
+    # What it writes is the caller's. Where Docker has no root, its root is the caller.
+    case $(docker info --format '{{.SecurityOptions}}' 2>/dev/null || true) in
+      *rootless*) ;;
+      *) options=(--user "$(id -u):$(id -g)") ;;
+    esac
+  fi
+  # Files are named as seen from where the command is typed.
+  exec docker run --rm --network none --volume "$root:$root:$access" ${options[@]+"${options[@]}"} --workdir "$caller" \
+    --env "PWD=$root" --env "PIERHEAD_PROJECT_DIR=$root" \
     --env "COMPOSE_FILE=$(setting COMPOSE_FILE compose/compose.yaml)" --env "COMPOSE_PROJECT_NAME=$project" \
     "$image" pierhead "$@"
 }

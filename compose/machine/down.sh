@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Stops and removes the stack with its replicas and its network: down.sh [VOLUMES]. Its volumes (the controller's state,
-# Prometheus's and Grafana's data) stay, unless VOLUMES is 1. Images stay. With nothing running it does nothing.
+# Stops and removes the stack with its replicas and its network: down.sh [VOLUMES] [FORCE]. Its volumes (the controller's
+# state, Prometheus's and Grafana's data, those of apps) stay, unless VOLUMES is 1. Images stay. A stack of the same name that
+# was started from another clone is left alone, unless FORCE is 1. With nothing running it does nothing.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -19,12 +20,27 @@ main() {
     1) command+=(--volumes) ;;
     *) refuse "VOLUMES: expected 1 or nothing, found \"$1\"." ;;
   esac
+  case ${2:-} in
+    '' | 0 | 1) ;;
+    *) refuse "FORCE: expected 1 or nothing, found \"$2\"." ;;
+  esac
   docker info >/dev/null 2>&1 ||
     refuse "the Docker Engine does not answer, and what is left of the stack cannot be seen. Start it with: make machine"
+  [ "${2:-}" = 1 ] || refuse_another_clones_stack
   choose_readable_files
   step "Stopping and removing the stack" docker compose --progress plain "${command[@]}" ||
     give_up "the stack was not removed; the lines above say why. Repeat \`make down\` when that is mended."
   remove_leftovers
+  if [ "${1:-}" = 1 ]; then remove_volumes; fi
+}
+
+# Also one that is stopped: its containers, and what they write, are that clone's.
+refuse_another_clones_stack() {
+  local elsewhere
+  elsewhere=$(another_clone all)
+  [ -z "$elsewhere" ] || refuse "the stack named \"$project\" is another clone's: $elsewhere. Nothing was removed." \
+    "Remove it there: cd $elsewhere && make down; where that clone is gone, here: make down FORCE=1." \
+    "A stack of this clone's own needs a name of its own (COMPOSE_PROJECT_NAME in .env)."
 }
 
 # With an app's file broken, the stack can still be removed: by its own file, and the labels of everything else.
@@ -48,4 +64,15 @@ remove_leftovers() {
   done
 }
 
+# Compose removes the volumes of the files that it reads, and an app of an earlier `make up APPS=...` is not among them.
+# A volume that was made elsewhere (external: true) does not carry the label.
+remove_volumes() {
+  local volumes
+  volumes=$(docker volume ls -q --filter "label=com.docker.compose.project=$project")
+  # shellcheck disable=SC2086  # one argument each
+  [ -z "$volumes" ] || step "Removing its other volumes" docker volume rm $volumes ||
+    give_up "not every volume was removed; the lines above say why. Repeat \`make down VOLUMES=1\` when that is mended."
+}
+
+trap 'warn "Interrupted: some of the stack may be left. \`make down\` again goes on from here."; exit 130' INT TERM
 main "$@"

@@ -20,16 +20,16 @@ give_up() {
 # step TEXT COMMAND...: runs COMMAND with its output kept aside, and shows TEXT with the seconds it takes: on a
 # terminal they count up, elsewhere there is one line at the start and one at the end. When COMMAND fails, the end of
 # its output is shown and its status is returned. COMMAND may be a function, which must stop at its own first failure.
-# The step is a process of its own: when it ends, by Ctrl-C too, nothing it started in the background goes on.
+# The step is a process of its own: when it ends, by Ctrl-C too (status 130), nothing it started in the background goes on.
 step() (
   text=$1 status=0 began=$SECONDS
   shift
   log=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
   trap '_end_background; rm -f "$log"' EXIT
+  trap '_end_line; warn "$text: interrupted after $((SECONDS - began)) s."; exit 130' INT TERM
   if [ -t 1 ]; then _tick "$text" "$log" & else say "$text ..."; fi
   "$@" >"$log" 2>&1 </dev/null || status=$?
-  _end_background
-  if [ -t 1 ]; then printf '\r\033[K'; fi
+  _end_line
   if [ "$status" -eq 0 ]; then
     say "$text: done ($((SECONDS - began)) s)"
   else
@@ -38,6 +38,11 @@ step() (
   fi
   exit "$status"
 )
+
+_end_line() {
+  _end_background
+  if [ -t 1 ]; then printf '\r\033[K'; fi
+}
 
 _end_background() {
   local process

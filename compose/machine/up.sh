@@ -20,16 +20,19 @@ main() {
   one_up_at_a_time
   refuse_another_clones_stack
   refuse_taken_ports
+  warn_about_missing_gpus
   "$here/base-images.sh"
   choose_grafana
-  warn_about_missing_gpus
   choose_build_inputs
+  refuse_unusable_files
   build_images
   tell_what_goes
   step "Starting the stack" docker compose --progress plain up --detach --no-build ||
     give_up "the stack did not start; the lines above say why."
   step "Waiting for the controller" wait_for_controller || explain_controller
+  ready=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
   step "Waiting until every service serves" wait_for_services || explain_services "$?"
+  tail -n +2 "$ready" # rollouts that go on; what its first line says, the status does
   step "Waiting until every app answers" wait_for_apps || explain_silence
   print_addresses
   "$here/control.sh" status || true
@@ -46,10 +49,23 @@ one_up_at_a_time() {
 
 refuse_another_clones_stack() {
   local elsewhere
-  elsewhere=$(docker ps --filter "label=com.docker.compose.project=$project" --filter label=com.docker.compose.oneoff=False \
-    --format '{{.Label "com.docker.compose.project.working_dir"}}' | grep -vxF "$root/compose" | head -n 1 || true)
-  [ -z "$elsewhere" ] || refuse "a stack named \"$project\" runs from another clone: $(dirname "$elsewhere")." \
-    "Stop it there (make down), or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, PIERHEAD_*_PORT)."
+  elsewhere=$(another_clone running)
+  [ -z "$elsewhere" ] || refuse "a stack named \"$project\" runs from another clone: $elsewhere." \
+    "Stop it there (make down; where that clone is gone, here: make down FORCE=1)," \
+    "or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, PIERHEAD_*_PORT)."
+}
+
+# What the controller would refuse is told before another image is built and before anything is started. Its own image,
+# built of this clone's code, reads the files in the place and with the variables that the controller will have. Where
+# that look fails for another reason it says nothing: the steps that follow meet the reason themselves.
+refuse_unusable_files() {
+  local said status=0
+  refuse_broken_files
+  step "Building the controller" docker compose --progress plain build controller ||
+    give_up "the controller's image could not be built; the lines above say why. What runs already was not touched."
+  said=$(docker compose run --rm --no-deps --no-TTY controller pierhead validate 2>/dev/null </dev/null) || status=$?
+  [ "$status" -ne 2 ] || [ -z "$said" ] || refuse "the compose files cannot be used:"$'\n'"$said" \
+    "Correct them and repeat. Nothing was started; what runs goes on as it was."
 }
 
 # The controller removes what the files do not have any more, whatever profile is chosen. Whoever forgot to name an app
@@ -107,13 +123,42 @@ choose_grafana() {
   fi
 }
 
+# Of all files in use, whoever wrote them, before minutes and gigabytes go into images for GPUs.
 warn_about_missing_gpus() {
-  case $COMPOSE_FILE in *compose/gpu-*) ;; *) return 0 ;; esac
-  if ! compgen -G '/etc/cdi/*' >/dev/null && ! compgen -G '/var/run/cdi/*' >/dev/null &&
-    ! docker info --format '{{json .Runtimes}}' | grep -q nvidia; then
-    warn "GPU=1, but Docker knows no GPU here: services that ask for one will stay PENDING." \
-      "The NVIDIA Container Toolkit makes GPUs known to it (nvidia-ctk cdi generate)."
-  fi
+  local services
+  if has_gpus; then return; fi
+  services=$(services_with_gpus | tr '\n' ' ')
+  [ -z "${services// /}" ] ||
+    warn "Docker knows no GPU here, and these services ask for one: ${services% }. They will stay PENDING." \
+      "Without a GPU: stop this (Ctrl-C), and leave GPU=1 out, or take the request out of the file" \
+      "(deploy.resources.reservations.devices, x-serve.gpu; \`pierhead llm build --gpus 0\` writes none). With one: the NVIDIA" \
+      "Container Toolkit makes it known to Docker (nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml)."
+}
+
+# Where Docker looks for devices; overridable, so that a test can pretend to have none.
+has_gpus() {
+  local directories directory
+  IFS=: read -ra directories <<<"${PIERHEAD_CDI_DIRS:-/etc/cdi:/var/run/cdi}"
+  for directory in "${directories[@]}"; do
+    if compgen -G "$directory/*" >/dev/null; then return 0; fi
+  done
+  case $(docker info --format '{{json .Runtimes}}' 2>/dev/null) in *nvidia*) ;; *) return 1 ;; esac
+}
+
+# whole_config: all services as Compose reads the files, in its one way to write them: two blanks a level. Nothing where it
+# cannot read them, which is told before the build.
+whole_config() { docker compose --profile '*' config 2>/dev/null || true; }
+
+services_with_gpus() {
+  whole_config | awk '
+    /^[^ ]/ { top = $1 }
+    top != "services:" { next }
+    /^  [^ ]/ { service = $1; gsub(/[":]/, "", service); told = 0 }
+    /^    [^ ]/ { key = $1; part = of = "" }
+    /^      [^ ]/ { part = $1; of = "" }
+    /^        [^ ]/ { of = $1 }
+    $2 == "" && !told && (/^    gpus:/ || (key == "x-serve:" && /^      gpu:/) ||
+      (key part of == "deploy:resources:reservations:" && /^          devices:/)) { print service; told = 1 }'
 }
 
 # --- waiting -------------------------------------------------------------------------------------------------------
@@ -138,8 +183,9 @@ http_status() {
   printf '%s' "${line:-000}"
 }
 
-# Of all services, also those in files of the user's own: each serves, or has a reason that waiting does not change.
-wait_for_services() { "$here/control.sh" wait-ready --serving --timeout "$READY_S"; }
+# Of all services, also those in files of the user's own: each serves, in the version that the files ask for or on the way
+# to it, or has a reason that waiting does not change.
+wait_for_services() { "$here/control.sh" wait-ready --serving --timeout "$READY_S" >"$ready"; }
 
 # And what this script knows to ask of the apps that it knows.
 wait_for_apps() {
@@ -174,10 +220,12 @@ explain_controller() {
 }
 
 explain_services() {
-  "$here/control.sh" status || true
+  [ "$1" -eq 2 ] || "$here/control.sh" status || true
   case $1 in
+    2) give_up "the compose files cannot be used: the lines above say why. What ran before goes on." ;;
     4) give_up "not every service serves after $READY_S s. The stack goes on trying; see why with \`make why SERVICE=...\`, \`make events\`." ;;
-    *) give_up "not every service serves, and waiting does not help: the lines above say why. The rest of the stack runs." ;;
+    *) give_up "not every service serves as the files say, and waiting does not help: the lines above say why." \
+      "The rest of the stack runs, and what served before goes on." ;;
   esac
 }
 
@@ -186,12 +234,26 @@ explain_silence() {
   give_up "an app does not answer after $READY_S s. The stack goes on trying; see why with \`make status\`, \`make events\`, \`make logs\`."
 }
 
+# models_page APP: where OpenAI's API begins, in an app of the user's own that has the gateway, as `pierhead llm build` writes
+# it. It is not waited for: with keys the gateway answers nobody without one.
+models_page() {
+  local route
+  grep -q PIERHEAD_LLM_MODELS "compose/apps/$1.yaml" || return 0 # what makes a service the gateway, whatever its image
+  route=$(whole_config | awk '
+    /^  [^ ]/ { gateway = 0 }
+    /^    [^ ]/ { key = $1 }
+    key == "environment:" && /^      PIERHEAD_LLM_MODELS[A-Z0-9_]*:/ { gateway = 1 }
+    gateway && key == "x-serve:" && /^      route:/ { gsub(/"/, "", $2); print $2; exit }')
+  [ -z "$route" ] || printf '%s/v1/models' "${route%/}"
+}
+
 print_addresses() {
   local app request http
   http=http://127.0.0.1:$(setting PIERHEAD_HTTP_PORT 8000)
   say ''
   for app in $(chosen_apps); do
     request=$(first_request "$app")
+    request=${request:-$(models_page "$app")}
     [ -z "$request" ] || printf '  %-12s %s\n' "$app" "$http$request"
   done
   printf '  %-12s %s\n' gRPC "127.0.0.1:$(setting PIERHEAD_GRPC_PORT 9000)" \
@@ -203,5 +265,6 @@ print_addresses() {
   say ''
 }
 
+trap 'rm -f "${ready:-}"' EXIT
 trap 'warn "" "Interrupted. \`make up\` goes on from here; \`make down\` removes what was started."; exit 130' INT TERM
 main "$@"

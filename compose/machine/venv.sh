@@ -8,6 +8,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/messages.sh"
 # shellcheck source=compose/machine/host.sh
 . "$here/host.sh"
+# shellcheck source=compose/machine/uv.sh
+. "$here/uv.sh"
 cd "$here/../.."
 
 readonly PYTHON=.venv/bin/python
@@ -37,23 +39,9 @@ install_venv_module() {
   step "Installing python3-venv" apt_install python3-venv || give_up "python3-venv could not be installed."
 }
 
-# uv brings its own list of certificates; a company's own are in this machine's.
-trust_own_certificates() {
-  if [ -z "${SSL_CERT_FILE:-}" ] && [ -n "$(ca_bundle)" ]; then
-    SSL_CERT_FILE=$(ca_bundle)
-    export SSL_CERT_FILE
-  fi
-}
-
-uv() {
-  if type -P uv >/dev/null; then command uv "$@"; else "$PYTHON" -m uv "$@"; fi
-}
-
 # --inexact: what is in the environment beyond the lock (uv, torch) stays.
 install_packages() {
-  if ! type -P uv >/dev/null && ! "$PYTHON" -m uv --version 2>/dev/null; then
-    "$PYTHON" -m pip install uv || return
-  fi
+  has_uv || "$PYTHON" -m pip install uv || return
   uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys
 }
 

@@ -12,6 +12,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/messages.sh"
 # shellcheck source=compose/machine/host.sh
 . "$here/host.sh"
+# shellcheck source=compose/machine/uv.sh
+. "$here/uv.sh"
 cd "$here/../.."
 
 # Several clones may share one.
@@ -60,20 +62,6 @@ can_run_vllm() {
 }
 
 python311() { command -v python3.11 || command -v python3; }
-
-# uv brings its own list of certificates; a company's own are in this machine's.
-trust_own_certificates() {
-  if [ -z "${SSL_CERT_FILE:-}" ] && [ -n "$(ca_bundle)" ]; then
-    SSL_CERT_FILE=$(ca_bundle)
-    export SSL_CERT_FILE
-  fi
-}
-
-has_uv() { type -P uv >/dev/null || .venv/bin/python -m uv --version >/dev/null 2>&1; }
-
-uv() {
-  if type -P uv >/dev/null; then command uv "$@"; else .venv/bin/python -m uv "$@"; fi
-}
 
 make_environment() {
   if ! "$PYTHON" -c '' 2>/dev/null; then uv venv --clear --python "$(python311)" "$ENVIRONMENT"; fi

@@ -122,6 +122,16 @@ def test_no_replica_is_a_503_that_says_when_to_come_back(stack: Stack) -> None:
     eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo is back")
 
 
+def test_a_service_behind_another_that_is_set_to_zero_is_not_waited_for(stack: Stack) -> None:
+    stack.scale("ranker", 0)
+    answer = stack.get("/recsys/?user_id=7")
+    error = answer.json["error"]
+    assert (answer.status, error["code"]) == (503, "scaled_to_zero")
+    assert "`make scale SERVICE=ranker N=1` does" in error["message"]
+    stack.scale("ranker", 1)
+    eventually(lambda: stack.get("/recsys/?user_id=7").status == 200, "ranker is back")
+
+
 def test_request_ids_are_kept_and_made(stack: Stack) -> None:
     given = request(stack.url("/echo?message=hi"), headers={"x-request-id": "mine-1"})
     assert given.headers["x-request-id"] == "mine-1"

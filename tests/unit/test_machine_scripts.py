@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
+from pierhead.llm_app import llm_gateway
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = ROOT / "compose" / "machine"
@@ -280,6 +283,49 @@ class TestUp:
         assert not [call for call in machine.calls() if re.match(r"docker (compose.* (build|up)|pull)", call)]
 
 
+UNUSABLE_FILES = (
+    HEALTHY_ENGINE
+    + """
+case "$*" in
+  'compose run '*) echo "$SAID"; exit "$CODE" ;;
+  *' up '*) exit 1 ;;
+esac
+"""
+)
+
+
+class TestUpLooksAtTheFiles:
+    """With the controller's own reader, in its own place: before another image is built and before anything starts."""
+
+    def up(self, machine: Machine, code: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+        machine.has("docker", UNUSABLE_FILES)
+        said = 'services.web.x-server: unknown key; did you mean "x-serve"?'
+        result = machine.run(
+            "up.sh", COMPOSE_FILE="compose/compose.yaml", COMPOSE_PROFILES="", SAID=said, CODE=str(code)
+        )
+        steps = [call for call in machine.calls() if re.match(r"docker compose.* (build|run|up)\b", call)]
+        return result, steps
+
+    def test_what_is_wrong_with_them_is_told_once_and_nothing_else_is_done(self, machine: Machine) -> None:
+        result, steps = self.up(machine, 2)
+        assert result.returncode == 2
+        assert result.stderr.count("services.web.x-server: unknown key") == 1
+        assert "the compose files cannot be used" in result.stderr
+        assert steps == [
+            "docker compose --progress plain build controller",
+            "docker compose run --rm --no-deps --no-TTY controller pierhead validate",
+        ]
+
+    @pytest.mark.parametrize("code", [0, 1, 125])
+    def test_a_look_that_does_not_succeed_is_in_nobodys_way(self, machine: Machine, code: int) -> None:
+        result, steps = self.up(machine, code)
+        assert steps[2:] == [
+            "docker compose --progress plain build",
+            "docker compose --progress plain up --detach --no-build",
+        ]
+        assert "x-server" not in result.stderr
+
+
 # A line of .env, what Compose takes for NAME (tests/contract/test_compose_config.py asks it).
 ENV_LINES = {
     "NAME=8100": "8100",
@@ -328,7 +374,7 @@ RUNNING_STACK = (
     + """
 case "$*" in
   'ps -q '*) echo 4f1d ;;
-  'exec '*' wait-ready '*) echo "mine: $MINE" >&2; exit "$WAITED" ;;
+  'exec '*' wait-ready '*) echo "mine: $MINE" >&2; printf '%b' "$READY"; exit "$WAITED" ;;
   'exec '*' status') echo 'the whole status' ;;
 esac
 """
@@ -384,7 +430,9 @@ class TestUpWaits:
             yield server.server_address[1]
             server.shutdown()
 
-    def up(self, machine: Machine, port: int, mine: str, waited: int) -> subprocess.CompletedProcess[str]:
+    def up(
+        self, machine: Machine, port: int, mine: str, waited: int, ready: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         machine.has("docker", RUNNING_STACK)
         return machine.run(
             "up.sh",
@@ -394,6 +442,7 @@ class TestUpWaits:
             PIERHEAD_UP_TIMEOUT_S="7",
             MINE=mine,
             WAITED=str(waited),
+            READY=ready,
         )
 
     def test_until_they_serve(self, machine: Machine, controller_port: int) -> None:
@@ -407,6 +456,15 @@ class TestUpWaits:
         )
         assert started < asked
 
+    def test_and_a_rollout_that_goes_on_is_told(self, machine: Machine, controller_port: int) -> None:
+        ready = "2 services, 4 replicas, all ready\\na rollout of ranker goes on; `make deploy` waits for its end\\n"
+        result = self.up(machine, controller_port, "2 of 2 ready", 0, ready)
+        assert result.returncode == 0, result.stderr
+        lines = result.stdout.splitlines()
+        assert "a rollout of ranker goes on; `make deploy` waits for its end" in lines
+        assert "2 services, 4 replicas, all ready" not in lines, "the status says as much"
+        assert not [path for path in machine.directory.iterdir() if path.name.startswith("pierhead.")]
+
     @pytest.mark.parametrize(
         ("waited", "words"),
         [(4, "not every service serves after 7 s. The stack goes on trying"), (1, "and waiting does not help")],
@@ -418,8 +476,173 @@ class TestUpWaits:
         assert words in result.stderr
         assert "the whole status" in result.stdout
 
+    def test_or_the_files_turn_out_to_be_wrong(self, machine: Machine, controller_port: int) -> None:
+        result = self.up(machine, controller_port, "services.a.x-serve.rout: unknown key", 2)
+        assert result.returncode == 1
+        assert result.stderr.count("services.a.x-serve.rout: unknown key") == 1
+        assert "the whole status" not in result.stdout, "it would say the same again"
+
+
+GPU_FILES = """
+name: pierhead
+services:
+  controller:
+    command: |-
+      gpu:
+        devices:
+    deploy:
+      resources:
+        limits:
+          devices: 1
+  llm:
+    deploy:
+      resources:
+        reservations:
+          devices:
+            - capabilities:
+                - gpu
+              count: 1
+  llm-gateway:
+    x-serve:
+      llm:
+        gpu: null
+      route: /
+  "7":
+    gpus:
+      - count: 1
+  ranker:
+    x-serve:
+      gpu:
+        memory: 16GiB
+  recsys:
+    gpus: []
+    x-serve:
+      autoscale:
+        gpu:
+          none: true
+volumes:
+  data:
+    gpus:
+      none: true
+"""
+
+
+class TestUpWarnsOfGpus:
+    """Where Docker knows none: before anything is built, and of all files."""
+
+    def told(self, machine: Machine, tmp_path: Path, runtimes: str = "{}", files: str = GPU_FILES) -> str:
+        config = f"'compose --profile * config') cat <<'E'\n{files}\nE\n;;"
+        script = (
+            f"case \"$*\" in {config} 'ps -q '*) echo 4f1d ;; 'info '*) echo '{runtimes}' ;; *' up '*) exit 1 ;; esac"
+        )
+        machine.has("docker", HEALTHY_ENGINE + script)
+        nowhere = f"{tmp_path}/cdi:{tmp_path}/run"
+        result = machine.run("up.sh", COMPOSE_PROFILES="", PIERHEAD_CDI_DIRS=nowhere)
+        calls = machine.calls()
+        read = [number for number, call in enumerate(calls) if call == "docker compose --profile * config"]
+        if read:
+            assert read[0] < next(
+                number for number, call in enumerate(calls) if call.startswith("docker image inspect")
+            )
+        return result.stderr
+
+    def test_every_service_that_asks_for_one_is_named(self, machine: Machine, tmp_path: Path) -> None:
+        told = self.told(machine, tmp_path)
+        assert "these services ask for one: llm 7 ranker. They will stay PENDING." in told
+        assert "`pierhead llm build --gpus 0`" in told
+
+    def test_nothing_is_said_where_none_is_asked_for(self, machine: Machine, tmp_path: Path) -> None:
+        assert "GPU" not in self.told(machine, tmp_path, files="services:\n  echo:\n    x-serve:\n      replicas: 1")
+
+    def test_nothing_is_said_where_docker_knows_one(self, machine: Machine, tmp_path: Path) -> None:
+        assert "GPU" not in self.told(machine, tmp_path, runtimes='{"nvidia":{}}')
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "nvidia.yaml").touch()
+        assert "GPU" not in self.told(machine, tmp_path)
+
+
+def test_an_app_with_the_llm_gateway_has_an_address(tmp_path: Path) -> None:
+    clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
+    (clone / "compose" / "apps").mkdir()
+    written = yaml.safe_dump({"services": {"gate": llm_gateway({"qwen": "llm-qwen"})}})
+    (clone / "compose" / "apps" / "qwen.yaml").write_text(written)
+    (clone / "compose" / "apps" / "mine.yaml").write_text("services:\n  mine:\n    image: pierhead/mine:latest\n")
+    config = """services:
+  a:
+    x-serve:
+      route: /a
+  gate:
+    environment:
+      PIERHEAD_LLM_MODELS_OF_LLM_QWEN: '{"qwen": "llm-qwen"}'
+    x-serve:
+      route: /llm
+"""
+    script = (clone / "compose" / "machine" / "up.sh").read_text().replace('main "$@"', "print_addresses")
+    (clone / "compose" / "machine" / "up.sh").write_text(f"docker() {{ cat '{tmp_path}/config'; }}\n{script}")
+    (tmp_path / "config").write_text(config)
+    files = "compose/compose.yaml:compose/apps/mine.yaml:compose/apps/qwen.yaml"
+    told = subprocess.run(
+        ["bash", str(clone / "compose" / "machine" / "up.sh")],
+        env={"PATH": os.environ["PATH"], "COMPOSE_FILE": files},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert re.search(r"^  qwen +http://127\.0\.0\.1:8000/llm/v1/models$", told, flags=re.MULTILINE)
+    assert "  mine " not in told
+
+
+ANOTHER_CLONES_STACK = """
+case "$*" in
+  'ps -q '*) echo 4f1d ;;
+  'inspect '*' 4f1d') echo /home/somebody/pierhead/compose ;;
+esac
+"""
+
 
 class TestControl:
+    def test_another_clones_stack_is_named_and_obeyed(self, machine: Machine) -> None:
+        machine.has("docker", ANOTHER_CLONES_STACK)
+        result = machine.run("control.sh", "scale", "ranker", "4")
+        assert (result.returncode, result.stdout) == (0, "")
+        assert machine.calls()[-1] == "docker exec 4f1d pierhead scale ranker 4"
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(
+            'pierhead: the stack "pierhead" was started from another clone, /home/somebody/pierhead: '
+        )
+
+    def test_this_clones_stack_is_not_another_by_any_other_name(self, machine: Machine, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(ROOT)
+        machine.has("docker", ANOTHER_CLONES_STACK.replace("/home/somebody/pierhead", f"{tmp_path}/link"))
+        assert machine.run("control.sh", "scale", "ranker", "4").stderr == ""
+
+    def test_files_are_those_of_the_clone_in_which_one_types(self, machine: Machine, tmp_path: Path) -> None:
+        clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
+        machine.has("docker", ANOTHER_CLONES_STACK)
+        result = machine.run(str(clone / "compose" / "machine" / "control.sh"), "validate")
+        assert (result.returncode, result.stderr) == (0, "")
+        assert machine.calls()[-1].startswith(f"docker run --rm --network none --volume {clone}:{clone}:ro ")
+
+    @pytest.mark.parametrize("rootless", [False, True])
+    def test_a_file_is_written_where_the_controllers_container_could_not(
+        self, machine: Machine, tmp_path: Path, rootless: bool
+    ) -> None:
+        clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
+        security = "[name=rootless]" if rootless else "[name=seccomp]"
+        machine.has("docker", f"case $1 in ps) echo 4f1d ;; info) echo '{security}' ;; esac")
+        control = str(clone / "compose" / "machine" / "control.sh")
+        for arguments in (["--file", "a.yaml", "--model", "m"], ["--model", "m", "--file=a.yaml"]):
+            assert machine.run(control, "llm", "build", *arguments).returncode == 0
+            call = machine.calls()[-1]
+            user = "" if rootless else f"--user {os.getuid()}:{os.getgid()} "
+            assert call.startswith(
+                f"docker run --rm --network none --volume {clone}:{clone}:rw {user}--workdir {Path.cwd()}"
+            )
+            assert call.endswith(f"pierhead llm build {' '.join(arguments)}")
+        machine.run(control, "llm", "build", "--model", "m")
+        assert machine.calls()[-1] == "docker exec 4f1d pierhead llm build --model m"
+
     def test_scale_without_a_service_or_a_number_says_how(self, machine: Machine) -> None:
         for arguments in (["", ""], ["ranker", ""], ["", "4"]):
             result = machine.run("control.sh", "scale", *arguments)
@@ -515,6 +738,63 @@ def test_down_refuses_a_misspelt_wish_before_it_removes_anything(machine: Machin
     assert machine.calls() == []
 
 
+class TestDown:
+    def test_another_clones_stack_is_left_alone(self, machine: Machine) -> None:
+        machine.has("docker", "case $1 in ps) echo; echo /home/somebody/pierhead/compose ;; esac")
+        result = machine.run("down.sh", "1")
+        assert result.returncode == 2
+        assert (
+            'the stack named "pierhead" is another clone\'s: /home/somebody/pierhead. Nothing was removed.'
+            in result.stderr
+        )
+        assert (
+            "cd /home/somebody/pierhead && make down; where that clone is gone, here: make down FORCE=1."
+            in result.stderr
+        )
+        assert [call.split()[1] for call in machine.calls()] == ["info", "ps"]
+
+    def test_force_removes_it_all_the_same(self, machine: Machine) -> None:
+        machine.has("docker", 'case "$*" in "ps --all "*) echo /home/somebody/pierhead/compose ;; esac')
+        result = machine.run("down.sh", "", "1")
+        assert result.returncode == 0, result.stderr
+        assert "docker compose --progress plain down" in machine.calls()
+        assert "FORCE: expected 1 or nothing" in machine.run("down.sh", "", "yes").stderr
+
+    def test_volumes_go_by_the_projects_label_when_all_else_is_gone(self, machine: Machine) -> None:
+        machine.has("docker", "case \"$*\" in 'volume ls '*) printf '%s\\n' p_state p_llm-cache ;; esac")
+        assert machine.run("down.sh").returncode == 0
+        assert not [call for call in machine.calls() if "volume" in call]
+        result = machine.run("down.sh", "1")
+        assert result.returncode == 0, result.stderr
+        assert machine.calls()[-2:] == [
+            "docker volume ls -q --filter label=com.docker.compose.project=pierhead",
+            "docker volume rm p_state p_llm-cache",
+        ]
+
+    def test_ctrl_c_is_told_as_what_it_is(self, machine: Machine) -> None:
+        going = machine.directory / "going"
+        os.mkfifo(going)
+        machine.has("docker", f"case $3 in plain) trap 'exit 130' INT; echo yes >'{going}'; sleep 60 & wait ;; esac")
+        # Python hands down that the signal is ignored, where pytest runs in the background of a shell.
+        command = ["env", "--default-signal=INT", str(MACHINE / "down.sh")]
+        with subprocess.Popen(
+            command,
+            env={"PATH": str(machine.programs), "TMPDIR": str(machine.directory), "COMPOSE_PROJECT_NAME": "pierhead"},
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            going.read_text()
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(timeout=60) == 130
+            with suppress(ProcessLookupError):  # where the stand-in had not come to its sleep
+                os.killpg(process.pid, signal.SIGKILL)
+            told = process.stderr.read() if process.stderr else ""
+        assert "Interrupted: some of the stack may be left. `make down` again goes on from here." in told
+        assert "was not removed" not in told
+        assert "failed" not in told
+
+
 def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))
@@ -531,5 +811,5 @@ def test_every_target_is_one_line() -> None:
 
 
 def test_scripts_are_executable_unless_they_are_sourced() -> None:
-    sourced = {"messages.sh", "host.sh", "stack.sh"}
+    sourced = {"messages.sh", "host.sh", "stack.sh", "uv.sh"}
     assert {path.name for path in SCRIPTS if not os.access(path, os.X_OK)} == sourced

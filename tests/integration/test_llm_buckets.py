@@ -1,0 +1,38 @@
+"""s3:// and gs:// as the images read them: the suite of tests/contract/test_llm_buckets.py in an environment that has
+their libraries and servers with the stores' protocols.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.harness.stack import ROOT
+
+LIMIT_S = 280
+"""Half a minute on two idle cores."""
+
+
+def made() -> bool:
+    return subprocess.run(["compose/machine/buckets.sh", "check"], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not made(), reason="no s3fs and gcsfs here; compose/machine/buckets.sh installs them")
+def test_buckets_are_what_every_bucket_is() -> None:
+    # What the other tests share needs packages that this environment lacks.
+    options = ["--noconftest", "-p", "no:cacheprovider", "--timeout=120", "--durations=5"]
+    run = subprocess.run(
+        [".state/buckets/bin/python", "-m", "pytest", *options, "tests/contract/test_llm_buckets.py"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": "services/runtime:."}, capture_output=True, text=True,
+        timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-20_000:] + run.stderr[-2_000:]
+    summary = run.stdout.splitlines()[-1]
+    passed = re.search(r"(\d+) passed", summary)
+    assert passed is not None
+    assert int(passed[1]) >= 30, "it ran"
+    assert "skipped" not in summary, "all of it ran"
+    print("", *re.findall(r"^\d+\.\d+s .*", run.stdout, re.MULTILINE), summary, sep="\n  ")
