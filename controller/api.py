@@ -39,7 +39,7 @@ from controller.event_kinds import KINDS, action_name
 from controller.explain import explanation
 from controller.log_lines import timed_lines
 from controller.loop import Loop
-from controller.model import Action, Plan, Rejection, ServiceSpec, ServiceStatus
+from controller.model import Action, Rejection, ServiceSpec, ServiceStatus
 from controller.plain_text import one_line
 from controller.plan_text import describe
 from controller.routes import routes_json
@@ -113,6 +113,7 @@ class Api:
                 "spec_problems": list(view.spec_problems),
                 "notices": list(view.notices),
                 "settled": view.desired is not None,
+                "files_current": self._loop.specs.is_current(view.files),
                 "engine_reachable": view.engine_reachable,
             }
         )
@@ -212,7 +213,7 @@ class Api:
             return web.Response(text=plan_words(view, in_progress) + "\n")
         if form != "json":
             raise InvalidRequest(f"format: expected json or text, found {form!r}")
-        return web.json_response(plan_json(view.plan, in_progress, plan_words(view, in_progress)))
+        return web.json_response(plan_json(view, in_progress))
 
     async def routes(self, request: web.Request) -> web.Response:
         """What HAProxy sends where."""
@@ -430,15 +431,19 @@ def log_json(replica: str, text: str) -> dict[str, Any]:
     return {"name": replica, "lines": [line for _, line in entries], "times": [time for time, _ in entries]}
 
 
+_OF_THE_LAST_GOOD = "the compose files cannot be used; what follows is the plan of the last good ones:"
+
+
 def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
     """Return the plan as text, what is being done first."""
     if view.desired is None:
         return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
+    unusable = [_OF_THE_LAST_GOOD, *view.spec_problems] if view.spec_problems else []
     doing = [f"in progress: {describe(action)}: {action.cause}" for action in in_progress]
     changes = [line for row in view.services for line in (*rollout_lines(row), *user_config_lines(row))]
     if (doing or changes) and not (view.plan.steps or view.plan.pending):
-        return "\n".join([*changes, *doing])
-    return "\n".join([*changes, *doing, str(view.plan)])
+        return "\n".join([*unusable, *changes, *doing])
+    return "\n".join([*unusable, *changes, *doing, str(view.plan)])
 
 
 def rollout_lines(row: ServiceStatus) -> list[str]:
@@ -458,15 +463,17 @@ def user_config_lines(row: ServiceStatus) -> list[str]:
     return [*lines, *map("  {}".format, config.refused)]
 
 
-def plan_json(plan: Plan, in_progress: tuple[Action, ...], text: str) -> dict[str, Any]:
-    """Return the plan as data."""
+def plan_json(view: View, in_progress: tuple[Action, ...]) -> dict[str, Any]:
+    """Return the plan as data; with spec_problems it is that of the last good files."""
+    plan = view.plan
     return {
+        "spec_problems": list(view.spec_problems),
         "steps": [
             {"number": step.number, "after": list(step.after), **_action_json(step.action)} for step in plan.steps
         ],
         "pending": [dataclasses.asdict(pending) for pending in plan.pending],
         "in_progress": [_action_json(action) for action in in_progress],
-        "text": text,
+        "text": plan_words(view, in_progress),
     }
 
 

@@ -303,9 +303,9 @@ def _rolling_back(
             return proved
     if not facts.has_only(state.stable):
         return state, None
-    message = (
-        f"{facts.ready(state.stable)} replicas of {state.stable} serve again, {rollout.source} is gone: {rollout.cause}"
-    )
+    ready = facts.ready(state.stable)
+    some, serve = ("1 replica", "serves") if ready == 1 else (f"{ready} replicas", "serve")
+    message = f"{some} of {state.stable} {serve} again, {rollout.source} is gone: {rollout.cause}"
     return replace(state, rollout=None), Note("rolled_back", message, "warning")
 
 

@@ -5,6 +5,7 @@ All problems are told at once, each as "path: what was expected, what was found"
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ DRAIN_MARGIN_S = 5.0
 STOP_MARGIN_S = 10.0
 """Between the end of the drain and SIGKILL, where stop_grace_period is not written."""
 
+_BLOCK = "x-serve"
+_ALIKE = 0.85
+"""One letter too many, too few, another or in another place; difflib's ratio."""
 _SERVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECTIONS = ("networks", "volumes", "secrets", "configs")
@@ -68,7 +72,10 @@ def parse(project_name: str, config: object) -> Spec:
     services: dict[str, ServiceSpec] = {}
     for name in sorted(definitions, key=str):
         definition = definitions[name]
-        if not isinstance(definition, Mapping) or "x-serve" not in definition:
+        if not isinstance(definition, Mapping):
+            continue
+        _check_extensions(at("services", str(name)), definition, problems)
+        if _BLOCK not in definition:
             continue
         source = ServiceSource(project_name, str(name), definition, sections, control_networks)
         if service := _service(source, problems):
@@ -78,6 +85,18 @@ def parse(project_name: str, config: object) -> Spec:
     if problems.lines:
         raise SpecError(list(dict.fromkeys(problems.lines)))
     return Spec(project=project_name, services=services)
+
+
+def _check_extensions(path: str, definition: Mapping[Any, Any], problems: Problems) -> None:
+    """Write down what can only be meant as x-serve: taken for somebody's own extension, it would end the service."""
+    for key in map(str, definition):
+        written = key.lower()
+        if key != _BLOCK and written.startswith("x-") and difflib.get_close_matches(written, [_BLOCK], cutoff=_ALIKE):
+            problems.add(
+                at(path, key),
+                f'unknown key; did you mean "{_BLOCK}"? A service without it is left to Compose; an extension of your '
+                "own needs a name that is less like it",
+            )
 
 
 def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
@@ -98,16 +117,16 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
             "as it becomes a name in DNS and in HAProxy",
         )
     _check_scale(path, source.definition, problems)
-    block = parse_block(at(path, "x-serve"), source.definition["x-serve"], problems)
-    autoscale = _autoscale(at(path, "x-serve"), block, problems) if block else None
+    block = parse_block(at(path, _BLOCK), source.definition[_BLOCK], problems)
+    autoscale = _autoscale(at(path, _BLOCK), block, problems) if block else None
     most = 0 if block is None else autoscale.max if autoscale else block.replicas
-    rollout = _rollout(at(path, "x-serve"), block, problems) if block else RolloutSpec()
+    rollout = _rollout(at(path, _BLOCK), block, problems) if block else RolloutSpec()
     gpu = gpu_request(path, source.definition, block.gpu if block else None, most, problems)
     if block and block.llm:
-        gpu = llm_gpus(at(path, "x-serve"), block.llm, gpu, problems)
+        gpu = llm_gpus(at(path, _BLOCK), block.llm, gpu, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
-    settings = _settings(at(path, "x-serve"), block, problems) if block else None
-    drain_s = _drain_s(at(path, "x-serve"), block, problems) if block else 0.0
+    settings = _settings(at(path, _BLOCK), block, problems) if block else None
+    drain_s = _drain_s(at(path, _BLOCK), block, problems) if block else 0.0
     grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
     image = _image(source, problems)
     environment = _managed_environment(source, block, settings, drain_s) if block and settings else {}

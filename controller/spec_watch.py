@@ -42,6 +42,8 @@ class SpecWatch:
         self._changed = changed
         self.current: Spec | None = None
         self.problems: tuple[str, ...] = ()
+        self.files: Hashable = None
+        """The fingerprint of the files that `current` and `problems` were read from."""
         self._reading = asyncio.Lock()
         self._blind = ""
         """Why it cannot be told whether the files have changed; "" when it can."""
@@ -50,6 +52,7 @@ class SpecWatch:
         """Read now, then whenever the files change; ends when cancelled."""
         read = self._fingerprint()
         await self._read()
+        self.files = read
         before, waited_s = read, 0.0
         while True:
             await asyncio.sleep(LOOK_S)
@@ -60,6 +63,7 @@ class SpecWatch:
             if settled and (now != read or retry):
                 read, waited_s = now, 0.0
                 await self._read()
+                self.files = read
 
     def _fingerprint(self) -> Hashable:
         """The files' fingerprint. What stands in for one that cannot be taken is another: they count as changed once,
@@ -74,6 +78,10 @@ class SpecWatch:
             return words
         self._blind = ""
         return found
+
+    def is_current(self, files: Hashable) -> bool:
+        """Whether the files are still those that had this fingerprint."""
+        return self._fingerprint() == files
 
     async def read_again(self) -> None:
         """Read the files now, whether they seem to have changed or not."""

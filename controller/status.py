@@ -5,8 +5,9 @@ Everything here is derived from one snapshot, so that no two of these ever disag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from controller.apply import Refusal
@@ -107,6 +108,8 @@ class View:
     endpoints: Mapping[str, ServiceEndpoints] = field(default_factory=dict)
     targets: tuple[Mapping[str, Any], ...] = ()
     spec_problems: tuple[str, ...] = ()
+    files: Hashable = None
+    """The fingerprint of the compose files that it is made from."""
     notices: tuple[str, ...] = ()
     """What is wrong beyond a single service, one sentence each."""
     refusals: tuple[Refusal, ...] = ()
@@ -215,8 +218,13 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
     return tuple(uses)
 
 
-def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpoints]:
-    """Return, for every service of the spec, who may be called (and who is finishing), by replica name."""
+def endpoints(
+    desired: Desired, observed: Observed, overrides: Mapping[str, int] = MappingProxyType({})
+) -> Mapping[str, ServiceEndpoints]:
+    """Return, for every service of the spec, who may be called (and who is finishing), by replica name.
+
+    `overrides`: how many replicas `make scale` has set, by service.
+    """
     found: dict[str, list[Endpoint]] = {name: [] for name in desired.services}
     for container in sorted(observed.containers, key=lambda container: container.name):
         spec = desired.services.get(container.service)
@@ -232,9 +240,14 @@ def endpoints(desired: Desired, observed: Observed) -> Mapping[str, ServiceEndpo
             desired.services[name].max_queued_requests,
             desired.services[name].router_policy,
             desired.services[name].router_policy_kwargs,
+            _set_to_zero_by(name, overrides) if name in desired.switched_off else "",
         )
         for name, listed in found.items()
     }
+
+
+def _set_to_zero_by(service: str, overrides: Mapping[str, int]) -> str:
+    return "`make scale`" if service in overrides else "`replicas: 0` in the compose files"
 
 
 def _made(container: ReplicaContainer, goal: VersionGoal) -> ServiceSpec | None:

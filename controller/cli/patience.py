@@ -60,7 +60,8 @@ def _look_until_final(look: Callable[[], Verdict], timeout_s: float, progress: P
     hopeless_looks = 0
     while True:
         verdict = patiently(look)
-        progress.show(verdict)
+        if not verdict.hopeless:  # how it ended is told once, by whoever asked
+            progress.show(verdict)
         hopeless_looks = hopeless_looks + 1 if verdict.hopeless else 0
         late = time.monotonic() >= deadline
         if verdict.done or hopeless_looks >= HOPELESS_LOOKS or late:

@@ -57,6 +57,7 @@ class ScaleWait:
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
         self._agreed = False
+        self._views: set[float] = set()
 
     def judge(self, row: Document) -> Verdict:
         """Judge a row of /api/v1/services/<name>. Raises TargetMovedError."""
@@ -64,8 +65,10 @@ class ScaleWait:
         if unseen:
             return unseen
         name = row["name"]
+        self._views.add(row["at"])
         if row["wanted"] != self._wanted:
-            if self._agreed:
+            # Of two calls at once the controller may show only the later one, and never ours.
+            if self._agreed or len(self._views) >= VIEWS_AFTER_A_REQUEST:
                 raise TargetMovedError(f"{name}: somebody else set the target to {row['wanted']} meanwhile")
             untaken = Part(name, row["ready"], None, "the controller has not taken up the new target yet")
             return Verdict(f"{name}: {untaken.message}", parts=(untaken,))
@@ -76,26 +79,37 @@ class ScaleWait:
 def judge_all(document: Document, *, serving: bool = False) -> Verdict:
     """Judge /api/v1/services: done when every service has what it wants; `serving`: when as many as wanted are ready,
     whatever else goes on (a rollout, replicas that leave).
+
+    A service whose files ask for a version that was rolled back is not there, however well the former one serves.
     """
+    reading = Verdict("the controller reads the compose files")
+    if not document.get("files_current", True):  # an older controller does not say
+        return reading
     unusable = _unusable_files(document)
     if unusable:
         return unusable
     if not document["settled"]:
-        return Verdict("the controller reads the compose files")
+        return reading
     unseen = _unseen_world(document)
     if unseen:
         return unseen
-    verdicts = [_serving(row) if serving else _failing(row) or _verdict(row) for row in document["services"]]
+    verdicts = [_as_asked(row, serving=serving) for row in document["services"]]
     waiting = [verdict for verdict in verdicts if not verdict.done]
     parts = tuple(part for verdict in verdicts for part in verdict.parts)
     if not waiting:
         replicas = sum(row["ready"] for row in document["services"])
-        return Verdict(f"{len(document['services'])} services, {replicas} replicas, all ready", done=True, parts=parts)
+        ready = f"{len(document['services'])} services, {replicas} replicas, all ready"
+        return Verdict("\n".join([ready, *_going_on(document["services"])]), done=True, parts=parts)
     # Those that are only starting may still get there: the hopeless are told when nobody else is waited for.
     lines = [*(verdict.message for verdict in waiting), *document["notices"]]
     steps = dict.fromkeys(verdict.next_step for verdict in waiting if verdict.next_step)
-    hopeless = all(verdict.hopeless for verdict in waiting)
-    return Verdict("; ".join(lines), hopeless=hopeless, next_step="\n".join(steps), parts=parts)
+    return Verdict(
+        "; ".join(lines),
+        hopeless=all(verdict.hopeless for verdict in waiting),
+        next_step="\n".join(steps),
+        ended=all(verdict.ended for verdict in waiting),
+        parts=parts,
+    )
 
 
 class RolloutWait:
@@ -244,8 +258,51 @@ def _verdict(row: Document) -> Verdict:
     return Verdict(f"{message}; {row['message']}" if row["message"] else message, parts=(part,))
 
 
-def _serving(row: Document) -> Verdict:
-    return _failing(row) or _verdict({**row, "converged": row["ready"] >= row["wanted"]})
+def _as_asked(row: Document, *, serving: bool) -> Verdict:
+    """Whether a service has what it wants, in the version that the files ask for."""
+    enough = {**row, "converged": row["ready"] >= row["wanted"]} if serving else row
+    verdict = _failing(row) or _verdict(enough)
+    if not verdict.done:
+        return verdict
+    part = Part(row["name"], row["ready"], row["wanted"], row["message"])
+    if _is_rejected(row):
+        return _turned_down(row, part)
+    # All of it serves and nothing was rolled back: what has failed is a change that needs no new replicas.
+    return _config_refused(row, part) if row.get("state") == "DEPLOY_FAILED" else verdict
+
+
+def _is_rejected(row: Document) -> bool:
+    """Whether what the files ask for was rolled back, and not because somebody wanted it so."""
+    rejected = row.get("rejected")
+    if not rejected or rejected.get("is_asked"):
+        return False
+    return bool(rejected["version"] == row.get("offered"))
+
+
+def _turned_down(row: Document, part: Part) -> Verdict:
+    name, rejected = row["name"], row["rejected"]
+    goes_back = bool(row.get("rollout")) and row["rollout"]["phase"] == "ROLLING_BACK"
+    message = (
+        f"the files ask for version {rejected['version']}, which {'is being' if goes_back else 'was'} rolled back: "
+        f"{rejected['reason']}; version {version(row)} goes on"
+    )
+    next_step = f"correct the files or the image, or try the same version again with `pierhead deploy {name}`"
+    return _ended_badly(part, message, next_step)
+
+
+def _config_refused(row: Document, part: Part) -> Verdict:
+    message = f"its user_config is refused, the former one stays in force: {row['message'] or 'no replica says why'}"
+    return _ended_badly(part, message, "correct it in the files")
+
+
+def _going_on(rows: Iterable[Document]) -> list[str]:
+    """The rollouts that nobody has waited for, in one sentence. Of a way back, `deploy` would not wait for the end."""
+    names = [row["name"] for row in rows if row.get("rollout") and row["rollout"]["to"] == row.get("offered")]
+    if not names:
+        return []
+    what, whose = ("a rollout of", "its") if len(names) == 1 else ("rollouts of", "their")
+    go = f"{what} {', '.join(names)} {'goes' if len(names) == 1 else 'go'} on"
+    return [f"{go}; `make deploy` (or `pierhead deploy {' '.join(names)}`) waits for {whose} end"]
 
 
 def _failing(row: Document) -> Verdict | None:

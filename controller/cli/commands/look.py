@@ -13,6 +13,7 @@ from controller.cli import output as out
 from controller.cli import prometheus, tables
 from controller.cli.client import Client, service_path
 from controller.cli.commands.options import Output, Service
+from controller.cli.errors import BAD_INPUT
 from controller.cli.why import Case
 from controller.cli.why import page as why_page
 
@@ -76,13 +77,18 @@ def routes(output: Output = "text") -> None:
 
 
 def plan(output: Output = "text") -> None:
-    """Show what the controller would do now, and why."""
+    """Show what the controller would do now, and why.
+
+    Ends with 2 while the compose files cannot be used: the plan is then that of the last good ones.
+    """
     as_json = out.is_json(output)
     document = Client.from_environment().get("/api/v1/plan")
     if as_json:
         out.print_json(document)
     else:
         out.say(document["text"])
+    if document.get("spec_problems"):  # an older controller does not say
+        raise typer.Exit(BAD_INPUT)
 
 
 def revisions(service: Service, output: Output = "text") -> None:

@@ -81,6 +81,26 @@ async def test_what_is_told_while_the_engine_is_away_says_so(control: Control) -
         assert (verdict.done, verdict.message) == (False, document["notices"][0])
 
 
+async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+
+        async def told() -> tuple[bool, list[str]]:
+            document = await (await client.get("/api/v1/services")).json()
+            return document["files_current"], [row["name"] for row in document["services"]]
+
+        assert await told() == (True, ["api", "web"])
+        control.source.edit(service("web"), service("api", replicas=1), service("next", replicas=0))
+        assert await told() == (False, ["api", "web"])
+        async with asyncio.timeout(10):
+            while (seen := await told())[0] is False:
+                assert seen[1] == ["api", "web"], "new files are never told as if they were the old ones"
+        assert seen == (True, ["api", "next", "web"])
+        control.source.edit(error=SpecError(["services.web.x-serve.rout: unknown key"]))
+        await until(lambda: control.loop.view.spec_problems)
+        await until(lambda: control.loop.specs.is_current(control.loop.view.files))
+
+
 async def test_before_the_files_are_read_everything_is_to_be_repeated(control: Control) -> None:
     reading, load = asyncio.Event(), control.source.load
 

@@ -23,7 +23,7 @@ from controller.callers import Gatekeeper
 from controller.cli.completion import SHELLS, script
 from controller.cli.errors import EXIT_CODES
 from controller.errors import SpecError
-from controller.model import Gpu, GpuRequest, GpuSlot
+from controller.model import Gpu, GpuRequest, GpuSlot, RolloutSpec, current_version
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -396,14 +396,78 @@ async def test_interrupted_while_it_is_imported_it_ends_without_a_word(tmp_path:
     assert (process.returncode, err) == (130, b"")
 
 
+async def test_who_is_overtaken_at_once_is_told_so(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        scale = control.loop.scale
+
+        def overtaken(service: str, replicas: int | None) -> str:
+            said = scale(service, replicas)
+            scale(service, 3)
+            return said
+
+        monkeypatch.setattr(control.loop, "scale", overtaken)
+        done = await pierhead("scale", "web", "5", "--timeout", "20")
+        assert (done.code, done.out) == (1, "")
+        assert done.err.splitlines()[-1] == "web: somebody else set the target to 3 meanwhile"
+
+
+async def test_a_version_that_was_rolled_back_fails_the_wait_at_once_and_again(control: Control) -> None:
+    good, bad = service("web"), service("web", definition_hash="d2", rollout=RolloutSpec(bake_s=0.1))
+    other = service("api", replicas=1)
+    version = current_version(bad, control.engine.images)
+    assert version is not None
+    control.engine.behaviours[version] = Behaviour(exits_after_s=0.0, exit_code=1, output="no such model\n")
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        control.source.edit(bad, other)
+        await until(lambda: "rolled_back" in control.kinds(), within_s=20)
+        for arguments in ((), ("--serving",)):
+            done = await pierhead("wait-ready", *arguments)
+            assert (done.code, done.out) == (1, "")
+            said = f"web: the files ask for version {version}, which was rolled back: it does not become ready"
+            assert said in done.err
+            assert "with `pierhead deploy web`." in done.err
+        assert control.row("web") == (2, 2, 2)
+        control.source.edit(good, other)
+        done = await pierhead("wait-ready", "--serving")
+        assert done.code == 0, f"what was corrected a moment ago is read first: {done.err}"
+
+
 async def test_files_that_cannot_be_used_are_bad_input(control: Control) -> None:
     control.source.error = SpecError(["services.web.x-serve.rout: unknown key"])
     async with served(control) as pierhead:
         await until(lambda: control.loop.view.spec_problems)
         done = await pierhead("wait-ready")
         assert done.code == 2
-        assert "services.web.x-serve.rout: unknown key" in done.err
+        assert done.err.count("services.web.x-serve.rout: unknown key") == 1, "told once, and not while it waits too"
         assert "services.web.x-serve.rout: unknown key" in (await pierhead("status")).out
+        done = await pierhead("plan")
+        assert done.code == 2
+        assert done.out == "no plan: the compose files cannot be used\nservices.web.x-serve.rout: unknown key\n"
+
+
+async def test_a_plan_of_the_last_good_files_says_so(control: Control) -> None:
+    async with served(control) as pierhead:
+        await pierhead("wait-ready", "--timeout", "20")
+        control.source.error = SpecError(["services.web.x-serve.rout: unknown key"])
+        await control.loop.specs.read_again()
+        await until(lambda: control.loop.view.spec_problems)
+        done = await pierhead("plan")
+        assert done.code == 2
+        assert done.out.splitlines() == [
+            "the compose files cannot be used; what follows is the plan of the last good ones:",
+            "services.web.x-serve.rout: unknown key",
+            "nothing to do",
+        ]
+        done = await pierhead("plan", "-o", "json")
+        assert done.code == 2
+        assert json.loads(done.out)["spec_problems"] == ["services.web.x-serve.rout: unknown key"]
+        control.source.error = None
+        await control.loop.specs.read_again()
+        await until(lambda: not control.loop.view.spec_problems)
+        done = await pierhead("plan")
+        assert (done.code, done.out) == (0, "nothing to do\n")
 
 
 async def test_no_controller_is_one_line() -> None:

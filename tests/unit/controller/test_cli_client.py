@@ -15,7 +15,7 @@ from controller.cli import patience, prometheus
 from controller.cli.client import CHANGE_TIMEOUT_S, Client, service_path
 from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
 from controller.loop import LOOK_LIMIT_S
-from tests.unit.controller.test_cli_prometheus import sends, serving
+from tests.harness.http_answers import sends, serving
 
 
 def refusal(message: str) -> bytes:

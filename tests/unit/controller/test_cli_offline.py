@@ -85,6 +85,13 @@ def test_every_problem_is_told_and_ends_with_two(project: Project) -> None:
     assert second.startswith('services.web.x-serve.rout: unknown key; did you mean "route"?')
 
 
+def test_a_misspelt_block_is_told(project: Project) -> None:
+    project.resolves_to("{name: shop, services: {web: {image: a, scale: 0, x-server: {route: /web}}}}")
+    done = project.run("validate")
+    assert done.returncode == 2
+    assert done.stdout.startswith('services.web.x-server: unknown key; did you mean "x-serve"?')
+
+
 def test_as_data(project: Project) -> None:
     project.resolves_to(BAD)
     done = project.run("validate", "-o", "json")

@@ -12,7 +12,7 @@ from tests.unit.controller.cli_documents import row as full_row
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    plain = {"name": "web", "wanted": 2, "ready": 2, "message": "", "converged": True, "blocked": ""}
+    plain = {"name": "web", "wanted": 2, "ready": 2, "message": "", "converged": True, "blocked": "", "at": AT}
     return {**plain, **changes}
 
 
@@ -25,6 +25,20 @@ def test_a_scale_waits_until_the_world_agrees() -> None:
     assert wait.judge(row(converged=False, blocked="no GPU")).hopeless
     with pytest.raises(TargetMovedError, match="to 5 meanwhile"):
         wait.judge(row(wanted=5))
+
+
+def test_a_target_that_is_overwritten_before_the_first_look_is_told_soon() -> None:
+    wait = ScaleWait(2)
+    looks = [wait.judge(row(wanted=5, at=AT + number)) for number in (0, 0, 0, 1, 1)]
+    assert not any(verdict.done or verdict.hopeless for verdict in looks), "they may be from before the request"
+    with pytest.raises(TargetMovedError, match="web: somebody else set the target to 5 meanwhile"):
+        wait.judge(row(wanted=5, at=AT + 2))
+
+
+def test_a_target_that_is_taken_up_late_is_waited_for() -> None:
+    wait = ScaleWait(2)
+    assert not any(wait.judge(row(wanted=5, at=at)).done for at in (AT, AT + 1))
+    assert wait.judge(row(at=AT + 2)).done
 
 
 def all_of(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -61,6 +75,97 @@ def test_as_many_as_wanted_may_be_enough() -> None:
     assert judge_all(all_of(*busy), serving=True).done
     assert not judge_all(all_of(*busy, row(name="api", ready=1, converged=False)), serving=True).done
     assert judge_all(all_of(row(ready=0, converged=False, blocked="no GPU")), serving=True).hopeless
+
+
+TURNED_DOWN = {"version": "9f8e7d6c", "reason": "it does not become ready (3 tries)", "at": AT, "is_asked": False}
+
+
+def turned_down(**changes: Any) -> dict[str, Any]:
+    """A service that serves with the version before the one that the files ask for."""
+    rejected = {**TURNED_DOWN, **changes.pop("rejected", {})}
+    fields = {"version": "1a2b3c4d", "offered": "9f8e7d6c", "state": "DEPLOY_FAILED", "rejected": rejected}
+    return settled(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_a_version_that_was_rolled_back_is_not_there_however_well_the_one_before_serves(serving: bool) -> None:
+    verdict = judge_all(all_of(turned_down(), row(name="api")), serving=serving)
+    assert (verdict.hopeless, verdict.done, verdict.ended) == (True, False, True)
+    assert verdict.message == (
+        "ranker: the files ask for version 9f8e7d6c, which was rolled back: it does not become ready (3 tries); "
+        "version 1a2b3c4d goes on"
+    )
+    assert verdict.next_step == (
+        "See `pierhead why ranker`; correct the files or the image, or try the same version again with "
+        "`pierhead deploy ranker`."
+    )
+    starting = row(name="api", ready=1, converged=False)
+    assert not judge_all(all_of(turned_down(), starting), serving=serving).hopeless, "the others are waited for"
+    few = turned_down(ready=1, converged=False, message="1 starting")
+    assert not judge_all(all_of(few), serving=serving).hopeless, "until what serves in its place is all there"
+
+
+def test_a_way_back_that_goes_on_is_the_end_of_a_wait_for_serving_alone() -> None:
+    back = turned_down(converged=False, state="UPDATING", rollout=rolling(phase="ROLLING_BACK")["rollout"])
+    verdict = judge_all(all_of(back), serving=True)
+    assert verdict.hopeless
+    assert "which is being rolled back: it does not become ready" in verdict.message
+    assert not judge_all(all_of(back)).hopeless
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rejected": {"is_asked": True}, "state": "HEALTHY"}, {"offered": "1a2b3c4d", "state": "HEALTHY"}],
+    ids=["somebody wanted it so", "the files ask for another one"],
+)
+def test_a_rejection_that_is_in_nobody_s_way_ends_no_wait_badly(changes: dict[str, Any]) -> None:
+    assert judge_all(all_of(turned_down(**changes))).done
+    assert judge_all(all_of(turned_down(**changes)), serving=True).done
+
+
+def test_settings_that_replicas_refuse_are_not_in_force() -> None:
+    refused = settled(state="DEPLOY_FAILED", message="reconfigure raised ValueError: no such threshold")
+    verdict = judge_all(all_of(refused), serving=True)
+    assert verdict.hopeless
+    assert verdict.message == (
+        "ranker: its user_config is refused, the former one stays in force: "
+        "reconfigure raised ValueError: no such threshold"
+    )
+    assert verdict.next_step == "See `pierhead why ranker`; correct it in the files."
+
+
+def test_a_rollout_that_goes_on_is_told() -> None:
+    def going(name: str) -> dict[str, Any]:
+        return rolling(name, ready=2, offered="9f8e7d6c", phase="BAKING")
+
+    told = judge_all(all_of(going("ranker"), row()), serving=True)
+    assert told.done
+    assert told.message == (
+        "2 services, 4 replicas, all ready\n"
+        "a rollout of ranker goes on; `make deploy` (or `pierhead deploy ranker`) waits for its end"
+    )
+    both = judge_all(all_of(going("api"), going("ranker")), serving=True).message
+    assert both.endswith(
+        "rollouts of api, ranker go on; `make deploy` (or `pierhead deploy api ranker`) waits for their end"
+    )
+    held = {**going("ranker"), "converged": True}
+    assert judge_all(all_of(held)).message.endswith("waits for its end"), "it is watched still"
+
+
+def test_a_way_back_that_somebody_asked_for_is_no_rollout_to_deploy() -> None:
+    way = {**rolling(phase="ROLLING_BACK")["rollout"], "from": "9f8e7d6c", "to": "1a2b3c4d"}
+    back = turned_down(converged=False, rejected={"is_asked": True}, rollout=way)
+    told = judge_all(all_of({**back, "state": "UPDATING"}), serving=True)
+    assert (told.done, told.message) == (True, "1 services, 2 replicas, all ready")
+
+
+def test_files_that_were_changed_a_moment_ago_are_read_first() -> None:
+    for rows in ([row()], [turned_down()]):
+        verdict = judge_all(all_of(*rows, files_current=False), serving=True)
+        assert (verdict.done, verdict.hopeless) == (False, False)
+        assert verdict.message == "the controller reads the compose files"
+    corrected = judge_all(all_of(row(), spec_problems=["x"], files_current=False))
+    assert (corrected.done, corrected.hopeless) == (False, False)
 
 
 AWAY = "the Docker Engine does not answer, what is shown is old: no such file"

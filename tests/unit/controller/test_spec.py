@@ -139,6 +139,27 @@ def test_services_without_a_block_are_none_of_ours() -> None:
     assert not problems_of({"name": "shop", "services": {}})
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["x-server", "x-Serve", "x-SERVE", "x-serv", "x-srve", "x-sevre", "x-serce", "x-service", "x-serve-", "x-serves"],
+)
+def test_a_misspelt_block_is_a_problem_and_no_service_of_composes(key: str) -> None:
+    plain = {"image": "shop/web", "scale": 0}
+    path = f"services.web.{key}: "
+    (problem,) = problems_of(config(ranker=service(), web={**plain, key: {"route": "/web"}}))
+    assert problem == (
+        path + 'unknown key; did you mean "x-serve"? A service without it is left to Compose; an extension of your own '
+        "needs a name that is less like it"
+    )
+    assert problems({}, **{key: {}}) == [problem.replace("services.web.", "services.ranker.")], "beside the block too"
+
+
+@pytest.mark.parametrize("key", ["x-anything", "x-logging", "x-secret", "x-serve-defaults", "x-", "x-pierhead"])
+def test_other_extensions_are_the_users_own(key: str) -> None:
+    database = {"image": "postgres", key: {"a": 1}}
+    assert list(read(ranker=service(**{key: {"a": 1}}), database=database).services) == ["ranker"]
+
+
 @pytest.mark.parametrize("written", [{"scale": 0}, {"scale": None, "deploy": {"replicas": 0}}])
 def test_scale_zero_in_either_form(written: dict[str, Any]) -> None:
     assert problems({}, **written) == []

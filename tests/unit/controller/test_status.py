@@ -252,6 +252,17 @@ def test_endpoints_carry_the_bound_of_the_line_the_policy_and_the_machine() -> N
     assert [(one.node, one.stats) for one in told.replicas] == [("gpu-7", stats)]
 
 
+def test_endpoints_carry_who_has_set_a_service_to_zero() -> None:
+    wanted = desired(RANKER, WEB, service("asleep"), ranker=0, web=0, asleep=0)
+    wanted = replace(wanted, switched_off=frozenset({"ranker", "web"}))
+    told = endpoints(wanted, observed(), {"ranker": 0})
+    assert {name: one.scaled_to_zero_by for name, one in told.items()} == {
+        "ranker": "`make scale`",
+        "web": "`replicas: 0` in the compose files",
+        "asleep": "",
+    }
+
+
 def test_a_failed_replica_is_no_endpoint() -> None:
     assert endpoints(desired(RANKER), observed(replica(RANKER, 1, health=Health.FAILED)))["ranker"].replicas == ()
 
