@@ -26,7 +26,8 @@ from controller.model import (
     StrayContainer,
     WriteRouting,
 )
-from controller.plan import backoff_s, plan
+from controller.plan import plan
+from controller.planning.backoff import backoff_s
 from tests.unit.controller.worlds import (
     NOW,
     desired,

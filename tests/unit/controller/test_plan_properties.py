@@ -41,7 +41,8 @@ from controller.model import (
     WriteRouting,
 )
 from controller.phases import Phase, phase_of
-from controller.plan import BLIND_DRAIN_S, PROPAGATION_S, plan
+from controller.plan import plan
+from controller.planning.leave import BLIND_DRAIN_S, PROPAGATION_S
 from tests.unit.controller.worlds import desired, gpu_service, gpus, service, version
 
 TICK_S = 0.5

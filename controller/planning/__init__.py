@@ -1,0 +1,1 @@
+"""The parts of a plan, one step of `controller.plan` each. Pure, like it."""
