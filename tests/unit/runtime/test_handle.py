@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from random import Random
 from typing import Any
 
@@ -30,9 +30,9 @@ from pierhead.clients import Clients
 from pierhead.directory import Directory, resolve
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
+from pierhead.listing import Listing
 from pierhead.metrics import RuntimeMetrics
 from pierhead.outliers import FAILURES
-from pierhead.replica import Endpoint
 from pierhead.request import CURRENT, RequestContext
 
 from tests.unit.runtime import harness
@@ -409,7 +409,7 @@ class TestNobodyComes:
             with pytest.raises(NoReplica, match="`make scale SERVICE=echo-child N=1` does"):
                 await stub.Echo(echo(), timeout=600)
         discovery.say("echo-child")
-        await until(lambda: channel.pool().absence is None, "it is heard that it is back")
+        await until(lambda: channel.pool().listing.absence is None, "it is heard that it is back")
         waiting = asyncio.ensure_future(_reply(stub, "hi"))
         await until(lambda: channel.queued == 1, "who calls waits for its first replica")
         discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
@@ -429,7 +429,7 @@ class TestNobodyComes:
                     await stub.Echo(echo(), timeout=600)
                 assert "`pierhead status`" in str(caught.value)
         discovery.say("echo-child")
-        await until(lambda: channel.pool().absence is None, "it is there by now")
+        await until(lambda: channel.pool().listing.absence is None, "it is there by now")
         waiting = asyncio.ensure_future(_reply(stub, "hi"))
         await until(lambda: channel.queued == 1, "who calls waits for its first replica")
         discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
@@ -457,7 +457,7 @@ class TestNobodyComes:
         stub, channel = make()
         await _reply(stub, "hi")
         discovery.forget("echo-child")
-        await until(lambda: channel.pool().absence is not None, "it is heard that it is not known any more")
+        await until(lambda: channel.pool().listing.absence is not None, "it is heard that it is not known any more")
         await _reply(stub, "hi")
         await cluster.drained(server)
         async with asyncio.timeout(5):
@@ -555,16 +555,25 @@ class TestDrain:
 
 
 REPLICA = """
-import asyncio
+import asyncio, sys
 from pierhead import serve
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 class Echo(echo_pb2_grpc.EchoServicer):
     async def Echo(self, request, context):
         if request.message == "wait":
+            print("it waits", file=sys.stderr, flush=True)
             await asyncio.sleep(60)
         return echo_pb2.EchoReply(response="process: " + request.message)
 serve(Echo())
 """
+
+
+async def said(process: asyncio.subprocess.Process, words: str) -> None:
+    """Wait until a process has written that line."""
+    assert process.stderr is not None
+    async with asyncio.timeout(20):
+        while words not in (line := (await process.stderr.readline()).decode()):
+            assert line, f"it ended before it said {words!r}"
 
 
 class TestDeath:
@@ -577,6 +586,8 @@ class TestDeath:
         await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
         begun = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(4)]
         await until(lambda: other.begun == 2, "two calls each")
+        for _ in range(2):  # what is still on its way there has not begun, and may go elsewhere
+            await said(process, "it waits")
         process.kill()
         await until(lambda: sum(call.done() for call in begun) >= 2, "those that it had begun have ended", timeout=10)
         ended = [call for call in begun if call.done()]
@@ -652,8 +663,8 @@ class TestDiscovery:
         directory = Directory(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         heard: list[str] = []
 
-        def update(endpoints: Iterable[Endpoint], *_: object) -> None:
-            heard.extend(endpoint.name for endpoint in endpoints)
+        def update(listing: Listing) -> None:
+            heard.extend(endpoint.name for endpoint in listing.endpoints)
             if len(heard) == 1:
                 raise RuntimeError("a defect")
 
