@@ -82,7 +82,7 @@ class Binding:
         """How many calls may wait: the handle's own bound, else the service's, else this process's; -1 = any."""
         if self._own_bound is not None:
             return self._own_bound
-        told = self.pool.max_queued_requests
+        told = self.pool.listing.max_queued_requests
         return self._default_bound if told is None else told
 
     def patience(self, remaining: float, *, returned: bool) -> float:

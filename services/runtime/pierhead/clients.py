@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 from pierhead.connection import Connection
 from pierhead.directory import Directory
+from pierhead.listing import Listing
 from pierhead.metrics import PROCESS
 from pierhead.pool import Pool
 from pierhead.replica import Endpoint
@@ -75,9 +76,9 @@ class Clients:
                 ejected=lambda: PROCESS.handle_ejections.inc((service,)),
             )
             if replica is None:
-                self._directory.add(service, pool.set_endpoints)
+                self._directory.add(service, pool.update)
             else:
-                pool.set_endpoints([Endpoint(name="local", address="local")])
+                pool.update(Listing([Endpoint(name="local", address="local")]))
         pool.closed = False
         return pool
 

@@ -15,21 +15,20 @@ import logging
 import random
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import grpc
 
-from pierhead.absence import Absence, SwitchedOff, Unknown
+from pierhead.absence import SwitchedOff, Unknown
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
+from pierhead.listing import Listing
 from pierhead.replica import Endpoint
 from pierhead.routing_stats import Stats
 from pierhead.settings import DEFAULT_GRPC_PORT, Settings
 
 logger = logging.getLogger("pierhead")
 
-Update = Callable[[Iterable[Endpoint], int | None, str | None, str, Absence | None], None]
-"""Takes the complete list of a service's replicas, how many calls may wait for them, the policy that chooses among
-them (None = nobody says), what that is made with (a JSON object, "" = nothing), and why nobody need wait for a replica
-where there is none (None = one may come)."""
+Update = Callable[[Listing], None]
 
 UNKNOWN_GRACE_S = 5.0
 """How long after the controller has said that it does not know a service calls still wait for it: services are added to
@@ -60,7 +59,7 @@ class Directory:
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._updates: dict[str, list[Update]] = {}
-        self._last: dict[str, tuple[list[Endpoint], int | None, str | None, str, Absence | None]] = {}
+        self._last: dict[str, Listing] = {}
         self._dns: dict[str, asyncio.Task[None]] = {}
         self._told_by_controller: set[str] = set()
         self._graces: dict[str, asyncio.TimerHandle] = {}
@@ -73,12 +72,12 @@ class Directory:
         known = service in self._updates
         self._updates.setdefault(service, []).append(update)
         if service in self._last:
-            update(*self._last[service])
+            update(self._last[service])
         if known:
             return
         static = self._settings.static_addresses(service)
         if static:
-            self._tell(service, [Endpoint(name=address, address=address) for address in static])
+            self._tell(service, _at(static))
             return
         self._start_dns(service)
         if self._settings.discovery:
@@ -93,18 +92,10 @@ class Directory:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _tell(
-        self,
-        service: str,
-        endpoints: list[Endpoint],
-        max_queued_requests: int | None = None,
-        policy: str | None = None,
-        policy_kwargs: str = "",
-        absence: Absence | None = None,
-    ) -> None:
-        self._last[service] = told = (endpoints, max_queued_requests, policy, policy_kwargs, absence)
+    def _tell(self, service: str, listing: Listing) -> None:
+        self._last[service] = listing
         for update in self._updates[service]:
-            update(*told)
+            update(listing)
 
     def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)
@@ -162,32 +153,12 @@ class Directory:
         dns = self._dns.pop(state.service, None)
         if dns is not None:
             dns.cancel()
-        draining = discovery_pb2.Endpoint.DRAINING
-        self._tell(
-            state.service,
-            [
-                Endpoint(
-                    name=endpoint.replica,
-                    address=endpoint.address,
-                    draining=endpoint.state == draining,
-                    max_ongoing_requests=endpoint.max_ongoing_requests,
-                    node=endpoint.node,
-                    weight=endpoint.weight or 1,
-                    stats=Stats(endpoint.stats_version, dict(endpoint.stats)) if endpoint.stats_version else None,
-                )
-                for endpoint in state.endpoints
-            ],
-            state.max_queued_requests if state.HasField("max_queued_requests") else None,
-            state.policy or None,
-            state.policy_kwargs,
-            SwitchedOff(state.scaled_to_zero_by) if state.scaled_to_zero_by else None,
-        )
+        self._tell(state.service, _listing(state))
 
     def _stay_unknown(self, service: str) -> None:
         """Nobody is to wait any longer for a service that the controller does not know, unless DNS knows it."""
         if service in self._told_by_controller or service not in self._last:
-            endpoints, limit, policy, policy_kwargs, _ = self._last.get(service, ([], None, None, "", None))
-            self._tell(service, endpoints, limit, policy, policy_kwargs, Unknown())
+            self._tell(service, replace(self._last.get(service, Listing()), absence=Unknown()))
 
     # ---- DNS
 
@@ -201,8 +172,36 @@ class Directory:
         while True:
             addresses = await resolve(host, int(port) if port else DEFAULT_GRPC_PORT)
             if addresses:
-                self._tell(service, [Endpoint(name=address, address=address) for address in addresses])
+                self._tell(service, _at(addresses))
             await asyncio.sleep(DNS_PERIOD_S if addresses else DNS_PERIOD_EMPTY_S)
+
+
+def _at(addresses: Iterable[str]) -> Listing:
+    """Replicas of which only the addresses are known."""
+    return Listing([Endpoint(name=address, address=address) for address in addresses])
+
+
+def _listing(state: discovery_pb2.ServiceEndpoints) -> Listing:
+    """What the controller says."""
+    draining = discovery_pb2.Endpoint.DRAINING
+    return Listing(
+        endpoints=[
+            Endpoint(
+                name=endpoint.replica,
+                address=endpoint.address,
+                draining=endpoint.state == draining,
+                max_ongoing_requests=endpoint.max_ongoing_requests,
+                node=endpoint.node,
+                weight=endpoint.weight or 1,
+                stats=Stats(endpoint.stats_version, dict(endpoint.stats)) if endpoint.stats_version else None,
+            )
+            for endpoint in state.endpoints
+        ],
+        max_queued_requests=state.max_queued_requests if state.HasField("max_queued_requests") else None,
+        policy=state.policy or None,
+        policy_kwargs=state.policy_kwargs,
+        absence=SwitchedOff(state.scaled_to_zero_by) if state.scaled_to_zero_by else None,
+    )
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -14,13 +14,13 @@ from typing import Protocol
 from weakref import WeakSet
 
 from pierhead import weights
-from pierhead.absence import Absence
 from pierhead.budget import RetryBudget
 from pierhead.errors import NoReplica, PierheadError
 from pierhead.line import Line, Place
+from pierhead.listing import Listing
 from pierhead.outliers import Outliers, Standing, left_out, next_change
 from pierhead.policies import RoutedCall
-from pierhead.replica import FULL_TRUSTED_S, Endpoint, Replica
+from pierhead.replica import FULL_TRUSTED_S, Replica
 from pierhead.routing import Router
 from pierhead.routing_stats import Stats
 from pierhead.transports import Connect
@@ -89,14 +89,8 @@ class Pool:
         self.budget = RetryBudget(clock())
         self.listed = False
         """Whether any source has answered yet."""
-        self.max_queued_requests: int | None = None
-        """How many calls may wait at each handle, by the service's own word; -1 = no bound, None = it has not said."""
-        self.policy: str | None = None
-        """How handles choose that name no policy of their own, by the service's own word; None = it has not said."""
-        self.policy_kwargs = ""
-        """What that policy is made with: a JSON object, "" = nothing."""
-        self.absence: Absence | None = None
-        """Why nobody waits for a replica where none may be called; None = one may come at any time."""
+        self.listing = Listing()
+        """What is said of the service."""
         self.closed = False
         self._clock = clock
         self._connect = connect
@@ -122,24 +116,15 @@ class Pool:
 
     # ---- what sources tell
 
-    def set_endpoints(
-        self,
-        endpoints: Iterable[Endpoint],
-        max_queued_requests: int | None = None,
-        policy: str | None = None,
-        policy_kwargs: str = "",
-        absence: Absence | None = None,
-    ) -> None:
-        """Replace the list. Replicas are known by address: one that stays keeps its connection and its counts."""
+    def update(self, listing: Listing) -> None:
+        """Take another listing. Replicas are known by address: one that stays keeps its connection and its counts."""
         self.listed = True
-        self.absence = absence
-        self.max_queued_requests = max_queued_requests
-        if (policy, policy_kwargs) != (self.policy, self.policy_kwargs):
-            self.policy, self.policy_kwargs = policy, policy_kwargs
+        former, self.listing = self.listing, listing
+        if (listing.policy, listing.policy_kwargs) != (former.policy, former.policy_kwargs):
             for router in list(self._watching):
-                router.follow(policy, policy_kwargs)
+                router.follow(listing.policy, listing.policy_kwargs)
         before = self._listed_names()
-        wanted = {endpoint.address: endpoint for endpoint in endpoints}
+        wanted = {endpoint.address: endpoint for endpoint in listing.endpoints}
         for address, replica in list(self._replicas.items()):
             if address not in wanted:
                 replica.closing = True
@@ -162,7 +147,7 @@ class Pool:
         """Tell `router` of replicas that are gone, and how the service is to be called, for as long as somebody holds
         it.
         """
-        router.follow(self.policy, self.policy_kwargs)
+        router.follow(self.listing.policy, self.listing.policy_kwargs)
         if router.watches_replicas or router.follows:
             self._watching.add(router)
 
@@ -173,9 +158,9 @@ class Pool:
 
     def hopeless(self) -> NoReplica | None:
         """What a call hears that would wait where no replica will come; None = one may be waited for."""
-        if self.absence is None or self._callable:
+        if self.listing.absence is None or self._callable:
             return None
-        return self.absence.error(self.service)
+        return self.listing.absence.error(self.service)
 
     async def changed(self) -> None:
         """Return at the next change of which replicas may be called."""

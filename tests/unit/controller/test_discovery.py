@@ -256,12 +256,12 @@ async def test_callers_through_a_handle_hear_that_a_service_was_scaled_to_zero(t
         try:
             await refused(off, "`replicas: 0` in the compose files")
             await until(lambda: len(web.pool().replicas()) == 1)
-            assert web.pool().absence is None
+            assert web.pool().listing.absence is None
             loop.scale("web", 0)
-            await until(lambda: web.pool().absence is not None and not web.pool().has_callable)
+            await until(lambda: web.pool().listing.absence is not None and not web.pool().has_callable)
             await refused(web, "`make scale`")
             loop.scale("web", 1)
-            await until(lambda: web.pool().absence is None)
+            await until(lambda: web.pool().listing.absence is None)
         finally:
             await close_handles()
             await server.stop()

@@ -30,6 +30,7 @@ from pierhead.channel import HandleChannel
 from pierhead.connection import NEVER_SENT
 from pierhead.deadlines import Deadlines
 from pierhead.line import Place
+from pierhead.listing import Listing
 from pierhead.outliers import FAILURES
 from pierhead.policies import RoutedCall, register_policy
 from pierhead.replica import Endpoint
@@ -79,7 +80,7 @@ class TestGettingThere:
     async def test_the_first_of_two_calls_takes_the_place_and_the_second_waits_for_it(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
         first, second = begin(unary(channel)("a")), begin(unary(channel)("b"))
         await turns()
         assert [call.request for call in fake.calls] == ["a"]
@@ -126,7 +127,7 @@ class TestGettingThere:
     async def test_it_comes_back_to_where_it_stood(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
         calls = [begin(unary(channel)(name)) for name in ("oldest", "second", "youngest")]
         await turns()
         fake.calls[0].refuse()  # which makes room for the second, before anybody hears that it was a refusal
@@ -207,7 +208,7 @@ class TestGettingThere:
     async def test_what_it_raises_for_one_in_line_leaves_the_next_its_turn(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
         calls = [begin(unary(channel)(number)) for number in range(3)]
         await turns()
         fake["r0"].raises = TypeError("no message")
@@ -289,7 +290,7 @@ class TestLeaving:
     async def test_one_that_gets_to_no_replica_has_ended_before_anybody_asks(self, service: Make) -> None:
         fake = service()
         channel = fake.channel(max_queued_requests=0)
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
         first = begin(unary(channel)("first"))
         ended: list[Any] = []
         refused = unary(channel)("refused")
@@ -307,7 +308,7 @@ class TestLeaving:
     async def test_what_a_done_callback_does_is_not_felt_by_other_calls(self, service: Make) -> None:
         channel = service().channel()
         pool = channel.pool()
-        pool.set_endpoints([])
+        pool.update(Listing([]))
         calls = [unary(channel)("a"), unary(channel)("b")]
         told: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
@@ -336,7 +337,7 @@ class TestLeaving:
 
     async def test_so_has_one_that_has_waited_in_vain(self, service: Make) -> None:
         channel = service().channel()
-        channel.pool().set_endpoints([])
+        channel.pool().update(Listing([]))
         ended = asyncio.Event()
         call = unary(channel)("a", timeout=0.05)
         call.add_done_callback(lambda _: ended.set())
@@ -347,7 +348,7 @@ class TestLeaving:
     @pytest.mark.parametrize("max_queued", [-1, 0], ids=["a line", "no line"])
     async def test_one_to_a_service_that_is_switched_off_ends_at_once(self, service: Make, max_queued: int) -> None:
         channel = service().channel(max_queued_requests=max_queued)
-        channel.pool().set_endpoints([], absence=SwitchedOff("`make scale`"))
+        channel.pool().update(Listing([], absence=SwitchedOff("`make scale`")))
         call = unary(channel)("a", timeout=600)
         assert call.done()
         with pytest.raises(ScaledToZero) as caught:
@@ -361,11 +362,11 @@ class TestLeaving:
 
     async def test_so_does_one_that_waits_already_when_it_is_set_to_zero(self, service: Make) -> None:
         channel = service().channel()
-        channel.pool().set_endpoints([])
+        channel.pool().update(Listing([]))
         call = begin(unary(channel)("a", timeout=600))
         await turns()
         assert channel.queued == 1
-        channel.pool().set_endpoints([], absence=SwitchedOff("`make scale`"))
+        channel.pool().update(Listing([], absence=SwitchedOff("`make scale`")))
         async with asyncio.timeout(5):
             with pytest.raises(ScaledToZero):
                 await call
@@ -374,7 +375,7 @@ class TestLeaving:
     async def test_a_dropped_call_in_line_makes_room_for_the_next(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
         first = begin(unary(channel)("first"))
         unary(channel)("dropped")
         last = begin(unary(channel)("last"))
@@ -388,7 +389,7 @@ class TestLeaving:
     async def test_whoever_waits_for_what_comes_first_may_be_cancelled_too(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
         first, second = begin(unary(channel)("first")), unary(channel)("second")
         waiting = begin(second.initial_metadata())
         await turns()
@@ -506,8 +507,10 @@ class TestPolicies:
     async def test_near_replicas_come_first(self, service: Make) -> None:
         fake = service(2, node="here")
         channel = fake.channel(prefer_local=True)
-        channel.pool().set_endpoints(
-            [Endpoint("r0", "r0:1", max_ongoing_requests=3, node="there"), Endpoint("r1", "r1:1", False, 3, "here")]
+        channel.pool().update(
+            Listing(
+                [Endpoint("r0", "r0:1", max_ongoing_requests=3, node="there"), Endpoint("r1", "r1:1", False, 3, "here")]
+            )
         )
         calls = [unary(channel)("a") for _ in range(5)]
         assert [len(fake["r0"].now), len(fake["r1"].now)] == [2, 3]
@@ -525,13 +528,13 @@ class TestBounds:
         self, service: Make, own: int | None, told: int | None, settings: dict[str, int], bound: int
     ) -> None:
         channel = service(**settings).channel(max_queued_requests=own)
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1")], told)
+        channel.pool().update(Listing([Endpoint("r0", "r0:1")], told))
         assert channel.binding().max_queued == bound
 
     async def test_a_service_that_wants_no_line_has_none(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)], 0)
+        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)], 0))
         first = unary(channel)("a")
         with pytest.raises(Backpressure, match=r"0 calls wait already \(max_queued_requests = 0\)"):
             await unary(channel)("b")
@@ -541,7 +544,7 @@ class TestBounds:
     async def test_a_call_gives_up_in_time_and_says_what_it_waited_for(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()
-        channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=1)])
+        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
         first = unary(channel)("a")
         with pytest.raises(Backpressure, match=r"every replica of fake is full: r0 works on 1 of 1; none had room"):
             await unary(channel)("b", timeout=0.1)
@@ -617,10 +620,10 @@ class TestOutliers:
         channel = fake.channel(policy="watching")
         pool = channel.pool()
         for _ in range(2 * FAILURES):
-            pool.set_endpoints([Endpoint("r0", "r0:1", draining=True), Endpoint("r1", "r1:1", draining=True)])
+            pool.update(Listing([Endpoint("r0", "r0:1", draining=True), Endpoint("r1", "r1:1", draining=True)]))
             call = begin(unary(channel)("a"))
             await turns()
-            pool.set_endpoints([Endpoint("r0", "r0:1"), Endpoint("r1", "r1:1")])
+            pool.update(Listing([Endpoint("r0", "r0:1"), Endpoint("r1", "r1:1")]))
             (there,) = fake.calls
             assert there.connection is fake["r1"]
             there.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -808,7 +811,7 @@ async def test_ten_times_the_capacity_leaves_the_goodput_at_capacity(
     fake = service(1)
     channel = fake.channel()
     clock = Clock(channel, monkeypatch)
-    channel.pool().set_endpoints([Endpoint("r0", "r0:1", max_ongoing_requests=4)])
+    channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=4)]))
     outcomes, begun = Counter[str](), dict[FakeCall, float]()
 
     async def caller() -> None:
@@ -846,7 +849,7 @@ async def test_thousands_of_calls_cancelled_refused_and_failed_leave_nothing_beh
     fake = service(3, request_timeout_s=0.5)
     channel = fake.channel(max_queued_requests=40)
     clock, pool = Clock(channel, monkeypatch), channel.pool()
-    pool.set_endpoints([Endpoint(f"r{n}", f"r{n}:1", max_ongoing_requests=4) for n in range(3)])
+    pool.update(Listing([Endpoint(f"r{n}", f"r{n}:1", max_ongoing_requests=4) for n in range(3)]))
     rng, tasks, begun, worked = Random(seed), set[asyncio.Task[None]](), 0, Counter[int]()
 
     async def call() -> None:

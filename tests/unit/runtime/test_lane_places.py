@@ -13,6 +13,7 @@ from pierhead.channel import HandleChannel
 from pierhead.clients import Clients
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.errors import ReplicaDied
+from pierhead.listing import Listing
 from pierhead.metrics import RuntimeMetrics
 from pierhead.replica import Endpoint
 from pierhead.server import ReplicaServer
@@ -193,8 +194,8 @@ async def test_a_call_that_may_go_elsewhere_is_refused_at_once(world: World, clu
     """Else it would wait for one replica while another has room."""
     many = await world.fill(1)
     free = await cluster.start(second := Turns())
-    world.few_channel.pool().set_endpoints(
-        [Endpoint(f"{place}", address(server)) for place, server in enumerate((world.server, free))]
+    world.few_channel.pool().update(
+        Listing([Endpoint(f"{place}", address(server)) for place, server in enumerate((world.server, free))])
     )
     await until(lambda: len(world.few_channel.pool()._callable) == 2, "both are known")
     few = [world.ask(timeout=30) for _ in range(4)]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pierhead.listing import Listing
 from pierhead.policies import ConsistentHash, LeastOngoing, PowerOfTwo, RoundRobin, make_policy, register_policy
 from pierhead.pool import Pool
 from pierhead.replica import Endpoint
@@ -282,9 +283,13 @@ def test_no_policy_is_shown_a_replica_that_may_not_be_called(
     """Draining by the list, draining by its own word, disconnected, left out, full: none of them is ever taken."""
     timers = Timers()
     pool = Pool("service", connect, clock=lambda: 100.0, call_later=timers.call_later)
-    pool.set_endpoints(
-        Endpoint(f"r{index}", f"10.0.0.{index}:1", draining, limit)
-        for index, (draining, _, _, _, limit, _) in enumerate(world)
+    pool.update(
+        Listing(
+            [
+                Endpoint(f"r{index}", f"10.0.0.{index}:1", draining, limit)
+                for index, (draining, _, _, _, limit, _) in enumerate(world)
+            ]
+        )
     )
     for replica, (_, refuses, ready, out, _, inflight) in zip(pool.replicas(), world, strict=True):
         replica.refuses = refuses

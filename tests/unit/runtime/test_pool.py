@@ -11,6 +11,7 @@ import pytest
 from pierhead.absence import SwitchedOff
 from pierhead.errors import NoReplica, ScaledToZero, UserCodeError
 from pierhead.line import Place
+from pierhead.listing import Listing
 from pierhead.outliers import FAILURES
 from pierhead.policies import register_policy
 from pierhead.pool import Lease, Pool
@@ -134,8 +135,8 @@ class World:
         return self.timers.now
 
     def say(self, *limits: int, draining: tuple[int, ...] = ()) -> None:
-        self.pool.set_endpoints(
-            [Endpoint(f"r{n}", f"10.0.0.{n}:1", n in draining, limit) for n, limit in enumerate(limits)]
+        self.pool.update(
+            Listing([Endpoint(f"r{n}", f"10.0.0.{n}:1", n in draining, limit) for n, limit in enumerate(limits)])
         )
 
     def replica(self, name: str) -> Replica:
@@ -267,7 +268,7 @@ class TestLine:
         world = World(1)
         taken = world.must_take()
         early = world.join()
-        world.pool.set_endpoints([Endpoint("r0", "10.0.0.0:1", draining=True)], absence=OFF)
+        world.pool.update(Listing([Endpoint("r0", "10.0.0.0:1", draining=True)], absence=OFF))
         late = world.join()
         for waiting in (early, late):
             assert isinstance(waiting.error, ScaledToZero)
@@ -282,7 +283,7 @@ class TestLine:
     def test_a_replica_that_may_still_be_called_is_waited_for_until_it_goes(self) -> None:
         world = World(1)
         taken = world.must_take()
-        world.pool.set_endpoints([Endpoint("r0", "10.0.0.0:1", max_ongoing_requests=1)], absence=OFF)
+        world.pool.update(Listing([Endpoint("r0", "10.0.0.0:1", max_ongoing_requests=1)], absence=OFF))
         served, waiting = world.join(), world.join()
         taken.end()
         assert (served.replica, waiting.error) == ("r0", None)
@@ -526,7 +527,7 @@ class TestPolicies:
         own = Router("power_of_two", Random(1))
         world.pool.watch(early)
         listed = [Endpoint(replica.name, replica.address) for replica in world.pool.replicas()]
-        world.pool.set_endpoints(listed, None, "round_robin")
+        world.pool.update(Listing(listed, None, "round_robin"))
         world.pool.watch(late)
         world.pool.watch(own)
         assert [type(router.policy).__name__ for router in (early, late, own)] == [
@@ -607,7 +608,9 @@ async def test_a_change_of_who_may_be_called_can_be_waited_for() -> None:
 def test_a_share_of_the_calls_goes_to_the_new_version() -> None:
     world = World(100, 100, 100)
     shares = {"r0": 1, "r1": 2, "r2": 2}
-    world.pool.set_endpoints([Endpoint(name, f"10.0.0.{name[1]}:1", weight=weight) for name, weight in shares.items()])
+    world.pool.update(
+        Listing([Endpoint(name, f"10.0.0.{name[1]}:1", weight=weight) for name, weight in shares.items()])
+    )
     taken = [world.must_take() for _ in range(200)]
     counts = {name: sum(lease.replica.name == name for lease in taken) for name in shares}
     assert 25 <= counts["r0"] <= 55, "a fifth of them, by chance"
@@ -616,7 +619,7 @@ def test_a_share_of_the_calls_goes_to_the_new_version() -> None:
 
 def test_a_group_that_is_full_leaves_its_share_to_the_other() -> None:
     world = World(1, 1)
-    world.pool.set_endpoints(
-        [Endpoint("r0", "10.0.0.0:1", weight=99, max_ongoing_requests=1), Endpoint("r1", "10.0.0.1:1")]
+    world.pool.update(
+        Listing([Endpoint("r0", "10.0.0.0:1", weight=99, max_ongoing_requests=1), Endpoint("r1", "10.0.0.1:1")])
     )
     assert {world.must_take().replica.name for _ in range(9)} == {"r0", "r1"}

@@ -17,6 +17,7 @@ from pierhead import Settings
 from pierhead.admin import admin_pages
 from pierhead.channel import HandleChannel
 from pierhead.clients import Clients
+from pierhead.listing import Listing
 from pierhead.metrics import RuntimeMetrics
 from pierhead.policies import C, RoutedCall
 from pierhead.replica import Endpoint, Replica
@@ -141,7 +142,7 @@ class TestTheNewestIsKept:
             if by_reply:
                 world.pool.report(lease, 1, world.now, None, told)
             else:
-                world.pool.set_endpoints([Endpoint("r0", replica.address, max_ongoing_requests=10, stats=told)])
+                world.pool.update(Listing([Endpoint("r0", replica.address, max_ongoing_requests=10, stats=told)]))
             heard.append(replica.stats["running"])
         assert heard == [5, 5, 6, 6, 6, 7]
         world.pool.report(lease, 1, world.now)

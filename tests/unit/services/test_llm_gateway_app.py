@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from pierhead import Settings, override_handle
 from pierhead.absence import SwitchedOff
 from pierhead.clients import Clients
+from pierhead.listing import Listing
 from pierhead.llm.v1.llm_pb2 import ModelCard
 
 from services.llm.gateway.app import make_app
@@ -386,7 +387,7 @@ async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
 async def test_a_model_whose_service_is_set_to_zero_is_refused_at_once(stand: Stand) -> None:
     await stand.start()
     pool = Clients.current().pool("llm-away", Clients.current().settings.transport)
-    pool.set_endpoints([], absence=SwitchedOff("`make scale`"))
+    pool.update(Listing([], absence=SwitchedOff("`make scale`")))
     async with asyncio.timeout(5):  # whatever the request's own time, which is a minute
         status, body, headers = await stand.post(CHAT, chat(model="away"))
     error = error_of(body)
