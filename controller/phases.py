@@ -122,6 +122,9 @@ def _exit_words(container: ReplicaContainer) -> str:
         return "out of memory: the kernel killed it (raise deploy.resources.limits.memory)"
     if container.exit_code is None:
         return "its container is gone"
+    if container.exit_code == 137:
+        # An engine does not always hear of the kernel's reason, least of all just after a start (containerd#8180).
+        return "ended by signal 9: somebody killed it, or the kernel for want of memory (`dmesg` knows)"
     if container.exit_code > 128:
         return f"ended by signal {container.exit_code - 128}"
     return f"exited by itself with code {container.exit_code}"

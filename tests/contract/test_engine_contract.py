@@ -52,7 +52,10 @@ BEHAVIOURS = {
     "drains": (Behaviour(), "trap 'exit 0' TERM; echo ready; while :; do sleep infinity & wait; done"),
     "stubborn": (Behaviour(ignores_sigterm=True), "trap '' TERM; while :; do sleep infinity; done"),
     "fails": (Behaviour(exits_after_s=0.0, exit_code=3), "exit 3"),
-    "greedy": (Behaviour(exits_after_s=0.0, oom=True), "exec tail /dev/zero"),
+    "greedy": (
+        Behaviour(),
+        "trap 'exec tail /dev/zero' USR1; echo ready; while :; do sleep infinity & wait; done",
+    ),
     "broken": (Behaviour(start_error='exec: "nowhere": executable file not found in $PATH'), ""),
     "pinned": (Behaviour(), "sleep infinity & wait"),
 }
@@ -70,6 +73,7 @@ class World(Protocol):
     def lose_network(self, name: str) -> None: ...
     def lose_daemon(self) -> None: ...
     async def ready(self, name: str) -> None: ...
+    def run_out_of_memory(self, name: str) -> None: ...
 
 
 class FakeWorld:
@@ -100,6 +104,9 @@ class FakeWorld:
 
     async def ready(self, name: str) -> None:
         assert self.fake.readiness(name) == "ready"
+
+    def run_out_of_memory(self, name: str) -> None:
+        self.fake.run_out_of_memory(name)
 
 
 class DockerWorld:
@@ -159,6 +166,10 @@ class DockerWorld:
     async def ready(self, name: str) -> None:
         """Wait until the shell has set its traps: it says so."""
         await eventually(lambda: self._says(name, b"ready"))
+
+    def run_out_of_memory(self, name: str) -> None:
+        """Tell a "greedy" one to begin."""
+        self.client.kill(name, signal="SIGUSR1")
 
     async def _says(self, name: str, word: bytes) -> bool:
         return word in await asyncio.to_thread(self.client.logs, name)
@@ -401,8 +412,14 @@ async def test_running_out_of_memory_is_told(world: World) -> None:
     if isinstance(world, DockerWorld) and not (await asyncio.to_thread(world.client.info))["MemoryLimit"]:
         pytest.skip("this kernel has no memory limits")
     name = await start(world, "greedy")
-    one = await ended(world, name)
-    assert (one.exit_code, one.oom_killed) == (137, True)
+    await world.ready(name)  # the engine watches a container's memory from just after its start (containerd#8180)
+    await asyncio.to_thread(world.run_out_of_memory, name)
+
+    async def out_of_memory() -> ReplicaContainer | None:
+        one = await ended(world, name)
+        return one if one.oom_killed else None  # told by itself, a moment before or after the end
+
+    assert (await eventually(out_of_memory)).exit_code == 137
 
 
 async def test_a_replica_started_again_is_seen_again(world: World) -> None:

@@ -24,6 +24,7 @@ from controller.plan import plan
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica, version
 
 GIB = 1024**3
+KILLED = "ended by signal 9: somebody killed it, or the kernel for want of memory (`dmesg` knows)"
 
 
 def cards(*sizes_gib: int) -> tuple[Gpu, ...]:
@@ -151,7 +152,7 @@ def test_a_slot_comes_back_on_its_gpu_after_its_former_owner_is_gone() -> None:
     dead = holding(HALF, 2, "GPU-1", state=ContainerState.EXITED, exit_code=137)
     world = observed(holding(HALF, 1, "GPU-0"), dead, specs=(HALF,), gpus=gpus(2))
     assert str(made(world, HALF, llm=2)).splitlines()[:2] == [
-        f"#1 remove {dead.name}: ended by signal 9",
+        f"#1 remove {dead.name}: {KILLED}",
         f"#2 after #1 create {dead.name} on 0.5 of GPU-1: 1 of 2 replicas exist",
     ]
 
@@ -304,7 +305,7 @@ def test_a_former_owner_whose_memory_is_not_free_yet_is_waited_for() -> None:
     world = observed(dead, specs=(RANKER,), gpus=cards(80), gpu_reading=reading(GPU_0=70))
     result = made(world, RANKER, ranker=1)
     assert str(result) == (
-        f"#1 remove {dead.name}: ended by signal 9\n"
+        f"#1 remove {dead.name}: {KILLED}\n"
         "pending ranker: it asks for 1 GPU and 0 of 1 are free: 1 with 70 GiB in use by other processes"
     )
     free = replace(world, gpu_reading=reading(GPU_0=0.5))

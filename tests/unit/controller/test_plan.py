@@ -42,6 +42,7 @@ from tests.unit.controller.worlds import (
     version,
 )
 
+KILLED = "ended by signal 9: somebody killed it, or the kernel for want of memory (`dmesg` knows)"
 WEB = service()
 V = version(WEB)
 RANKER = gpu_service()
@@ -269,7 +270,7 @@ def test_killed_replica_is_removed_and_replaced_on_the_same_gpu() -> None:
     alive = replica(RANKER, 2, gpus=("GPU-1",))
     world = observed(dead, alive, specs=(RANKER,), gpus=gpus(4))
     assert text(desired(RANKER), world) == lines(
-        f"#1 remove p-ranker-{RV}-1: ended by signal 9",
+        f"#1 remove p-ranker-{RV}-1: {KILLED}",
         f"#2 after #1 create p-ranker-{RV}-1 on GPU-0: 1 of 2 replicas exist",
         f"#3 after #2 start p-ranker-{RV}-1: 1 of 2 replicas exist",
     )
@@ -566,7 +567,7 @@ def test_failures_in_a_row_wait_longer_each_time() -> None:
 
 
 def test_the_first_failure_is_replaced_at_once() -> None:
-    record = FailureRecord(count=1, last_at=NOW, detail="ended by signal 9")
+    record = FailureRecord(count=1, last_at=NOW, detail=KILLED)
     assert "create" in text(desired(WEB, web=1), observed(specs=(WEB,), failures={("web", V): record}))
 
 
