@@ -83,7 +83,7 @@ class ClusterEngine(Protocol):
         ...
 
     async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
-        """Last `tail` lines of a container's output, those from a unix time on; empty when it is gone.
+        """Last `tail` lines of a container's output, those from a unix time on; empty when it is gone, or going.
 
         `timed`: before each line, the engine's time of it (2026-01-31T18:00:00.000000000Z) and a space. Logs that do
         not come keep no other call from the engine. Raises EngineUnreachable, EngineError.

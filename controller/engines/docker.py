@@ -266,7 +266,10 @@ class DockerEngine:
         try:
             since = None if after is None else max(after, 1.0)  # the library refuses 0
             output = self._client.logs(container_id, tail=tail, since=since, timestamps=timed)
-        except docker.errors.NotFound:
+        except docker.errors.APIError as error:
+            # 404: gone; 409: dead, or just being removed.
+            if error.response is None or error.response.status_code not in (404, 409):
+                raise
             return ""
         return _end_of(output, _LONGEST_LOG).decode(errors="replace")
 

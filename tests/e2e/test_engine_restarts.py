@@ -15,7 +15,7 @@ from tests.harness.own_engine import OwnEngine, missing
 from tests.harness.stack import ROOT, Stack, address_of, request
 from tests.harness.waiting import eventually, seconds_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 ECHO = "/echo?message=x"
 REPLICAS = {"echo": 2, "echo-child": 2}

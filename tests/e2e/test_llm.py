@@ -29,8 +29,8 @@ TOKENS_PER_S = 25
 STEADY = 3
 """Replicas of `llm`."""
 STALLING_S = 40.0
-"""With it 32 streams want 32,000 tokens. The engine of `llm-stalling` makes 4,000: on a slow machine, too, every stream
-has its first before the last of those is made."""
+"""With it 32 streams want 32,000 tokens. The engine of `llm-stalling` makes 8,000, in ten seconds: on a slow
+machine, too, every stream has its first before the last of those is made."""
 LONG_S = 20.0
 """Streams that something happens to: none may end by itself before, on a machine that takes its time to begin them."""
 

@@ -165,12 +165,12 @@ def test_status_and_metrics_tell_of_held_requests_and_a_client_that_leaves_wakes
             asking.cancel()
             return message
 
+    since = last_event(asleep)
     assert "woken by 1 held request" in asyncio.run(look_while_held())
     page = request(f"http://127.0.0.1:{asleep.ports['PIERHEAD_API_PORT']}/metrics").body.decode()
     assert 'pierhead_edge_held_requests{service="echo"}' in page
-    since = last_event(asleep)
     wait_asleep(asleep)
-    assert steps(decisions(asleep, since)["echo"])[-1:] == ["1 -> 0"]
+    assert steps(decisions(asleep, since)["echo"]) == ["0 -> 1", "1 -> 0"]
 
 
 def held_message(stack: Stack) -> str:

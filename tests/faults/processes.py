@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -62,13 +63,16 @@ class Running:
             return await self._process.wait()
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's samples, as its admin port tells them now."""
+        """The sum of a metric's samples, as its admin port tells them now; nan = it has not answered."""
         url = f"http://{self.host}:{ADMIN_PORT}/metrics"
         ask = f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=30).read().decode())"
         # Asked from where it is: there its address can always be reached.
-        page = subprocess.run(
-            [*self._inside, sys.executable, "-c", ask], capture_output=True, text=True, check=True
-        ).stdout
+        done = subprocess.run(
+            [*self._inside, sys.executable, "-c", ask], capture_output=True, text=True, timeout=START_S, check=False
+        )
+        if done.returncode:
+            return math.nan
+        page = done.stdout
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE))
 
     def log(self) -> str:

@@ -20,7 +20,10 @@ from typing import Self
 from urllib.parse import urlsplit
 
 MAX_FAILURES_KEPT = 200
-READ_TIMEOUT_S = 30.0
+ANSWER_S = 90.0
+"""Against what never answers. Longer than the product's own limits: what it says of a request is what is counted."""
+RESULT_S = 60.0
+"""For the process to write down what it has seen, once the last answer is there."""
 PAUSE_S = 0.02
 """After a failure: what fails at once must not become a busy loop that starves the stack."""
 
@@ -117,7 +120,7 @@ class Load:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._process.send_signal(signal.SIGTERM)
-        output, complaints = self._process.communicate(timeout=READ_TIMEOUT_S + 10)
+        output, complaints = self._process.communicate(timeout=ANSWER_S + RESULT_S)
         assert output, f"the load gave no result: {complaints}"
         self.result = LoadResult.from_json(output)
 
@@ -158,10 +161,10 @@ async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: li
     while not stop.is_set():
         begun, begun_at = time.monotonic(), time.time()
         try:
-            if writer is None or reader is None:
-                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            writer.write(request)
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout(ANSWER_S):
+                if writer is None or reader is None:
+                    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+                writer.write(request)
                 status, keep, body = await _response(reader)
             kind, problem = ("", "") if status == 200 else (str(status), f"{status} {body[:300]!r}")
         except (OSError, EOFError, TimeoutError, ValueError) as error:

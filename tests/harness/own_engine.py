@@ -89,9 +89,7 @@ class OwnEngine:
 
     def start(self) -> None:
         """Start dockerd and wait until it answers."""
-        command = ["nsenter", *self._inside(), "dockerd", "--config-file", str(self._config)]
-        with self.log.open("ab") as log:
-            self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._spawn()
         eventually(self._answers, "dockerd answers", STARTED_WITHIN_S)
 
     def stop(self, signal_name: str = "TERM") -> None:
@@ -114,7 +112,7 @@ class OwnEngine:
         """Bring images over from the machine's own engine."""
         with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as saving:
             load = ["docker", "--host", self.host, "load", "--quiet"]
-            subprocess.run(load, stdin=saving.stdout, stdout=subprocess.DEVNULL, check=True, timeout=300)
+            subprocess.run(load, stdin=saving.stdout, stdout=subprocess.DEVNULL, check=True, timeout=600)
         assert saving.returncode == 0, f"docker save {' '.join(images)}"
 
     @contextlib.contextmanager
@@ -142,9 +140,20 @@ class OwnEngine:
         }
         self._config.write_text(json.dumps(settings))
 
+    def _spawn(self) -> None:
+        command = ["nsenter", *self._inside(), "dockerd", "--config-file", str(self._config)]
+        with self.log.open("ab") as log:
+            self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
     def _answers(self) -> bool:
+        """Whether dockerd does. It gives up where its containerd takes more than 15 s to start: then it is started
+        again, as systemd does.
+        """
         assert self._daemon is not None
-        assert self._daemon.poll() is None, f"dockerd has ended: {self.log.read_text()[-2000:]}"
+        if self._daemon.poll() is not None:
+            said = self.log.read_text()[-2000:]
+            self._spawn()
+            raise AssertionError(f"dockerd has ended: {said}")
         return bool(self._info("ServerVersion"))
 
     def _info(self, key: str) -> str:
@@ -155,9 +164,14 @@ class OwnEngine:
 
     def _remove_left(self) -> None:
         shutil.rmtree(self.work)
+        eventually(self._groups_are_gone, "its control groups are gone")
+
+    def _groups_are_gone(self) -> bool:
+        """Remove them. One whose last process has just ended is busy for a moment yet, which is an error."""
         for top in (*CONTROL_GROUPS.glob(self._group), *CONTROL_GROUPS.glob(f"*/{self._group}")):
             for directory, _, _ in os.walk(top, topdown=False):
                 os.rmdir(directory)
+        return True
 
 
 def _enter(namespace: IO[str]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import random
+import secrets
 import socket
 from pathlib import Path
 
@@ -35,9 +34,17 @@ def free_port() -> int:
 
 
 def own_address() -> str:
-    """One of this machine's 16 million loopback addresses: there every port is free, and no client ever holds one."""
-    number = next(_NUMBERS)
-    return f"127.{os.getpid() % 200 + 20}.{number // 250}.{number % 250 + 1}"
+    """One of this machine's 16 million loopback addresses: there every port is free, and no client ever holds one.
+
+    By chance, and not by the process's number: those of two test runs may be alike where each has a machine of its own,
+    or a container, and both have one network.
+    """
+    while True:
+        numbers = [secrets.randbelow(200) + 20, secrets.randbelow(256), secrets.randbelow(254) + 1]
+        address = ".".join(map(str, [127, *numbers]))
+        if address not in _GIVEN:
+            _GIVEN.add(address)
+            return address
 
 
-_NUMBERS = itertools.count()
+_GIVEN: set[str] = set()

@@ -23,7 +23,7 @@ from pierhead.starting import START
 PYTEST_S_OWN = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION", "PYTEST_XDIST_WORKER"})
 # pytest-timeout rings by the alarm, and changes it between a test and its fixtures.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE)
-ENDED_WITHIN_S = 10.0
+ENDED_WITHIN_S = 60.0
 
 ProcessState = Mapping[str, object]
 

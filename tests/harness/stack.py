@@ -7,6 +7,7 @@ controller works inside.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import docker
+import docker.errors
 from docker.models.containers import Container
 
 from tests.harness.ports import free_ports as free_ports
@@ -35,6 +37,11 @@ PORTS = (
 
 ANSWER_S = 120.0
 """Against what never answers: an edge that holds a request for a replica's start may take most of a minute."""
+
+ENGINE_S = 300.0
+"""Against an engine that never answers: a build may be silent for minutes, and so may an engine with much to start."""
+COMMAND_S = 330.0
+"""Against a command that never ends: `scale` gives up by itself after 300 s, and says what was missing."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,11 @@ class Stack:
             "PWD": str(ROOT),
             **self.extra_env,
         }
-        self.docker = docker.from_env(environment=self.env)
+        self.docker = docker.from_env(environment=self.env, timeout=int(ENGINE_S))
 
     # ------------------------------------------------------------------------------------------------- as a user does
 
-    def compose(self, *arguments: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+    def compose(self, *arguments: str, timeout_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
         """Run `docker compose ...` in the clone's root, with this stack's environment."""
         return subprocess.run(
             ["docker", "compose", *arguments],
@@ -122,7 +129,7 @@ class Stack:
             self.save_evidence(ROOT / "test-evidence" / (evidence or self.project))
             self.down()
 
-    def pierhead(self, *arguments: str, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+    def pierhead(self, *arguments: str, timeout_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
         """Run the controller's CLI, as every make target does."""
         return self.compose("exec", "-T", "controller", "pierhead", *arguments, timeout_s=timeout_s)
 
@@ -205,21 +212,41 @@ class Stack:
         Returns when (time.time()).
         """
         container.reload()
-        subprocess.run(["kill", f"-{signal_name}", str(container.attrs["State"]["Pid"])], check=True)
+        pid = int(container.attrs["State"]["Pid"])
+        assert pid > 0, f"{container.name} does not run, and 0 would be everybody in this test's own group"
+        subprocess.run(["kill", f"-{signal_name}", str(pid)], check=True)
         return time.time()
 
     def save_evidence(self, directory: Path) -> None:
-        """Keep what explains a failure: status, plan, events, logs of everything."""
+        """Keep what explains a failure: status, plan, events, logs of everything.
+
+        What cannot be had is said in its place: a replica may go while it is looked at, and nothing of that may keep a
+        stack from being removed.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         for name, path in (("services", "services"), ("plan", "plan"), ("events", "events?limit=1000")):
-            try:
-                (directory / f"{name}.json").write_bytes(self.api(f"/api/v1/{path}").body)
-            except OSError as error:
-                (directory / f"{name}.json").write_text(f"the API does not answer: {error}")
-        (directory / "ps.txt").write_text(self.compose("ps", "--all").stdout)
-        (directory / "logs.txt").write_text(self.compose("logs", "--no-color", "--timestamps", "--tail", "2000").stdout)
-        for name, container in self.replicas().items():
-            (directory / f"{name}.log").write_bytes(container.logs(tail=500))
+            with _kept(directory / f"{name}.json") as file:
+                file.write_bytes(self.api(f"/api/v1/{path}").body)
+        with _kept(directory / "ps.txt") as file:
+            file.write_text(self.compose("ps", "--all").stdout)
+        with _kept(directory / "logs.txt") as file:
+            file.write_text(self.compose("logs", "--no-color", "--timestamps", "--tail", "2000").stdout)
+        with contextlib.suppress(*NOT_TO_BE_HAD):
+            for name, container in self.replicas().items():
+                with _kept(directory / f"{name}.log") as file:
+                    file.write_bytes(container.logs(tail=500))
+
+
+NOT_TO_BE_HAD = (OSError, docker.errors.DockerException, subprocess.SubprocessError)
+"""The API does not answer, a container is being removed, a command does not end."""
+
+
+@contextlib.contextmanager
+def _kept(file: Path) -> Iterator[Path]:
+    try:
+        yield file
+    except NOT_TO_BE_HAD as error:
+        file.write_text(f"not to be had: {type(error).__name__}: {error}")
 
 
 def address_of(container: Container) -> str:
@@ -233,6 +260,13 @@ def request(
 ) -> Answer:
     """One HTTP request; any status is an answer, only a broken connection raises (OSError)."""
     asked = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
+    try:
+        return _answer(asked)
+    except http.client.HTTPException as error:  # it broke in the midst of the answer
+        raise ConnectionError(f"{url}: {type(error).__name__}: {error}") from error
+
+
+def _answer(asked: urllib.request.Request) -> Answer:
     try:
         with urllib.request.urlopen(asked, timeout=ANSWER_S) as response:
             return Answer(response.status, _lower(response.headers), response.read())

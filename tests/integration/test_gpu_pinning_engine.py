@@ -6,17 +6,21 @@ Needs root (a file in /etc/cdi), and CDI switched on in the engine: {"features":
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import yaml
 from docker import APIClient
+from docker.errors import NotFound
 
 from controller.container import create_body
 from controller.engines.base import CONNECTED
@@ -34,6 +38,7 @@ from controller.model import (
     replica_name,
 )
 from tests.debian_image import debian_image
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.engine
 
@@ -99,6 +104,18 @@ class Machine:
         self.client.create_container_from_config(body, name=name)  # type: ignore[no-untyped-call]
         self.client.start(name)
         return name
+
+    def probes(self) -> list[str]:
+        """The containers that were started to ask for the memory of these devices, and are there."""
+        found = self.client.containers(all=True, filters={"label": "pierhead.probe", "ancestor": self.image})
+        looks = [self._look(one["Id"]) for one in found]
+        return [str(look["Name"]) for look in looks if look and self.kind in str(look["HostConfig"]["DeviceRequests"])]
+
+    def _look(self, container: str) -> Any:
+        """What the engine tells of it; None for one that has gone meanwhile: another test's."""
+        with contextlib.suppress(NotFound):
+            return self.client.inspect_container(container)
+        return None
 
     async def confession(self, name: str) -> list[str]:
         """The lines a container printed, once it has printed all."""
@@ -172,10 +189,24 @@ def cdi_kind(client: APIClient, smi: Smi) -> Iterator[str]:
     path.unlink()
 
 
+def takes_up(client: APIClient, image: str, kind: str) -> bool:
+    """Whether the engine knows the devices by now: of files that change it hears a moment later. An error says no."""
+    requests = [{"Driver": "cdi", "DeviceIDs": [f"{kind}=all"]}]
+    host = {"NetworkMode": "none", "DeviceRequests": requests}
+    body = {"Image": image, "Cmd": ["true"], "Labels": {"pierhead.test": kind}, "HostConfig": host}
+    container = client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
+    try:
+        client.start(container)
+    finally:
+        client.remove_container(container, force=True)
+    return True
+
+
 @pytest_asyncio.fixture
 async def machine(client: APIClient, cdi_kind: str) -> AsyncIterator[Machine]:
     project = f"pierhead-test-{secrets.token_hex(4)}"
     image = debian_image(client)
+    eventually(partial(takes_up, client, image, cdi_kind), "the engine has read what was just written")
     engine = DockerEngine(open_client(), create_body, GpuSources(cdi_kind, (CDI_DIRECTORY,), probe_image=image))
     yield Machine(client, engine, project, cdi_kind, image)
     await engine.close()
@@ -222,6 +253,8 @@ async def test_a_foreign_holder_is_seen_and_its_end_wakes(machine: Machine, aske
         assert await anext(stream) == CONNECTED
         await asyncio.to_thread(machine.client.kill, foreign)
         event = await anext(stream)
+        while event.kind.startswith("image "):  # anybody's on this machine, who builds one
+            event = await anext(stream)
     assert (event.kind, event.name) == ("die", foreign)
     await stream.aclose()  # type: ignore[attr-defined]
     state = await machine.engine.observe(machine.project, ["ranker"], [])
@@ -250,10 +283,7 @@ async def test_memory_is_read_by_the_nvidia_smi_that_cdi_brings_along(machine: M
     assert [(gpu.uuid, gpu.name, gpu.memory_bytes) for gpu in told] == [
         (gpu.uuid, "Card", 1000 * (index + 1) * MIB) for index, gpu in enumerate(gpus)
     ]
-    left = await asyncio.to_thread(
-        machine.client.containers, all=True, filters={"label": "pierhead.probe", "ancestor": machine.image}
-    )
-    assert left == []
+    assert await asyncio.to_thread(machine.probes) == []
 
 
 async def test_memory_that_nothing_tells_is_an_error_that_says_so(machine: Machine) -> None:

@@ -742,6 +742,14 @@ async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
         await asyncio.gather(*starts, return_exceptions=True)
 
 
+async def test_a_container_that_is_just_going_has_no_logs_and_is_no_error(daemon: Daemon) -> None:
+    said = {"message": "can not get logs from container which is dead or marked for removal"}
+    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
+    daemon.answers["GET /containers/c1/logs"] = (409, said)
+    async with engine(daemon) as docker:
+        assert await docker.logs("c1", 20) == ""
+
+
 async def test_logs_that_do_not_come_keep_nobody_from_the_engine(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
