@@ -46,6 +46,8 @@ class Behaviour:
     ready_after_s: float = 0.0
     exits_after_s: float | None = None
     exit_code: int = 0
+    oom: bool = False
+    """It ends (by `exits_after_s`) because its memory ran out: code 137, OOM flag."""
     drain_s: float = 0.0
     """From SIGTERM to its end."""
     ignores_sigterm: bool = False
@@ -370,7 +372,10 @@ class FakeEngine:
             if one.ends_at is None or one.ends_at > now:
                 continue
             by_itself = one.behaviour.exits_after_s is not None and one.terminated_at is None
-            self._end(one, one.behaviour.exit_code if by_itself else 0)
+            if by_itself and one.behaviour.oom:
+                self._end(one, 137, oom=True)
+            else:
+                self._end(one, one.behaviour.exit_code if by_itself else 0)
 
     def _next_id(self) -> str:
         return f"{next(self._numbers):064x}"
