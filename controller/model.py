@@ -139,8 +139,8 @@ class PrometheusPolicy:
 
     @property
     def stale_after_s(self) -> float:
-        """A value that is older counts no more."""
-        return 3 * self.period_s
+        """A value that is older counts no more. An answer may take longer than the pause between two questions."""
+        return 3 * max(self.period_s, self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
