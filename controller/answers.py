@@ -51,7 +51,9 @@ class Answers:
             if now is None:
                 continue  # it has just begun, does not answer any more, or nobody counts
             if known is None:
-                before = Tally() if container.version == self.to else now
+                # Of an earlier attempt with the same version: what it answered then was judged then.
+                is_new = container.version == self.to and container.created_at >= self.begun_at
+                before = Tally() if is_new else now
                 known = _Replica(container.version, own is not None, before, before)
                 self._replicas[container.id] = known
             known.note(now)

@@ -90,6 +90,8 @@ class Refusal:
     until: float
     since: float = 0.0
     """When the first of these failures in a row was."""
+    last_at: float = 0.0
+    """When the last one was."""
 
 
 class RetryGate:
@@ -110,7 +112,7 @@ class RetryGate:
         before = self._refusals.get(key)
         failures, since = (before.failures + 1, before.since) if before else (1, now)
         wait_s = min(self.MAX_S, self.FIRST_S * 2.0 ** min(failures - 1, 16))
-        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s, since)
+        self._refusals[key] = Refusal(outcome.action, outcome.error, failures, now + wait_s, since, now)
 
     def allows(self, action: Action, now: float) -> bool:
         """Whether the action may be tried now."""

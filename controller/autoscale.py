@@ -126,6 +126,7 @@ class Situation:
     target: int
     """Replicas wanted so far."""
     now: float
+    """Seconds since 1970. A function of the user's gets the machine's clock as it is set, for the hour of the day."""
 
 
 Policy = Callable[..., int]

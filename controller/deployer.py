@@ -7,6 +7,7 @@ deploy(), roll_back(), abort(), promote()      what people ask for, between tick
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -165,7 +166,7 @@ class Deployer:
             target=look.targets.get(name, look.spec.services[name].replicas),
             offered=self._offered[name],
             counts=counts,
-            failures=_failures(name, look.observed, look.refusals, look.now),
+            failures=_failures(name, look.observed, look.refusals, _begun_at(state), look.now),
             tallies=self._tallies(name, state, look.observed),
             waits_for=self._waits_for(name, state, look.callees),
             no_place=_no_place(name, state, look),
@@ -492,13 +493,26 @@ def _no_place(name: str, state: ServiceRollout, look: _Look) -> str:
     return "" if going or planned or to.present > to.ready else reason
 
 
-def _failures(name: str, observed: Observed, refusals: Iterable[Refusal], now: float) -> Mapping[str, FailureRecord]:
-    """Failures by version; a container that the engine refuses to make, for long, counts as one that fails."""
+def _begun_at(state: ServiceRollout) -> float:
+    """When the rollout began, or the try of a version that was taken without one."""
+    since = state.tried_since if state.rollout is None else state.rollout.begun_at
+    return -math.inf if since is None else since
+
+
+def _failures(
+    name: str, observed: Observed, refusals: Iterable[Refusal], begun_at: float, now: float
+) -> Mapping[str, FailureRecord]:
+    """Failures by version; a container that the engine refuses to make, for long, counts as one that fails.
+
+    Refusals from before `begun_at` are not held against a version that somebody asks for again.
+    """
     found = {version: record for (service, version), record in observed.failures.items() if service == name}
     for refusal in refusals:
         action = refusal.action
         if not isinstance(action, CreateContainer) or action.service != name:
             continue
-        if refusal.failures >= machine.MOST_FAILURES and now - refusal.since >= REFUSED_FOR_S:
-            found[action.version] = FailureRecord(refusal.failures, now, f"it cannot be made: {refusal.error}")
+        if refusal.failures >= machine.MOST_FAILURES and now - max(refusal.since, begun_at) >= REFUSED_FOR_S:
+            found[action.version] = FailureRecord(
+                refusal.failures, refusal.last_at, f"it cannot be made: {refusal.error}"
+            )
     return found

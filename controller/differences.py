@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from controller.model import ServiceSpec
+from controller.model import GpuRequest, ServiceSpec
 
 LONGEST = 60
 _FIELDS = ("protocol", "port", "managed", "metrics_port", "metrics_path")
@@ -70,8 +70,19 @@ def _settings(then: ServiceSpec, now: ServiceSpec) -> Iterator[str]:
             yield f"{name}: {getattr(then, name)} -> {getattr(now, name)}"
     if (then.probe.port, then.probe.path) != (now.probe.port, now.probe.path):
         yield f"health.probe: :{then.probe.port}{then.probe.path} -> :{now.probe.port}{now.probe.path}"
-    if then.gpu != now.gpu:
-        yield f"gpu: {_shown(then.gpu and then.gpu.count)} -> {_shown(now.gpu and now.gpu.count)}"
+    before, after = _gpu_words(then.gpu), _gpu_words(now.gpu)
+    if before != after:  # where slots go is no part of a version
+        yield f"gpu: {before} -> {after}"
+
+
+def _gpu_words(request: GpuRequest | None) -> str:
+    if request is None:
+        return "nothing"
+    which = [request.kind] if request.kind else []
+    which += [", ".join(request.device_ids)] if request.device_ids else []
+    which += [", ".join(request.capabilities)] if request.capabilities != ("gpu",) else []
+    amount = str(request.count) if request.slot is None else str(request.slot).replace(":", " ")
+    return _shown(f"{amount} ({'; '.join(which)})" if which else amount)
 
 
 def _rest(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:

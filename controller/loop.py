@@ -212,7 +212,7 @@ class Loop:
         )
         self._executor = Executor(performer.perform, self._ended, spawn, clock)
         self._measurements = Measurements(world.query, spawn, clock)
-        policies = Policies(Functions(world.policy_dir), self._measurements.value)
+        policies = Policies(Functions(world.policy_dir, ahead=self._ahead_s), self._measurements.value)
         self._scaler = Scaler(world.store, self.events, policies.ask)
         self.deployer = Deployer(world.store, self.events, self.board.callers, is_manual=world.is_manual)
         self._gpu_memory = GpuMemoryWatch(world.engine, spawn, self._wakeup.ring, clock)

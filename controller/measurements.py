@@ -27,6 +27,8 @@ BODY_LIMIT = 1024 * 1024
 LONGEST_COMPLAINT = 300
 FIRST_S = 30.0
 """A service that has just begun, or woken, has no series yet: Prometheus takes up new targets every few seconds."""
+AGAIN_S = 5.0
+"""Pause after a question that brought no value: Prometheus begins after the controller, and series after a replica."""
 BREAK_S = 5.0
 """A value that nobody needed for so long (no replica was ready) is needed anew; looks are a second apart."""
 _SERVICE = re.compile(r"\$service\b")
@@ -119,7 +121,7 @@ class Measurements:
                 watch.error = str(error)
             else:
                 watch.value, watch.read_at, watch.error = value, self._clock(), ""
-            await asyncio.sleep(watch.policy.period_s)
+            await asyncio.sleep(min(watch.policy.period_s, AGAIN_S) if watch.error else watch.policy.period_s)
 
 
 def _fail(watch: _Watch, words: str) -> None:

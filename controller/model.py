@@ -139,8 +139,8 @@ class PrometheusPolicy:
 
     @property
     def stale_after_s(self) -> float:
-        """A value that is older counts no more."""
-        return 3 * self.period_s
+        """A value that is older counts no more. An answer may take longer than the pause between two questions."""
+        return 3 * max(self.period_s, self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,7 +606,8 @@ class Rollout:
     is_return: bool = False
     """To an earlier version that somebody asked for: it has proved itself, so nobody waits to watch it."""
     excused: int = 0
-    """Failures in a row of `to` that came together with those of others, so that they are not held against it."""
+    """Failures in a row of `to` that are not held against it: they came together with those of others, or before its
+    first replica was ready."""
 
 
 @dataclass(frozen=True, slots=True)

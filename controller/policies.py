@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +107,19 @@ class _Shut:
 
 
 class Functions:
-    """The users' functions by import path, imported once. `directory` is the project's; None = there is none."""
+    """The users' functions by import path, imported once."""
 
-    def __init__(self, directory: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        clock: Callable[[], float] = time.monotonic,
+        ahead: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`directory` is the project's; None = there is none. `ahead`: seconds by which the wall clock is ahead of the
+        one that situations are of: what a function decides by the hour of the day goes by the wall clock."""
         self._directory = directory
         self._clock = clock
+        self._ahead = ahead
         self._loaded: dict[str, Policy] = {}
         self._shut: dict[_Key, _Shut] = {}
 
@@ -120,8 +128,9 @@ class Functions:
         key = (policy.path, repr(policy.kwargs))
         self._refuse_shut((policy.path, ""), key)
         function = self._load(policy)
+        shown_to_it = replace(situation, now=situation.now + self._ahead())
         try:
-            wanted: Any = call_within(LIMIT_S, functools.partial(function, situation, **policy.kwargs))
+            wanted: Any = call_within(LIMIT_S, functools.partial(function, shown_to_it, **policy.kwargs))
         except TookTooLong as error:
             words = f"{policy.path} did not return within {LIMIT_S:g} s; it is asked again every {AGAIN_S:g} s"
             raise self._leave_alone(key, words) from error

@@ -203,6 +203,8 @@ def promoted(state: ServiceRollout, now: float) -> ServiceRollout | None:
 
 
 def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
+    if state.is_unproven and facts.ready(state.stable):
+        state = replace(state, is_unproven=False, tried_since=None)
     if state.rollout is None:
         return _at_rest(state, facts, rules, now)
     if state.stable is None:
@@ -231,8 +233,7 @@ def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
 
 def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
     """Keep how many failures of the new version are not held against it, as others have failed with it."""
-    failure = facts.failures.get(rollout.to)
-    count = failure.count if failure else 0
+    count = _failed(rollout, facts)
     shared = facts.is_shared or _fails_too(stable, rollout, facts)
     return replace(rollout, excused=count if shared else min(rollout.excused, count))
 
@@ -315,8 +316,8 @@ def _forward(
     target, to = facts.target, rollout.to
     watched = now - rollout.since >= rules.spec.bake_s or rollout.is_return
 
-    def enter(phase: RolloutPhase) -> ServiceRollout:
-        return replace(state, rollout=replace(rollout, phase=phase, since=now, stuck_since=None))
+    def enter(phase: RolloutPhase, excused: int = rollout.excused) -> ServiceRollout:
+        return replace(state, rollout=replace(rollout, phase=phase, since=now, stuck_since=None, excused=excused))
 
     match rollout.phase:
         case RolloutPhase.WAITING if not facts.waits_for:
@@ -325,7 +326,8 @@ def _forward(
         case RolloutPhase.STARTING if facts.ready(to) >= min(1, target):
             first = f"{facts.ready(to)} of {target} replicas"
             message = f"{first} of {to} serve beside {state.stable}; watched for {rules.spec.bake_s:g} s"
-            return enter(RolloutPhase.BAKING), Note("rollout", message)
+            # Tries before this one were part of becoming ready: what fails from now on is held against it.
+            return enter(RolloutPhase.BAKING, excused=_failed(rollout, facts)), Note("rollout", message)
         case RolloutPhase.BAKING if watched or not target:
             return enter(RolloutPhase.ROLLING), Note("rollout", f"{to} {_held_out(facts, to)}: the rest follows")
         case RolloutPhase.ROLLING if facts.has_only(to):
@@ -344,7 +346,8 @@ def _held_out(facts: Facts, version: str) -> str:
 
 
 def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
-    former = [state.stable] if state.stable and state.stable != version else []
+    is_proven = state.stable and not state.is_unproven  # who goes back goes to a version that has worked
+    former = [state.stable] if state.stable and is_proven and state.stable != version else []
     kept = [name for name in state.previous if name not in (version, *former)]
     return ServiceRollout(
         stable=version,
@@ -366,8 +369,6 @@ def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tu
     comes back. What the files give stays rejected where it was: it waits no less than the one that fails here.
     """
     version = state.stable or ""
-    if facts.ready(version):
-        return replace(state, is_unproven=False, tried_since=None), None
     failure, since = facts.failures.get(version), state.tried_since
     if failure is None or since is None or failure.last_at < since:
         return None
@@ -379,7 +380,8 @@ def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tu
     why = f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
     rollout = Rollout(version, former, RolloutPhase.ROLLING_BACK, now, now, why)
     rejected = state.rejection_of(facts.offered) or Rejection(version, why, now)
-    back = ServiceRollout(stable=former, rollout=rollout, rejected=rejected, previous=tuple(others), is_unproven=True)
+    # The former one has worked. When it fails as well the reason is elsewhere, and older ones would be no cure.
+    back = ServiceRollout(stable=former, rollout=rollout, rejected=rejected, previous=tuple(others))
     return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
 
 
@@ -388,7 +390,10 @@ def _back(state: ServiceRollout, why: str, now: float, *, is_asked: bool = False
     if rollout is None or state.stable is None:
         raise AssertionError("internal: a rollback without a rollout, or without a version to go back to")
     back = Rollout(rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why)
-    return replace(state, rollout=back, rejected=Rejection(rollout.to, why, now, is_asked), approved=None)
+    rejected = Rejection(rollout.to, why, now, is_asked)
+    if rollout.is_return and state.rejected and state.rejected.version != rollout.to:
+        rejected = state.rejected  # the files' version waits as before: nobody has asked for it
+    return replace(state, rollout=back, rejected=rejected, approved=None)
 
 
 # ------------------------------------------------------------------------------------------------------------ verdicts
@@ -399,7 +404,7 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     rollout = state.rollout
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
         return ""
-    failure = facts.failures.get(rollout.to)
+    failure = facts.failures.get(rollout.to) if _failed(rollout, facts) else None
     late = now - rollout.since >= rules.startup_deadline_s
     if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
         return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
@@ -417,6 +422,12 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     if rollout.phase not in SERVES_NEW:
         return ""
     return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))
+
+
+def _failed(rollout: Rollout, facts: Facts) -> int:
+    """Failures in a row of the new version; those of an earlier attempt with it do not count."""
+    failure = facts.failures.get(rollout.to)
+    return failure.count if failure and failure.last_at >= rollout.begun_at else 0
 
 
 def _fails_too(version: str | None, rollout: Rollout, facts: Facts) -> bool:

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "state.db"
 SCHEMA_VERSION = 4
 EVENTS_KEPT = 1000
+BUSY_MS = 20
+"""Longest wait for somebody else who has locked the file."""
 
 SCHEMA = """
 CREATE TABLE overrides (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL, spec_replicas INTEGER NOT NULL);
@@ -454,6 +456,9 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         _refuse_later(db, path)
         _prepare(db)
+        # From here on a wait would stop all of the controller, and every probe would seem to go unanswered. Whoever
+        # locks the file (an editor of databases, a backup) is a disk that cannot be written for a while.
+        db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     except BaseException:
         db.close()
         raise

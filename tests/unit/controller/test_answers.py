@@ -25,6 +25,15 @@ def test_the_former_version_counts_from_the_begin_of_the_rollout() -> None:
     assert book.versions() == {"v1", "v2"}
 
 
+def test_what_a_version_answered_in_an_earlier_attempt_is_not_held_against_it() -> None:
+    book = Answers("v2", NEW.created_at + 10)
+    left_over = told(NEW, 400, 300)
+    book.look([told(OLD, 5000, 0), left_over], Observed())
+    fresh = replace(told(NEW, 30, 1), id="fresh", created_at=NEW.created_at + 11)
+    book.look([told(OLD, 5100, 0), told(NEW, 405, 301), fresh], Observed())
+    assert book.of("v2") == Tally(5 + 30, 1 + 1)
+
+
 def test_too_little_to_compare_and_its_whole_life_counts() -> None:
     book = Answers("v2", 0.0)
     book.look([told(OLD, 5000, 9)], Observed())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.differences import differences
-from controller.model import GpuRequest
+from controller.model import GpuRequest, GpuSlot
 from tests.unit.controller.worlds import service
 
 THEN = service(
@@ -42,6 +42,18 @@ def test_every_kind_of_change_is_one_line() -> None:
         "command: serve --fast -> serve",
         "deploy.resources.limits.memory: 1073741824 -> 2147483648",
     )
+
+
+def test_another_slot_or_another_kind_of_gpu_is_told() -> None:
+    def told(then: GpuRequest, now: GpuRequest) -> tuple[str, ...]:
+        return differences(replace(THEN, gpu=then), replace(THEN, gpu=now), "i", "i")
+
+    half = GpuRequest(1, slot=GpuSlot(fraction=0.5))
+    assert told(half, replace(half, slot=GpuSlot(fraction=0.25))) == ("gpu: fraction 0.5 -> fraction 0.25",)
+    assert told(half, GpuRequest(1)) == ("gpu: fraction 0.5 -> 1",)
+    assert told(GpuRequest(1), GpuRequest(1, kind="H100")) == ("gpu: 1 -> 1 (H100)",)
+    assert told(GpuRequest(1, ("GPU-a",)), GpuRequest(1, ("GPU-b",))) == ("gpu: 1 (GPU-a) -> 1 (GPU-b)",)
+    assert told(half, replace(half, placement="spread")) == ()
 
 
 def test_no_secret_is_told() -> None:

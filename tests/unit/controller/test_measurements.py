@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from controller.errors import PolicyError
-from controller.measurements import BREAK_S, FIRST_S, Measurements, Prometheus, number_in
+from controller.measurements import AGAIN_S, BREAK_S, FIRST_S, Measurements, Prometheus, number_in
 from controller.model import AutoscaleSpec, PrometheusPolicy, ServiceSpec
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import service
@@ -171,12 +172,14 @@ async def test_the_last_good_value_counts_for_three_periods() -> None:
     book.answers = [PolicyError("the query gives nothing")]
     asked = len(book.asked)
     await until(lambda: len(book.asked) >= asked + 3)
-    book.now += QUICK.stale_after_s * 0.9
-    assert book.value(QUICK) == 91.0
-    book.now += QUICK.stale_after_s * 0.9
+    read_at = book.now
+    while book.now + 1.0 <= read_at + QUICK.stale_after_s:
+        book.now += 1.0
+        assert book.value(QUICK) == 91.0
+    book.now += 1.0
     with pytest.raises(PolicyError) as failed:
         book.value(QUICK)
-    assert str(failed.value) == "its last value (91) is 0 s old; the query gives nothing"
+    assert str(failed.value) == f"its last value (91) is {book.now - read_at:.0f} s old; the query gives nothing"
     book.answers = [40.0]
     await until(lambda: book.measurements._watches["llm"].value == 40.0)
     assert book.value(QUICK) == 40.0
@@ -209,6 +212,35 @@ async def test_a_service_that_wakes_waits_for_a_new_value() -> None:
     await until(lambda: book.value(POLICY) == 91.0)
     book.now += 1000.0
     assert book.value(POLICY) is None
+    await book.end()
+
+
+@pytest.mark.virtual_time
+async def test_a_question_that_failed_is_not_put_off_for_a_long_period() -> None:
+    """Prometheus begins after the controller, and a replica's series after the replica."""
+    book = Book()
+    book.answers = [PolicyError("no connection")]
+    book.measurements.sync(services(replace(POLICY, period_s=3600.0)))
+    await until(lambda: book.asked)
+    book.answers = [7.0]
+    await until(lambda: book.measurements._watches["llm"].value == 7.0, within_s=2 * AGAIN_S)
+    asked = len(book.asked)
+    await asyncio.sleep(1800.0)
+    assert len(book.asked) == asked, "one that brought a value is"
+    await book.end()
+
+
+async def test_a_value_is_not_stale_before_the_next_answer_can_be_there() -> None:
+    """A busy Prometheus takes most of timeout_s for each answer."""
+    slow = PrometheusPolicy("avg(gpu)", 70.0, "http://prom", period_s=1.0, timeout_s=4.0)
+    book = Book()
+    book.answers = [91.0]
+    book.measurements.sync(services(slow))
+    await until(lambda: book.value(slow) == 91.0)
+    book.answers = []
+    for _ in range(int(slow.period_s + slow.timeout_s)):
+        book.now += 1.0
+        assert book.value(slow) == 91.0
     await book.end()
 
 

@@ -149,6 +149,34 @@ def test_a_version_that_was_taken_without_replicas_proves_itself_with_the_first(
     assert walk(alone, (5, failing))[0] == replace(alone, tried_since=5), "there is nothing to go back to"
 
 
+def test_an_outage_while_a_version_gets_its_first_chance_does_not_lead_back_to_the_oldest_one() -> None:
+    """What they all load their models from does not answer: v2 worked before, and works when that is back."""
+    asleep = ServiceRollout(stable="v3", previous=("v2", "v1"), is_unproven=True)
+    fails = {version: FailureRecord(3, 6.0, "no connection to the store") for version in ("v1", "v2", "v3")}
+    down = facts("v3", counts=counts(v3=(1, 0)), failures=fails)
+    state, phases = walk(
+        asleep, (5, down), (7, replace(down, counts=counts(v2=(1, 0)))), (99, replace(down, counts={}))
+    )
+    assert set(phases[:2]) == {"ROLLING_BACK"}
+    assert (state.stable, state.previous) == ("v2", ("v1",))
+    assert state.rejected
+    assert state.rejected.version == "v3"
+
+
+def test_a_version_that_never_ran_is_none_to_go_back_to() -> None:
+    """Built twice while the service sleeps."""
+    asleep = facts(target=0, counts={})
+    state, _ = walk(V1, (0, asleep), (1, replace(asleep, offered="v3")))
+    assert state == ServiceRollout(stable="v3", previous=("v1",), is_unproven=True)
+    begun = ServiceRollout(stable="v2", rollout=in_phase(SETTLING).rollout, previous=("v1",), is_unproven=True)
+    assert begun.rollout
+    begun = replace(begun, rollout=replace(begun.rollout, to="v3"))
+    ended = facts("v3", counts=counts(v3=(2, 2)))
+    ran, _ = walk(begun, (1, facts("v3", counts=counts(v2=(1, 1), v3=(1, 1)))), (20, ended))
+    assert ran.previous == ("v2", "v1"), "it has run beside the one that follows it"
+    assert walk(begun, (20, ended))[0].previous == ("v1",)
+
+
 def test_a_version_that_does_not_become_ready_is_rolled_back() -> None:
     failing = {"v2": FailureRecord(3, 5.0, "exited by itself with code 1")}
     there = counts(v1=(2, 2), v2=(1, 0))
@@ -172,6 +200,21 @@ def test_one_failure_that_took_the_whole_startup_deadline_is_enough() -> None:
     )
     assert walk(in_phase(STARTING), (59, seen))[1] == ["STARTING"]
     assert walk(in_phase(STARTING), (61, seen))[1] == ["ROLLING_BACK"]
+
+
+def test_a_version_that_becomes_ready_at_its_second_try_stays() -> None:
+    """Three tries are what it has until it is ready; what fails afterwards is held against it as ever."""
+    once, twice = ({"v2": FailureRecord(count, 5.0, "download timed out")} for count in (1, 2))
+    first = counts(v1=(2, 2), v2=(1, 1))
+    state, phases = walk(
+        in_phase(STARTING),
+        (6, facts(failures=once)),
+        (8, facts(counts=first, failures=once)),
+        (17, facts(counts=first, failures=once)),
+    )
+    assert phases == ["STARTING", "BAKING", "BAKING"]
+    assert walk(state, (18, facts(counts=first, failures=once)))[1] == ["ROLLING"]
+    assert walk(state, (17, facts(counts=first, failures=twice)))[1] == ["ROLLING_BACK"]
 
 
 @pytest.mark.parametrize("phase", [BAKING, ROLLING, SETTLING])
@@ -283,6 +326,16 @@ def test_more_replicas_than_fit_do_not_keep_a_rollout_from_its_end() -> None:
     assert walk(in_phase(ROLLING), (1, starting))[1] == ["ROLLING"]
 
 
+def test_what_failed_in_an_earlier_attempt_is_not_held_against_the_next_one() -> None:
+    rejected = replace(V1, rejected=Rejection("v2", "it crashed", 90))
+    before = {"v2": FailureRecord(3, 89.0, "no such model")}
+    state, phases = walk(rollout.retried(rejected, "v2", 100), (100, facts(failures=before)))
+    assert phases == ["STARTING"]
+    again = {"v2": FailureRecord(3, 102.0, "no such model")}
+    there = counts(v1=(2, 2), v2=(1, 0))
+    assert walk(state, (103, facts(counts=there, failures=again)))[1] == ["ROLLING_BACK"]
+
+
 def test_an_abort_goes_back_and_rejects() -> None:
     state = rollout.aborted(in_phase(BAKING), 4)
     assert state
@@ -310,6 +363,31 @@ def test_an_earlier_version_is_taken_without_a_watch_and_the_files_wait() -> Non
     assert (state.rejected.version, state.rejected.is_asked) == ("v2", True)
     failed = replace(at_v2, rejected=Rejection("v3", "it crashed", 1))
     assert rollout.returned(failed, "v1", "v3", 2).rejected == failed.rejected, "why it failed is worth more"
+
+
+@pytest.mark.parametrize("end", ["fails", "is aborted"])
+def test_a_return_that_ends_badly_does_not_bring_back_what_was_rolled_back(end: str) -> None:
+    """v3 of the files was rolled back to v2; somebody goes on to v1, which does not work either."""
+    at_v2 = ServiceRollout(stable="v2", rejected=Rejection("v3", "it crashed", 1), previous=("v1",))
+    state = rollout.returned(at_v2, "v1", "v3", 5)
+    serving = counts(v2=(2, 2))
+    if end == "fails":
+        failing_v1 = {"v1": FailureRecord(3, 6.0, "code 1")}
+        state, phases = walk(state, (7, facts("v3", counts=counts(v1=(1, 0), v2=(2, 2)), failures=failing_v1)))
+        assert phases == ["ROLLING_BACK"]
+    else:
+        state = rollout.aborted(state, 7) or state
+    state, phases = walk(state, (8, facts("v3", counts=serving)), (9, facts("v3", counts=serving)))
+    assert phases == ["", ""], "nobody has asked for v3"
+    assert (state.stable, state.rejected) == ("v2", at_v2.rejected)
+
+
+def test_a_return_to_what_the_files_give_that_fails_is_told_as_a_failure() -> None:
+    at_v1 = ServiceRollout(stable="v1", rejected=Rejection("v2", "somebody asked for it", 1, is_asked=True))
+    state = rollout.returned(at_v1, "v2", "v2", 5)
+    failing_v2 = {"v2": FailureRecord(3, 6.0, "code 1")}
+    state, _ = walk(state, (7, facts(failures=failing_v2)), (8, facts()))
+    assert state.rejected == Rejection("v2", "it does not become ready (3 tries); last: code 1", 7)
 
 
 def test_a_promotion_ends_the_watch() -> None:
@@ -413,6 +491,9 @@ def test_it_never_gets_stuck_and_never_loses_what_works(
         elif ask == "return" and state.stable:
             state = rollout.returned(state, "v1", seen.offered, now)
         state, _ = advance(state, seen, rules, now)
+        waits = seen.offered if ask in ("", "abort", "promote") and before.rejection_of(seen.offered) else None
+        if waits and waits not in (before.rollout.to if before.rollout else None, before.stable, *before.previous):
+            assert goal_version(state, seen.offered)[0] != waits, "what was rolled back comes when it is asked for"
         assert before.stable is None or state.stable is not None, "what works is never forgotten"
         goal, keep = goal_version(state, seen.offered)
         if state.rollout and state.rollout.phase in rollout.ON_TRIAL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -339,6 +340,62 @@ async def test_an_abort_and_a_deploy(control: Control) -> None:
         assert (await loop.deploy(None))["web"].endswith("nothing changes")
         with pytest.raises(UnknownService):
             await loop.deploy(["wen"])
+
+
+async def test_whoever_goes_back_twice_does_not_get_the_first_version_again(control: Control) -> None:
+    """From v3 to v2, and then to v1, which does not work any more."""
+    async with control.running() as loop:
+        made = []
+        for definition in ("d1", "d2", "d3"):
+            control.source.edit(web(definition))
+            await stable_at(control, web(definition))
+            made.append(version(control, web(definition)))
+        loop.roll_back("web", None)
+        await stable_at(control, web("d2"))
+        control.engine.behaviours[made[0]] = BROKEN
+        loop.roll_back("web", made[0])
+        await until(lambda: said(control, "rolled_back"), within_s=30)
+        await asyncio.sleep(60)
+        assert loop.deployer.state("web").stable == made[1]
+        assert versions(control) == {made[1]}
+
+
+async def test_a_version_that_is_tried_again_is_judged_by_its_new_answers(control: Control) -> None:
+    """It had errors for want of something that is there by now: who asks for it again does not wait for the drain."""
+    old, new = (web(definition, rollout=RolloutSpec(bake_s=5.0)) for definition in ("d1", "d2"))
+    control.source.edit(old)
+    async with control.running() as loop:
+        await stable_at(control, old)
+        made = version(control, new)
+        control.work["web"] = 4  # what has begun goes on, so who leaves drains
+        control.answers[made] = (0, 0)
+        control.source.edit(new)
+        await until(lambda: phase(control) == "BAKING")
+        control.answers = {version(control, old): (1000, 0), made: (400, 300)}
+        await until(lambda: phase(control) == "ROLLING_BACK")
+        assert "it fails 300 of 400 requests" in said(control, "rollback")[-1]
+        await loop.deploy(["web"])
+        await until(lambda: phase(control) in ("STARTING", "BAKING"))
+        assert made in versions(control), "those of the first attempt have not left yet"
+        control.answers[made] = (0, 0)
+        control.work.clear()
+        await stable_at(control, new, within_s=60)
+        assert len(said(control, "rollback")) == 1
+
+
+async def test_a_version_that_the_engine_refused_is_tried_when_somebody_asks_again(control: Control) -> None:
+    async with control.running() as loop:
+        await stable_at(control, web())
+        no = EngineError("no space left on device (test)")
+        for _ in range(50):
+            control.engine.fail_next(CreateContainer, no)
+        new = web("d2")
+        control.source.edit(new)
+        await until(lambda: said(control, "rolled_back"), within_s=3 * REFUSED_FOR_S)
+        control.engine._failures.clear()
+        await loop.deploy(["web"])
+        await stable_at(control, new, within_s=3 * REFUSED_FOR_S)
+        assert len(said(control, "rollback")) == 1
 
 
 async def test_back_to_an_earlier_version_and_its_image(control: Control) -> None:

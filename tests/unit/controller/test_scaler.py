@@ -190,6 +190,20 @@ async def test_a_function_of_the_users_decides(control: Control) -> None:
         assert told.startswith("model: 1 -> 3 replicas: scaler_test_policy:wanted asks for 3, 1 running; above for ")
 
 
+async def test_a_function_that_goes_by_the_hour_goes_by_the_clock_that_people_see(control: Control) -> None:
+    """The machine began with a wrong clock, which was set while the controller ran."""
+    (control.directory / "scaler_test_hours.py").write_text(
+        "def wanted(situation, night):\n    return 1 if situation.now < night else 3\n"
+    )
+    night = control.wall() + 1800.0
+    policy = FunctionPolicy("scaler_test_hours:wanted", {"night": night})
+    control.source.edit(service("model", replace(QUICK, policy=policy)))
+    async with control.running():
+        await control.settled("model", 1, within_s=30)
+        control.set_clock(3600.0)
+        await control.settled("model", 3, within_s=30)
+
+
 async def test_a_function_that_raises_is_one_event_and_holds_the_target(control: Control) -> None:
     (control.directory / "scaler_test_broken.py").write_text("def wanted(situation):\n    return 1 // 0\n")
     control.source.edit(service("model", replace(QUICK, initial=2, policy=FunctionPolicy("scaler_test_broken:wanted"))))

@@ -7,6 +7,7 @@ import re
 import secrets
 import sqlite3
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,6 +297,26 @@ def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> N
     assert [stored.seq for stored in again.events()] == [stored.seq for stored in kept] == list(range(1, 41))
     assert again.append_event(event()) == 41
     again.close()
+
+
+def test_whoever_locks_the_file_holds_up_nobody(tmp_path: Path) -> None:
+    """The controller's event loop waits for each write: probes, drains and the API stand still meanwhile."""
+    store = Store(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        for number in range(10):
+            store.append_event(event(str(number)))
+        with pytest.raises(StoreError, match="locked"):
+            store.set_override("web", Override(4, 2))
+        took_s = time.monotonic() - began
+        assert "locked" in store.trouble
+        other.rollback()
+    store.settle()
+    assert store.trouble == ""
+    assert len(store.events()) == 10
+    store.close()
+    assert took_s < 5, "a single wait for the lock took as long"
 
 
 def test_what_is_owed_is_bounded(tmp_path: Path) -> None:
