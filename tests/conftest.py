@@ -15,6 +15,7 @@ from pierhead.multiplex_held import HELD
 from pierhead.routing_stats import NOTHING, STATS
 from pierhead.starting import START
 
+from tests.harness.machine import Pace
 from tests.harness.process_state import left_behind, our_threads, process_state
 from tests.harness.stack import ROOT, Stack
 from tests.harness.waiting import eventually
@@ -88,6 +89,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call":
         item.stash[_reports] = report.failed
     return report
+
+
+@pytest.fixture
+def pace() -> Iterator[Pace]:
+    """How the machine does while the test runs, for `judge` at its end."""
+    with Pace() as watching:
+        yield watching
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused
 from tests.fakes.fake_haproxy import UNKNOWN_KEYWORD, FakeHAProxy
 from tests.harness.haproxy_container import HAProxyContainer
+from tests.harness.waiting import PATIENCE_S
 
 
 def service(name: str, port: int, **changes: Any) -> ServiceSpec:
@@ -129,13 +130,13 @@ class RealWorld:
 
     async def occupy(self, name: str, path: str) -> Callable[[], Any]:
         request = asyncio.ensure_future(self.client.post(f"{path}/hold"))  # a GET would be sent again
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await self.replicas.begun.wait()
 
         async def release() -> None:
             self.replicas.let_go.set()
             with contextlib.suppress(ClientError):  # whether it was cut off is for the test to say
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     (await request).release()
 
         return release
@@ -144,7 +145,7 @@ class RealWorld:
         await asyncio.to_thread(self.container.kill_and_wait)
 
 
-async def until(look: Callable[[], Awaitable[object]], what: str, within_s: float = 5.0) -> None:
+async def until(look: Callable[[], Awaitable[object]], what: str, within_s: float = PATIENCE_S) -> None:
     """Wait for a state of the world."""
     try:
         async with asyncio.timeout(within_s):

@@ -8,6 +8,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+PATIENCE_S = 30.0
+"""How long a test waits for what comes at once on a quiet machine. It says nothing of how soon that has to come: it is
+there against what never comes, and a machine that is busy for seconds fails no test.
+"""
+
 
 def eventually(look: Callable[[], T], what: str, within_s: float = 60.0, every_s: float = 0.05) -> T:
     """Return the first true thing that `look` returns; fail with `what` and the last look after `within_s` seconds.

@@ -38,13 +38,19 @@ from controller.routing.base import RoutingAction
 from controller.store import Store
 from controller.user_config import digest
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
-from tests.harness.virtual_time import wall_clock
+from tests.harness.virtual_time import VirtualLoop, wall_clock
+from tests.harness.waiting import PATIENCE_S
 
 PROJECT = "p"
 
 
-async def until(look: Callable[[], object], within_s: float = 5.0) -> None:
-    """Return when `look` returns something true; fail after `within_s` seconds."""
+async def until(look: Callable[[], object], within_s: float | None = None) -> None:
+    """Return when `look` returns something true; fail after `within_s` seconds.
+
+    Left out: 5 s of virtual time, which no machine makes longer, and PATIENCE_S of real time.
+    """
+    if within_s is None:
+        within_s = 5.0 if isinstance(asyncio.get_running_loop(), VirtualLoop) else PATIENCE_S
     async with asyncio.timeout(within_s):
         while not look():  # noqa: ASYNC110 - tests look at many things, none of which tells
             await asyncio.sleep(0.005)
@@ -362,7 +368,7 @@ class Control:
         rows = [row for row in self.loop.view.services if row.name == service]
         return (rows[0].wanted, rows[0].ready, len(rows[0].replicas)) if rows else (-1, -1, -1)
 
-    async def settled(self, service: str, replicas: int, within_s: float = 5.0) -> None:
+    async def settled(self, service: str, replicas: int, within_s: float | None = None) -> None:
         await until(lambda: self.row(service) == (replicas, replicas, replicas), within_s)
 
     def kinds(self, outcome: str | None = None) -> list[str]:

@@ -24,6 +24,7 @@ from controller.explain import explanation
 from controller.model import AddServer, Spec
 from controller.routes import routes_json
 from tests.fakes.fake_engine import Behaviour
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
@@ -354,10 +355,10 @@ async def test_waiting_for_events_ends_with_the_server(control: Control) -> None
         await control.settled("web", 2)
         waiting = asyncio.ensure_future(client.get(f"/api/v1/events?since={loop.events.last_seq}&wait=60"))
         await asyncio.sleep(0.05)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await client.server.close()
         with contextlib.suppress(Exception):  # an answer or a closed connection, but no waiting
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await waiting
         await client.close()
 

@@ -22,6 +22,7 @@ from pierhead.metrics import RuntimeMetrics
 
 from controller.discovery import STATS_PERIOD_S, Board, DiscoveryServer
 from controller.model import Endpoint, PublishedStats, ServiceEndpoints
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import service
 
@@ -52,7 +53,7 @@ def request(*services: str) -> discovery_pb2.WatchRequest:
 
 
 async def read(call: AsyncIterator[discovery_pb2.ServiceEndpoints]) -> discovery_pb2.ServiceEndpoints:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         return await anext(call)
 
 
@@ -249,7 +250,7 @@ async def test_callers_through_a_handle_hear_that_a_service_was_scaled_to_zero(t
         web, off = (HandleChannel(name, metrics=RuntimeMetrics()) for name in ("web", "off"))
 
         async def refused(channel: HandleChannel, by: str) -> None:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(ScaledToZero, match=f"by {by}.* and no request wakes it: `make scale SERVICE="):
                     await EchoStub(channel).Echo(EchoRequest(), timeout=600)
 

@@ -39,6 +39,7 @@ from controller.model import (
     SignalContainer,
     StartContainer,
 )
+from tests.harness.waiting import PATIENCE_S
 
 SPEC = ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"))
 CREATE = CreateContainer(target="shop-ranker-0a1b2c3d-1", service="ranker", version="0a1b2c3d", number=1)
@@ -667,14 +668,22 @@ async def test_a_quiet_stream_is_opened_anew(daemon: Daemon) -> None:
         handler.server.ending.wait()
 
     daemon.answers["GET /events"] = quiet
-    client = APIClient(base_url=f"unix://{daemon.path}", version="1.45")
-    queue = EventQueue(asyncio.get_running_loop())
-    reader = EventReader(client, queue, lambda _: None, quiet_s=0.05)
-    async with asyncio.timeout(10):
-        assert [await queue.get() for _ in range(3)] == [CONNECTED] * 3
-    reader.close()
-    reader.join(10)
-    client.close()
+
+    async def opened(quiet_s: float) -> bool:
+        client = APIClient(base_url=f"unix://{daemon.path}", version="1.45")
+        queue = EventQueue(asyncio.get_running_loop())
+        reader = EventReader(client, queue, lambda _: None, quiet_s=quiet_s)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return [await queue.get() for _ in range(3)] == [CONNECTED] * 3
+        except EngineUnreachable:  # it is also as long as the daemon may take to answer, which a busy machine needs
+            return False
+        finally:
+            reader.close()
+            reader.join(PATIENCE_S)
+            client.close()
+
+    assert await opened(0.05) or await opened(0.5) or await opened(5.0)
 
 
 async def test_a_daemon_that_takes_the_call_and_says_nothing_is_away(daemon: Daemon) -> None:

@@ -19,6 +19,8 @@ from controller.engines.base import RunningController
 from controller.errors import AnotherController, StoreError
 from controller.lease import LOCK_NAME, only_controller, own_container_id, state_lock
 from tests.fakes.fake_engine import FakeEngine
+from tests.harness.machine import Pace, judge
+from tests.harness.waiting import PATIENCE_S
 
 PROJECT = "shop"
 FIRST = RunningController("a" * 64, "shop-controller-1", 1000.0)
@@ -69,13 +71,14 @@ async def test_a_second_one_on_the_same_state_is_refused_and_told_by_whom(tmp_pa
         assert os.listdir(tmp_path) == [LOCK_NAME], "a refused one leaves no trace"
 
 
-async def test_a_killed_one_is_followed_at_once(tmp_path: Path) -> None:
+async def test_a_killed_one_is_followed_at_once(tmp_path: Path, pace: Pace) -> None:
     async with holder(tmp_path) as process:
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
         began = time.monotonic()
         async with state_lock(tmp_path, PROJECT, patience_s=0.0):
-            assert time.monotonic() - began < 1.0
+            took_s = time.monotonic() - began
+    judge(took_s < 1.0, f"followed at once, and it was {took_s:.1f} s", pace)
 
 
 async def test_one_that_ends_meanwhile_is_waited_for(tmp_path: Path) -> None:
@@ -141,7 +144,7 @@ async def test_one_outside_of_containers_never_takes_over_from_one_inside() -> N
 async def test_one_whose_end_the_engine_has_not_heard_of_yet_is_waited_for() -> None:
     engine = FakeEngine(time.time, daemons={PROJECT: [FIRST, SECOND]})
     asyncio.get_running_loop().call_later(0.2, engine.daemons[PROJECT].remove, FIRST)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await only_controller(engine, PROJECT, SECOND.id, patience_s=5.0)
 
 

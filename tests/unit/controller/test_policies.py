@@ -21,6 +21,7 @@ from controller.errors import PolicyError
 from controller.model import AutoscaleSpec, FunctionPolicy, PrometheusPolicy
 from controller.policies import AGAIN_S, Functions, Policies, Value, query_words
 from controller.time_limit import TookTooLong, call_within
+from tests.harness.waiting import PATIENCE_S
 
 SPEC = AutoscaleSpec(min=0, max=20, target_ongoing_requests=10)
 GPU = PrometheusPolicy("avg(DCGM_FI_DEV_GPU_UTIL)", 70.0)
@@ -231,7 +232,7 @@ class TestTimeLimit:
             with pytest.raises(TookTooLong):
                 call_within(0.02, threading.Event().wait)
             signal.raise_signal(signal.SIGUSR1)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await heard.wait()
         finally:
             running.remove_signal_handler(signal.SIGUSR1)

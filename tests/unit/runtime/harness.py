@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -16,6 +18,8 @@ from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import RequestContext, current_request
 from pierhead.server import ReplicaServer
+
+from tests.harness.waiting import PATIENCE_S
 
 TRANSPORT = "lane"
 """What `know` and `make` have handles use; the fixture `transport` changes it."""
@@ -82,14 +86,26 @@ def generate(message: str = "hi", num_tokens: int = 3) -> echo_pb2.GenerateReque
     return echo_pb2.GenerateRequest(message=message, num_tokens=num_tokens)
 
 
-async def until(condition: Callable[[], bool], what: str, timeout: float = 5) -> None:
+async def until(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
     """Wait until a condition holds; the poll is the wait, not a synchronisation by sleeping."""
     try:
         async with asyncio.timeout(timeout):
             while not condition():  # noqa: ASYNC110 - states of the world have no event
                 await asyncio.sleep(0.002)
     except TimeoutError:
-        raise AssertionError(f"not within {timeout} s: {what}") from None
+        raise AssertionError(f"not within {timeout:g} s: {what}") from None
+
+
+def errors(caplog: pytest.LogCaptureFixture, least: int = logging.ERROR) -> list[str]:
+    """What was logged at that level or above, but for what gRPC's poller says to the asyncio logger now and then: that
+    a read found nothing, or that the loop of an earlier test is closed.
+    """
+    told = [(record.name, _FORMAT.format(record)) for record in caplog.records if record.levelno >= least]
+    return [text for name, text in told if name != "asyncio" or not _OF_GRPC_S_POLLER.search(text)]
+
+
+_FORMAT = logging.Formatter("%(levelname)s %(name)s %(message)s")
+_OF_GRPC_S_POLLER = re.compile("PollerCompletionQueue|loop is closed")
 
 
 class Cluster:
@@ -124,7 +140,7 @@ class Cluster:
 
     async def ended(self, server: ReplicaServer) -> None:
         """Wait until a replica has ended by itself."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self._running[server]
 
     async def process(self, source: str, port: int, **environ: str) -> asyncio.subprocess.Process:
@@ -136,7 +152,7 @@ class Cluster:
         self._processes.append(process)
         assert process.stderr is not None
         lines = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while line := await process.stderr.readline():
                 lines.append(line.decode())
                 if '"ready"' in lines[-1]:

@@ -13,6 +13,8 @@ from pierhead import admin
 from pierhead.admin import MAX_HEAD_BYTES, AdminServer, Readiness, Request, admin_pages, admin_takers, read_head
 from pierhead.user_config import MAX_BYTES, ConfigReport
 
+from tests.harness.waiting import PATIENCE_S
+
 
 class Admin:
     """A server on a loopback port, and what its pages say."""
@@ -44,7 +46,7 @@ class Admin:
         """What comes back until the server closes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(sent)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             got = await reader.read()
         writer.close()
         return got
@@ -170,7 +172,7 @@ async def test_closing_closes_open_connections(served: Admin) -> None:
     writer.write(b"GET /livez HTTP/1.1\r\n\r\n")
     await reader.readuntil(b'{"alive": true}')
     await served.server.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await reader.readexactly(1)
     writer.close()

@@ -19,6 +19,7 @@ from pierhead.batching_run import Arrival, BatchRunner
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext, current_request
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import until
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
@@ -212,7 +213,7 @@ async def turns(count: int) -> None:
 
 async def started(batcher: BatchRunner[Any]) -> None:
     """Return in the very turn in which a batch is started: its function has not run yet."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while batcher._window.running == 0:  # noqa: ASYNC110 - a poll would come too late
             await asyncio.sleep(0)
 

@@ -125,6 +125,7 @@ async def test_a_call_past_its_deadline_is_not_computed(served: Served) -> None:
     await until(lambda: service.batches == [["a"]], "a batch runs")
     with pytest.raises(DeadlineExceeded):
         await stub.Echo(echo("late"), timeout=0.05)
+    await until(lambda: len(service.shout._window) == 0, "the replica knows, too: its clock began when the call came")
     service.gate.set()
     await first
     assert await _reply(stub, "b") == "B"

@@ -36,6 +36,7 @@ from pierhead.policies import RoutedCall, register_policy
 from pierhead.replica import Endpoint
 from pierhead.request import CURRENT, RequestContext
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.fake_transport import FakeCall, FakeService
 from tests.unit.runtime.harness import until
 
@@ -341,7 +342,7 @@ class TestLeaving:
         ended = asyncio.Event()
         call = unary(channel)("a", timeout=0.05)
         call.add_done_callback(lambda _: ended.set())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await ended.wait()
         assert call.done()
 
@@ -367,7 +368,7 @@ class TestLeaving:
         await turns()
         assert channel.queued == 1
         channel.pool().update(Listing([], absence=SwitchedOff("`make scale`")))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(ScaledToZero):
                 await call
         assert channel.queued == 0

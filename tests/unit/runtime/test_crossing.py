@@ -172,17 +172,20 @@ class TestCrossing:
         assert ran == []
 
     async def test_a_deadline_here_strikes_there(self, ways: Ways) -> None:
-        ended = threading.Event()
+        begun, ended = threading.Event(), threading.Event()
 
         async def long() -> None:
+            begun.set()
             try:
                 await asyncio.sleep(3600)
             finally:
                 ended.set()
 
+        crossing = ways.cross(long)
+        await until(begun.is_set, "it runs")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await ways.cross(long).result()
+                await crossing.result()
         assert ended.is_set()
 
     async def test_code_that_survives_its_cancellation_is_heard(self, ways: Ways) -> None:

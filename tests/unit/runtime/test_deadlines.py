@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.deadlines import LONG_SLOTS, SLOT_S, Deadlines
 
+from tests.harness.waiting import PATIENCE_S
+
 
 class FakeLoop:
     """A loop's timers and the clock they go by."""
@@ -133,6 +135,6 @@ async def test_one_set_of_deadlines_per_loop_which_dies_with_it() -> None:
     assert Deadlines.current() is Deadlines.current()
     struck = asyncio.Event()
     Deadlines.current().add(0.0, struck.set)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await struck.wait()
     gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from pierhead import BadRequest, sse, sse_event
 from pierhead.events import MAX_WRITE, error_event
 
-from tests.unit.runtime.harness import Cluster, until
+from tests.harness.waiting import PATIENCE_S
+from tests.unit.runtime.harness import Cluster, errors, until
 
 Make = Callable[[], AsyncIterator[Any]]
 
@@ -61,12 +63,12 @@ class Connection:
         self.writer = writer
 
     async def head(self) -> str:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return (await self.reader.readuntil(b"\r\n\r\n")).decode()
 
     async def chunk(self) -> bytes:
         """The next chunk: what was written at once. Empty at the end."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             size = int(await self.reader.readuntil(b"\r\n"), 16)
             return (await self.reader.readexactly(size + 2))[:-2]
 
@@ -364,11 +366,11 @@ async def test_a_client_that_leaves_ends_the_source(cluster: Cluster, caplog: py
     await connection.head()
     assert await connection.chunk() == data("a")
     connection.leave()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await ended.wait()
     await until(lambda: stage.server.readiness().ongoing == 0, "the count is back")
     assert stage.server.metrics.requests.values == {("GET /stream", "499"): 1}
-    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert not errors(caplog, logging.WARNING)
 
 
 async def test_a_source_without_items_is_an_empty_stream(cluster: Cluster) -> None:

@@ -83,6 +83,8 @@ class Watched:
         self.problem: Exception | None = None
         self.load = IDLE
         self.judgements: list[str] = []
+        self.checks_before: list[int] = []
+        """How many checks had been made, for each of them."""
         self.checks = 0
         self.ended = 0
         fast: dict[str, float] = {"health_period_s": 0.005, "health_timeout_s": 0.02, "request_timeout_s": 60.0}
@@ -103,6 +105,7 @@ class Watched:
             self.ended += 1
 
     async def _judged(self, reason: str) -> None:
+        self.checks_before.append(self.checks)
         self.judgements.append(reason)
 
     async def during(self, steps: Callable[[], Awaitable[None]]) -> None:
@@ -200,8 +203,8 @@ class TestWatch:
         watched.problem = Broken("the engine has ended")
 
         async def steps() -> None:
-            await until(lambda: watched.judgements == ["the engine has ended"], "it is ill")
-            assert watched.checks == 1
+            await until(lambda: bool(watched.judgements), "it is ill")
+            assert (watched.judgements[0], watched.checks_before[0]) == ("the engine has ended", 1)
             assert watched.watch.broken
 
         await watched.during(steps)

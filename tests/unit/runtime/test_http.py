@@ -23,7 +23,8 @@ from pierhead.http_server import AiohttpListener
 from pierhead.metrics import RuntimeMetrics
 from pierhead.server import ReplicaServer
 
-from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, know, until
+from tests.harness.waiting import PATIENCE_S
+from tests.unit.runtime.harness import Cluster, EchoService, echo, errors, generate, know, until
 
 child = handle(EchoStub, "echo-child")
 
@@ -117,7 +118,7 @@ async def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 async def client() -> AsyncIterator[ClientSession]:
-    async with ClientSession(timeout=ClientTimeout(total=10)) as session:
+    async with ClientSession(timeout=ClientTimeout(total=PATIENCE_S)) as session:
         yield session
 
 
@@ -139,7 +140,7 @@ async def raw(server: ReplicaServer, request: bytes, body: bytes = b"") -> bytes
     reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
     try:
         writer.write(request + b"\r\nConnection: close\r\n\r\n" + body)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await reader.read()
     finally:
         writer.close()
@@ -316,7 +317,7 @@ async def test_head_of_a_stream_leaves_nothing_on_the_connection(cluster: Cluste
     server, _ = await start(cluster, site)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
     writer.write(b"HEAD /stream HTTP/1.1\r\nHost: x\r\n\r\n")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"connection: close\r\n" in head.lower()
         await reader.read()  # ends: the connection is closed
@@ -589,13 +590,13 @@ class TestMalformed:
         assert len(error["message"]) < 300, "it is not sent back whole"
         assert f"x-request-id: {error['request_id']}".encode() in top.lower()
         assert server.metrics.requests.values == {("malformed", "400"): 1}
-        assert not [record for record in caplog.records if record.levelname == "ERROR"], "a client's fault is not ours"
+        assert not errors(caplog), "a client's fault is not ours"
 
     async def test_one_behind_a_good_request_ends_the_connection_alone(self, cluster: Cluster, site: Site) -> None:
         server, _ = await start(cluster, site)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
         writer.write(b"GET /items/1 HTTP/1.1\r\nHost: x\r\n\r\n")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
             await reader.readuntil(b"}")
             writer.write(b"\x00\x01\x02\r\n\r\n")

@@ -13,6 +13,7 @@ from pierhead.http_server import AiohttpListener
 from pierhead.server import ReplicaServer
 from yarl import URL
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster
 
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,7 +42,7 @@ def plain() -> web.Application:
 
 @pytest.fixture
 async def client() -> AsyncIterator[ClientSession]:
-    async with ClientSession(timeout=ClientTimeout(total=10)) as session:
+    async with ClientSession(timeout=ClientTimeout(total=PATIENCE_S)) as session:
         yield session
 
 

@@ -18,6 +18,7 @@ from pierhead.lanes.metadata import MAX_BYTES
 from pierhead.metrics import RuntimeMetrics
 from pierhead.server import ReplicaServer
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
@@ -179,7 +180,7 @@ async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_call(
     other = asyncio.ensure_future(stub.One(b"other"))
     await until(lambda: server.readiness().ongoing == 1, "the other call is in flight")
     with pytest.raises(PierheadError) as raised:
-        await stub.One(what.encode(), timeout=5)
+        await stub.One(what.encode(), timeout=PATIENCE_S)
     assert raised.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
     service.gate.set()
     assert await other == b"other"
@@ -190,7 +191,7 @@ async def test_an_error_that_nothing_can_be_noted_on_is_told_as_any_other(cluste
     know(server)
     stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
     with pytest.raises(UserCodeError, match="Frozen") as raised:
-        await stub.One(b"error that nothing can be noted on", timeout=5)
+        await stub.One(b"error that nothing can be noted on", timeout=PATIENCE_S)
     assert raised.value.error_id
 
 
@@ -521,6 +522,7 @@ class TestBeside:
             raise AssertionError
 
         monkeypatch.setattr(CallerLane, "fetch", fetch)
+        await pipes[0].One(b"connect")  # the deadline is the work's alone
         call = pipes[0].One(b"make %d" % LARGE, timeout=1.0 if end == "deadline" else 30)
         waiting = asyncio.ensure_future(call)
         await fetching.wait()

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import grpc
 import pytest
-from pierhead import NoReplica, ReplicaDied
+from pierhead import NoReplica, ReplicaDied, Settings
 from pierhead.channel import HandleChannel
+from pierhead.clients import Clients
 from pierhead.connection import NEVER_SENT, Kind, Method
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
@@ -31,6 +32,7 @@ from pierhead.multiplex_held import Held
 from pierhead.routing_stats import Published
 from pierhead.server import ReplicaServer
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
 from tests.unit.runtime.pipes import NAME, Pipes, PipesStub
 
@@ -463,9 +465,6 @@ async def replica(behave: Behaviour, port: int = 0) -> AsyncIterator[str]:
 
 
 def caller(*addresses: str) -> Any:
-    from pierhead import Settings
-    from pierhead.clients import Clients
-
     Clients.use(Settings(static={"ECHO_CHILD": addresses}))
     return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
 
@@ -499,7 +498,7 @@ async def test_a_replica_that_talks_nonsense_loses_the_lane_at_once(cluster: Clu
     async with replica(behave) as where:
         stub = caller(where)
         with pytest.raises(ReplicaDied):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await stub.One(b"1", timeout=30)
         assert cluster
 
@@ -519,6 +518,8 @@ async def test_calls_beyond_the_goodbye_go_elsewhere(cluster: Cluster) -> None:
     real = await cluster.start(service)
     async with replica(behave) as leaving:
         stub = caller(leaving, address(real))
+        pool = Clients.current().pool("echo-child", Clients.current().settings.transport)
+        await until(lambda: len(pool._callable) == 2, "both can be called")
         assert all(await asyncio.gather(*[stub.One(b"%d" % index) for index in range(20)]))
     assert lanes > 0
 
@@ -582,9 +583,6 @@ async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_la
     echo_pb2_grpc.add_EchoServicer_to_server(Foreign(), foreign)
     foreign.add_insecure_port(f"127.0.0.1:{free_port}")
     await foreign.start()
-    from pierhead import Settings
-    from pierhead.clients import Clients
-
     Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
     channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
     stub: Any = echo_pb2_grpc.EchoStub(channel)

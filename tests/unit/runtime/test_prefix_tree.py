@@ -157,10 +157,10 @@ def test_the_worst_text_is_looked_up_in_bounded_time() -> None:
     for end in range(16, 8192, 16):
         tree.insert(text[:end] + "b" * 16, f"r{end % 7}")
     tree.insert(text, "r0")
-    started = time.perf_counter()
+    started = time.process_time()  # what others do on the machine is none of it
     for _ in range(100):
         assert tree.match(text)["r0"] == 8192
-    assert (time.perf_counter() - started) / 100 < 0.01, "0.15 ms where it was measured"
+    assert (time.process_time() - started) / 100 < 0.01, "0.15 ms where it was measured"
 
 
 def test_what_is_shared_is_found_among_many_prompts() -> None:

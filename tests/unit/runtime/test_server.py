@@ -19,6 +19,8 @@ from pierhead.errors import SettingsError
 from pierhead.server import ReplicaServer
 from pierhead.user_config import digest
 
+from tests.harness.machine import Pace, judge
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, generate, until
 
 ECHO = "pierhead.echo.v1.Echo"
@@ -152,7 +154,7 @@ class TestGrpc:
         server = await cluster.start(Odd())
         async with plain(server) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=5)
+                await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert str(caught.value.details()).startswith("asyncio.exceptions.CancelledError")
         assert server.metrics.requests.values == {(f"{ECHO}/Echo", "INTERNAL"): 1}
@@ -404,10 +406,10 @@ class TestSignals:
             await stub.Echo(echo())  # on the same connection: when it is answered, the slow one has begun
             process.send_signal(signal.SIGTERM)
             assert (await call).response == "slow"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
 
-    async def test_a_second_signal_stops_now(self, cluster: Cluster, free_port: int) -> None:
+    async def test_a_second_signal_stops_now(self, cluster: Cluster, free_port: int, pace: Pace) -> None:
         process = await cluster.process(SLOW, free_port)
         assert process.stderr is not None
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
@@ -422,9 +424,10 @@ class TestSignals:
             process.send_signal(signal.SIGINT)
             with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
                 await call
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await process.wait()
-            assert time.monotonic() - started < 3
+            took_s = time.monotonic() - started
+        judge(took_s < 3, f"stopped now, and it was after {took_s:.1f} s", pace)
 
     async def test_bad_settings_stop_the_start_with_2(self, cluster: Cluster, free_port: int) -> None:
         with pytest.raises(AssertionError, match=r'PIERHEAD_REQUEST_TIMEOUT_S: expected .*, found "soon"'):
@@ -461,7 +464,7 @@ async def test_a_servicer_is_told_of_the_end(cluster: Cluster, separate: bool, f
     holder = Holder(fails)
     server = await cluster.start(holder, run_user_code_in_separate_thread=separate)
     async with plain(server) as channel:
-        await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=5)
+        await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=PATIENCE_S)
     assert holder.ended_with == []
     await cluster.drained(server)
     assert holder.ended_with == [0], "once, when no request is left"

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.starting import MOST_STAGES, Start
 
+from tests.harness.waiting import PATIENCE_S
+
 QUIET: dict[str, str] = {}
 """The environment of a process that no controller has started."""
 
@@ -57,7 +59,7 @@ def test_steps_never_go_back_and_saying_the_same_again_adds_none(reports: list[t
 
 def readyz(port: int) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=PATIENCE_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

@@ -17,6 +17,7 @@ from pierhead.errors import SettingsError
 from pierhead.server import ReplicaServer
 from pierhead.user_config import MAX_BYTES, NOTHING, ConfigReport, UserConfig, call_hook, digest, read
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, until
 
 A, B, BAD = '{"threshold":1}', '{"threshold":2}', '{"threshold":-1}'
@@ -66,7 +67,7 @@ def configured(text: str, *parts: object) -> UserConfig:
 
 
 async def settled(config: UserConfig) -> ConfigReport:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await config.settle()
     return config.report()
 
@@ -105,7 +106,7 @@ class TestUserConfig:
         assert config.report() == ConfigReport(digest(B), digest(A), "Tuned.reconfigure raised ValueError: no")
         assert first.had[:3] == [1, 2, 1], "the first has the former one again"
         second.problem = None
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, PATIENCE_S)
         assert config.report() == in_force(B)
         assert (first.had[-1], second.had[-1]) == (2, 2)
 
@@ -116,7 +117,7 @@ class TestUserConfig:
         await until(lambda: config.report().error == REFUSED, "it is refused, in one line")
         config.offer(A)
         assert config.report().error == ""
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, PATIENCE_S)
         assert config.report() == in_force(A)
 
     async def test_without_a_hook_it_says_so(self) -> None:
@@ -125,7 +126,7 @@ class TestUserConfig:
         words = "nothing that serve() was given has a method `reconfigure(user_config)`"
         await until(lambda: config.report().error == words, "it says what is missing")
         config.offer(NOTHING)
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, PATIENCE_S)
 
     async def test_a_long_message_is_cut(self) -> None:
         part = Tuned()
@@ -312,7 +313,7 @@ class TestReplica:
         found = await readyz(server)
         assert (found["status"], found["state"], found["detail"]) == (503, "starting", REFUSED)
         await put(server, A)
-        assert (await asyncio.wait_for(starting, 5)).state == "ready"
+        assert (await asyncio.wait_for(starting, PATIENCE_S)).state == "ready"
         assert part.ready_with == [1]
 
     async def test_a_replica_that_waits_for_another_one_can_be_stopped(self, cluster: Cluster) -> None:
@@ -321,7 +322,7 @@ class TestReplica:
         await until(lambda: part.tries > 1, "it waits")
         (server,) = cluster._running
         server.stop()
-        await asyncio.wait({starting}, timeout=5)
+        await asyncio.wait({starting}, timeout=PATIENCE_S)
         assert starting.done()
 
     async def test_it_runs_where_user_code_runs(self, cluster: Cluster) -> None:

@@ -20,6 +20,7 @@ from pierhead.request import CURRENT, RequestContext
 from pierhead.server import ReplicaServer
 from pierhead.user_loop import UserLoop
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, address, echo, generate, know, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
@@ -122,7 +123,7 @@ async def served(cluster: Cluster) -> AsyncIterator[tuple[echo_pb2_grpc.EchoAsyn
         service, run_user_code_in_separate_thread=True, max_ongoing_requests=2, health_period_s=0.01
     )
     know(server)
-    yield handle(echo_pb2_grpc.EchoStub, "echo-child", timeout_s=5), service, server
+    yield handle(echo_pb2_grpc.EchoStub, "echo-child", timeout_s=PATIENCE_S), service, server
     service.release.set()
 
 
@@ -151,6 +152,7 @@ async def test_code_that_blocks_stops_neither_refusals_nor_health_answers(served
     stub, service, server = served
     calls = [asyncio.ensure_future(stub.Echo(echo("block"))) for _ in range(2)]
     await until(service.begun.is_set, "user code blocks its loop")
+    await until(lambda: server.readiness().ongoing == 2, "both calls have come")
     assert (await readyz(server))["ongoing"] == 2
     async with grpc.aio.insecure_channel(address(server)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -227,7 +229,7 @@ async def test_handles_work_there(cluster: Cluster) -> None:
     where = {"ECHO_CHILD": (address(behind),)}
     front = Threaded()
     server = await cluster.start(front, run_user_code_in_separate_thread=True, service="front", static=where)
-    onward = handle(echo_pb2_grpc.EchoStub, "echo-child", timeout_s=5)
+    onward = handle(echo_pb2_grpc.EchoStub, "echo-child", timeout_s=PATIENCE_S)
 
     async def call(request: echo_pb2.EchoRequest) -> echo_pb2.EchoReply:
         found: echo_pb2.EchoReply = await onward.Echo(echo("behind"))

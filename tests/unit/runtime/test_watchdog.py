@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 import time
@@ -204,7 +205,9 @@ class TestWatchdog:
             await echo_pb2_grpc.EchoStub(channel).Echo(echo())
         await until(lambda: "the event loop was blocked for" in caplog.text, "its end is told")
         began, ended = [record.getMessage() for record in caplog.records if record.name == "pierhead"][-2:]
-        assert began.startswith("the event loop has been blocked for 0.2")
+        so_far = re.match(r"the event loop has been blocked for ([\d.]+) s by ", began)
+        assert so_far is not None
+        assert float(so_far[1]) >= BLOCKED_S, "a busy machine looks later"
         assert f"{__file__}:" in began
         assert "wait_until_told (pierhead.echo.v1.Echo/Echo), and still is\n" in began
         assert "in Echo\n    block()" in began, "the stack is there"
@@ -246,7 +249,8 @@ class TestWatchdog:
 
         def count(self: Detector, look: Look) -> Finding | None:
             nonlocal looks
-            looks += 1
+            if looks or look.waits:  # the first looks may find the loop on its way there
+                looks += 1
             if looks > 3:
                 looked.set()
             return before(self, look)
@@ -258,7 +262,7 @@ class TestWatchdog:
 
         def note(*args: Any, **kwargs: Any) -> Any:
             nonlocal probes
-            probes += "_answer" in repr(args[0])
+            probes += looks > 0 and "_answer" in repr(args[0])
             return ring(*args, **kwargs)
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", note)

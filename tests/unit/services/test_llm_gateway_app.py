@@ -30,6 +30,7 @@ from services.llm.gateway.model_map import parse_models
 from services.llm.gateway.multipart import form_fields
 from services.llm.gateway.settings import GatewaySettings
 from tests.harness.ports import free_port
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, FakeDiscovery, until
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
 
@@ -170,7 +171,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(gateway: Stand, monkeypatc
 async def test_an_event_waits_for_no_other(gateway: Stand) -> None:
     async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
         first = event("The") + event(" capital")
-        assert await asyncio.wait_for(answer.content.readexactly(len(first)), 5) == first
+        assert await asyncio.wait_for(answer.content.readexactly(len(first)), PATIENCE_S) == first
         gateway.qwen.gate.set()
         assert first + await answer.read() == ALL
 
@@ -217,7 +218,7 @@ async def test_no_path_leads_out_of_the_api(gateway: Stand, path: str) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
     writer.close()
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert error_of(answer.partition(b"\r\n\r\n")[2])["code"] == "not_found"
@@ -388,7 +389,7 @@ async def test_a_model_whose_service_is_set_to_zero_is_refused_at_once(stand: St
     await stand.start()
     pool = Clients.current().pool("llm-away", Clients.current().settings.transport)
     pool.update(Listing([], absence=SwitchedOff("`make scale`")))
-    async with asyncio.timeout(5):  # whatever the request's own time, which is a minute
+    async with asyncio.timeout(PATIENCE_S):  # whatever the request's own time, which is a minute
         status, body, headers = await stand.post(CHAT, chat(model="away"))
     error = error_of(body)
     assert (status, error["code"], headers["Retry-After"]) == (503, "scaled_to_zero", "10")
@@ -399,7 +400,7 @@ async def test_a_model_whose_service_is_set_to_zero_is_refused_at_once(stand: St
 async def test_a_full_gateway_says_so_as_openai_would(stand: Stand) -> None:
     await stand.start(max_ongoing_requests=1)
     one = asyncio.create_task(stand.post(CHAT, chat(fake="wait")))
-    await asyncio.wait_for(stand.qwen.waiting.wait(), 5)
+    await asyncio.wait_for(stand.qwen.waiting.wait(), PATIENCE_S)
     status, body, headers = await stand.post(CHAT, chat())
     assert (status, error_of(body)["type"], headers["Retry-After"]) == (503, "server_error", "1")
     stand.qwen.gate.set()
@@ -427,7 +428,7 @@ async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str,
 async def test_a_stream_that_its_client_leaves_before_its_end_is_accounted(gateway: Stand) -> None:
     """The engine counts at the end; who never reads the end would have used nothing."""
     async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
-        await asyncio.wait_for(answer.content.readexactly(len(event("The"))), 5)
+        await asyncio.wait_for(answer.content.readexactly(len(event("The"))), PATIENCE_S)
     await until(lambda: bool(gateway.counted()), "it is counted")
     assert gateway.counted() == {("qwen", "llm-qwen", "", "499", ""): 1}
     assert gateway.metrics.tokens.values == {
@@ -445,9 +446,9 @@ async def test_what_was_refused_has_used_nothing(gateway: Stand) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_cancels_the_call(gateway: Stand, stream: bool) -> None:
     one = asyncio.create_task(gateway.post(CHAT, chat(stream=stream, fake="wait")))
-    await asyncio.wait_for(gateway.qwen.waiting.wait(), 5)
+    await asyncio.wait_for(gateway.qwen.waiting.wait(), PATIENCE_S)
     one.cancel()
-    await asyncio.wait_for(gateway.qwen.cancelled.wait(), 5)
+    await asyncio.wait_for(gateway.qwen.cancelled.wait(), PATIENCE_S)
     await until(lambda: ("qwen", "llm-qwen", "", "499", "") in gateway.counted(), "it is counted as left")
 
 
@@ -457,7 +458,7 @@ async def test_models(stand: Stand) -> None:
     async def ids() -> list[str]:
         return [entry["id"] for entry in (await stand.get("/v1/models"))[1]["data"]]
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while "qwen:support" not in await ids():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert await ids() == ["qwen", "qwen:support", "default", "big", "away"]
@@ -467,7 +468,7 @@ async def test_models(stand: Stand) -> None:
     status, told = await stand.get("/v1/models/qwen:other")
     assert (status, told["error"]["code"]) == (404, "model_not_found")
     stand.qwen.unavailable = "it says nothing any more"
-    async with asyncio.timeout(5):  # what a service said ten minutes ago is not known any more
+    async with asyncio.timeout(PATIENCE_S):  # what a service said ten minutes ago is not known any more
         while "qwen:support" in await ids():
             stand.now += 601
 
@@ -521,7 +522,7 @@ async def test_keys_and_scopes(stand: Stand, tmp_path: Path) -> None:
     assert stand.metrics.tokens.values[("qwen", "llm-qwen", "prompt", "b")] == 7
 
     keys_file(path, {"key": "three", "name": "c"})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await stand.post(CHAT, chat(), headers=bearer("three")))[0] != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert (await stand.post(CHAT, chat(), headers=bearer("two")))[0] == 401, "a key that is gone is nobody's"
@@ -581,7 +582,7 @@ async def test_a_prompt_that_its_client_gives_up_is_not_free(stand: Stand, tmp_p
     asked = chat(fake="wait", max_tokens=3000, messages=messages)
     if how == "leaves":
         one = asyncio.create_task(stand.post(CHAT, asked, headers=bearer("one")))
-        await asyncio.wait_for(stand.qwen.waiting.wait(), 5)
+        await asyncio.wait_for(stand.qwen.waiting.wait(), PATIENCE_S)
         one.cancel()
     else:
         await stand.post(CHAT, asked, headers={**bearer("one"), "x-request-timeout-seconds": "0.3"})
@@ -642,9 +643,9 @@ async def test_several_prompts_are_read_by_decode_alone(gateway: Stand) -> None:
 
 async def test_a_client_that_leaves_while_the_prompt_is_read(gateway: Stand) -> None:
     one = asyncio.create_task(gateway.post(CHAT, chat(model="big", fake="wait", stream=True)))
-    await asyncio.wait_for(gateway.prefill.waiting.wait(), 5)
+    await asyncio.wait_for(gateway.prefill.waiting.wait(), PATIENCE_S)
     one.cancel()
-    await asyncio.wait_for(gateway.prefill.cancelled.wait(), 5)
+    await asyncio.wait_for(gateway.prefill.cancelled.wait(), PATIENCE_S)
     await until(lambda: ("big", "llm-big", "", "499", "") in gateway.counted(), "it is counted as left")
     assert gateway.big.asked == []
 
@@ -723,7 +724,7 @@ async def test_a_replica_that_is_killed(cluster: Cluster, client: aiohttp.Client
     whole = asyncio.create_task(stand.post(CHAT, chat(fake="wait")))
     async with client.post(stand.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
         first = event("The") + event(" capital")
-        assert await asyncio.wait_for(answer.content.readexactly(len(first)), 5) == first
+        assert await asyncio.wait_for(answer.content.readexactly(len(first)), PATIENCE_S) == first
         process.kill()
         rest = await asyncio.wait_for(answer.read(), 10)
     ended = error_of(rest.removeprefix(b"data: "))

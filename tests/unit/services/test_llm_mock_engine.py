@@ -22,6 +22,8 @@ from services.llm.server.engines.mock_schedule import Pace, Schedule, Sequence, 
 from services.llm.server.engines.mock_schema import smallest, smallest_match
 from services.llm.server.errors import LLMRequestError
 
+pytestmark = pytest.mark.virtual_time
+
 # ---------------------------------------------------------------------------------------------------------- schedule
 
 
@@ -556,7 +558,7 @@ async def test_what_a_sink_does_not_take_is_read_and_nothing_overtakes_it() -> N
         if len(got) % 2:  # as one that waits for its reader
             async with asyncio.timeout(5):
                 while made(engine) == made_before and engine.load().running:  # noqa: ASYNC110 - no event tells
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0.0001)
         got.append(reply)
         replies.deliver(sink)
     assert handed > 3

@@ -23,6 +23,7 @@ from services.llm.server.engine import LLMEngine
 from services.llm.server.engines.mock_engine import MockEngine
 from services.llm.server.errors import EngineDiedError, EngineStalledError, LLMStartError, SourceNotFoundError
 from services.llm.server.service import LLMServer
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until
 
 pytestmark = EACH_TRANSPORT
@@ -146,7 +147,8 @@ def noted_deliveries(engine: MockEngine) -> list[LLMReply]:
     return handed
 
 
-async def test_a_caller_that_goes_aborts_in_the_engine(served: Served) -> None:
+async def test_a_caller_that_goes_aborts_in_the_engine(cluster: Cluster) -> None:
+    served = await start(cluster, config(tokens_per_s=50.0))
     call = served.stub.Chat(chat(stream=True, max_tokens=30_000), timeout=20)
     async for _ in call:
         break
@@ -175,7 +177,7 @@ async def test_a_caller_that_goes_while_its_request_waits_aborts_it(cluster: Clu
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b'{"messages": 7}', b""])
 async def test_bodies_that_are_wrong_leave_the_engine_alone(served: Served, raw: bytes) -> None:
-    (reply,) = [each async for each in served.stub.Chat(LLMRequest(body=raw, model="mock"), timeout=5)]
+    (reply,) = [each async for each in served.stub.Chat(LLMRequest(body=raw, model="mock"), timeout=PATIENCE_S)]
     assert reply.status == 400
     assert json.loads(reply.data)["error"]["type"] == "invalid_request_error"
     assert served.engine.load().tokens == 1
@@ -192,7 +194,7 @@ async def test_another_model_is_not_found(served: Served) -> None:
 async def test_without_a_model_in_the_request_the_body_names_it(served: Served) -> None:
     async def status(**body: Any) -> int:
         raw = json.dumps({"prompt": "Hi", "max_tokens": 1} | body).encode()
-        replies = [each async for each in served.stub.Completions(LLMRequest(body=raw), timeout=5)]
+        replies = [each async for each in served.stub.Completions(LLMRequest(body=raw), timeout=PATIENCE_S)]
         return replies[0].status
 
     assert await status(model="mock") == 200
@@ -224,13 +226,15 @@ async def test_every_method_reaches_its_part_of_the_engine(served: Served) -> No
         return json.loads(reply.data)
 
     stub = served.stub
-    assert (await body_of(stub.Completions(ask(prompt="Hi", max_tokens=2), timeout=5)))["object"] == "text_completion"
-    assert (await body_of(stub.Embeddings(ask(input="Hi"), timeout=5)))["data"][0]["object"] == "embedding"
-    assert (await body_of(stub.Score(ask(text_1="a", text_2="b"), timeout=5)))["data"][0]["object"] == "score"
-    tokens = (await body_of(stub.Tokenize(ask(prompt="Hi there"), timeout=5)))["tokens"]
-    assert (await body_of(stub.Detokenize(ask(tokens=tokens), timeout=5)))["prompt"] == "Hi there"
-    assert (await body_of(stub.PassThrough(ask(), timeout=5)))["error"]["message"].endswith("does not serve /x")
-    card = await stub.Describe(DescribeRequest(), timeout=5)
+    completion = await body_of(stub.Completions(ask(prompt="Hi", max_tokens=2), timeout=PATIENCE_S))
+    assert completion["object"] == "text_completion"
+    assert (await body_of(stub.Embeddings(ask(input="Hi"), timeout=PATIENCE_S)))["data"][0]["object"] == "embedding"
+    assert (await body_of(stub.Score(ask(text_1="a", text_2="b"), timeout=PATIENCE_S)))["data"][0]["object"] == "score"
+    tokens = (await body_of(stub.Tokenize(ask(prompt="Hi there"), timeout=PATIENCE_S)))["tokens"]
+    assert (await body_of(stub.Detokenize(ask(tokens=tokens), timeout=PATIENCE_S)))["prompt"] == "Hi there"
+    refused = await body_of(stub.PassThrough(ask(), timeout=PATIENCE_S))
+    assert refused["error"]["message"].endswith("does not serve /x")
+    card = await stub.Describe(DescribeRequest(), timeout=PATIENCE_S)
     assert (card.model_id, card.engine, card.max_model_len) == ("mock", "mock", 32_768)
     assert abs(card.created - time.time()) < 60
 
@@ -257,7 +261,7 @@ async def test_an_answer_that_is_closed_is_aborted_by_then(served: Served, metho
 async def test_an_answer_that_no_message_can_hold_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "LARGEST_REPLY", 1000)
     body = json.dumps({"model": "mock", "input": ["Hi"] * 100}).encode()
-    (reply,) = [each async for each in served.stub.Embeddings(LLMRequest(body=body, model="mock"), timeout=5)]
+    (reply,) = [each async for each in served.stub.Embeddings(LLMRequest(body=body, model="mock"), timeout=PATIENCE_S)]
     assert reply.status == 400
     error = json.loads(reply.data)["error"]
     assert error["code"] == "answer_too_large"
@@ -276,7 +280,7 @@ async def test_paths_that_are_not_for_clients_do_not_reach_the_engine(served: Se
     asked: list[str] = []
     served.engine.pass_through = lambda request: asked.append(request.path)  # type: ignore
     request = LLMRequest(body=b'{"lora_name": "x", "lora_path": "/etc"}', path=path, model="mock")
-    (reply,) = [each async for each in served.stub.PassThrough(request, timeout=5)]
+    (reply,) = [each async for each in served.stub.PassThrough(request, timeout=PATIENCE_S)]
     assert reply.status == 404
     assert asked == []
 
@@ -285,11 +289,11 @@ async def test_paths_that_are_not_for_clients_do_not_reach_the_engine(served: Se
 
 
 async def test_sleep_and_wake(served: Served) -> None:
-    await served.stub.Operate(Operation(sleep=Operation.Sleep(level=1)), timeout=5)
+    await served.stub.Operate(Operation(sleep=Operation.Sleep(level=1)), timeout=PATIENCE_S)
     with pytest.raises(Unavailable, match="the engine sleeps"):
         await served.chat()
     await served.server.check_health()
-    await served.stub.Operate(Operation(wake=Operation.Wake()), timeout=5)
+    await served.stub.Operate(Operation(wake=Operation.Wake()), timeout=PATIENCE_S)
     assert (await served.chat())[0].status == 200
 
 
@@ -301,7 +305,7 @@ async def test_an_engine_that_sleeps_is_left_alone_until_it_is_woken_up(cluster:
         setattr(served.engine, name, _noted(did, name, getattr(served.engine, name)))
 
     async def operate(**what: Any) -> None:
-        await served.stub.Operate(Operation(**what), timeout=5)
+        await served.stub.Operate(Operation(**what), timeout=PATIENCE_S)
 
     await operate(wake=Operation.Wake())
     assert did == [], "it does not sleep"
@@ -344,9 +348,9 @@ async def test_sleep_and_wake_take_turns(served: Served) -> None:
         did.append("wake")
 
     served.engine.sleep, served.engine.wake = slow, wake  # type: ignore[method-assign]
-    sleeping = asyncio.ensure_future(served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=5))
+    sleeping = asyncio.ensure_future(served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=PATIENCE_S))
     await half_asleep.wait()
-    waking = asyncio.ensure_future(served.stub.Operate(Operation(wake=Operation.Wake()), timeout=5))
+    waking = asyncio.ensure_future(served.stub.Operate(Operation(wake=Operation.Wake()), timeout=PATIENCE_S))
     await asyncio.wait([waking], timeout=0.05)
     assert did == []
     go_on.set()
@@ -357,11 +361,11 @@ async def test_sleep_and_wake_take_turns(served: Served) -> None:
 
 async def test_operations_that_cannot_be(served: Served) -> None:
     with pytest.raises(BadRequest, match=r"Operation\.sleep\.level: expected 1 or 2, found 7"):
-        await served.stub.Operate(Operation(sleep=Operation.Sleep(level=7)), timeout=5)
+        await served.stub.Operate(Operation(sleep=Operation.Sleep(level=7)), timeout=PATIENCE_S)
     with pytest.raises(BadRequest, match="expected one of its members, found none"):
-        await served.stub.Operate(Operation(), timeout=5)
+        await served.stub.Operate(Operation(), timeout=PATIENCE_S)
     with pytest.raises(BadRequest, match="this service has no adapters"):
-        await served.stub.Operate(Operation(load_adapter=Operation.LoadAdapter(adapter="a")), timeout=5)
+        await served.stub.Operate(Operation(load_adapter=Operation.LoadAdapter(adapter="a")), timeout=PATIENCE_S)
 
 
 async def test_reset_prefix_cache(served: Served) -> None:
@@ -369,7 +373,7 @@ async def test_reset_prefix_cache(served: Served) -> None:
     await served.chat(messages=long)
     assert (await served.chat(messages=long))[0].usage.cached_tokens > 100
     reset = Operation(reset_prefix_cache=Operation.ResetPrefixCache())
-    await served.stub.Operate(reset, timeout=5)
+    await served.stub.Operate(reset, timeout=PATIENCE_S)
     assert (await served.chat(messages=long))[0].usage.cached_tokens == 0
 
 
@@ -391,7 +395,7 @@ async def test_an_adapter_is_loaded_when_it_is_asked_for(cluster: Cluster, loras
     served = await start(cluster, config(lora(loras)))
     reply = (await served.chat("mock:french"))[0]
     assert json.loads(reply.data)["model"] == "mock:french"
-    card = await served.stub.Describe(DescribeRequest(), timeout=5)
+    card = await served.stub.Describe(DescribeRequest(), timeout=PATIENCE_S)
     assert list(card.adapters) == ["french", "german", "latin"]
     (reply,) = await served.chat("mock:klingon")
     assert reply.status == 404
@@ -419,17 +423,17 @@ async def test_user_config_reconciles_the_adapters(cluster: Cluster, loras: Path
 
 async def test_adapters_are_operated(cluster: Cluster, loras: Path) -> None:
     served = await start(cluster, config(lora(loras)))
-    await served.stub.Operate(Operation(load_adapter=Operation.LoadAdapter(adapter="german")), timeout=5)
+    await served.stub.Operate(Operation(load_adapter=Operation.LoadAdapter(adapter="german")), timeout=PATIENCE_S)
     assert list(served.engine.describe().adapters) == ["german"]
     call = served.stub.Chat(chat("mock:german", stream=True, max_tokens=30_000), timeout=20)
     async for _ in call:
         break
     unload = Operation(unload_adapter=Operation.UnloadAdapter(adapter="german"))
     with pytest.raises(BadRequest, match='the adapter "german" is in use'):
-        await served.stub.Operate(unload, timeout=5)
+        await served.stub.Operate(unload, timeout=PATIENCE_S)
     call.cancel()
     await until(lambda: served.engine.load().running == 0, "nobody uses it")
-    await served.stub.Operate(unload, timeout=5)
+    await served.stub.Operate(unload, timeout=PATIENCE_S)
     assert list(served.engine.describe().adapters) == []
 
 
@@ -493,7 +497,7 @@ async def test_an_engine_that_makes_no_tokens_is_ill(cluster: Cluster) -> None:
             await asyncio.sleep(0.01)
 
     with pytest.raises(EngineStalledError, match="1 requests running and 0 waiting: it hangs and is to be replaced"):
-        await asyncio.wait_for(ill(), 5)
+        await asyncio.wait_for(ill(), PATIENCE_S)
     call.cancel()
     await asyncio.wait([call])
 
@@ -522,7 +526,7 @@ async def test_an_engine_that_dies_under_a_request_is_asked_how_it_is_at_once(cl
 
 async def test_an_engine_that_dies_in_its_sleep_is_noticed(cluster: Cluster) -> None:
     served = await start(cluster, config(ill="a GPU fell off the bus"))
-    await served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=5)
+    await served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=PATIENCE_S)
     with pytest.raises(RuntimeError, match="a GPU fell off the bus"):
         await served.server.check_health()
 
@@ -542,12 +546,12 @@ async def test_a_sleep_is_no_stall(cluster: Cluster) -> None:
     call = asyncio.ensure_future(served.chat(stream=True, max_tokens=30_000))
     await until(lambda: served.engine.load().running == 1, "it runs")
     await served.server.check_health()
-    await served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=5)
+    await served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=PATIENCE_S)
     await served.server.check_health()
     until_then = time.monotonic() + 0.35
     await until(lambda: time.monotonic() > until_then, "it sleeps for longer than the stall timeout")
     await served.server.check_health()
-    await served.stub.Operate(Operation(wake=Operation.Wake()), timeout=5)
+    await served.stub.Operate(Operation(wake=Operation.Wake()), timeout=PATIENCE_S)
     await served.server.check_health()
     call.cancel()
     await asyncio.wait([call])

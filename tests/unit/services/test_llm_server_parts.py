@@ -28,6 +28,7 @@ from services.llm.server.registry import ENGINES, engine_class
 from services.llm.server.settings import ServerSettings
 from services.llm.server.watchdog import TokenWatchdog
 from tests.harness.ports import free_port
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import until
 
 # ------------------------------------------------------------------------------------------------------------ engines
@@ -246,14 +247,15 @@ async def test_a_download_that_nobody_waits_for_is_joined_and_there_are_not_many
 
     def fetch(source: str, cache: Path, report: Any) -> Path:
         asked.append(source)
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE_S)
         return tmp_path
 
     adapters = await some_adapters("s3://bucket/loras", 1, fetch=fetch)
 
     async def ask_and_leave(name: str) -> None:
         asking = asyncio.ensure_future(adapters.load(name))
-        await asyncio.wait([asking], timeout=0.02)
+        await until(lambda: bool(adapters._loaded._library.shelf.entries), "it is to be loaded")
+        await until(lambda: f"s3://bucket/loras/{name}" in asked, "it is being fetched")
         asking.cancel()
         await asyncio.wait([asking])
         await until(lambda: not adapters._loaded._library.shelf.entries, "it is not to be loaded any more")
@@ -313,7 +315,7 @@ async def test_one_that_is_taken_out_and_pinned_at_a_time_can_go_afterwards(lora
         await taking_out
     await asyncio.gather(asking, pinning)
     await adapters.keep([])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await adapters.load("b")
     assert adapters.held == ("b",)
 

@@ -15,6 +15,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
 from services.echo.child import Echo
 from services.echo.ingress import make_app
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, know, until
 
 
@@ -114,7 +115,7 @@ async def test_the_first_chunk_comes_before_the_others_exist(cluster: Cluster, c
     child = StalledEcho()
     base_url = await ingress_to(cluster, child)
     async with client.get(f"{base_url}/echo/stream?message=hi&num_tokens=2") as answer:
-        event = await asyncio.wait_for(answer.content.readuntil(b"\n\n"), timeout=5)
+        event = await asyncio.wait_for(answer.content.readuntil(b"\n\n"), timeout=PATIENCE_S)
         assert b"only one" in event
         assert not child.cancelled
         answer.close()
@@ -149,4 +150,4 @@ async def test_a_socket_echoes_message_by_message(base_url: str, client: aiohttp
     async with client.ws_connect(f"{base_url}/echo/socket") as socket:
         for message in ("hi", "", "grüezi"):
             await socket.send_str(message)
-            assert await socket.receive_str(timeout=5) == f"Echo: {message}"
+            assert await socket.receive_str(timeout=PATIENCE_S) == f"Echo: {message}"
