@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PROBE_LABEL = "pierhead.probe"
+PROBE_LABEL, PROBE_VALUE = "pierhead.probe", "gpu"
 _INFO_PERIOD_S = 30.0
 # Asking takes a container and seconds in which nothing else is observed; a GPU that comes without CDI waits this long.
 _PROBE_PERIOD_S = 3600.0
@@ -212,7 +212,7 @@ class GpuDiscovery:
             "Entrypoint": ["sh", "-c", COMMAND],
             "Cmd": [],
             "Env": environment,
-            "Labels": {PROBE_LABEL: "gpu"},
+            "Labels": {PROBE_LABEL: PROBE_VALUE},
             "HostConfig": host,
         }
 
@@ -237,7 +237,7 @@ class GpuDiscovery:
         On a GPU that is ill `nvidia-smi` may hang so that no signal ends it. Raises what docker-py raises where one of
         before cannot be removed: another one would hang as well, and with each try there would be one more.
         """
-        for left in self._client.containers(all=True, filters={"label": f"{PROBE_LABEL}=gpu"}):
+        for left in self._client.containers(all=True, filters={"label": f"{PROBE_LABEL}={PROBE_VALUE}"}):
             if left["Id"] != self._last_probe and self._clock() - left.get("Created", 0) < _PROBE_ABANDONED_S:
                 continue
             with contextlib.suppress(docker.errors.NotFound):  # it went by itself meanwhile
