@@ -343,7 +343,7 @@ class StubClient:
         self.calls.append("info")
         return self.answers
 
-    def containers(self, **_: object) -> list[dict[str, Any]]:
+    def containers(self, filters: dict[str, Any], **_: object) -> list[dict[str, Any]]:
         return [{"Id": "left-behind", "Created": NOW - 600}, {"Id": "another-stacks", "Created": NOW - 1}]
 
     def create_container_from_config(self, body: dict[str, Any]) -> dict[str, str]:
