@@ -446,7 +446,8 @@ class HttpProbe:
             raise ReplicaError(f"{url} does not answer: {why}; it is tried again") from error
         report = _config_report(said.get("user_config"))
         if response.status != 200 or report is None:
-            raise ReplicaError(f"{url} refused it with {response.status}: {said.get('error') or 'no reason is given'}")
+            why = one_line(str(said.get("error") or "no reason is given"))
+            raise ReplicaError(f"{url} refused it with {response.status}: {why}")
         return report
 
 
@@ -496,7 +497,7 @@ def _config_report(value: object) -> UserConfigReport | None:
     wanted, applied, error = value.get("wanted"), value.get("applied"), value.get("error")
     if not (isinstance(wanted, str) and isinstance(applied, str) and isinstance(error, str)):
         return None
-    return UserConfigReport(wanted, applied, error)
+    return UserConfigReport(storable(wanted), storable(applied), one_line(error))
 
 
 def _published(numbers: object, version: object) -> PublishedStats:

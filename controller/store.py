@@ -438,7 +438,7 @@ class Store:
             return _connect(self._path)
         except sqlite3.OperationalError:
             raise  # not to be opened or written: another file would fare no better
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):  # the latter is how Python quotes SQLite on a bad byte
             self._set_aside = self._path.with_name(f"{FILE_NAME}.damaged-{int(clock())}")
             for suffix in ("", "-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):  # SQLite makes the two side files only when it needs them
@@ -453,6 +453,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     """
     # Autocommit: each statement is a transaction of its own.
     db = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
+    db.text_factory = _text
     try:
         _refuse_later(db, path)
         _prepare(db)
@@ -493,6 +494,22 @@ def _prepare(db: sqlite3.Connection) -> None:
         version += 1
     if version != SCHEMA_VERSION:
         raise sqlite3.DatabaseError(f"schema version {version}, this controller knows {SCHEMA_VERSION}")
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(SCHEMA)
+        if _columns(db) != _columns(fresh):  # a check of SQLite's own does not see it, and nothing could be read
+            raise sqlite3.DatabaseError("its tables are not those of this controller")
+
+
+def _text(raw: bytes) -> str:
+    """A text of the file. SQLite does not see a byte that is none of UTF-8; it costs no more than itself."""
+    return raw.decode(errors="backslashreplace")
+
+
+def _columns(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Every table with each of its columns."""
+    return sorted(
+        db.execute("SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'")
+    )
 
 
 def _tables(db: sqlite3.Connection) -> Iterator[str]:

@@ -92,12 +92,15 @@ class Client:
         request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - checked above
         try:
             with self._opener.open(request, timeout=timeout_s) as response:
-                return json.load(response)
+                document = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
                 raise _refusal(error.code, error.read(), is_passing="Retry-After" in error.headers) from None
         except ValueError as error:
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is not JSON") from error
+        if not isinstance(document, dict):  # as every document of the API's that a command asks for
+            raise CommandError(f"{self._url} is not Pierhead's API: its answer is no JSON object")
+        return document
 
 
 def is_address(url: str) -> bool:

@@ -20,15 +20,17 @@ _MARKS = {"ok": "ok     ", "failed": "FAILED ", "warning": "warning"}
 
 
 def since_time(text: str, now: float) -> float:
-    """Return the unix time that `--since` means: "10m", "2h30m", "90" (seconds ago), or a local date and time.
+    """Return the unix time that `--since` means: "10m", "2h30m", "90" (seconds ago), or a local date and time. 0 for
+    what was before that.
 
     Raises BadInput.
     """
     match = _DURATION.fullmatch(text) if len(text) < 20 else None
     if match and any(match.groups()):
-        return now - sum(int(digits) * unit for digits, unit in zip(match.groups(), _UNITS_S, strict=True) if digits)
+        ago_s = sum(int(digits) * unit for digits, unit in zip(match.groups(), _UNITS_S, strict=True) if digits)
+        return max(now - ago_s, 0.0)
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return max(datetime.fromisoformat(text).timestamp(), 0.0)
     except (ValueError, OverflowError, OSError):
         raise BadInput(
             f"--since: expected a time ago such as 10m or 2h30m, or a time such as 2026-01-31T18:00, found {text!r}"

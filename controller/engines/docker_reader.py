@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 
 from controller.engines.base import EngineState
-from controller.engines.gpu_discovery import PROBE_LABEL, GpuDiscovery
+from controller.engines.gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
 from controller.engines.gpus import foreign_holders, requested_gpus
 from controller.model import ContainerState, GpuSlot, ReplicaContainer, StrayContainer
 
@@ -261,7 +261,8 @@ class EngineReader:
         requests: dict[str, frozenset[str]] = {}
         names: dict[str, frozenset[str]] = {}
         for summary in summaries:
-            if not _is_up(summary) or PROBE_LABEL in (summary.get("Labels") or {}):
+            # The value counts, too: replicas have a label of that name, those of other stacks as well.
+            if not _is_up(summary) or (summary.get("Labels") or {}).get(PROBE_LABEL) == PROBE_VALUE:
                 continue
             container_id = summary["Id"]
             wanted = self._requests.get(container_id)

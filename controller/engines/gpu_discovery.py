@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PROBE_LABEL = "pierhead.probe"
+PROBE_LABEL, PROBE_VALUE = "pierhead.probe", "gpu"
 _INFO_PERIOD_S = 30.0
 # Asking takes a container and seconds in which nothing else is observed; a GPU that comes without CDI waits this long.
 _PROBE_PERIOD_S = 3600.0
@@ -124,6 +124,8 @@ class GpuDiscovery:
         self._report: tuple[SmiDevice, ...] = ()
         self._probe_due = float("-inf")
         self._probing = threading.Lock()
+        self._last_probe = ""
+        """The container of the last one; mostly gone since."""
         self._warned: dict[str, None] = {}
 
     def inventory(self) -> GpuInventory:
@@ -210,13 +212,14 @@ class GpuDiscovery:
             "Entrypoint": ["sh", "-c", COMMAND],
             "Cmd": [],
             "Env": environment,
-            "Labels": {PROBE_LABEL: "gpu"},
+            "Labels": {PROBE_LABEL: PROBE_VALUE},
             "HostConfig": host,
         }
 
     def _run_probe(self, body: Mapping[str, Any]) -> str:
         self._remove_old_probes()
         container = self._client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
+        self._last_probe = container
         try:
             self._client.start(container)
             code = self._client.wait(container, timeout=_PROBE_TIMEOUT_S)["StatusCode"]
@@ -229,10 +232,13 @@ class GpuDiscovery:
         return str(output)
 
     def _remove_old_probes(self) -> None:
-        """A controller killed between create and remove leaves its probe behind. A young one may be another stack's."""
-        ended = {"label": f"{PROBE_LABEL}=gpu", "status": ["created", "exited", "dead"]}
-        for left in self._client.containers(all=True, filters=ended):
-            if self._clock() - left.get("Created", 0) < _PROBE_ABANDONED_S:
+        """A controller killed between create and remove leaves its probe behind. A young one may be another stack's.
+
+        On a GPU that is ill `nvidia-smi` may hang so that no signal ends it. Raises what docker-py raises where one of
+        before cannot be removed: another one would hang as well, and with each try there would be one more.
+        """
+        for left in self._client.containers(all=True, filters={"label": f"{PROBE_LABEL}={PROBE_VALUE}"}):
+            if left["Id"] != self._last_probe and self._clock() - left.get("Created", 0) < _PROBE_ABANDONED_S:
                 continue
             with contextlib.suppress(docker.errors.NotFound):  # it went by itself meanwhile
                 self._client.remove_container(left["Id"], force=True, v=True)

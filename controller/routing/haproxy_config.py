@@ -33,7 +33,8 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 BACKEND_PREFIX = backend_name("")
 
 _SERVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62})")
-_SERVER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]{0,253})")
+# All that HAProxy takes: one that somebody added by hand must not be in the way of what stands beside it.
+_SERVER = re.compile(r"[A-Za-z0-9_.:-]+")
 _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")

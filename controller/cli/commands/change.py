@@ -44,16 +44,23 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def mark(uuid: Uuid, reason: str) -> None:
+def mark(uuid: Uuid, reason: str, output: Output = "text") -> None:
     """Place no replica on a GPU any more, because of what REASON says; those that are there stay."""
-    Client.from_environment().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": reason})
-    out.say(f"no replica is placed on GPU {uuid} until `pierhead unmark {uuid}`")
+    _mark(uuid, reason, f"no replica is placed on GPU {uuid} until `pierhead unmark {uuid}`", output)
 
 
-def unmark(uuid: Uuid) -> None:
+def unmark(uuid: Uuid, output: Output = "text") -> None:
     """Use a GPU again that the controller, or somebody, found faulty."""
-    Client.from_environment().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": None})
-    out.say(f"GPU {uuid} is used again")
+    _mark(uuid, None, f"GPU {uuid} is used again", output)
+
+
+def _mark(uuid: str, fault: str | None, words: str, output: str) -> None:
+    as_json = out.is_json(output)
+    told = Client.from_environment().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": fault})
+    if as_json:
+        out.print_json(told)
+    else:
+        out.say(words)
 
 
 def scale(

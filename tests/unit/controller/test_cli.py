@@ -496,6 +496,10 @@ async def test_a_gpu_is_taken_out_of_use_and_back(control: Control) -> None:
         done = await pierhead("status")
         assert "not used: Xid 79 in the kernel's log" in done.out
         assert (await pierhead("unmark", "GPU-1")).code == 0
+        done = await pierhead("mark", "GPU-0", "loud  fan", "-o", "json")
+        assert (done.code, json.loads(done.out)) == (0, {"gpu": "GPU-0", "fault": "loud fan"})
+        done = await pierhead("unmark", "GPU-0", "-o", "json")
+        assert (done.code, json.loads(done.out)) == (0, {"gpu": "GPU-0", "fault": None})
         done = await pierhead("unmark", "GPU-1")
         assert (done.code, "GPU GPU-1 has no mark; with one: none" in done.err) == (2, True)
         done = await pierhead("mark", "GPU-7", "loud fan")

@@ -65,6 +65,11 @@ def test_a_time_ago(text: str, ago_s: int) -> None:
     assert since_time(text, AT) == AT - ago_s
 
 
+@pytest.mark.parametrize("text", ["30000d", "99999999999999999d", "1960-01-01"])
+def test_before_all_times_is_from_the_first_one_on(text: str) -> None:
+    assert since_time(text, AT) == 0, "the API takes no time before"
+
+
 def test_a_time_of_day_is_local() -> None:
     assert since_time("2026-01-31T18:00", AT) == datetime(2026, 1, 31, 18).timestamp()  # noqa: DTZ001 - local is meant
 

@@ -21,15 +21,17 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from docker import APIClient
 
+from controller.container import create_body
 from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
 from controller.engines.docker import DockerEngine, _end_of
 from controller.engines.docker_events import EventQueue, EventReader
 from controller.engines.docker_socket import is_orphaned
-from controller.engines.gpu_discovery import GpuSources
+from controller.engines.gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuSources
 from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model import (
     ContainerState,
     CreateContainer,
+    Gpu,
     GpuSlot,
     ProbeSpec,
     PullImage,
@@ -281,6 +283,20 @@ async def test_what_a_replica_has_of_the_gpus(
     async with engine(daemon) as docker:
         (found,) = (await docker.observe("shop", ["ranker"], [])).containers
     assert (found.gpus, found.gpu_slot) == (gpus, slot), "an amount that cannot be read is all of it"
+
+
+async def test_a_replica_of_another_project_holds_its_gpu(daemon: Daemon) -> None:
+    """Its labels are a replica's own, as any stack on this machine writes them."""
+    made = create_body(SPEC, "lab-web-1", "1a2b3c4d", 1, (Gpu("GPU-0"),), "lab", "nvidia.com/gpu", "node")
+    daemon.answers["GET /info"] = (200, {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=GPU-0"}]})
+    probe = summary("p1", Names=["/probe"], Labels={PROBE_LABEL: PROBE_VALUE})
+    theirs = summary("c1", Names=["/lab-web-1"], Labels=made["Labels"])
+    daemon.answers["GET /containers/json"] = (200, [theirs, probe])
+    for container_id in ("c1", "p1"):
+        daemon.answers[f"GET /containers/{container_id}/json"] = (200, inspected() | {"HostConfig": made["HostConfig"]})
+    async with engine(daemon) as docker:
+        state = await docker.observe("shop", ["ranker"], [])
+    assert (state.containers, state.foreign_gpu_holders) == ((), {"GPU-0": "lab-web-1"})
 
 
 @pytest.mark.parametrize(("running", "state"), [(True, ContainerState.RUNNING), (False, ContainerState.EXITED)])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 import pytest
 import requests
 import yaml
@@ -342,7 +343,7 @@ class StubClient:
         self.calls.append("info")
         return self.answers
 
-    def containers(self, **_: object) -> list[dict[str, Any]]:
+    def containers(self, filters: dict[str, Any], **_: object) -> list[dict[str, Any]]:
         return [{"Id": "left-behind", "Created": NOW - 600}, {"Id": "another-stacks", "Created": NOW - 1}]
 
     def create_container_from_config(self, body: dict[str, Any]) -> dict[str, str]:
@@ -366,6 +367,36 @@ class StubClient:
         assert force
         assert v
         self.calls.append(f"remove {container_id}")
+
+
+class HangingClient(StubClient):
+    """An engine on which `nvidia-smi` never ends, nor by SIGKILL: what it does to a GPU that has fallen off its bus."""
+
+    def __init__(self, info: dict[str, Any], smi: str) -> None:
+        super().__init__(info, smi)
+        self.hangs = True
+        self.running: dict[str, float] = {}
+
+    def containers(self, filters: dict[str, Any], **_: object) -> list[dict[str, Any]]:
+        if "running" not in filters.get("status", ["running"]):
+            return []
+        return [{"Id": container_id, "Created": created} for container_id, created in self.running.items()]
+
+    def create_container_from_config(self, body: dict[str, Any]) -> dict[str, str]:
+        super().create_container_from_config(body)
+        self.running[f"probe-{len(self.bodies)}"] = NOW
+        return {"Id": f"probe-{len(self.bodies)}"}
+
+    def wait(self, container_id: str, timeout: int) -> dict[str, int]:
+        if self.hangs:
+            raise requests.ReadTimeout("slow")
+        return super().wait(container_id, timeout)
+
+    def remove_container(self, container_id: str, force: bool, v: bool) -> None:
+        super().remove_container(container_id, force, v)
+        if self.hangs:
+            raise docker.errors.APIError("did not receive an exit event")
+        self.running.pop(container_id)
 
 
 class TestDiscovery:
@@ -426,6 +457,26 @@ class TestDiscovery:
         client.smi = printed((A, "NVIDIA L4", "23034 MiB", "1 MiB"))
         self.now += 61
         assert uuids(discovery.inventory()) == [A]
+
+    def test_a_probe_that_cannot_be_ended_is_the_only_one(self) -> None:
+        """Each would else leave another container that nothing ends, for as long as the GPU is ill."""
+        text = printed((A, "NVIDIA L4", "23034 MiB", "7 MiB"))
+        client = HangingClient({"DiscoveredDevices": [{"Source": "cdi", "ID": f"{KIND}={A}"}]}, smi=text)
+        discovery = self.discover(client)
+        discovery.inventory()
+        for _ in range(3):
+            with pytest.raises(docker.errors.APIError, match="exit event"):
+                discovery.used_memory()
+        assert list(client.running) == ["probe-1"]
+        client.running["probe-1"] = NOW - 600
+        after_a_restart = self.discover(client)
+        after_a_restart.inventory()
+        with pytest.raises(docker.errors.APIError, match="exit event"):
+            after_a_restart.used_memory()
+        assert list(client.running) == ["probe-1"]
+        client.hangs = False
+        assert discovery.used_memory() == {A: 7 * MIB}
+        assert client.running == {}
 
     def test_no_gpu_costs_one_info_each_half_minute(self) -> None:
         client = StubClient({"Runtimes": {"runc": {}}})

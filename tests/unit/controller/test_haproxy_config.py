@@ -218,6 +218,13 @@ def test_names_of_servers_and_backends_are_single_words(text: str) -> None:
             check(text)
 
 
+@pytest.mark.parametrize("name", ["_canary", "-1", ".hidden", "a:b", "x" * 300])
+def test_a_server_that_somebody_added_by_hand_keeps_nobody_from_other_routes(name: str) -> None:
+    """It is deleted, and until then it stands in the file: HAProxy takes each of these names."""
+    text = config.with_servers(config.render([WEB]), [ServerLine("svc_web", name, "10.0.0.9:80", 1)])
+    assert section(text, "backend svc_web")[-1].startswith(f"server {name} 10.0.0.9:80 id 1 ")
+
+
 @pytest.mark.parametrize(
     "address", ["web:80", "10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536", ":80", "10.0.0.1:8 0", "::1", ""]
 )

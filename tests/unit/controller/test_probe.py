@@ -14,6 +14,7 @@ from aiohttp.test_utils import unused_port
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.errors import ReplicaError
 from controller.model import ContainerState, Health, ProbeSpec, PublishedStats, ReplicaContainer, UserConfigReport
 from controller.phases import Phase, phase_of
 from controller.probe import EAGER_S, PATIENT_S, RETIRING_S, HttpProbe, Judge, Prober, Reading, Subject
@@ -134,6 +135,7 @@ async def listening(answer: Answer) -> AsyncIterator[Subject]:
     """A replica on 127.0.0.1 that answers like that."""
     app = web.Application()
     app.router.add_get("/readyz", answer)
+    app.router.add_put("/user-config", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     port = unused_port()
@@ -197,7 +199,8 @@ async def test_a_starting_one_says_why() -> None:
 
 async def test_a_replica_s_words_are_one_line_that_can_be_kept() -> None:
     async def answer(request: web.Request) -> web.Response:
-        report = {"detail": "reading\n  caf\udce9.bin\x1b[0m", "waiting": {"r\udce9": 1}}
+        config = {"wanted": "a\udce9", "applied": "b\udce9", "error": "no such file:\n  caf\udce9.bin"}
+        report = {"detail": "reading\n  caf\udce9.bin\x1b[0m", "waiting": {"r\udce9": 1}, "user_config": config}
         return web.json_response(report, status=503)
 
     async with listening(answer) as target:
@@ -205,6 +208,20 @@ async def test_a_replica_s_words_are_one_line_that_can_be_kept() -> None:
         assert reading.told == "reading caf\\udce9.bin [0m"
         assert reading.detail == f"503 from :{target.spec.port}/readyz: {reading.told}"
         assert reading.waiting == {"r\\udce9": 1}
+        assert reading.user_config == UserConfigReport("a\\udce9", "b\\udce9", "no such file: caf\\udce9.bin")
+
+
+async def test_why_a_user_config_is_refused_is_one_line_that_can_be_shown() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": "no such file:\n  caf\udce9.bin"}, status=400)
+
+    async with listening(refuse) as target:
+        probe = HttpProbe()
+        try:
+            with pytest.raises(ReplicaError, match=r"refused it with 400: no such file: caf\\udce9\.bin$"):
+                await probe.give(f"127.0.0.1:{target.spec.port}", "{}")
+        finally:
+            await probe.close()
 
 
 async def test_a_draining_one_is_seen() -> None:

@@ -180,6 +180,27 @@ def test_damage_in_the_middle_is_found(tmp_path: Path) -> None:
     assert Store(tmp_path).set_aside is not None
 
 
+def test_one_bad_byte_in_a_text_costs_that_byte(tmp_path: Path) -> None:
+    """SQLite sees no damage in it: what it keeps of texts it does not read."""
+    store = Store(tmp_path)
+    store.set_override("web", Override(4, 2))
+    store.append_event(event("a replica is ready"))
+    store.close()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes().replace(b"a replica is ready", b"a replica is \xffeady"))
+    found = Store(tmp_path)
+    assert (found.set_aside, dict(found.overrides)) == (None, {"web": Override(4, 2)})
+    assert [stored.event.message for stored in found.events()] == ["a replica is \\xffeady"]
+
+
+@pytest.mark.parametrize("damage", [b"fai\xffed INTEGER", b"fooled INTEGER", b"fai)ed INT\xffGER"])
+def test_a_damaged_definition_of_a_table_is_found(tmp_path: Path, damage: bytes) -> None:
+    Store(tmp_path).close()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes().replace(b"failed INTEGER", damage))
+    assert Store(tmp_path).set_aside is not None
+
+
 FIRST_VERSION = """
 DROP TABLE autoscaled; DROP TABLE rollouts; DROP TABLE revisions; DROP TABLE failures; DROP TABLE clock;
 DROP TABLE gpu_faults;
