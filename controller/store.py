@@ -496,8 +496,8 @@ def _prepare(db: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"schema version {version}, this controller knows {SCHEMA_VERSION}")
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
         fresh.executescript(SCHEMA)
-        if _columns(db) != _columns(fresh):  # a check of SQLite's own does not see it, and nothing could be read
-            raise sqlite3.DatabaseError("its tables are not those of this controller")
+        if missing := _columns(fresh) - _columns(db):  # a check of SQLite's own does not see it
+            raise sqlite3.DatabaseError(f"its tables lack {', '.join(sorted(missing))}")
 
 
 def _text(raw: bytes) -> str:
@@ -505,11 +505,10 @@ def _text(raw: bytes) -> str:
     return raw.decode(errors="backslashreplace")
 
 
-def _columns(db: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Every table with each of its columns."""
-    return sorted(
-        db.execute("SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'")
-    )
+def _columns(db: sqlite3.Connection) -> set[str]:
+    """Every column of every table."""
+    asked = "SELECT m.name || '.' || c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
+    return {name for (name,) in db.execute(asked)}
 
 
 def _tables(db: sqlite3.Connection) -> Iterator[str]:

@@ -234,6 +234,13 @@ async def test_four_replicas_have_four_devices(machine: Machine) -> None:
     assert state.foreign_gpu_holders == {}
 
 
+async def test_replicas_of_another_stack_hold_their_devices(machine: Machine) -> None:
+    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+    name = await machine.run(1, gpus[1], gpus[3])
+    seen = await machine.engine.observe(f"{machine.project}-other", ["ranker"], [])
+    assert (seen.containers, seen.foreign_gpu_holders) == ((), {gpus[1].uuid: name, gpus[3].uuid: name})
+
+
 async def test_two_devices_for_one_replica(machine: Machine) -> None:
     gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
     name = await machine.run(1, gpus[1], gpus[3])
