@@ -731,7 +731,7 @@ class BeginRetirement(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalContainer(Action):
-    """Send SIGTERM (recorded as the start of STOPPING) or SIGKILL."""
+    """Send SIGTERM (recorded as the start of STOPPING; the container's own stop signal in its place) or SIGKILL."""
 
     container_id: str
     signal: Literal["SIGTERM", "SIGKILL"]

@@ -247,11 +247,19 @@ class DockerEngine:
 
     def _signal(self, action: SignalContainer) -> None:
         try:
-            self._client.kill(action.container_id, action.signal)
+            signal = self._stop_signal(action.container_id) if action.signal == "SIGTERM" else action.signal
+            self._client.kill(action.container_id, signal)
         except docker.errors.APIError as error:
             # 404: gone; 409: not running. Either way nobody is left to signal.
             if error.response is None or error.response.status_code not in (404, 409):
                 raise
+
+    def _stop_signal(self, container_id: str) -> str:
+        """What asks this container to end, as `docker stop` would: stop_signal, else its image's, else SIGTERM.
+
+        A program that listens to another signal ignores SIGTERM as a container's first process, or ends at once.
+        """
+        return str(self._client.inspect_container(container_id)["Config"].get("StopSignal") or "SIGTERM")
 
     def _remove(self, action: RemoveContainer) -> None:
         try:

@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -402,7 +402,34 @@ async def test_a_removal_under_way_is_done(daemon: Daemon) -> None:
         await docker.perform(RemoveContainer(target="r", container_id="c1"), "shop", None)
 
 
+@pytest.mark.parametrize(
+    ("signal", "config", "sent"),
+    [
+        ("SIGTERM", {"StopSignal": "SIGQUIT"}, "SIGQUIT"),
+        ("SIGTERM", {"StopSignal": ""}, "SIGTERM"),
+        ("SIGTERM", {}, "SIGTERM"),
+        ("SIGKILL", {"StopSignal": "SIGQUIT"}, "SIGKILL"),
+    ],
+)
+async def test_a_replica_is_asked_to_end_by_the_signal_that_it_listens_to(
+    daemon: Daemon, signal: Literal["SIGTERM", "SIGKILL"], config: dict[str, str], sent: str
+) -> None:
+    daemon.answers["GET /containers/c1/json"] = (200, {"Config": config})
+    daemon.answers["POST /containers/c1/kill"] = (204, None)
+    async with engine(daemon) as docker:
+        await docker.perform(SignalContainer(target="r", container_id="c1", signal=signal), "shop", None)
+    assert daemon.calls[-1] == "POST /containers/c1/kill"
+    assert daemon.bodies[-1] == {"signal": [sent]}
+
+
+async def test_a_replica_that_is_gone_needs_no_signal(daemon: Daemon) -> None:
+    async with engine(daemon) as docker:
+        await docker.perform(SignalContainer(target="r", container_id="c1", signal="SIGTERM"), "shop", None)
+    assert "POST /containers/c1/kill" not in daemon.calls
+
+
 async def test_a_signal_that_the_engine_cannot_send_is_an_error(daemon: Daemon) -> None:
+    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {}})
     daemon.answers["POST /containers/c1/kill"] = (500, {"message": "tried to kill container, but did not receive"})
     async with engine(daemon) as docker:
         with pytest.raises(EngineError, match="SIGTERM to replica r failed"):
