@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 
 from controller.engines.base import ClusterEngine
-from controller.errors import ControllerError
+from controller.errors import ControllerError, EngineError, EngineSocketGone
 from controller.model import Action, RemoveContainer, ReplicaContainer, SignalContainer
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ async def _haproxy_goes(engine: ClusterEngine, project: str, limit_s: float) -> 
 
 
 async def remove_replicas(engine: ClusterEngine, project: str, limit_s: float = LIMIT_S) -> None:
-    """Stop every replica (SIGTERM: they finish what they have) and remove them. Raises EngineError."""
+    """Stop every replica (SIGTERM: they finish what they have) and remove them. Raises EngineSocketGone."""
     deadline = asyncio.get_running_loop().time() + limit_s
     try:
         async with asyncio.timeout_at(deadline - FORCE_S):
@@ -86,7 +86,15 @@ async def _remove_all(engine: ClusterEngine, project: str) -> None:
 
 
 async def _replicas(engine: ClusterEngine, project: str) -> tuple[ReplicaContainer, ...]:
-    return (await engine.observe(project, (), ())).containers
+    """Asks until there is an answer: the engine may be slow while all stops, and nobody comes after this controller."""
+    while True:
+        try:
+            return (await engine.observe(project, (), ())).containers
+        except EngineSocketGone:
+            raise
+        except EngineError as error:
+            logger.warning("the stack goes down, asking again for its replicas: %s", error)
+        await asyncio.sleep(LOOK_S)
 
 
 async def _perform_all(

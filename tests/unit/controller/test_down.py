@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from controller.down import is_going_down, remove_replicas
 from controller.engines.base import EngineState
-from controller.errors import EngineUnreachable
+from controller.errors import EngineSocketGone, EngineUnreachable
 from controller.model import ReplicaContainer
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.harness.machine import Pace, judge
@@ -82,8 +83,29 @@ async def test_a_creation_that_comes_late_is_removed_too(tmp_path: Path) -> None
     assert looks == []
 
 
-async def test_an_engine_that_goes_away_ends_it(tmp_path: Path) -> None:
+async def test_an_engine_that_is_slow_to_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = await started(tmp_path, Behaviour())
+    answer, refusals = FakeEngine.observe, [EngineUnreachable("too slow"), EngineUnreachable("too slow")]
+
+    async def observe(*arguments: Any) -> EngineState:
+        if refusals:
+            raise refusals.pop()
+        return await answer(*arguments)
+
+    monkeypatch.setattr(FakeEngine, "observe", observe)
+    await remove_replicas(engine, PROJECT)
+    assert (engine.containers, refusals) == ({}, [])
+
+
+async def test_an_engine_that_goes_away_for_good_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = await started(tmp_path, Behaviour(ignores_sigterm=True))
     engine.go_away()
-    with pytest.raises(EngineUnreachable):
+    await remove_replicas(engine, PROJECT, limit_s=0.5)
+    assert "replicas were left behind" in caplog.text
+
+
+async def test_an_engine_that_will_not_be_heard_again_ends_it_at_once(tmp_path: Path) -> None:
+    engine = await started(tmp_path, Behaviour(ignores_sigterm=True))
+    engine.go_away(with_its_socket=True)
+    with pytest.raises(EngineSocketGone):
         await remove_replicas(engine, PROJECT)
