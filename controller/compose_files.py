@@ -1,8 +1,8 @@
 """Which files a Compose project consists of, and whether one of them has changed. Reads and stats; runs nothing.
 
-Found are: COMPOSE_FILE or the default names, `.env`, and what the files name in `include`, `extends.file` and
-`env_file`. A name with a variable in it is skipped, as only Compose can tell what it means; a file that does not exist
-is watched all the same, because its arrival changes the project.
+Found are: COMPOSE_FILE or the default names, `.env`, and what the files name in `include`, `extends.file`, `env_file`
+and `label_file`. A name with a variable in it is skipped, as only Compose can tell what it means; a file that does not
+exist is watched all the same, because its arrival changes the project.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -24,6 +24,8 @@ OVERRIDE_NAMES = (
     "docker-compose.override.yaml",
 )
 _MAX_FILES = 1000
+
+_Kind = Literal["compose", "directory", "other"]
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 """(path, mtime_ns, size, inode) of every file; three times -1 for one that does not exist."""
@@ -71,17 +73,21 @@ class ProjectFiles:
         if not self._environment.get("COMPOSE_FILE"):
             found |= {self._project_dir / name for name in (*DEFAULT_NAMES, *OVERRIDE_NAMES)}
         pending = list(roots)
+        bases = {first_dir}
         while pending and len(found) < _MAX_FILES:
             file = pending.pop()
             if file in found and file not in roots:
                 continue
             found.add(file)
-            for named, is_compose_file in _named_in(file):
+            for named, kind in _named_in(file):
                 # Relative to the file that names it (include, extends) or to the project (env_file): watch both.
-                candidates = {_absolute(base, named) for base in (file.parent, first_dir)}
-                if is_compose_file:
+                candidates = {_absolute(base, named) for base in {file.parent, *bases}}
+                if kind == "compose":
                     pending += sorted(candidates - found)
                     found |= {candidate.parent / ".env" for candidate in candidates}
+                elif kind == "directory":
+                    bases |= candidates
+                    found |= {candidate / ".env" for candidate in candidates}
                 else:
                     found |= candidates
         return found
@@ -107,33 +113,35 @@ def _stat(file: Path) -> tuple[str, int, int, int]:
     return (str(file), status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-def _named_in(file: Path) -> list[tuple[str, bool]]:
-    """What one compose file names: (name, whether that is a compose file itself)."""
+def _named_in(file: Path) -> list[tuple[str, _Kind]]:
+    """What one compose file names: (name, whether that is a compose file, a project's directory, or another file)."""
     try:
         written = load_written(file.read_text())
     except (OSError, UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError):
         return []  # Compose reports it; the file itself is watched, so its repair is seen
-    return [(name, is_compose) for name, is_compose in _names(written) if name and "$" not in name]
+    return [(name, kind) for name, kind in _names(written) if name and "$" not in name]
 
 
-def _names(written: Any) -> Iterator[tuple[str, bool]]:
+def _names(written: Any) -> Iterator[tuple[str, _Kind]]:
     if not isinstance(written, Mapping):
         return
     for entry in _as_list(written.get("include")):
         fields = entry if isinstance(entry, Mapping) else {"path": entry}
-        yield from ((name, True) for name in _as_list(fields.get("path")) if isinstance(name, str))
-        yield from ((name, False) for name in _as_list(fields.get("env_file")) if isinstance(name, str))
+        if isinstance(fields.get("project_directory"), str):
+            yield fields["project_directory"], "directory"
+        yield from ((name, "compose") for name in _as_list(fields.get("path")) if isinstance(name, str))
+        yield from ((name, "other") for name in _as_list(fields.get("env_file")) if isinstance(name, str))
     services = written.get("services")
     for service in services.values() if isinstance(services, Mapping) else ():
         if not isinstance(service, Mapping):
             continue
         extends = service.get("extends")
         if isinstance(extends, Mapping) and isinstance(extends.get("file"), str):
-            yield extends["file"], True
-        for entry in _as_list(service.get("env_file")):
+            yield extends["file"], "compose"
+        for entry in (*_as_list(service.get("env_file")), *_as_list(service.get("label_file"))):
             name = entry.get("path") if isinstance(entry, Mapping) else entry
             if isinstance(name, str):
-                yield name, False
+                yield name, "other"
 
 
 def _as_list(value: Any) -> list[Any]:

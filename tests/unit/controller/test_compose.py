@@ -295,6 +295,20 @@ def test_the_fingerprint_follows_every_file(shop: Path, changed: str) -> None:
     assert files.fingerprint() != before
 
 
+@pytest.mark.parametrize("changed", ["a.labels", "b.labels", "elsewhere/.env", "elsewhere/c.env"])
+def test_the_fingerprint_follows_labels_and_included_projects(tmp_path: Path, changed: str) -> None:
+    write(
+        tmp_path / "compose.yaml",
+        "include: [{path: parts/inc.yaml, project_directory: elsewhere}]\n"
+        "services: {a: {image: a, label_file: a.labels}, b: {image: b, label_file: [b.labels]}}\n",
+    )
+    write(tmp_path / "parts" / "inc.yaml", "services: {c: {image: c, env_file: c.env}}")
+    files = ComposeProject(tmp_path, {})
+    before = files.fingerprint()
+    write(tmp_path / changed, "A=1\n")
+    assert files.fingerprint() != before
+
+
 def test_the_fingerprint_sees_a_file_replaced_by_another_of_the_same_age_and_size(shop: Path) -> None:
     files = ComposeProject(shop, {})
     before = files.fingerprint()
