@@ -172,6 +172,10 @@ def _extra_hosts(source: ServiceSource, path: str, value: Any, body: dict[str, A
 def _security_options(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
     options: list[str] = []
     for option in problems.texts(path, value) or ():
+        if option == "systempaths=unconfined":
+            # Compose's word for two lists that the engine fills by itself where they are not given.
+            body["HostConfig"].update({"MaskedPaths": [], "ReadonlyPaths": []})
+            continue
         name, _, setting = (option if "=" in option else option.replace(":", "=", 1)).partition("=")
         if name == "seccomp" and setting not in ("unconfined", "builtin"):
             problems.expected(path, "seccomp=unconfined or seccomp=builtin (profiles in files are not read)", option)
@@ -347,7 +351,7 @@ def _environment(source: ServiceSource, extra: Mapping[str, str], problems: Prob
     entries = {name: f"{name}={text}" for name, text in extra.items()}
     without_value = [name for name in value if value[name] is None] if isinstance(value, Mapping) else []
     for name, text in ({} if value is None else problems.text_map(path, value) or {}).items():
-        if name in RESERVED_ENVIRONMENT:
+        if name in RESERVED_ENVIRONMENT or name in extra:
             key = _KEY_OF_VARIABLE.get(name) if name in extra else None
             instead = f"write x-serve.{key} in its place" if key else "remove it"
             problems.add(at(path, name), f"the controller sets this variable; {instead}")

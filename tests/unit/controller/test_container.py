@@ -81,6 +81,10 @@ def test_the_container_itself(definition: dict[str, Any], expected: dict[str, An
             {"security_opt": ["no-new-privileges:true", "label=disable"]},
             {"SecurityOpt": ["no-new-privileges=true", "label=disable"]},
         ),
+        (
+            {"security_opt": ["systempaths=unconfined", "apparmor:unconfined"]},
+            {"SecurityOpt": ["apparmor=unconfined"], "MaskedPaths": [], "ReadonlyPaths": []},
+        ),
         ({"sysctls": {"net.core.somaxconn": "1024"}}, {"Sysctls": {"net.core.somaxconn": "1024"}}),
         ({"extra_hosts": ["h=1.2.3.4", "g=host-gateway"]}, {"ExtraHosts": ["g:host-gateway", "h:1.2.3.4"]}),
         ({"extra_hosts": ["v6=::1"]}, {"ExtraHosts": ["v6:::1"]}),
@@ -119,6 +123,7 @@ def test_the_container_itself(definition: dict[str, Any], expected: dict[str, An
             {"mem_limit": "1g", "cpus": 2, "pids_limit": 5},
             {"Memory": 1073741824, "NanoCpus": 2 * 10**9, "PidsLimit": 5},
         ),
+        ({"mem_limit": "1g", "memswap_limit": "-1"}, {"Memory": 1073741824, "MemorySwap": -1}),
     ],
 )
 def test_the_host_side(definition: dict[str, Any], expected: dict[str, Any]) -> None:

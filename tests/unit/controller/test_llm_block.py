@@ -34,6 +34,11 @@ def test_a_replica_is_told_the_whole_config_with_its_defaults() -> None:
     assert (spec.protocol, spec.gpu) == ("grpc", None)
 
 
+def test_nobody_else_sets_the_config() -> None:
+    told = problems({"llm": MODEL}, environment={"PIERHEAD_LLM_CONFIG": "{}"})
+    assert told == ["services.ranker.environment.PIERHEAD_LLM_CONFIG: the controller sets this variable; remove it"]
+
+
 def test_another_config_is_another_version() -> None:
     one, same, other = (
         ranker({"llm": {**MODEL, **more}}) for more in ({}, {"engine": "vllm"}, {"engine_kwargs": {"seed": 1}})
