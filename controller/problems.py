@@ -17,7 +17,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_./:=@-]+")
 _SHOWN_LENGTH = 80
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?(?:(\d+)us)?(?:(\d+)ns)?")
 _DURATION_UNITS_NS = (86_400_000_000_000, 3_600_000_000_000, 60_000_000_000, 1_000_000_000, 1_000_000, 1_000, 1)
-_SIZE = re.compile(r"(-1|\d+)\s*([kmgt]?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(-1$|\d+)\s*([kmgt]?)b?", re.IGNORECASE)
 _SIZE_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _LARGEST = 2**63 - 1
 """The engine's numbers are 64 bits wide."""

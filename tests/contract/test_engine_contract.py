@@ -51,6 +51,7 @@ PATIENCE_S = 20.0
 BEHAVIOURS = {
     "runs": (Behaviour(output="one\ntwo\nthree\n"), "echo one; echo two; echo three; sleep infinity & wait"),
     "drains": (Behaviour(), "trap 'exit 0' TERM; echo ready; while :; do sleep infinity & wait; done"),
+    "quits": (Behaviour(), "trap '' TERM; trap 'exit 0' QUIT; echo ready; while :; do sleep infinity & wait; done"),
     "stubborn": (Behaviour(ignores_sigterm=True), "trap '' TERM; while :; do sleep infinity; done"),
     "fails": (Behaviour(exits_after_s=0.0, exit_code=3), "exit 3"),
     "greedy": (
@@ -136,7 +137,7 @@ class DockerWorld:
             "Image": image or self.image,
             "Cmd": command,
             "Labels": self.labels,
-            "StopSignal": "SIGTERM",
+            "StopSignal": "SIGQUIT" if service == "quits" else "SIGTERM",
             "HostConfig": host,
             "NetworkingConfig": {"EndpointsConfig": {self.network: {"Aliases": [service]}}},
         }
@@ -394,6 +395,13 @@ async def test_sigterm_lets_it_finish(world: World) -> None:
     gone = await ended(world, name)
     assert (gone.exit_code, gone.oom_killed, gone.ip, gone.id) == (0, False, None, one.id)
     assert gone.started_at == one.started_at
+
+
+async def test_it_is_asked_to_end_by_the_signal_that_it_listens_to(world: World) -> None:
+    name = await start(world, "quits")
+    await world.ready(name)
+    await send(world, name, (await get(world, name)).id, "SIGTERM")
+    assert (await ended(world, name)).exit_code == 0
 
 
 async def test_sigkill_ends_what_sigterm_does_not(world: World) -> None:
