@@ -246,7 +246,7 @@ class Checked:
     """A part whose health a test decides."""
 
     def __init__(self) -> None:
-        self.problem: Exception | None = None
+        self.problem: BaseException | None = None
         self.checks = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -276,6 +276,13 @@ class TestHealth:
         with pytest.raises(RuntimeError, match="CUDA is not there") as caught:
             await cluster.start(EchoService(), part)
         assert caught.value.__notes__ == ["raised by Checked.check_health"]
+
+    async def test_a_cancellation_that_nobody_asked_for_ends_the_start_with_words(self, cluster: Cluster) -> None:
+        """Without them the process would end with code 0, as after a drain."""
+        part = Checked()
+        part.problem = asyncio.CancelledError()
+        with pytest.raises(RuntimeError, match="CancelledError, which nobody had asked for: check_health"):
+            await cluster.start(EchoService(), part)
 
     async def test_three_failures_take_it_out_and_one_success_brings_it_back(self, cluster: Cluster) -> None:
         part = Checked()
