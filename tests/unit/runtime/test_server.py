@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from pierhead import Broken, recheck
+from pierhead import Backpressure, Broken, recheck
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.errors import SettingsError
 from pierhead.server import ReplicaServer
@@ -136,6 +136,30 @@ class TestGrpc:
         (line,) = told
         assert line.startswith("ValueError: the GPU fell off the bus [error id ")
         assert [record.levelname for record in caplog.records if record.name == "pierhead"] == ["ERROR"]
+
+    async def test_calls_side_by_side_fail_as_one_would(self, cluster: Cluster) -> None:
+        """A full service behind a TaskGroup is no failure of the code that asks it."""
+
+        class Fan(EchoService):
+            async def Echo(self, request: Any, context: Any) -> Any:
+                async def ask(error: Exception) -> None:
+                    raise error
+
+                mine = ValueError("boom") if request.message == "boom" else Backpressure("full, too")
+                async with asyncio.TaskGroup() as calls:
+                    calls.create_task(ask(Backpressure("every replica of ranker is full")))
+                    calls.create_task(ask(mine))
+
+        server = await cluster.start(Fan())
+        async with plain(server) as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Echo(echo())
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert caught.value.details() == "every replica of ranker is full"
+            with pytest.raises(grpc.aio.AioRpcError, match="ExceptionGroup") as caught:
+                await stub.Echo(echo("boom"))
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
 
     async def test_bytes_that_are_no_message_are_the_caller_s_fault(self, cluster: Cluster) -> None:
         server = await cluster.start(EchoService())
