@@ -478,20 +478,22 @@ class TestSignals:
 class Holder(EchoService):
     """Holds something that is to be ended."""
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, fails: BaseException | None = None) -> None:
         super().__init__()
         self.ended_with: list[int] = []
         self._fails_at_end = fails
 
     async def aclose(self) -> None:
         self.ended_with.append(self.begun - self.cancelled)
-        if self._fails_at_end:
-            raise OSError("the device is gone")
+        if self._fails_at_end is not None:
+            raise self._fails_at_end
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
-@pytest.mark.parametrize("fails", [False, True], ids=["well", "ill"])
-async def test_a_servicer_is_told_of_the_end(cluster: Cluster, separate: bool, fails: bool) -> None:
+@pytest.mark.parametrize(
+    "fails", [None, OSError("the device is gone"), asyncio.CancelledError()], ids=["well", "ill", "cancelled"]
+)
+async def test_a_servicer_is_told_of_the_end(cluster: Cluster, separate: bool, fails: BaseException | None) -> None:
     holder = Holder(fails)
     server = await cluster.start(holder, run_user_code_in_separate_thread=separate)
     async with plain(server) as channel:
