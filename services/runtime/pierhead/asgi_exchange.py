@@ -271,6 +271,7 @@ class SocketExchange(Exchange):
             raise OSError("the connection is closed: the replica is draining")
         kind = message["type"]
         if kind == "websocket.accept":
+            self.admit()  # a drain may have begun meanwhile: nobody would close this one
             message = self._stamped(message)
             self.visit.live_on()
             self.status, self._open = "101", True

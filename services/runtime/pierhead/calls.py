@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from pierhead.call import Call, error_of
+
+if TYPE_CHECKING:
+    from pierhead.binding import Binding
+    from pierhead.connection import Method
 
 
 class _OneReply(Call):
@@ -137,6 +141,11 @@ class _ManyRequests(Call):
 
     _has_written = False
 
+    def __init__(self, binding: Binding, method: Method, request: Any, *options: Any) -> None:
+        self._raised: list[Exception] = []
+        """What the iterator of requests has failed with."""
+        super().__init__(binding, method, None if request is None else _kept(request, self._raised), *options)
+
     @property
     def request(self) -> Any:
         """None: there is no one message to choose a replica by."""
@@ -144,6 +153,11 @@ class _ManyRequests(Call):
 
     def _may_move(self) -> bool:
         return self._request is None and not self._has_written
+
+    def _recover(self, call: Any, error: grpc.aio.AioRpcError, *, begun: bool = False) -> None:
+        if self._raised and error.code() is grpc.StatusCode.CANCELLED:
+            raise self._raised[0]  # the transport has ended the call for it, and the replica did nothing wrong
+        super()._recover(call, error, begun=begun)
 
     async def write(self, request: Any) -> None:
         """Send one message. Raises a PierheadError."""
@@ -172,6 +186,23 @@ class _ManyRequests(Call):
         except BaseException as error:
             self._failed(error)
             raise
+
+
+async def _kept(requests: Any, raised: list[Exception]) -> AsyncGenerator[Any, None]:
+    """The messages of an iterator; what it raises is put into `raised`: transports only cancel the call.
+
+    Does not refer to the call: one that nobody holds any more has to end.
+    """
+    try:
+        if hasattr(requests, "__aiter__"):
+            async for request in requests:
+                yield request
+        else:
+            for request in requests:
+                yield request
+    except Exception as error:
+        raised.append(error)
+        raise
 
 
 class UnaryUnaryCall(_OneReply, grpc.aio.UnaryUnaryCall):  # type: ignore[type-arg]

@@ -36,6 +36,20 @@ def is_answerable(error: BaseException) -> bool:
     return isinstance(error, Exception)
 
 
+def _first_known(exception: BaseException) -> BaseException:
+    """What a group tells that holds nothing but errors of services: the first of them, which has ended the others.
+
+    Calls side by side in a TaskGroup fail as a group; a full service behind them is no failure of the code that asks.
+    """
+    if isinstance(exception, BaseExceptionGroup):
+        first: BaseException = exception
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        if exception.split((PierheadError, grpc.aio.AioRpcError))[1] is None:
+            return first
+    return exception
+
+
 class Edge:
     """One replica's door. Holds what every request passes, whatever protocol it came with."""
 
@@ -69,6 +83,7 @@ class Edge:
 
         One that many requests share, because their batch failed, is logged once and has one id in all of their answers.
         """
+        exception = _first_known(exception)
         if isinstance(exception, PierheadError):
             return exception
         if isinstance(exception, grpc.aio.AioRpcError):  # a call through a plain stub: as a handle would have told it

@@ -171,14 +171,33 @@ def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awa
             await _refuse(edge, method.name, context, refusal)
         try:
             async with _Call(edge, method.name, context):
-                await _stream(method.behaviour(method.decode(raw), context), context, edge)
+                counted: Any = _CountedWrites(context, edge)
+                await _stream(method.behaviour(method.decode(raw), counted), counted)
         finally:
             edge.admission.leave()
 
     return call
 
 
-async def _stream(running: Any, context: Context, edge: Edge) -> None:
+class _CountedWrites:
+    """A call's context whose messages are seen to be sent, whoever writes them: the method itself, or `_stream`."""
+
+    __slots__ = ("_context", "_edge")
+
+    def __init__(self, context: Context, edge: Edge) -> None:
+        self._context = context
+        self._edge = edge
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """Send a reply message."""
+        await self._context.write(message)
+        self._edge.moved += 1
+
+
+async def _stream(running: Any, context: Context) -> None:
     """Send what a streaming method produces: it is an async generator, or a coroutine that writes by itself."""
     if not inspect.isasyncgen(running):
         await running
@@ -186,6 +205,5 @@ async def _stream(running: Any, context: Context, edge: Edge) -> None:
     try:
         async for message in running:
             await context.write(message)
-            edge.moved += 1
     finally:
         await running.aclose()  # a cancelled stream ends its generator now, not at garbage collection

@@ -236,6 +236,8 @@ class Gate:
     def prepare(self, request: web.Request, response: web.StreamResponse, visit: Visit) -> None:
         """A response that is no plain one is about to begin."""
         if isinstance(response, web.WebSocketResponse):
+            if self._edge.admission.draining:  # it began meanwhile: nobody would close this one
+                raise _drains()
             self._sockets.add(response)
             visit.socket = response
             visit.live_on()
@@ -322,7 +324,11 @@ async def _nowhere(_: web.BaseRequest) -> web.StreamResponse:
 def _refuse_upgrade(request: web.Request) -> None:
     """A draining replica takes requests, which end, but no WebSocket, which it would have to close at once."""
     if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
-        raise Draining("this replica is draining; connect again")
+        raise _drains()
+
+
+def _drains() -> Draining:
+    return Draining("this replica is draining; connect again")
 
 
 def _left(request: web.Request, error: BaseException, visit: Visit) -> bool:

@@ -13,7 +13,7 @@ import gc
 import inspect
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -23,7 +23,7 @@ from pierhead import logs
 from pierhead import metrics as runtime_metrics
 from pierhead.admin import AdminServer, Readiness, State, admin_pages, admin_takers
 from pierhead.admission import Admission
-from pierhead.edge import REFUSAL_REASONS, Edge
+from pierhead.edge import REFUSAL_REASONS, Edge, is_answerable
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.grpc_server import SERVER_OPTIONS, register
 from pierhead.health import Check, HealthWatch, Load, checks_of
@@ -131,6 +131,8 @@ class ReplicaServer:
                 await asyncio.wait([life])
                 for helper in helpers:
                     helper.cancel()
+                if life.cancelled() and not self._stop_now.is_set():
+                    _reject_cancelled(life)
         except BaseExceptionGroup as group:
             if len(group.exceptions) > 1:
                 raise
@@ -380,7 +382,9 @@ class ReplicaServer:
         try:
             async with asyncio.timeout(END_S):
                 await self._run_check(aclose)
-        except Exception:
+        except BaseException as error:
+            if not is_answerable(error):
+                raise
             logger.exception("%s.aclose failed, or took more than %g s", type(servicer).__name__, END_S)
 
     async def _close_ports(self) -> None:
@@ -407,6 +411,18 @@ def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:
         if listener is not None:
             found[id(part)] = listener
     return found
+
+
+def _reject_cancelled(life: asyncio.Task[None]) -> NoReturn:
+    """Nobody has asked for that end: it would look like a drain, with code 0 and no word."""
+    try:
+        life.result()
+    except asyncio.CancelledError as error:
+        raise RuntimeError(
+            "user code has raised CancelledError, which nobody had asked for: check_health, or what the application "
+            "does at its start; see where below"
+        ) from error
+    raise AssertionError("a task that was cancelled has a result")
 
 
 def _or_default(port: int | None, default: int) -> int:

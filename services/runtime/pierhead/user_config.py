@@ -177,7 +177,7 @@ class UserConfig:
     async def _call(self, hook: Hook, text: str, limit_s: float | None) -> None:
         """Call one hook with a config of its own: what it does to it harms nobody.
 
-        Raises what the hook raises, DidNotReturn.
+        Raises what the hook raises (RuntimeError for a CancelledError of its own), DidNotReturn.
         """
         call = asyncio.ensure_future(self._run(hook, json.loads(text)))
         try:
@@ -186,6 +186,9 @@ class UserConfig:
             call.cancel()
             await asyncio.wait([call])
             raise
+        if call.cancelled():
+            # Passed on, it would end the task that asks, and with it every later change.
+            raise RuntimeError("it was cancelled from within")
         if call.done():
             return call.result()
         call.cancel()

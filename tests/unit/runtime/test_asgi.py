@@ -106,6 +106,9 @@ class Site:
         return {"later": True}
 
     async def room(self, socket: WebSocket, name: str) -> None:
+        if name == "late":
+            self.begun += 1
+            await self.gate.wait()
         await socket.accept()
         self.begun += 1
         try:
@@ -448,6 +451,20 @@ class TestWebSocket:
         await cluster.ended(server)
         assert site.ended
         assert site.ended[0].startswith("left ")
+
+    async def test_one_that_would_begin_after_the_drain_has_is_refused(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        server, url = await start(cluster, site, drain_timeout_s=PATIENCE_S)
+        asked = asyncio.ensure_future(client.ws_connect(f"{url}/room/late"))
+        await until(lambda: site.begun == 1, "the application has begun, and not accepted yet")
+        server.stop()
+        await until(lambda: server.state == "draining", "it drains")
+        site.gate.set()
+        with pytest.raises(HandshakeError) as refused:
+            await asked
+        assert refused.value.status == 503
+        await cluster.ended(server)
 
     async def test_a_full_replica_refuses_the_handshake(
         self, cluster: Cluster, site: Site, client: ClientSession

@@ -84,6 +84,10 @@ class TestUnary:
         for value in (5, "\udc80"):
             with pytest.raises((TypeError, ValueError)):
                 await stub.One(b"hi", metadata=(("mine", value),))
+        for key in ("", "a b", "k\udc80"):
+            with pytest.raises((ValueError, grpc.aio.InternalError)):
+                await stub.One(b"hi", metadata=((key, "value"),))
+        assert server.readiness().ongoing == 1, "nothing of them has come there"
         service.gate.set()
         assert await other == b"other"
         assert await stub.One(b"hi") == b"hi"
@@ -499,7 +503,7 @@ class TestRequests:
             yield b"1"
             raise KeyError("mine")
 
-        with pytest.raises((grpc.RpcError, asyncio.CancelledError)):
+        with pytest.raises(KeyError, match="mine"):  # not ReplicaDied: the fault is the caller's own
             await stub.Join(failing())
         await idle(server)
 
@@ -622,6 +626,35 @@ class TestSeveralTasks:
             assert got == {b"%d" % (3 * turn + number) for number in range(3)}
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
+
+
+class Outliving(Pipes):
+    """Leaves a task to write and one to read to themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left: list[asyncio.Task[Any]] = []
+
+    async def Talk(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+        async def write() -> None:
+            while True:
+                await context.write(b"x" * 100_000)
+
+        self.left = [asyncio.ensure_future(write()), asyncio.ensure_future(context.read())]
+        await asyncio.Event().wait()
+
+
+async def test_tasks_that_outlive_their_call_are_told_of_its_end(cluster: Cluster, transport: str) -> None:
+    """They would wait for ever: nobody takes a message of it any more, and none comes."""
+    service = Outliving()
+    server = await cluster.start(service)
+    know(server)
+    call = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)).Talk(timeout=20)
+    await call.read()
+    call.cancel()
+    await idle(server)
+    await until(lambda: all(task.done() for task in service.left), "both have heard")
+    assert service.left[0].exception() is not None, "nothing that is written can reach anybody"
 
 
 class TestDeadlines:

@@ -22,7 +22,7 @@ from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import caller as lane_caller
 from pierhead.lanes import outbox as lane_outbox
 from pierhead.lanes import server as lane_server
-from pierhead.lanes.caller import OPEN
+from pierhead.lanes.caller import OPEN, CallerLane
 from pierhead.lanes.outbox import QUEUE_BYTES, Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
 from pierhead.lanes.server import SERVICE
@@ -610,6 +610,30 @@ async def test_the_models_held_are_told_once_and_again_when_they_change(
         await raw.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "", message=b"hi")]))
         told.append(list((await raw.end()).metadata))
     assert told == [["pierhead-models", "a%2Fb"], [], [], ["pierhead-models", "c,a%2Fb"], []]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small reply", "large reply"])
+async def test_what_an_end_tells_of_the_replica_is_learnt_though_nobody_waits_for_it(large: bool) -> None:
+    """It crosses a cancellation, and is not told again."""
+    lane = CallerLane(1, _not_beside)
+    method = Method(Kind.UNARY_UNARY, ONE, None, None, False)
+    ended, asks = (lane.begin(method, b"", None, PATIENCE_S, ()) for _ in range(2))
+    end = Frame(call=1, kind=Frame.END, has_message=True, parcel=int(large), metadata=["pierhead-models", "a"])
+    if large:  # it has begun to be fetched
+        lane.receive(Packet(frames=[end]).SerializeToString())
+        ended.cancel()
+    else:
+        ended.cancel()
+        lane.receive(Packet(frames=[end]).SerializeToString())
+    lane.receive(
+        Packet(frames=[Frame(call=2, kind=Frame.END, has_message=True, ongoing_plus_one=1)]).SerializeToString()
+    )
+    assert await asks == b""
+    assert ("pierhead-models", "a") in tuple(await asks.trailing_metadata())
+
+
+def _not_beside() -> Any:
+    raise AssertionError("nothing of this lane is fetched")
 
 
 async def test_what_a_service_publishes_is_told_once_and_again_when_it_changes(

@@ -80,10 +80,19 @@ class Slow(EchoService):
             yield token
 
 
+class SlowWriter(Slow):
+    """The same in gRPC's other form: it writes by itself."""
+
+    async def Generate(self, request: GenerateRequest, context: Any) -> None:  # type: ignore[override]
+        async for token in super().Generate(request, context):
+            await context.write(token)
+
+
+@pytest.mark.parametrize("kind", [Slow, SlowWriter])
 @pytest.mark.parametrize("transport", ["lane", "grpc"])
-async def test_messages_of_a_grpc_stream_are_progress(cluster: Cluster, transport: str) -> None:
+async def test_messages_of_a_grpc_stream_are_progress(cluster: Cluster, transport: str, kind: type[Slow]) -> None:
     source = Told()
-    server = await cluster.start(Slow(source))
+    server = await cluster.start(kind(source))
     know(server, transport=transport)
     call = child.Generate(generate(num_tokens=100))
     reading = asyncio.ensure_future(anext(aiter(call)))

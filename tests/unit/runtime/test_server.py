@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from pierhead import Broken, recheck
+from pierhead import Backpressure, Broken, recheck
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.errors import SettingsError
 from pierhead.server import ReplicaServer
@@ -137,6 +137,30 @@ class TestGrpc:
         assert line.startswith("ValueError: the GPU fell off the bus [error id ")
         assert [record.levelname for record in caplog.records if record.name == "pierhead"] == ["ERROR"]
 
+    async def test_calls_side_by_side_fail_as_one_would(self, cluster: Cluster) -> None:
+        """A full service behind a TaskGroup is no failure of the code that asks it."""
+
+        class Fan(EchoService):
+            async def Echo(self, request: Any, context: Any) -> Any:
+                async def ask(error: Exception) -> None:
+                    raise error
+
+                mine = ValueError("boom") if request.message == "boom" else Backpressure("full, too")
+                async with asyncio.TaskGroup() as calls:
+                    calls.create_task(ask(Backpressure("every replica of ranker is full")))
+                    calls.create_task(ask(mine))
+
+        server = await cluster.start(Fan())
+        async with plain(server) as channel:
+            stub = echo_pb2_grpc.EchoStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Echo(echo())
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert caught.value.details() == "every replica of ranker is full"
+            with pytest.raises(grpc.aio.AioRpcError, match="ExceptionGroup") as caught:
+                await stub.Echo(echo("boom"))
+            assert caught.value.code() is grpc.StatusCode.INTERNAL
+
     async def test_bytes_that_are_no_message_are_the_caller_s_fault(self, cluster: Cluster) -> None:
         server = await cluster.start(EchoService())
         async with plain(server) as channel:
@@ -246,7 +270,7 @@ class Checked:
     """A part whose health a test decides."""
 
     def __init__(self) -> None:
-        self.problem: Exception | None = None
+        self.problem: BaseException | None = None
         self.checks = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -276,6 +300,13 @@ class TestHealth:
         with pytest.raises(RuntimeError, match="CUDA is not there") as caught:
             await cluster.start(EchoService(), part)
         assert caught.value.__notes__ == ["raised by Checked.check_health"]
+
+    async def test_a_cancellation_that_nobody_asked_for_ends_the_start_with_words(self, cluster: Cluster) -> None:
+        """Without them the process would end with code 0, as after a drain."""
+        part = Checked()
+        part.problem = asyncio.CancelledError()
+        with pytest.raises(RuntimeError, match="CancelledError, which nobody had asked for: check_health"):
+            await cluster.start(EchoService(), part)
 
     async def test_three_failures_take_it_out_and_one_success_brings_it_back(self, cluster: Cluster) -> None:
         part = Checked()
@@ -447,20 +478,22 @@ class TestSignals:
 class Holder(EchoService):
     """Holds something that is to be ended."""
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, fails: BaseException | None = None) -> None:
         super().__init__()
         self.ended_with: list[int] = []
         self._fails_at_end = fails
 
     async def aclose(self) -> None:
         self.ended_with.append(self.begun - self.cancelled)
-        if self._fails_at_end:
-            raise OSError("the device is gone")
+        if self._fails_at_end is not None:
+            raise self._fails_at_end
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
-@pytest.mark.parametrize("fails", [False, True], ids=["well", "ill"])
-async def test_a_servicer_is_told_of_the_end(cluster: Cluster, separate: bool, fails: bool) -> None:
+@pytest.mark.parametrize(
+    "fails", [None, OSError("the device is gone"), asyncio.CancelledError()], ids=["well", "ill", "cancelled"]
+)
+async def test_a_servicer_is_told_of_the_end(cluster: Cluster, separate: bool, fails: BaseException | None) -> None:
     holder = Holder(fails)
     server = await cluster.start(holder, run_user_code_in_separate_thread=separate)
     async with plain(server) as channel:

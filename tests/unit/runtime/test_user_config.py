@@ -37,7 +37,7 @@ class Tuned:
         self.had: list[Any] = []
         self.ready_with: list[Any] = []
         self.tries = 0
-        self.problem: Exception | None = None
+        self.problem: BaseException | None = None
         self.threads: set[int] = set()
 
     def reconfigure(self, config: dict[str, Any]) -> None:
@@ -119,6 +119,21 @@ class TestUserConfig:
         assert config.report().error == ""
         await asyncio.wait_for(task, PATIENCE_S)
         assert config.report() == in_force(A)
+
+    async def test_a_cancellation_that_nobody_asked_for_is_a_refusal(self) -> None:
+        """As from a call that was cancelled at its other end: the changes that follow must still be heard."""
+        part = Tuned()
+        config = configured(NOTHING, part)
+        keeper = asyncio.create_task(config.keep())
+        part.problem = asyncio.CancelledError()
+        config.offer(A)
+        await until(lambda: bool(config.report().error) or keeper.done(), "it is refused")
+        told = "Tuned.reconfigure raised RuntimeError: it was cancelled from within"
+        assert config.report() == ConfigReport(digest(A), digest(NOTHING), told)
+        part.problem = None
+        config.offer(B)
+        await until(lambda: config.report() == in_force(B), "the next one is in force")
+        keeper.cancel()
 
     async def test_without_a_hook_it_says_so(self) -> None:
         config = configured(A, EchoService())

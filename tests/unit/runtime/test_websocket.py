@@ -25,6 +25,7 @@ class Room:
     def __init__(self) -> None:
         self.begun = 0
         self.at_work = False
+        self.gate = asyncio.Event()
         self.ended: list[str] = []
         self.app = web.Application()
         self.app.add_routes([web.get("/room", self.room), web.get("/plain", self.plain)])
@@ -34,6 +35,9 @@ class Room:
 
     async def room(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(timeout=1)
+        if "late" in request.query:
+            self.at_work = True
+            await self.gate.wait()
         await socket.prepare(request)
         self.begun += 1
         try:
@@ -144,6 +148,23 @@ async def test_a_draining_replica_closes_it_and_takes_no_other(
     server._admission.leave()
     await cluster.ended(server)
     assert room.ended == ["closed"]
+
+
+async def test_one_that_would_begin_after_the_drain_has_is_refused(
+    cluster: Cluster, room: Room, client: ClientSession
+) -> None:
+    """Its request was taken in before: nobody would close it, and the drain would wait for it to its timeout."""
+    server = await cluster.start(room.app, drain_timeout_s=PATIENCE_S)
+    asked = asyncio.ensure_future(client.ws_connect(f"http://127.0.0.1:{server.http_port}/room?late"))
+    await until(lambda: room.at_work, "the handler has begun, and not accepted yet")
+    server.stop()
+    await until(lambda: server.state == "draining", "it drains")
+    room.gate.set()
+    with pytest.raises(WSServerHandshakeError) as refused:
+        await asked
+    assert refused.value.status == 503
+    await cluster.ended(server)
+    assert room.begun == 0
 
 
 async def test_a_drain_does_not_wait_for_a_handler_that_is_at_work(

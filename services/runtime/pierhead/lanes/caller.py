@@ -373,7 +373,9 @@ class CallerLane:
             if call is None:
                 if not 0 < frame.call <= self.outbox.latest:
                     raise LaneBrokenError(f"a frame for call {frame.call}; the last one begun is {self.outbox.latest}")
-                continue  # it crossed the call's end
+                if frame.kind == _END and frame.metadata:
+                    self.learn(unflatten(frame.metadata))
+                continue  # it crossed the call's end; what it says of the replica is not said again
             kind = frame.kind
             if kind == _END:
                 call.finish(frame)

@@ -235,6 +235,8 @@ class _OneReply(LaneCall):
             self._reply = frame.message if frame.has_message else None
             super().finish(frame)
         elif self._fetching is None:
+            if frame.metadata:  # also if it ends before its reply is here
+                self._lane.learn(unflatten(frame.metadata))
             # Owned by the call: it ends with it.
             self._fetching = asyncio.get_running_loop().create_task(self._fetch(frame), name="large reply of a call")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 Pair = tuple[str, str | bytes]
 
+_KEY = re.compile(r"[a-z0-9_.-]+")
 
 MAX_BYTES = 16 * 1024
 """What the metadata of one call may take in each direction; plain gRPC's limit in connection.CHANNEL_OPTIONS."""
@@ -22,10 +24,18 @@ def flatten(metadata: Iterable[Pair]) -> list[str]:
     for key, value in metadata:
         if key.endswith("-bin"):
             value = b64encode(value if isinstance(value, bytes) else value.encode()).decode()
-        flat += (key.lower(), text_of(key, value))
+        flat += (_key(key), text_of(key, value))
     if flat and size_of(flat) > MAX_BYTES:
         raise ValueError(f"metadata: expected at most {MAX_BYTES} bytes, found {size_of(flat)}; send it in the message")
     return flat
+
+
+def _key(key: str) -> str:
+    """As it travels. Raises ValueError for what can be no header's name."""
+    lower = key.lower()
+    if not _KEY.fullmatch(lower):
+        raise ValueError(f"metadata {key!r}: expected a key of ASCII letters, digits, _, - and .")
+    return lower
 
 
 def text_of(key: str, value: Any) -> str:

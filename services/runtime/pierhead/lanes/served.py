@@ -62,6 +62,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     _begun = False
     _ended = False
     _late = False
+    _waiting: tuple[list[asyncio.Future[None]], ...] = ()
+    """Lists of those that wait to read or to write."""
     _begin: Callable[[], None] | None = None
     """While it waits for a place: what begins it."""
 
@@ -137,6 +139,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     def _finished(self, code: str, *, placed: bool = True, request_id: str | None = None) -> None:
         """`request_id`: of a call that ends in a context that is not its own."""
         self._ended = True
+        for waiting in self._waiting:  # tasks of the service's that outlive the call: nobody else would tell them
+            wake_all(waiting)
         self._deadline.cancel()
         self._lane.ended(self, placed)
         self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started, request_id)
@@ -355,6 +359,7 @@ class _Replies(ServedCall):
         self._room = SendWindow(lane.peer_window)
         self._room_made: list[asyncio.Future[None]] = []
         """For the tasks that wait to write; nearly always one."""
+        self._waiting = (*self._waiting, self._room_made)
 
     def credit(self, count: int) -> None:
         """The caller's consumer took replies."""
@@ -363,10 +368,10 @@ class _Replies(ServedCall):
 
     async def write(self, message: Any) -> None:
         """Send a reply message, when the caller takes it."""
+        while not (self._ended or self._room.open):
+            await next_change(self._room_made)
         if self._ended:
             raise asyncio.InvalidStateError("the call has ended: no message can follow")
-        while not self._room.open:
-            await next_change(self._room_made)
         self._send(message)
 
     @property
@@ -411,6 +416,7 @@ class _Requests(ServedCall):
         self._closed = False
         self._arrived: list[asyncio.Future[None]] = []
         """For the tasks that wait to read; nearly always one."""
+        self._waiting = (*self._waiting, self._arrived)
 
     def message(self, item: bytes, size: int) -> bool:
         """A request message came."""
@@ -442,6 +448,8 @@ class _Requests(ServedCall):
         while not self._inbox:
             if self._closed:
                 return None
+            if self._ended:
+                raise asyncio.InvalidStateError("the call has ended: no message can come")
             await next_change(self._arrived)
         raw = self._inbox.popleft()
         credit = self._window.consume(len(raw))
