@@ -74,6 +74,8 @@ class FakeRouter:
     held: dict[str, Held] = field(default_factory=dict)
     """By backend. With the first server that takes traffic nothing is held any more."""
     closed: set[str] = field(default_factory=set)
+    ill: dict[str, Callable[[], bool]] = field(default_factory=dict)
+    """Names of servers that its own check has found down, and whether that would pass again."""
 
     async def observe(self) -> RoutingState | None:
         state = self.state()
@@ -84,6 +86,7 @@ class FakeRouter:
         """What it would tell at this moment."""
         if not self.up:
             return None
+        self._check()
         servers = tuple(self.servers.values())
         taking = {server.backend for server in servers if server.state is ServerState.READY and server.up}
         held = {backend: Held() if backend in taking else held for backend, held in self.held.items()}
@@ -145,10 +148,21 @@ class FakeRouter:
         self.servers.clear()
         self.closed.clear()
 
-    def mark_down(self, name: str) -> None:
-        """HAProxy's own check of that server fails."""
+    def mark_down(self, name: str, until: Callable[[], bool] = lambda: False) -> None:
+        """HAProxy's own check of that server fails, until it passes again: who has the name and the address by then may
+        be another one.
+        """
+        self.ill[name] = until
+        self._set_up(name, up=False)
+
+    def _check(self) -> None:
+        for name in [name for name, is_well in self.ill.items() if is_well()]:
+            del self.ill[name]
+            self._set_up(name, up=True)
+
+    def _set_up(self, name: str, *, up: bool) -> None:
         for server in [server for server in self.servers.values() if server.name == name]:
-            self._put(replace(server, up=False))
+            self._put(replace(server, up=up))
 
     def ready(self, service: str) -> list[str]:
         """Names of the servers that get traffic."""

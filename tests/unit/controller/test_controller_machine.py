@@ -279,7 +279,8 @@ class ControllerMachine(RuleBasedStateMachine):
             STATISTICS[f"replicas: {what}"] += 1
             getattr(self.control.engine, what)(up[pick % len(up)])
             if what in ("hang", "lose_network"):
-                self.control.router.mark_down(up[pick % len(up)])
+                name = up[pick % len(up)]
+                self.control.router.mark_down(name, until=lambda: self.control.engine.readiness(name) == "ready")
 
     @rule(kind=st.sampled_from([CreateContainer, StartContainer, SignalContainer, RemoveContainer]))
     def engine_call_fails(self, kind: type[Any]) -> None:
