@@ -404,7 +404,7 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     rollout = state.rollout
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
         return ""
-    failure = facts.failures.get(rollout.to) if _failed(rollout, facts) else None
+    failure = _failure(rollout, facts)
     late = now - rollout.since >= rules.startup_deadline_s
     if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
         return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
@@ -424,10 +424,16 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))
 
 
-def _failed(rollout: Rollout, facts: Facts) -> int:
-    """Failures in a row of the new version; those of an earlier attempt with it do not count."""
+def _failure(rollout: Rollout, facts: Facts) -> FailureRecord | None:
+    """How often the new version has failed; what an earlier attempt with it has met does not count."""
     failure = facts.failures.get(rollout.to)
-    return failure.count if failure and failure.last_at >= rollout.begun_at else 0
+    return failure if failure and failure.last_at >= rollout.begun_at else None
+
+
+def _failed(rollout: Rollout, facts: Facts) -> int:
+    """Its failures in a row."""
+    failure = _failure(rollout, facts)
+    return failure.count if failure else 0
 
 
 def _fails_too(version: str | None, rollout: Rollout, facts: Facts) -> bool:

@@ -250,9 +250,8 @@ class DockerEngine:
             signal = self._stop_signal(action.container_id) if action.signal == "SIGTERM" else action.signal
             self._client.kill(action.container_id, signal)
         except docker.errors.APIError as error:
-            # 404: gone; 409: not running. Either way nobody is left to signal.
-            if error.response is None or error.response.status_code not in (404, 409):
-                raise
+            if not _is_gone(error):
+                raise  # else nobody is left to signal
 
     def _stop_signal(self, container_id: str) -> str:
         """What asks this container to end, as `docker stop` would: stop_signal, else its image's, else SIGTERM.
@@ -275,8 +274,7 @@ class DockerEngine:
             since = None if after is None else max(after, 1.0)  # the library refuses 0
             output = self._client.logs(container_id, tail=tail, since=since, timestamps=timed)
         except docker.errors.APIError as error:
-            # 404: gone; 409: dead, or just being removed.
-            if error.response is None or error.response.status_code not in (404, 409):
+            if not _is_gone(error):
                 raise
             return ""
         return _end_of(output, _LONGEST_LOG).decode(errors="replace")
@@ -341,6 +339,11 @@ class DockerEngine:
                 said = json.loads(line).get("error") if line.strip() else None
                 if said:
                     raise _pull_failed(image, what, str(said))
+
+
+def _is_gone(error: docker.errors.APIError) -> bool:
+    """404: there is no such container; 409: it does not run, is dead, or is just being removed."""
+    return error.response is not None and error.response.status_code in (404, 409)
 
 
 def _end_of(log: bytes, most: int) -> bytes:

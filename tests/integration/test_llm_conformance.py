@@ -17,7 +17,7 @@ from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 
 from services.llm.gateway.app import make_app
 from services.llm.gateway.metrics import GatewayMetrics
-from services.llm.gateway.model_map import parse_models
+from services.llm.gateway.model_map import VARIABLE, read_models
 from services.llm.gateway.settings import GatewaySettings
 from services.llm.server import service as server
 from tests.unit.runtime.harness import Cluster, address, until
@@ -83,7 +83,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     replicas = {name: (address(await cluster.start(servicer)),) for name, servicer in services.items()}
     Clients.use(Settings(static=replicas))
     metrics = GatewayMetrics()
-    app = make_app(GatewaySettings(parse_models(json.dumps(MODELS))), metrics)
+    app = make_app(GatewaySettings(read_models({VARIABLE: json.dumps(MODELS)})), metrics)
     gateway = await cluster.start(app, service="gateway")
     url = f"http://127.0.0.1:{gateway.http_port}/v1"
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:

@@ -94,11 +94,6 @@ def read_models(environ: Mapping[str, str]) -> ModelMap:
     return ModelMap({name: route for name, route in routes.items() if route is not None})
 
 
-def parse_models(text: str) -> ModelMap:
-    """The map that one text says. Raises ValueError likewise."""
-    return read_models({VARIABLE: text})
-
-
 def _members(variable: str, text: str, problems: list[str]) -> Mapping[str, object]:
     try:
         found = json.loads(text)

@@ -416,10 +416,7 @@ class TestNobodyComes:
                 await stub.Echo(echo(), timeout=600)
         discovery.say("echo-child")
         await until(lambda: channel.pool().listing.absence is None, "it is heard that it is back")
-        waiting = asyncio.ensure_future(_reply(stub, "hi"))
-        await until(lambda: channel.queued == 1, "who calls waits for its first replica")
-        discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
-        assert await waiting == "echo: hi"
+        await _assert_waits_for_the_first(stub, channel, discovery, cluster)
         await discovery.close()
 
     async def test_one_to_a_service_that_the_controller_does_not_know_fails_soon(
@@ -436,10 +433,7 @@ class TestNobodyComes:
                 assert "`pierhead status`" in str(caught.value)
         discovery.say("echo-child")
         await until(lambda: channel.pool().listing.absence is None, "it is there by now")
-        waiting = asyncio.ensure_future(_reply(stub, "hi"))
-        await until(lambda: channel.queued == 1, "who calls waits for its first replica")
-        discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
-        assert await waiting == "echo: hi"
+        await _assert_waits_for_the_first(stub, channel, discovery, cluster)
         await discovery.close()
 
     async def test_a_service_that_is_added_in_time_is_waited_for(self, cluster: Cluster) -> None:
@@ -491,6 +485,16 @@ class TestNobodyComes:
 
 async def _awaited(call: Any) -> Any:
     return await call
+
+
+async def _assert_waits_for_the_first(
+    stub: Any, channel: HandleChannel, discovery: FakeDiscovery, cluster: Cluster
+) -> None:
+    """Who calls now waits for the service's first replica, and has its answer."""
+    waiting = asyncio.ensure_future(_reply(stub, "hi"))
+    await until(lambda: channel.queued == 1, "who calls waits for its first replica")
+    discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
+    assert await waiting == "echo: hi"
 
 
 async def _reply(stub: Any, message: str) -> str:

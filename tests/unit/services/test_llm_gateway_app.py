@@ -26,7 +26,7 @@ from pierhead.llm.v1.llm_pb2 import ModelCard
 from services.llm.gateway.app import make_app
 from services.llm.gateway.cards import ModelCards
 from services.llm.gateway.metrics import GatewayMetrics
-from services.llm.gateway.model_map import parse_models
+from services.llm.gateway.model_map import VARIABLE, read_models
 from services.llm.gateway.multipart import form_fields
 from services.llm.gateway.settings import GatewaySettings
 from tests.harness.ports import free_port
@@ -51,7 +51,7 @@ class Stand:
         self.cluster = cluster
         self.client = client
         self.metrics = GatewayMetrics()
-        self.settings = GatewaySettings(parse_models(json.dumps(MODELS)))
+        self.settings = GatewaySettings(read_models({VARIABLE: json.dumps(MODELS)}))
         self.qwen = FakeLLMServer(adapters=("support",))
         self.big = FakeLLMServer("big")
         self.prefill = FakeLLMServer("big")
@@ -673,7 +673,7 @@ async def test_prefill_that_cannot_now(stand: Stand, fallback: bool) -> None:
 
 @pytest.mark.parametrize("fallback", [True, False])
 async def test_no_prefill_replica(stand: Stand, fallback: bool) -> None:
-    models = parse_models(json.dumps({"big": {"service": "llm-big", "prefill": "llm-away"}}))
+    models = read_models({VARIABLE: json.dumps({"big": {"service": "llm-big", "prefill": "llm-away"}})})
     stand.settings = replace(stand.settings, models=models, prefill_fallback=fallback)
     await stand.start()
     status, _, _ = await stand.post(CHAT, chat(model="big"), headers={"x-request-timeout-seconds": "0.5"})

@@ -11,7 +11,7 @@ from pierhead.errors import SettingsError
 
 from services.llm.gateway.api_keys import find_key, parse_keys
 from services.llm.gateway.key_file import KeyFile
-from services.llm.gateway.model_map import Route, parse_models, read_models
+from services.llm.gateway.model_map import VARIABLE, Route, read_models
 from services.llm.gateway.settings import GatewaySettings
 
 HASH = hashlib.sha256(b"one").hexdigest()
@@ -86,11 +86,11 @@ MODELS = {
     ],
 )
 def test_where_names_lead(name: str, route: Route | None) -> None:
-    assert parse_models(json.dumps(MODELS)).find(name) == route
+    assert read_models({VARIABLE: json.dumps(MODELS)}).find(name) == route
 
 
 def test_services_are_listed_once() -> None:
-    models = parse_models(json.dumps(MODELS))
+    models = read_models({VARIABLE: json.dumps(MODELS)})
     assert models.services == ("llm-qwen", "big", "other")
     assert models.prefill_services == ("big-prefill",)
 
@@ -117,7 +117,7 @@ def test_services_are_listed_once() -> None:
 )  # fmt: skip
 def test_wrong_maps(text: str, told: str) -> None:
     with pytest.raises(ValueError, match="PIERHEAD_LLM_MODELS: ") as raised:
-        parse_models(text)
+        read_models({VARIABLE: text})
     assert told in str(raised.value)
 
 
