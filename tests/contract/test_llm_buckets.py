@@ -21,9 +21,9 @@ from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 
-from services.llm.server import loading
 from services.llm.server.errors import LLMStartError, SourceNotFoundError
-from services.llm.server.loading import fetch
+from services.llm.server.models import buckets
+from services.llm.server.models.loading import fetch
 from services.llm.server.service import LLMServer
 from tests.harness.bucket_stores import S3, GoogleStorage, Memory, Store, google_emulator, moto
 from tests.harness.fetching import STEP_BYTES
@@ -219,8 +219,8 @@ def test_what_has_changed_is_fetched_and_what_is_gone_is_removed(bucket: Bucket,
 def test_an_object_that_changes_while_it_is_fetched_is_not_mixed(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "CHUNK_BYTES", STEP_BYTES)
-    monkeypatch.setattr(loading, "REPORT_S", 0.0)
+    monkeypatch.setattr(buckets, "CHUNK_BYTES", STEP_BYTES)
+    monkeypatch.setattr(buckets, "REPORT_S", 0.0)
     weights = "weights/model.safetensors"
 
     def change_it(doing: str, done: float | None, total: float) -> None:

@@ -10,8 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from services.llm.server import loading
 from services.llm.server.errors import LLMStartError
+from services.llm.server.models import buckets, cache
+from services.llm.server.models.loading import fetch
 
 STEP_BYTES = 1024 * 1024
 
@@ -25,13 +26,13 @@ def _report_and_wait(doing: str, done: float | None, total: float) -> None:
     sys.stdin.readline()
 
 
-def main(source: str, cache: str, steps: str = "") -> None:
+def main(source: str, directory: str, steps: str = "") -> None:
     """Fetch, and say how it ended."""
-    loading.ASK_AGAIN_S = 0.02
+    cache.ASK_AGAIN_S = 0.02
     if steps:
-        loading.CHUNK_BYTES, loading.REPORT_S = STEP_BYTES, 0.0
+        buckets.CHUNK_BYTES, buckets.REPORT_S = STEP_BYTES, 0.0
     try:
-        found = loading.fetch(source, Path(cache), _report_and_wait if steps else _report)
+        found = fetch(source, Path(directory), _report_and_wait if steps else _report)
     except LLMStartError as error:
         print(json.dumps({"error": str(error)}), flush=True)
     else:

@@ -17,7 +17,7 @@ from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 
 from services.llm.gateway.app import make_app
 from services.llm.gateway.metrics import GatewayMetrics
-from services.llm.gateway.model_map import VARIABLE, read_models
+from services.llm.gateway.models.model_map import VARIABLE, read_models
 from services.llm.gateway.settings import GatewaySettings
 from services.llm.server import service as server
 from tests.unit.runtime.harness import Cluster, address, until

@@ -15,7 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aiohttp import hdrs, web
+
 from services.llm.openai_error import error_body, shown
+
+JSON = "application/json"
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -38,6 +42,13 @@ class ApiError(Exception):
         self.status = status
         self.headers = dict(headers or {})
         self.body = error_body(message, kind=kind, code=code, param=param)
+
+
+def answer_error(error: ApiError, headers: dict[str, str]) -> web.Response:
+    """An error of the gateway's own as a response."""
+    return web.Response(
+        status=error.status, body=error.body, headers={hdrs.CONTENT_TYPE: JSON, **headers, **error.headers}
+    )
 
 
 def runtime_error_body(status: int, code: str, message: str, request_id: str) -> bytes:

@@ -18,22 +18,21 @@ from pierhead.http_errors import ERROR_HEADERS
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.request import CURRENT
 
+from services.llm.gateway.body.body import Asked, read_body
 from services.llm.gateway.endpoints import Endpoint, is_path
-from services.llm.gateway.errors import ApiError, error_event, unknown_model, unknown_path
-from services.llm.gateway.limits import duration
+from services.llm.gateway.errors import JSON, ApiError, answer_error, error_event, unknown_model, unknown_path
+from services.llm.gateway.keys.limits import duration
 from services.llm.gateway.meter import Meter
-from services.llm.gateway.model_map import Route
-from services.llm.gateway.prefill import decode_overrides, prefill_overrides
-from services.llm.gateway.request_body import Asked, read_body
+from services.llm.gateway.models.model_map import Route
+from services.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 
 if TYPE_CHECKING:
     from pierhead.visit import Visit
 
-    from services.llm.gateway.app import Gateway
-    from services.llm.gateway.key_file import Holder
-    from services.llm.gateway.targets import Target
+    from services.llm.gateway.gateway import Gateway
+    from services.llm.gateway.keys.key_file import Holder
+    from services.llm.gateway.models.targets import Target
 
-JSON = "application/json"
 EVENTS = "text/event-stream"
 
 CLIENT_LEFT = "499"
@@ -343,13 +342,6 @@ class Exchange:
             holder.limits.settle(asked.tokens, used.prompt + used.completion, gateway.clock())
         key = "" if holder is None else holder.key.name
         self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
-
-
-def answer_error(error: ApiError, headers: dict[str, str]) -> web.Response:
-    """An error of the gateway's own as a response."""
-    return web.Response(
-        status=error.status, body=error.body, headers={hdrs.CONTENT_TYPE: JSON, **headers, **error.headers}
-    )
 
 
 def _too_large(limit: int) -> ApiError:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from pierhead.llm.v1.llm_pb2 import LLMReply
 
+from services.llm.gateway.body.body import Asked
 from services.llm.gateway.metrics import GatewayMetrics, finish_label
-from services.llm.gateway.model_map import Route
-from services.llm.gateway.request_body import Asked
+from services.llm.gateway.models.model_map import Route
 
 
 class Used(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pierhead.errors import SettingsError
 
-from services.llm.gateway.model_map import ModelMap, read_models
+from services.llm.gateway.models.model_map import ModelMap, read_models
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from services.llm.server.engine import LLMEngine
 from services.llm.server.errors import LLMStartError
 
 ENGINES = {
-    "mock": "services.llm.server.engines.mock_engine:MockEngine",
-    "openai": "services.llm.server.engines.openai_engine:OpenAIEngine",
-    "vllm": "services.llm.server.engines.vllm_engine:VLLMEngine",
+    "mock": "services.llm.server.engines.mock.engine:MockEngine",
+    "openai": "services.llm.server.engines.openai.engine:OpenAIEngine",
+    "vllm": "services.llm.server.engines.vllm.engine:VLLMEngine",
 }
 
 

@@ -24,13 +24,14 @@ from pierhead.llm_config import LLMConfig
 from pierhead.metrics import PROCESS, RuntimeMetrics
 from pierhead.routing_stats import publish
 
-from services.llm.server import bodies, loading
-from services.llm.server.adapters import Adapters, Fetch, unknown_adapter
+from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
 from services.llm.server.background import in_background
 from services.llm.server.engine import Delivering, EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
 from services.llm.server.exposition import show
+from services.llm.server.models import loading
+from services.llm.server.models.adapters import Adapters, Fetch, unknown_adapter
 from services.llm.server.registry import engine_class
 from services.llm.server.watchdog import TokenWatchdog
 

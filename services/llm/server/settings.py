@@ -11,7 +11,7 @@ from pierhead.errors import SettingsError
 from pierhead.llm_config import VARIABLE, LLMConfig
 from pydantic import ValidationError
 
-CACHE_VARIABLE = "PIERHEAD_LLM_CACHE"
+from services.llm.server.models.cache import CACHE_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ def both_vllms(work: Workplace) -> Iterator[dict[str, Running]]:
 
 def vllm_serve(vllm: VLLM, port: int) -> list[str]:
     """Its command, with the arguments that our service has."""
-    from services.llm.server.engines.vllm_start import arguments
+    from services.llm.server.engines.vllm.start import arguments
 
     command = [str(vllm.python), "-m", "vllm.entrypoints.cli.main", "serve", str(vllm.model), "--host", "127.0.0.1"]
     return [*command, "--port", str(port), "--served-model-name", VLLM_MODEL, *arguments(VLLM_ENGINE.items())]

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controller.metrics import ControllerMetrics
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.server.engine import EngineLoad
-from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.exposition import show
 from tests.unit.dashboards.promql import exported_names
 

@@ -24,10 +24,10 @@ from pierhead.listing import Listing
 from pierhead.llm.v1.llm_pb2 import ModelCard
 
 from services.llm.gateway.app import make_app
-from services.llm.gateway.cards import ModelCards
+from services.llm.gateway.body.multipart import form_fields
 from services.llm.gateway.metrics import GatewayMetrics
-from services.llm.gateway.model_map import VARIABLE, read_models
-from services.llm.gateway.multipart import form_fields
+from services.llm.gateway.models.cards import ModelCards
+from services.llm.gateway.models.model_map import VARIABLE, read_models
 from services.llm.gateway.settings import GatewaySettings
 from tests.harness.ports import free_port
 from tests.harness.waiting import PATIENCE_S

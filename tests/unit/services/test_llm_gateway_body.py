@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 
+from services.llm.gateway.body.body import MAX_VALUES, MOST_TOKENS, read_body
+from services.llm.gateway.body.multipart import form_fields
+from services.llm.gateway.body.prompt_text import MAX_CHARACTERS, MAX_PIECES, prompt_text
 from services.llm.gateway.errors import ApiError
-from services.llm.gateway.limits import Limits
-from services.llm.gateway.multipart import form_fields
-from services.llm.gateway.prefill import decode_overrides
-from services.llm.gateway.prompt_text import MAX_CHARACTERS, MAX_PIECES, prompt_text
-from services.llm.gateway.request_body import MAX_VALUES, MOST_TOKENS, read_body
+from services.llm.gateway.keys.limits import Limits
+from services.llm.gateway.models.prefill import decode_overrides
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.gateway.limits import Limits, Refused, duration
-from services.llm.gateway.token_bucket import TokenBucket
+from services.llm.gateway.keys.limits import Limits, Refused, duration
+from services.llm.gateway.keys.token_bucket import TokenBucket
 
 RATES = st.floats(0.5, 1e6)
 STEPS = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10_000)), max_size=60)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pierhead.errors import SettingsError
 
-from services.llm.gateway.api_keys import find_key, parse_keys
-from services.llm.gateway.key_file import KeyFile
-from services.llm.gateway.model_map import VARIABLE, Route, read_models
+from services.llm.gateway.keys.api_keys import find_key, parse_keys
+from services.llm.gateway.keys.key_file import KeyFile
+from services.llm.gateway.models.model_map import VARIABLE, Route, read_models
 from services.llm.gateway.settings import GatewaySettings
 
 HASH = hashlib.sha256(b"one").hexdigest()

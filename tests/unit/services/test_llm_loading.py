@@ -19,9 +19,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from services.llm.server import loading
 from services.llm.server.errors import LLMStartError, SourceNotFoundError
-from services.llm.server.loading import fetch
+from services.llm.server.models import buckets, cache
+from services.llm.server.models.loading import fetch
 
 SOURCE = "memory://bucket/qwen"
 WEIGHTS = bytes(range(256)) * 400
@@ -202,8 +202,8 @@ def test_a_content_that_changes_while_it_is_fetched_is_never_taken_for_whole(
     bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reads it gets the beginning of one and the end of the other, and as many bytes as were expected."""
-    monkeypatch.setattr(loading, "CHUNK_BYTES", len(WEIGHTS) // 4)
-    monkeypatch.setattr(loading, "REPORT_S", 0.0)
+    monkeypatch.setattr(buckets, "CHUNK_BYTES", len(WEIGHTS) // 4)
+    monkeypatch.setattr(buckets, "REPORT_S", 0.0)
 
     def change_it(doing: str, done: float | None, total: float) -> None:
         if not told.lines and done and done > total // 2:
@@ -220,9 +220,9 @@ def test_a_content_that_changes_while_it_is_fetched_is_never_taken_for_whole(
 def test_who_has_waited_goes_by_what_is_stored_then(
     bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(cache, "ASK_AGAIN_S", 0.01)
     (tmp_path / "locks").mkdir()
-    with (tmp_path / "locks" / loading._file_name(SOURCE)).open("a") as lock:
+    with (tmp_path / "locks" / cache.file_name(SOURCE)).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         def meanwhile(doing: str, done: float | None, total: float) -> None:
@@ -290,7 +290,7 @@ def test_of_two_replicas_one_fetches_and_the_other_waits(
     bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second begins while the first one is in the middle of a file, and reads nothing itself."""
-    monkeypatch.setattr(loading, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(cache, "ASK_AGAIN_S", 0.01)
     in_the_middle, go_on = threading.Event(), threading.Event()
     opened: list[str] = []
     real = type(bucket)._open

@@ -15,11 +15,11 @@ from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from services.llm.server.engine import Replies
-from services.llm.server.engines import mock_text
-from services.llm.server.engines.mock_cache import BlockCache, chain_of
-from services.llm.server.engines.mock_engine import MockEngine
-from services.llm.server.engines.mock_schedule import Pace, Schedule, Sequence, Stage
-from services.llm.server.engines.mock_schema import smallest, smallest_match
+from services.llm.server.engines.mock import text as mock_text
+from services.llm.server.engines.mock.cache import BlockCache, chain_of
+from services.llm.server.engines.mock.engine import MockEngine
+from services.llm.server.engines.mock.schedule import Pace, Schedule, Sequence, Stage
+from services.llm.server.engines.mock.schema import smallest, smallest_match
 from services.llm.server.errors import LLMRequestError
 
 pytestmark = pytest.mark.virtual_time

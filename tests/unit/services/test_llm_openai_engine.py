@@ -17,10 +17,10 @@ from pierhead import Unavailable
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
-from services.llm.server.engines import openai_engine
-from services.llm.server.engines.mock_engine import MockEngine
-from services.llm.server.engines.openai_engine import OpenAIEngine
-from services.llm.server.engines.openai_events import Account, Splitter
+from services.llm.server.engines.mock.engine import MockEngine
+from services.llm.server.engines.openai import engine as openai_engine
+from services.llm.server.engines.openai.engine import OpenAIEngine
+from services.llm.server.engines.openai.events import Account, Splitter
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError
 from tests.harness.openai_server import Handler, handler_of, serving
 

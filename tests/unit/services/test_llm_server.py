@@ -20,7 +20,7 @@ from pierhead.server import ReplicaServer
 
 from services.llm.server import service
 from services.llm.server.engine import LLMEngine
-from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.errors import EngineDiedError, EngineStalledError, LLMStartError, SourceNotFoundError
 from services.llm.server.service import LLMServer
 from tests.harness.waiting import PATIENCE_S

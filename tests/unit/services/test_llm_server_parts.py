@@ -20,10 +20,10 @@ from pierhead.multiplex import loaded_models
 from pydantic import ValidationError
 
 from services.llm.server import bodies
-from services.llm.server.adapters import MOST_FETCHES, Adapters
 from services.llm.server.engine import EngineLoad
-from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
+from services.llm.server.models.adapters import MOST_FETCHES, Adapters
 from services.llm.server.registry import ENGINES, engine_class
 from services.llm.server.settings import ServerSettings
 from services.llm.server.watchdog import TokenWatchdog
@@ -397,7 +397,7 @@ HANGS = """
 import sys, time
 from pathlib import Path
 from pierhead import serve
-from services.llm.server.engines.mock_engine import MockEngine
+from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.service import LLMServer
 from services.llm.server.settings import ServerSettings
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from services.llm.server.engines.vllm_errors import MOST_CHARACTERS, openai_error, parameter, reason
+from services.llm.server.engines.vllm.errors import MOST_CHARACTERS, openai_error, parameter, reason
 
 INVALID = "invalid_request_error"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.llm.server.engines.vllm_start import arguments, explanation, stage_of
+from services.llm.server.engines.vllm.start import arguments, explanation, stage_of
 
 
 @pytest.mark.parametrize(

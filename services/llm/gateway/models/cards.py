@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pierhead.errors import PierheadError
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, ModelCard
 
-from services.llm.gateway.limits import Clock
-from services.llm.gateway.targets import Target
+from services.llm.gateway.keys.limits import Clock
+from services.llm.gateway.models.targets import Target
 
 logger = logging.getLogger("pierhead.llm.gateway")
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from pierhead.llm.v1.llm_pb2 import LLMReply, Usage
 
-from services.llm.server.engines.mock_plan import Answer, Plan
-from services.llm.server.engines.mock_text import bytes_of
+from services.llm.server.engines.mock.plan import Answer, Plan
+from services.llm.server.engines.mock.text import bytes_of
 
 DONE = b"data: [DONE]\n\n"
 _MARK = "\x00"

@@ -1,6 +1,6 @@
 """vLLM in this process: its AsyncLLM engine (which runs the model in processes of its own) under its own OpenAI serving
 classes, so that requests are checked, templated and answered as by `vllm serve`. Everything that depends on vLLM's
-version is here and in vllm_start.py; made for 0.32.
+version is here and in start.py; made for 0.32.
 
 Chat and completions call the serving classes; every other path is put to vLLM's own web application, without a socket.
 Tokens are counted where the engine hands them out: events go on as vLLM wrote them, and nobody reads them again.
@@ -53,8 +53,8 @@ from services.llm.server import bodies
 from services.llm.server.answers import error_reply, reply_to
 from services.llm.server.background import in_background
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
-from services.llm.server.engines.vllm_errors import openai_error, reason
-from services.llm.server.engines.vllm_start import arguments, explanation, stage_of
+from services.llm.server.engines.vllm.errors import openai_error, reason
+from services.llm.server.engines.vllm.start import arguments, explanation, stage_of
 from services.llm.server.errors import EngineDiedError, LLMRequestError, LLMStartError, NotSupported
 
 log = logging.getLogger(__name__)

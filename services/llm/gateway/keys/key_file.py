@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pierhead.errors import SettingsError
 
-from services.llm.gateway.api_keys import ApiKey, find_key, parse_keys
-from services.llm.gateway.limits import Clock, Limits
+from services.llm.gateway.keys.api_keys import ApiKey, find_key, parse_keys
+from services.llm.gateway.keys.limits import Clock, Limits
 
 logger = logging.getLogger("pierhead.llm.gateway")
 

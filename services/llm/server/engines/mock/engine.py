@@ -1,8 +1,8 @@
 """An engine without a model, for tests, demos and load tests: deterministic tokens at a given pace, and a prefix cache
 that is counted as a real one.
 
-    mock_plan      a request as what is to be answered      mock_schedule  which token is due when
-    mock_replies   answers as OpenAI's JSON                 mock_cache     blocks and who shares them
+    plan      a request as what is to be answered      schedule  which token is due when
+    replies   answers as OpenAI's JSON                 cache     blocks and who shares them
 
 One timer serves all requests. Tokens of a request that are due in one tick go out as one reply of several events.
 """
@@ -25,12 +25,13 @@ from pierhead.request import new_request_id
 from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report, Sink
-from services.llm.server.engines import mock_text, mock_vectors
-from services.llm.server.engines.mock_arguments import MockArguments, read_arguments
-from services.llm.server.engines.mock_cache import BlockCache, chain_of
-from services.llm.server.engines.mock_plan import Plan, check_length, plan_chat, plan_completions
-from services.llm.server.engines.mock_replies import News, Writer
-from services.llm.server.engines.mock_schedule import Schedule, Sequence, Stage
+from services.llm.server.engines.mock import text as mock_text
+from services.llm.server.engines.mock import vectors as mock_vectors
+from services.llm.server.engines.mock.arguments import MockArguments, read_arguments
+from services.llm.server.engines.mock.cache import BlockCache, chain_of
+from services.llm.server.engines.mock.plan import Plan, check_length, plan_chat, plan_completions
+from services.llm.server.engines.mock.replies import News, Writer
+from services.llm.server.engines.mock.schedule import Schedule, Sequence, Stage
 from services.llm.server.errors import LLMRequestError, LLMStartError, unknown_model
 
 LOADING_STEPS = 10

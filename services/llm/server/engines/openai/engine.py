@@ -24,8 +24,8 @@ from pierhead.llm_config import LLMConfig
 from services.llm.server import bodies
 from services.llm.server.answers import error_reply, reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
-from services.llm.server.engines.openai_arguments import read_arguments
-from services.llm.server.engines.openai_events import Account, Splitter
+from services.llm.server.engines.openai.arguments import read_arguments
+from services.llm.server.engines.openai.events import Account, Splitter
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError, unknown_model
 
 log = logging.getLogger(__name__)

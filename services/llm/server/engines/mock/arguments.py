@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.llm.server.engines.mock_schedule import Pace
+from services.llm.server.engines.mock.schedule import Pace
 from services.llm.server.errors import LLMStartError
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pierhead.llm.v1.llm_pb2 import ModelCard
 
-from services.llm.gateway.model_map import ModelMap, Route
+from services.llm.gateway.models.model_map import ModelMap, Route
 
 Entry = tuple[tuple[str, ...], dict[str, Any]]
 """The names that a scope may have for it, and what is told of it."""

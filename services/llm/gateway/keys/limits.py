@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from services.llm.gateway.token_bucket import TokenBucket
+from services.llm.gateway.keys.token_bucket import TokenBucket
 
 
 @dataclass(frozen=True, slots=True)

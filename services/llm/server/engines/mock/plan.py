@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.llm.server import bodies
-from services.llm.server.engines import mock_text
-from services.llm.server.engines.mock_arguments import MockArguments
-from services.llm.server.engines.mock_schema import smallest, smallest_match
+from services.llm.server.engines.mock import text as mock_text
+from services.llm.server.engines.mock.arguments import MockArguments
+from services.llm.server.engines.mock.schema import smallest, smallest_match
 from services.llm.server.errors import LLMRequestError
 
 MOST_CHOICES = 128

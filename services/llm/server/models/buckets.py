@@ -1,52 +1,29 @@
-"""Where models and adapters come from: a directory, the Hugging Face hub, or a bucket (s3://, gs://).
-
-    fetch(source) --> a local directory, complete
-
-What is fetched is kept below a cache directory that replicas share, usually a volume: one fetches, the others wait for
-it. A fetch that was interrupted goes on where it was, in the middle of a file, too. Blocks: to be called in a thread.
-"""
+"""Models and adapters from buckets (s3://, gs://): what is missing is fetched, an interrupted file is continued."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.llm.server.engine import Report
 from services.llm.server.errors import LLMStartError, SourceNotFoundError
+from services.llm.server.models.cache import file_name, one_at_a_time
 
-CACHE_VARIABLE = "PIERHEAD_LLM_CACHE"
 CHUNK_BYTES = 8 * 1024 * 1024
 REPORT_S = 0.5
 """Between two reports of progress."""
-ASK_AGAIN_S = 1.0
-"""Between two looks whether the replica that fetches has come to its end."""
 
 _GIB = 1024**3
 _STATE = ".pierhead-fetched.json"
 _PART = ".pierhead-part"
-_WEIGHTS_BESIDE_SAFETENSORS = (
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.gguf",
-    "*.h5",
-    "*.msgpack",
-    "*.onnx",
-    "original/**",
-    "onnx/**",
-)
-"""Other forms of the same weights, which nobody reads where there are safetensors."""
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; AWS_ENDPOINT_URL for a store other than Amazon's",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, a key's file inside the container",
@@ -55,129 +32,6 @@ _VARIABLES = {
 _ZONAL = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
 """Has gcsfs ask by gRPC which type a bucket is, before each read as long as it is not told: for a minute each where
 nothing but HTTPS gets through. Zonal buckets alone cannot be read without: "true" is left as it is."""
-
-
-def cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where fetched models are kept: PIERHEAD_LLM_CACHE, else /cache."""
-    return Path(environ.get(CACHE_VARIABLE) or "/cache")
-
-
-def fetch(source: str, cache: Path, report: Report) -> Path:
-    """A local directory with everything of `source`, which has one of LLMConfig's forms.
-
-    Raises LLMStartError with what a person can act on, but for the key that names the source; SourceNotFoundError where
-    a bucket has nothing of that name.
-    """
-    if source.startswith("/"):
-        return _local(Path(source))
-    try:
-        return _from_bucket(source, cache, report) if "://" in source else _from_hub(source, cache, report)
-    except OSError as error:
-        raise _cannot_keep(source, cache, error) from error
-
-
-def _local(directory: Path) -> Path:
-    if not directory.exists():
-        raise LLMStartError(
-            f"{directory} does not exist inside the container; mount it (volumes: in the compose "
-            "file) or correct the path"
-        )
-    if directory.is_dir() and not any(directory.iterdir()):
-        raise LLMStartError(f"{directory} is empty; put the model's files there, or mount another one")
-    return directory
-
-
-# ------------------------------------------------------------------------------------------------- Hugging Face's hub
-
-
-def _from_hub(source: str, cache: Path, report: Report) -> Path:
-    """A snapshot in the hub's own cache layout, which its library resumes and shares by itself."""
-    import huggingface_hub
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    name, _, revision = source.partition("@")
-    try:
-        with _one_at_a_time(cache, source, report):
-            folder = huggingface_hub.snapshot_download(
-                name,
-                revision=revision or None,
-                cache_dir=cache / "hub",
-                ignore_patterns=_not_needed(name, revision),
-                tqdm_class=_hub_progress(name, report),
-            )
-    except GatedRepoError as error:
-        raise LLMStartError(
-            f"{name} is gated on the Hugging Face hub: accept its licence there, and set HF_TOKEN in the "
-            "service's environment"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise LLMStartError(f"{name} has no revision {revision} on the Hugging Face hub") from error
-    except RepositoryNotFoundError as error:
-        raise LLMStartError(
-            f"{name} does not exist on the Hugging Face hub, or is private (then set HF_TOKEN); a "
-            'directory begins with "/"'
-        ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
-        raise LLMStartError(
-            f"the Hugging Face hub cannot be reached for {name}, and {cache} does not have it: {error}; "
-            "check the network of the container, or mount the model's directory and name that"
-        ) from error
-    return Path(folder)
-
-
-def _not_needed(name: str, revision: str) -> list[str] | None:
-    """Patterns of the files that need not be fetched; nothing where the hub does not say what there is."""
-    import huggingface_hub
-
-    try:
-        info = huggingface_hub.HfApi().model_info(name, revision=revision or None)
-    except huggingface_hub.errors.HfHubHTTPError:
-        raise
-    except Exception:  # the hub's HTTP library's own errors: offline. The snapshot may be in the cache all the same
-        return None
-    names = [file.rfilename for file in info.siblings or ()]
-    return list(_WEIGHTS_BESIDE_SAFETENSORS) if any(name.endswith(".safetensors") for name in names) else None
-
-
-def _hub_progress(name: str, report: Report) -> type[Any]:
-    """A tqdm class that tells `report` in place of a terminal. One bar of the hub's counts bytes, others files."""
-    from tqdm.auto import tqdm
-
-    class HubProgress(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)
-            kwargs["disable"] = False
-            kwargs["file"] = _NOWHERE
-            super().__init__(*args, **kwargs)
-
-        def update(self, n: float | None = 1) -> bool | None:
-            shown: bool | None = super().update(n)
-            if self.unit == "B" and self.total:
-                report(f"downloading {name}", self.n, self.total)
-            return shown
-
-    return HubProgress
-
-
-class _Nowhere:
-    """A file that takes everything."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing to do."""
-
-
-_NOWHERE = _Nowhere()
-
-# ------------------------------------------------------------------------------------------------------------ buckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +97,12 @@ def _in_a_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _from_bucket(source: str, cache: Path, report: Report) -> Path:
+def from_bucket(source: str, cache: Path, report: Report) -> Path:
+    """A local copy of everything below a prefix. Raises LLMStartError, SourceNotFoundError, OSError."""
     prefix = _prefix(source)
     objects = prefix.objects()
-    target = cache / "buckets" / _file_name(source)
-    with _one_at_a_time(cache, source, report) as waited:
+    target = cache / "buckets" / file_name(source)
+    with one_at_a_time(cache, source, report) as waited:
         if waited:  # for as long as a download takes: what was listed before may be gone
             objects = prefix.objects()
         fetched = _Fetch(prefix.files, target, source, objects, report).run()
@@ -413,48 +268,3 @@ def _size(file: Path) -> int:
 def _mark(tag: str) -> str:
     """A part's name says of which content it is a part: a changed object is not continued."""
     return re.sub(r"[^A-Za-z0-9]+", "", tag)[-24:] or "0"
-
-
-# ------------------------------------------------------------------------------------------------------- the cache
-
-
-@contextmanager
-def _one_at_a_time(
-    cache: Path, source: str, report: Report, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[bool]:
-    """One replica fetches a source at a time; the lock ends with its holder's process, however that ends. Gives whether
-    there was another one to wait for."""
-    locks = cache / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / _file_name(source)).open("a") as lock:
-        waited = 0
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waited += 1
-                # Another number each time: a wait for somebody who gets on is no start that hangs. Whoever fetches and
-                # hangs is replaced by its own deadline, which frees the lock.
-                report(f"waiting for another replica that downloads {source}", waited, 0)
-                sleep(ASK_AGAIN_S)
-        yield waited > 0
-
-
-def _file_name(source: str) -> str:
-    """One that people recognise, and that no other source has: s3://a/b_c and s3://a/b/c are two."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", source).strip("_")[:150]
-    return f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
-
-
-def _cannot_keep(source: str, cache: Path, error: OSError) -> LLMStartError:
-    if error.errno == errno.ENOSPC:
-        return LLMStartError(
-            f"no space left in {cache} for {source}; enlarge the cache volume, or remove models from it"
-        )
-    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return LLMStartError(
-            f"{cache} cannot be written to ({error.strerror}); mount a volume there that the user of the "
-            f"image may write to, or name another directory in {CACHE_VARIABLE}"
-        )
-    return LLMStartError(f"{source} could not be fetched into {cache}: {error}")

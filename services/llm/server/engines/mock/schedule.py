@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from services.llm.server.engines.mock_cache import BlockCache, Chain, Lease
+from services.llm.server.engines.mock.cache import BlockCache, Chain, Lease
 
 NEARLY = 1e-6
 """Of a token: what rounding may take away."""

@@ -9,9 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.llm.gateway.body.multipart import Field, form_fields
+from services.llm.gateway.body.prompt_text import PromptText, prompt_text, prompts
 from services.llm.gateway.errors import ApiError, wrong
-from services.llm.gateway.multipart import Field, form_fields
-from services.llm.gateway.prompt_text import PromptText, prompt_text, prompts
 
 FORM = "multipart/form-data"
 

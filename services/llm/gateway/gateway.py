@@ -1,0 +1,85 @@
+"""What all requests of one gateway process share: its models, keys, limits and the services behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from aiohttp import hdrs, web
+
+from services.llm.gateway.body.room import BodyRoom
+from services.llm.gateway.errors import ApiError, answer_error, unknown_model
+from services.llm.gateway.keys.key_file import Holder, KeyFile
+from services.llm.gateway.keys.limits import Clock
+from services.llm.gateway.metrics import GatewayMetrics
+from services.llm.gateway.models.cards import ModelCards
+from services.llm.gateway.models.model_list import ModelList
+from services.llm.gateway.models.targets import Target
+from services.llm.gateway.settings import GatewaySettings
+
+
+class Gateway:
+    """What all requests share."""
+
+    def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics, clock: Clock) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.clock = clock
+        self.bodies = BodyRoom(settings.max_bodies_bytes)
+        metrics.bodies.read = lambda: self.bodies.taken
+        self.models = settings.models
+        services = dict.fromkeys((*self.models.services, *self.models.prefill_services))
+        self.targets = {service: Target(service) for service in services}
+        self._keys = None if settings.keys_file is None else KeyFile(settings.keys_file, settings.gateways, clock)
+        self._cards = ModelCards(self.models.services, settings.models_refresh_s, clock)
+        self._list = ModelList(self.models, self._cards.card, int(time.time()))
+
+    async def live(self, _: web.Application) -> AsyncIterator[None]:
+        """Owns what runs beside the requests, from the application's start to its end."""
+        for service in self.models.prefill_services:
+            self.targets[service].has_replica()  # it is looked for from now on, not from the first request on
+        tasks = [asyncio.create_task(self._cards.keep(), name="what services say they serve")]
+        if self._keys is not None:
+            tasks.append(asyncio.create_task(self._keys.watch(), name="the file of API keys"))
+        yield
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def identify(self, request: web.Request) -> Holder | None:
+        """Who asks; None where there are no keys. Raises ApiError 401."""
+        if self._keys is None:
+            return None
+        scheme, _, presented = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        presented = presented.strip() if scheme.lower() == "bearer" else ""
+        holder = self._keys.find(presented) if presented else None
+        if holder is None:
+            why = "Incorrect API key provided" if presented else "You didn't provide an API key"
+            message = f"{why}. Send one of this gateway's keys in the header `Authorization: Bearer KEY`."
+            raise ApiError(401, message, code="invalid_api_key", headers={hdrs.WWW_AUTHENTICATE: "Bearer"})
+        return holder
+
+    async def models_handler(self, request: web.Request) -> web.StreamResponse:
+        """`GET /v1/models`: the models, aliases and known adapters that the client may use."""
+        try:
+            holder = self.identify(request)
+        except ApiError as error:
+            return answer_error(error, {})
+        shown = [told for names, told in self._list.entries() if holder is None or holder.key.may_use(names)]
+        return web.json_response({"object": "list", "data": shown})
+
+    async def model_handler(self, request: web.Request) -> web.StreamResponse:
+        """`GET /v1/models/{id}`: one of them."""
+        try:
+            holder = self.identify(request)
+            asked = request.match_info["id"]
+            for names, told in self._list.entries():
+                if told["id"] == asked and (holder is None or holder.key.may_use(names)):
+                    return web.json_response(told)
+            raise unknown_model(asked)
+        except ApiError as error:
+            return answer_error(error, {})
