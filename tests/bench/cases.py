@@ -53,7 +53,7 @@ class Subject:
     key: str
     label: str
     kind: str
-    """ours, peer, single_stage, bare or model"""
+    """ours, peer, single_stage, asgi_stage, bare or model"""
     env: tuple[tuple[str, str], ...] = ()
     haproxy: bool = True
     setting: str = ""
@@ -69,6 +69,7 @@ class Subject:
 OURS: Final = Subject("ours", "Pierhead", "ours")
 PEER: Final = Subject("peer", "Ray Serve", "peer")
 SINGLE_STAGE: Final = Subject("single_stage", "one aiohttp stage", "single_stage")
+ASGI_STAGE: Final = Subject("asgi_stage", "one FastAPI stage", "asgi_stage")
 BARE: Final = Subject("bare", "aiohttp + plain grpc.aio", "bare")
 MODEL: Final = Subject("model", "model alone", "model")
 
@@ -82,14 +83,6 @@ VARIANTS: Final = (
         (("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", "true"),),
         setting="run_user_code_in_separate_thread",
         only="child",  # HTTP handlers stay on the server's loop
-    ),
-    Subject(
-        "ours:workers",
-        "two ingress processes",
-        "ours",
-        (("PIERHEAD_WORKERS", "2"),),
-        setting="workers",
-        only="ingress",  # callers would keep to one worker of a gRPC service
     ),
     Subject("ours:no-access-log", "without the log line per request", "ours", (("PIERHEAD_ACCESS_LOG", "false"),)),
 )
@@ -165,6 +158,7 @@ def _limits(options: Options, number: int, app: App) -> Iterator[Visit]:
     if app.name == "echo":
         steps = (Step("closed", 1, options.seconds), Step("closed", app.main_level, options.seconds))
         yield Visit(number, SINGLE_STAGE, app.name, steps[1:])
+        yield Visit(number, ASGI_STAGE, app.name, steps[:1])
         yield Visit(number, BARE, app.name, (*steps, *_grpc_steps(options)))
     elif app.name == "stream":
         levels = (1,) if options.quick else (1, app.main_level)
@@ -195,7 +189,7 @@ def _variant_steps(options: Options, app: App, variant: Subject) -> tuple[Step, 
 
 # ------------------------------------------------------------------------------------------------------- time to come
 
-_START_S: Final = {"ours": 4.0, "peer": 12.0, "single_stage": 3.0, "bare": 3.0, "model": 6.0}
+_START_S: Final = {"ours": 4.0, "peer": 12.0, "single_stage": 3.0, "asgi_stage": 3.0, "bare": 3.0, "model": 6.0}
 _DLRM_START_S: Final = 6.0
 WARM_S: Final = {"closed": 1.0, "first": 0.5, "open": 1.0, "grpc": 0.5, "model": 0.5}
 """Load before each measurement that is not counted."""

@@ -174,6 +174,7 @@ def limits(results: Results, samples: Samples) -> Iterator[str]:
     for level in (1, APPS["echo"].main_level):
         for subject, label in (
             ("single_stage", "one aiohttp stage behind HAProxy"),
+            ("asgi_stage", "one FastAPI stage in the runtime, behind HAProxy"),
             ("bare", "aiohttp and plain grpc.aio"),
         ):
             of = ("echo", "closed", level)

@@ -79,7 +79,7 @@ class AsgiListener:
 
 def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
     """A bound socket that does not listen yet."""
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:

@@ -64,6 +64,7 @@ CHAINS: Mapping[tuple[str, str], Chain] = {
     ("bare", "echo"): _BARE,
     ("bare", "stream"): _BARE,
     ("single_stage", "echo"): Chain("/echo", Service("ingress", "echo", "tests.bench.bare.single_stage"), None),
+    ("asgi_stage", "echo"): Chain("/echo", Service("ingress", "echo", "tests.bench.bare.asgi_stage"), None),
 }
 
 

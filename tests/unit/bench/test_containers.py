@@ -21,10 +21,8 @@ def test_replicas_are_the_chains_and_the_rest_of_x_serve_stays() -> None:
 def test_variants_set_x_serve_keys_where_there_are_such_and_variables_else() -> None:
     services = yaml.safe_load((APPS / "echo.yaml").read_text())["services"]
     of = {variant.key: override(CHAINS["ours", "echo"], variant, services)["services"] for variant in VARIANTS}
-    assert of["ours:workers"]["echo"]["x-serve"]["workers"] == 2
     assert of["ours:two-loops"]["echo-child"]["x-serve"]["run_user_code_in_separate_thread"] is True
     assert of["ours:grpc"]["echo"]["environment"] == {"PIERHEAD_TRANSPORT": "grpc"}
-    # Services refuse what they cannot be: several workers of a gRPC service, HTTP handlers on another loop.
-    assert "workers" not in of["ours:workers"]["echo-child"]["x-serve"]
+    # A service refuses HTTP handlers on another loop.
     assert "run_user_code_in_separate_thread" not in of["ours:two-loops"]["echo"]["x-serve"]
     assert of["ours:grpc"]["echo-child"]["environment"] == {"PIERHEAD_TRANSPORT": "grpc"}
