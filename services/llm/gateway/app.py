@@ -26,6 +26,11 @@ def make_app(
     gateway = Gateway(settings, metrics or GatewayMetrics(), clock)
     app = web.Application(client_max_size=settings.max_body_bytes)
     app[ERROR_BODY] = runtime_error_body
+    app.router.add_get("/health", gateway.health_handler)
+    app.router.add_get("/ping", gateway.health_handler)
+    app.router.add_post("/ping", gateway.health_handler)
+    app.router.add_get("/version", gateway.version_handler)
+    app.router.add_get("/load", gateway.load_handler)
     app.router.add_get("/v1/models", gateway.models_handler)
     app.router.add_get("/v1/models/{id:.+}", gateway.model_handler)
     for path, endpoint in POSTS.items():

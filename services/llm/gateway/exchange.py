@@ -81,6 +81,7 @@ class Exchange:
     async def answer(self) -> web.StreamResponse:
         """The response. Raises what the runtime's edge answers better: its own errors, and that the client left."""
         code = CLIENT_LEFT
+        self._gateway.ongoing += 1
         try:
             response = await self._run()
             code = self._code or str(response.status)
@@ -97,6 +98,7 @@ class Exchange:
                 raise
             raise known from error
         finally:
+            self._gateway.ongoing -= 1
             self._give_room_back()
             self._account(code)
         return response

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from importlib.metadata import version
 
 from aiohttp import hdrs, web
 
@@ -27,6 +28,8 @@ class Gateway:
         self.settings = settings
         self.metrics = metrics
         self.clock = clock
+        self.ongoing = 0
+        """Requests for models that are being answered."""
         self.bodies = BodyRoom(settings.max_bodies_bytes)
         metrics.bodies.read = lambda: self.bodies.taken
         self.models = settings.models
@@ -62,6 +65,25 @@ class Gateway:
             message = f"{why}. Send one of this gateway's keys in the header `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key", headers={hdrs.WWW_AUTHENTICATE: "Bearer"})
         return holder
+
+    async def health_handler(self, request: web.Request) -> web.StreamResponse:
+        """`/health`, `/ping`: the gateway takes requests. A model that loads, or is scaled to zero, holds them."""
+        return web.Response()
+
+    async def version_handler(self, request: web.Request) -> web.StreamResponse:
+        """`GET /version`: Pierhead's."""
+        return self._about(request, {"version": version("pierhead")})
+
+    async def load_handler(self, request: web.Request) -> web.StreamResponse:
+        """`GET /load`: the requests that this gateway process is answering."""
+        return self._about(request, {"server_load": self.ongoing})
+
+    def _about(self, request: web.Request, what: dict[str, object]) -> web.Response:
+        try:
+            self.identify(request)
+        except ApiError as error:
+            return answer_error(error, {})
+        return web.json_response(what)
 
     async def models_handler(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models`: the models, aliases and known adapters that the client may use."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +133,31 @@ async def test_the_body_goes_on_as_it_came(gateway: Stand) -> None:
     assert context is not None
     assert context.session_id == "s-1"
     assert context.model_id is None
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
+async def test_members_that_are_the_operators_reach_no_engine(gateway: Stand, path: str) -> None:
+    """With kv_transfer_params a client would have the GPU's host connect to any address and read other clients' blocks;
+    with priority it would overtake them."""
+    transfer = {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 80}
+    wanted = {"kv_transfer_params": transfer, "ec_transfer_params": transfer, "priority": -(2**31)}
+    kept = chat(temperature=0.5, prompt="h\u00e9", tools=[{"priority": 1}])
+    extra = {"vllm_xargs": {"kv_transfer_params": "x", "ec_transfer_params": "x", "session_id": "s"}}
+    assert (await gateway.post(path, kept | wanted | extra | {"Model": "other", "Priority": 1}))[0] == 200
+    _, asked = gateway.qwen.asked[-1]
+    assert json.loads(asked.body) == kept | {"vllm_xargs": {"session_id": "s"}}
+    assert asked.overrides == ""
+
+
+async def test_a_form_with_arguments_for_the_engine_is_refused(gateway: Stand) -> None:
+    form = aiohttp.FormData()
+    form.add_field("file", b"\x00", filename="a.wav")
+    form.add_field("model", "qwen")
+    form.add_field("vllm_xargs", '{"kv_transfer_params": "x"}')
+    async with gateway.client.post(gateway.base + "/v1/audio/transcriptions", data=form) as answer:
+        error = error_of(await answer.read())
+    assert (answer.status, error["code"], error["param"]) == (400, "invalid_form", "vllm_xargs")
+    assert gateway.qwen.asked == []
 
 
 async def test_an_adapter_is_told_to_router_and_engine(gateway: Stand) -> None:
@@ -273,6 +299,31 @@ async def test_unknown_models_paths_and_methods(gateway: Stand) -> None:
     assert (status, told["error"]["code"]) == (405, "method_not_allowed")
     assert gateway.qwen.asked == []
     assert {labels[0] for labels in gateway.counted()} == {""}, "no series for what clients invent"
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")])
+async def test_health_as_vllm_tells_it(stand: Stand, tmp_path: Path, method: str, path: str) -> None:
+    """Load generators and cloud platforms ask before they send a key."""
+    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", {"key": "one", "name": "a"}))
+    await stand.start()
+    async with stand.client.request(method, stand.base + path) as answer:
+        assert (answer.status, await answer.read()) == (200, b"")
+
+
+async def test_version_and_load_as_vllm_tells_them(stand: Stand, tmp_path: Path) -> None:
+    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", {"key": "one", "name": "a"}))
+    await stand.start()
+    for path in ("/version", "/load"):
+        assert (await stand.get(path))[0] == 401, "they speak of the operator's machine"
+    ask = {"headers": bearer("one")}
+    assert await stand.get("/version", **ask) == (200, {"version": version("pierhead")})
+    assert await stand.get("/load", **ask) == (200, {"server_load": 0})
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stand.post(CHAT, chat(fake="wait"), **ask))
+        await asyncio.wait_for(stand.qwen.waiting.wait(), PATIENCE_S)
+        assert await stand.get("/load", **ask) == (200, {"server_load": 1})
+        stand.qwen.gate.set()
+    assert await stand.get("/load", **ask) == (200, {"server_load": 0})
 
 
 async def test_a_huge_body(stand: Stand) -> None:
@@ -604,9 +655,10 @@ ASK = {
 async def test_prefill_first(gateway: Stand) -> None:
     gateway.prefill.transfer = TRANSFER
     asked = chat(model="big", stream=True, stream_options={"include_usage": True}, max_completion_tokens=9)
-    assert (await gateway.post(CHAT, asked))[1] == ALL
+    injected = {"kv_transfer_params": {"remote_host": "169.254.169.254"}}
+    assert (await gateway.post(CHAT, asked | injected))[1] == ALL
     [(_, first)], [(_, second)] = gateway.prefill.asked, gateway.big.asked
-    assert first.body == second.body
+    assert first.body == second.body == json.dumps(asked).encode()
     assert json.loads(first.overrides) == {
         "max_tokens": 1, "max_completion_tokens": 1, "stream": False, "stream_options": None, "kv_transfer_params": ASK,
     }  # fmt: skip

@@ -29,6 +29,16 @@ MOST_TOKENS = 10**9
 _TRUE = ("true", "1", "on", "yes", "t", "y")
 """As forms say it; those that vLLM takes."""
 
+OPERATORS = frozenset({"kv_transfer_params", "ec_transfer_params", "priority"})
+"""Members of vLLM's API that are the operator's alone, and are removed from every client's body. The first two have an
+engine connect to the address they name and read blocks of other clients; `priority` overtakes other clients.
+"""
+
+_REMOVED = OPERATORS | {"model"}
+
+ENGINE_ARGUMENTS = "vllm_xargs"
+"""An object that vLLM adds to its own arguments: the same members count there."""
+
 _AT_ONCE = 2**20
 """Bytes of a body that are looked at before its size is judged."""
 
@@ -48,6 +58,8 @@ class Asked:
     """Names of the body's members; empty for a form."""
     field: Field | None = None
     """Of a form: the one that names the model."""
+    cleaned: bytes | None = None
+    """The body without the members that are the operator's; None where it has none of them."""
 
     @property
     def tokens(self) -> int:
@@ -56,6 +68,8 @@ class Asked:
 
     def body_for(self, body: bytes, model: str) -> bytes:
         """The body as the service is to have it. A form is told the model here, where JSON has LLMRequest.model."""
+        if self.cleaned is not None:
+            return self.cleaned
         field = self.field
         if field is None or body[field.begin : field.end] == model.encode():
             return body
@@ -74,7 +88,22 @@ def read_body(body: bytes, content_type: str, *, messages: bool = False) -> Aske
         raise wrong("messages", "a list of messages", found.get("messages"))
     limits = [_count(found, name, 0) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     choices = _count(found, "n", 1) * prompts(found)
-    return Asked(model, bool(stream), prompt_text(found, len(body)), max(limits), choices, frozenset(found))
+    kept = _for_clients(found)
+    cleaned = None if kept == found else json.dumps(kept).encode()
+    return Asked(
+        model, bool(stream), prompt_text(found, len(body)), max(limits), choices, frozenset(kept), None, cleaned
+    )
+
+
+def _for_clients(found: Mapping[str, object]) -> Mapping[str, object]:
+    """The members that a client may set. Some servers behind the engine `openai` ignore the case of names: for them
+    `Model` would be another model than the one that the client's key was checked for.
+    """
+    kept = {name: value for name, value in found.items() if name == "model" or name.casefold() not in _REMOVED}
+    extra = found.get(ENGINE_ARGUMENTS)
+    if isinstance(extra, dict) and OPERATORS & extra.keys():
+        kept[ENGINE_ARGUMENTS] = {name: value for name, value in extra.items() if name not in OPERATORS}
+    return kept
 
 
 def _parse(body: bytes) -> Mapping[str, object]:
@@ -116,7 +145,10 @@ def _count(found: Mapping[str, object], name: str, least: int) -> int:
 
 
 def _read_form(body: bytes, content_type: str) -> Asked:
-    fields = form_fields(body, content_type, ("model", "stream"))
+    fields = form_fields(body, content_type, ("model", "stream", ENGINE_ARGUMENTS))
+    if ENGINE_ARGUMENTS in fields:
+        message = f"the field {ENGINE_ARGUMENTS} is not for clients of this gateway; leave it out"
+        raise ApiError(400, message, code="invalid_form", param=ENGINE_ARGUMENTS)
     field, stream = fields.get("model"), fields.get("stream")
     model = _model(None if field is None else field.text)
     streams = stream is not None and stream.text.lower() in _TRUE
