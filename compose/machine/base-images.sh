@@ -101,6 +101,8 @@ build() {
   debian_sources "$release" >"$workspace/$release.list" || return
   what=("$release" "$archive")
   [ ! -s "$workspace/$release.list" ] || what+=("$workspace/$release.list")
+  # mmdebstrap has its shell write to file descriptors by number, and dash takes numbers of one digit only: a few open
+  # files more, and it fails with "Bad fd number".
   without_open_files as_root mmdebstrap --variant=minbase --include=ca-certificates "${hooks[@]}" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
@@ -109,16 +111,6 @@ build() {
       "$archive" "debian:$release-slim" &&
     as_root rm -f "$archive"
 }
-
-# without_open_files COMMAND...: COMMAND with standard input, output and error alone. mmdebstrap has its shell write to
-# file descriptors by number, and dash takes numbers of one digit only: a few that whoever started us has left open are
-# enough to make it fail with "Bad fd number".
-without_open_files() (
-  for file in /proc/"$BASHPID"/fd/*; do
-    [ "${file##*/}" -le 2 ] || eval "exec ${file##*/}>&-"
-  done
-  "$@"
-)
 
 # How apt behaves inside the images: it keeps no packages, caches and translations.
 write_slim_apt_settings() {

@@ -13,6 +13,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly ENGINE_WANTED=26 COMPOSE_WANTED=2.26
 readonly ENGINE_START_S=60
 readonly ENGINE_LOG=/var/log/dockerd.log
+# Overridable, so that a test can see what is written.
+readonly ENGINE_SETTINGS=${PIERHEAD_ENGINE_SETTINGS:-/etc/docker/daemon.json}
 readonly PLUGIN_LINKS=/usr/local/lib/docker/cli-plugins
 plugin_homes=(/usr/libexec/docker/cli-plugins /usr/lib/docker/cli-plugins)
 
@@ -135,18 +137,19 @@ END
 }
 
 # Before the packages, so that the engine's first start already reads them. An existing file is the user's, and stays.
+# Containers and published ports outlive the engine: ports are rules in the kernel, not proxies that end with it.
 write_engine_settings() {
-  if [ ! -e /etc/docker/daemon.json ]; then
-    as_root mkdir -p /etc/docker
-    as_root tee /etc/docker/daemon.json >/dev/null <<'END'
+  [ ! -e "$ENGINE_SETTINGS" ] || return 0
+  as_root mkdir -p "$(dirname "$ENGINE_SETTINGS")"
+  as_root tee "$ENGINE_SETTINGS" >/dev/null <<'END'
 {
   "features": {"cdi": true},
   "live-restore": true,
+  "userland-proxy": false,
   "log-driver": "json-file",
   "log-opts": {"max-size": "10m", "max-file": "3"}
 }
 END
-  fi
 }
 
 # --- starting ------------------------------------------------------------------------------------------------------
@@ -170,8 +173,9 @@ start_engine() {
 start_without_init() {
   drop_stale_pid_file /var/run/docker.pid dockerd
   drop_stale_pid_file /var/run/docker/containerd/containerd.pid containerd
+  # It outlives its caller, whose locks must not live on in it.
   # shellcheck disable=SC2016  # expanded by the inner shell, as root
-  as_root bash -c 'ulimit -n 1048576 2>/dev/null; exec setsid --fork dockerd >>"$1" 2>&1 </dev/null 9<&-' - "$ENGINE_LOG"
+  without_open_files as_root bash -c 'ulimit -n 1048576 2>/dev/null; exec setsid --fork dockerd >>"$1" 2>&1 </dev/null' - "$ENGINE_LOG"
 }
 
 drop_stale_pid_file() {

@@ -33,6 +33,14 @@ apt_install() {
       apt-get install -y --no-remove --no-install-recommends "$@"
 }
 
+# without_open_files COMMAND...: COMMAND with standard input, output and error alone, whatever its caller has open.
+without_open_files() (
+  for file in /proc/"$BASHPID"/fd/*; do
+    [ "${file##*/}" -le 2 ] || eval "exec ${file##*/}>&-"
+  done
+  "$@"
+)
+
 # at_least FOUND WANTED: compares the first two numbers of two versions ("26.1.5+dfsg1" is at least "26").
 at_least() {
   local found_major found_minor wanted_major wanted_minor
@@ -92,7 +100,7 @@ wheel_directory() {
 }
 
 # one_at_a_time: a second script that gets here waits for the first to end. The lock is on a directory that every
-# machine has, so that no file is left behind. It goes with the script, so nothing that outlives it may inherit it.
+# machine has, so that no file is left behind. It is released when the script ends.
 one_at_a_time() {
   if command -v flock >/dev/null 2>&1; then
     exec 9</etc

@@ -6,6 +6,7 @@ The engine is one of the test's own (tests/harness/own_engine.py): the machine's
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -79,6 +80,23 @@ def test_with_live_restore_no_request_is_lost(engine: OwnEngine, stack: Stack) -
     print(f"\nwith live-restore: {load.result}; the controller had it back after {back:.1f} s")
     load.assert_no_failure()
     assert stack.container("controller").id == controller
+
+
+def test_published_ports_stay_open_while_the_engine_is_down(engine: OwnEngine, stack: Stack) -> None:
+    """They are rules in the kernel. The engine writes them anew when it starts: then they refuse for some 0.2 s."""
+    engine.set_live_restore(True)
+    before = lives(stack)
+    with Load([stack.url(ECHO)], connections=CONNECTIONS, reuse=False) as load:
+        engine.stop("KILL")
+        for _ in range(200):
+            assert stack.get(ECHO).status == 200
+        starting = time.time()
+        engine.start()
+        eventually(lambda: sees_the_engine(stack), "the controller has the engine again", within_s=90)
+    print(f"\na crash of the engine, a new connection for each request: {load.result}")
+    assert [failure for failure in load.result.failures if failure.at < starting] == []
+    assert load.result.kinds() <= {"ConnectionRefusedError"}, load.result.failures
+    assert lives(stack) == before, "nothing was restarted"
 
 
 def test_without_it_everything_comes_back_by_itself(engine: OwnEngine, stack: Stack) -> None:

@@ -104,8 +104,11 @@ class LoadResult:
 class Load:
     """Runs the load process around a block of a test; `result` is there when the block has ended."""
 
-    def __init__(self, urls: Sequence[str], connections: int = 50, limit_s: float = 300.0) -> None:
+    def __init__(
+        self, urls: Sequence[str], connections: int = 50, limit_s: float = 300.0, *, reuse: bool = True
+    ) -> None:
         self._arguments = [*urls, "--connections", str(connections), "--limit-s", str(limit_s)]
+        self._arguments += [] if reuse else ["--no-reuse"]
         self.result = LoadResult()
 
     def __enter__(self) -> Self:
@@ -129,8 +132,10 @@ class Load:
         assert self.result.failed == 0, f"{self.result}\n" + "\n".join(map(str, self.result.failures[:20]))
 
 
-async def run(urls: Sequence[str], connections: int, limit_s: float) -> LoadResult:
-    """Load `urls` in turn over that many connections until SIGTERM or the limit."""
+async def run(urls: Sequence[str], connections: int, limit_s: float, *, reuse: bool = True) -> LoadResult:
+    """Load `urls` in turn over that many connections until SIGTERM or the limit; without `reuse`, each request opens a
+    new one.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -141,7 +146,7 @@ async def run(urls: Sequence[str], connections: int, limit_s: float) -> LoadResu
     started = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for index in range(connections):
-            group.create_task(_user(urls[index % len(urls)], stop, result, latencies))
+            group.create_task(_user(urls[index % len(urls)], stop, result, latencies, reuse=reuse))
         print("running", file=sys.stderr, flush=True)
     result.seconds = time.monotonic() - started
     latencies.sort()
@@ -152,10 +157,11 @@ async def run(urls: Sequence[str], connections: int, limit_s: float) -> LoadResu
     return result
 
 
-async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: list[float]) -> None:
+async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: list[float], *, reuse: bool) -> None:
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-    request = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: keep-alive\r\n\r\n".encode()
+    connection = "keep-alive" if reuse else "close"
+    request = f"GET {target} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: {connection}\r\n\r\n".encode()
     writer: asyncio.StreamWriter | None = None
     reader: asyncio.StreamReader | None = None
     while not stop.is_set():
@@ -198,8 +204,10 @@ def main() -> None:
     parser.add_argument("urls", nargs="+")
     parser.add_argument("--connections", type=int, default=50)
     parser.add_argument("--limit-s", type=float, default=60.0)
+    parser.add_argument("--no-reuse", action="store_true", help="a new connection for each request")
     arguments = parser.parse_args()
-    print(json.dumps(asdict(asyncio.run(run(arguments.urls, arguments.connections, arguments.limit_s)))))
+    running = run(arguments.urls, arguments.connections, arguments.limit_s, reuse=not arguments.no_reuse)
+    print(json.dumps(asdict(asyncio.run(running))))
 
 
 if __name__ == "__main__":

@@ -133,6 +133,7 @@ class OwnEngine:
     def _configure(self, *, live_restore: bool) -> None:
         settings = {
             "live-restore": live_restore,
+            "userland-proxy": False,  # as compose/machine/engine.sh sets it where it installs an engine
             "data-root": str(self.work / "data"),
             "features": {"cdi": True},
             "exec-opts": ["native.cgroupdriver=cgroupfs"],

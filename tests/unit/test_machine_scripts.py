@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -211,6 +212,56 @@ class TestEngine:
         assert result.returncode == 2
         assert 'the Docker context is "desktop-linux", and no Docker Engine answers there.' in result.stderr
         assert not [call for call in machine.calls() if call.startswith("apt-get")]
+
+    def test_an_engine_that_is_installed_gets_settings_with_which_published_ports_outlive_it(
+        self, machine: Machine
+    ) -> None:
+        result, settings = self.installed(machine)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(settings.read_text()) == {
+            "features": {"cdi": True},
+            "live-restore": True,
+            "userland-proxy": False,
+            "log-driver": "json-file",
+            "log-opts": {"max-size": "10m", "max-file": "3"},
+        }
+
+    def test_settings_that_are_there_already_are_the_users(self, machine: Machine) -> None:
+        result, settings = self.installed(machine, settings="{}")
+        assert result.returncode == 0, result.stderr
+        assert settings.read_text() == "{}"
+
+    @pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd starts the engine")
+    def test_an_engine_that_is_started_holds_none_of_the_callers_files(self, machine: Machine) -> None:
+        there = machine.directory / "started"
+        (machine.programs / "id").unlink()
+        machine.has("id", "echo 1000")
+        machine.has("dockerd")
+        machine.has("docker", f"[ -e '{there}' ] || exit 1\n{HEALTHY_ENGINE}")
+        started = f'for file in /proc/$$/fd/*; do echo "open ${{file##*/}}"; done >>"$TMPDIR/calls"; echo >\'{there}\''
+        machine.has("sudo", f'case "$*" in "bash -c "*) {started} ;; "docker info") [ -e "{there}" ] ;; esac')
+        with (machine.directory / "some").open("w") as some:
+            number = some.fileno()
+            result = machine.run("engine.sh", open_files=[number])
+        assert result.returncode == 0, result.stderr
+        opened = {int(call.split()[1]) for call in machine.calls() if call.startswith("open ")}
+        assert {0, 1, 2} <= opened
+        assert number not in opened
+
+    def installed(self, machine: Machine, settings: str = "") -> tuple[subprocess.CompletedProcess[str], Path]:
+        """engine.sh on an Ubuntu machine without an engine. What it does as root changes only files of the test."""
+        file, there = machine.directory / "daemon.json", machine.directory / "installed"
+        if settings:
+            file.write_text(settings)
+        (machine.programs / "id").unlink()
+        machine.has("id", "echo 1000")
+        machine.is_a("Ubuntu 24.04", ID="ubuntu", VERSION_CODENAME="noble")
+        machine.has("apt-cache", "echo '  Candidate: 28.2.2-0ubuntu1'")
+        machine.has("docker", f"[ -e '{there}' ] || exit 1\n{HEALTHY_ENGINE}")
+        machine.has("sudo", f"case \"$*\" in tee*) cat >\"$2\" ;; *' install '*) echo >'{there}' ;; esac")
+        result = machine.run("engine.sh", PIERHEAD_ENGINE_SETTINGS=str(file))
+        assert "sudo env DEBIAN_FRONTEND=noninteractive" in "\n".join(machine.calls())
+        return result, file
 
 
 class TestBaseImages:
@@ -440,6 +491,7 @@ class TestUpWaits:
             COMPOSE_PROFILES="",
             PIERHEAD_API_PORT=str(port),
             PIERHEAD_UP_TIMEOUT_S="7",
+            PIERHEAD_PROC=str(machine.directory / "proc"),
             MINE=mine,
             WAITED=str(waited),
             READY=ready,
@@ -455,6 +507,17 @@ class TestUpWaits:
             for words in (" up --detach", "4f1d pierhead wait-ready --serving --timeout 7")
         )
         assert started < asked
+
+    @pytest.mark.parametrize("program", ["docker-proxy", "dockerd"])
+    def test_and_says_what_an_engine_without_its_proxy_would_bring(
+        self, machine: Machine, controller_port: int, program: str
+    ) -> None:
+        (machine.directory / "proc" / "7").mkdir(parents=True)
+        (machine.directory / "proc" / "7" / "comm").write_text(f"{program}\n")
+        result = self.up(machine, controller_port, "2 of 2 ready", 0)
+        assert result.returncode == 0, result.stderr
+        told = [line for line in result.stdout.splitlines() if '"userland-proxy": false' in line]
+        assert len(told) == (program == "docker-proxy")
 
     def test_and_a_rollout_that_goes_on_is_told(self, machine: Machine, controller_port: int) -> None:
         ready = "2 services, 4 replicas, all ready\\na rollout of ranker goes on; `make deploy` waits for its end\\n"
