@@ -31,7 +31,7 @@ MOST_CHANGES = 20
 
 @lru_cache(maxsize=1024)  # every replica is looked at in every tick
 def digest(text: str) -> str:
-    """Twelve hex digits that stand for a user_config; pierhead.user_config makes the same."""
+    """Twelve hex digits that stand for a user_config; pierhead.replica.user_config makes the same."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 from hypothesis import HealthCheck, settings
-from pierhead.multiplex_held import HELD
+from pierhead.held import HELD
+from pierhead.replica.starting import START
 from pierhead.routing_stats import NOTHING, STATS
-from pierhead.starting import START
 
 from tests.harness.machine import Pace
 from tests.harness.process_state import left_behind, our_threads, process_state

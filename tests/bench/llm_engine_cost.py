@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 from pierhead import Settings, close_handles, handle
-from pierhead.clients import Clients
+from pierhead.calls.clients import Clients
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 

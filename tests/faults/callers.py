@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from pierhead import Settings, close_handles
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
 from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import PierheadError

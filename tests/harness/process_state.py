@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Mapping
 
-from pierhead import logs
-from pierhead.multiplex_held import HELD
+from pierhead.edge import logs
+from pierhead.held import HELD
+from pierhead.replica.starting import START
 from pierhead.request import CURRENT
 from pierhead.routing_stats import STATS
-from pierhead.starting import START
 
 PYTEST_S_OWN = frozenset({"PYTEST_CURRENT_TEST", "PYTEST_VERSION", "PYTEST_XDIST_WORKER"})
 # pytest-timeout rings by the alarm, and changes it between a test and its fixtures.
@@ -39,7 +39,7 @@ def process_state() -> ProcessState:
         "level of the root logger": root.level,
         "handlers of the root logger": [one for one in root.handlers if not type(one).__module__.startswith("_pytest")],
         "factory of log records": logging.getLogRecordFactory(),
-        "pierhead.logs": (logs._handler, logs._requests),
+        "pierhead.edge.logs": (logs._handler, logs._requests),
         "garbage collection": gc.isenabled(),
         "current request": CURRENT.get(),
         "models held": HELD.models(),

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from pierhead.policies import Policy, make_policy
-from pierhead.pool import REPORT_TRUSTED_S
+from pierhead.calls.pool import REPORT_TRUSTED_S
+from pierhead.policies.policy import Policy
+from pierhead.policies.registry import make_policy
 
 BLOCK = 64
 """Characters of a cached block: 16 tokens of four."""

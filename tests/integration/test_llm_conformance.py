@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from pierhead import Settings, close_handles
-from pierhead.clients import Clients
+from pierhead.calls.clients import Clients
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 
 from services.llm.gateway.app import make_app

@@ -109,7 +109,7 @@ def service(project: Path) -> Iterator[str]:
 
 
 BY_LANE = """
-from pierhead.clients import Clients
+from pierhead.calls.clients import Clients
 connections = [replica.connection for replica in Clients.current().pool("greeter", "lane").replicas()]
 print([type(connection).__name__ for connection in connections], all(c._lane.outbox.sent for c in connections))
 """

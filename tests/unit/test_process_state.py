@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pierhead.multiplex_held import HELD
+from pierhead.held import HELD
 from pierhead.request import CURRENT, RequestContext
 from pierhead.routing_stats import publish
 

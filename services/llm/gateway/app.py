@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from pierhead.http_errors import ERROR_BODY
+from pierhead.http.errors import ERROR_BODY
 
 from services.llm.gateway.endpoints import POSTS, Endpoint
 from services.llm.gateway.errors import runtime_error_body

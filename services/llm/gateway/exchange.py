@@ -12,9 +12,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
-from pierhead.direct_writer import direct_writer
 from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError, Unavailable
-from pierhead.http_errors import ERROR_HEADERS
+from pierhead.http.direct_writer import direct_writer
+from pierhead.http.errors import ERROR_HEADERS
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.request import CURRENT
 
@@ -27,7 +27,7 @@ from services.llm.gateway.models.model_map import Route
 from services.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 
 if TYPE_CHECKING:
-    from pierhead.visit import Visit
+    from pierhead.http.visit import Visit
 
     from services.llm.gateway.gateway import Gateway
     from services.llm.gateway.keys.key_file import Holder

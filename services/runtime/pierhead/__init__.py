@@ -6,9 +6,8 @@ from pierhead import serve, handle, batch
 from typing import TYPE_CHECKING, Any
 
 from pierhead import errors, tensors
-from pierhead.asgi_edge import asgi
-from pierhead.batching import ENDED, Ended, batch, current_batch
-from pierhead.clients import close_handles
+from pierhead.batching.batch import ENDED, Ended, batch, current_batch
+from pierhead.calls.clients import close_handles
 from pierhead.errors import (
     Backpressure,
     BadRequest,
@@ -24,17 +23,19 @@ from pierhead.errors import (
     UserCodeError,
 )
 from pierhead.handle import handle
-from pierhead.health import recheck
+from pierhead.http.asgi_edge import asgi
 from pierhead.local import local, override_handle
-from pierhead.multiplex import multiplexed
-from pierhead.policies import register_policy
-from pierhead.process import serve, serve_async
+from pierhead.multiplex.loans import multiplexed
+from pierhead.policies.registry import register_policy
+from pierhead.replica.health import recheck
+from pierhead.replica.process import serve, serve_async
+from pierhead.replica.starting import progress
 from pierhead.request import RequestContext, current_request
 from pierhead.settings import Settings
-from pierhead.starting import progress
 
 if TYPE_CHECKING:
-    from pierhead.events import sse, sse_event
+    from pierhead.http import errors as http_errors
+    from pierhead.http.events import sse, sse_event
 
 __all__ = [
     "ENDED",
@@ -60,6 +61,7 @@ __all__ = [
     "current_request",
     "errors",
     "handle",
+    "http_errors",
     "local",
     "multiplexed",
     "override_handle",
@@ -77,7 +79,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what brings aiohttp along, a quarter of the memory of a service without HTTP, when it is asked for."""
     if name in ("sse", "sse_event"):
-        from pierhead import events
+        from pierhead.http import events
 
         return getattr(events, name)
+    if name == "http_errors":
+        from pierhead.http import errors as http_errors
+
+        return http_errors
     raise AttributeError(f"module 'pierhead' has no attribute {name!r}")

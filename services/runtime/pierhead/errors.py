@@ -30,14 +30,9 @@ Every class is also a `grpc.RpcError` with `code()` and `details()`, so code wri
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
 from urllib.parse import quote
 
 import grpc
-
-from pierhead.multiplex_held import MODELS_KEY
-from pierhead.routing_stats import STATS_KEY
 
 MAX_DETAILS = 4096
 """Bytes that a status message may take on the wire: header tables and proxies between services are small."""
@@ -224,77 +219,6 @@ HTTP_STATUS_OF: dict[grpc.StatusCode, int] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 """gRPC statuses as HTTP statuses, for those that no class of ours stands for; every other one is a 500."""
-
-_BY_STATUS: dict[grpc.StatusCode, type[PierheadError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: BadRequest,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Backpressure,
-    grpc.StatusCode.UNAVAILABLE: Unavailable,
-}
-
-_BY_KIND: dict[str, type[PierheadError]] = {
-    error.kind: error
-    for error in (
-        PierheadError,
-        BadRequest,
-        PayloadTooLarge,
-        NotFound,
-        DeadlineExceeded,
-        Backpressure,
-        Unavailable,
-        NoReplica,
-        ScaledToZero,
-        Draining,
-        ReplicaDied,
-        Broken,
-        SettingsError,
-    )
-}
-
-
-class Trailers:
-    """The few trailing metadata keys of ours, read once from a finished call."""
-
-    __slots__ = ("error_id", "kind", "models", "ongoing", "refused", "stats")
-    KEYS: ClassVar[dict[str, str]] = {
-        ERROR_KIND_KEY: "kind",
-        ERROR_ID_KEY: "error_id",
-        REFUSED_KEY: "refused",
-        ONGOING_KEY: "ongoing",
-        MODELS_KEY: "models",
-        STATS_KEY: "stats",
-    }
-
-    def __init__(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        self.kind: str | None = None
-        self.error_id: str | None = None
-        self.refused: str | None = None
-        self.ongoing: str | None = None
-        self.models: str | None = None
-        self.stats: str | None = None
-        for key, value in metadata or ():
-            name = self.KEYS.get(key)
-            if name is not None and isinstance(value, str):
-                setattr(self, name, value)
-
-
-def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> PierheadError:
-    """The error that a finished call stands for: the callee's own class where it named one, else by status."""
-    if trailers.kind == UserCodeError.kind:
-        message, _, traceback = details.partition("\n")
-        failed = UserCodeError(message, error_id=trailers.error_id or "", traceback=traceback)
-        if traceback:
-            failed.add_note(f"traceback at the callee:\n{traceback}")  # seen where this error is logged, or its effects
-        return failed
-    named = _BY_KIND.get(trailers.kind or "")
-    found = named if named is not None and named.grpc_status is status else _BY_STATUS.get(status)
-    if found is None:
-        return RemoteError(details or f"the callee answered {status.name} without a message", status)
-    error = found(details)
-    if trailers.kind:
-        error.kind = trailers.kind  # a subclass that only the callee knows keeps its own name at the edge
-    return error
 
 
 def clip(text: str, limit: int, *, keep: str = "start") -> str:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from pierhead.channel import HandleChannel
-from pierhead.transports import TRANSPORTS
+from pierhead.calls.channel import HandleChannel
+from pierhead.lanes.transports import TRANSPORTS
 
 StubT = TypeVar("StubT")
 
@@ -51,7 +51,7 @@ def handle(
     - prefer_local: choose among the replicas on this process's machine (PIERHEAD_NODE) while any of them has room.
       Worth it where the network between machines costs more than an uneven load: a near replica is filled up to its
       `max_ongoing_requests` before another machine is asked.
-    - eject_outliers: leave out a replica for a while whose calls fail while others' do not; see `pierhead.outliers`.
+    - eject_outliers: leave out a replica for a while whose calls fail while others' do not (`pierhead.calls.outliers`).
 
     Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied. A call that
     nobody holds any more is cancelled.

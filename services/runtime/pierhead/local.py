@@ -19,15 +19,15 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from pierhead.admission import Admission
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
-from pierhead.connection import Kind, Method
-from pierhead.edge import Edge
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
+from pierhead.edge.admission import Admission
+from pierhead.edge.edge import Edge
+from pierhead.edge.methods import methods_of
 from pierhead.lanes.caller import CallerLane
+from pierhead.lanes.connection import Kind, Method
 from pierhead.lanes.server import ServedLane
 from pierhead.lanes.window import WINDOW_BYTES
-from pierhead.methods import methods_of
 from pierhead.metrics import RuntimeMetrics
 from pierhead.settings import Settings
 

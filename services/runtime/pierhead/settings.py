@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pierhead.user_config import NOTHING
-from pierhead.user_config import read as read_user_config
+MAX_USER_CONFIG_BYTES = 64 * 1024
+"""Of a config's text: it travels in an environment variable, of which Linux takes 128 KiB."""
+
+NO_USER_CONFIG = "{}"
+"""What is in force at the start."""
+
+
+def read_user_config(text: str | bytes) -> Mapping[str, Any]:
+    """The config that a text holds. Raises ValueError that says what was expected."""
+    size = len(text.encode() if isinstance(text, str) else text)
+    if size > MAX_USER_CONFIG_BYTES:
+        raise ValueError(f"expected at most {MAX_USER_CONFIG_BYTES} bytes, found {size}")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected a JSON object, found something else: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, found a {type(found).__name__}")  # noqa: TRY004 - of its content
+    return found
+
 
 T = TypeVar("T")
 
@@ -80,7 +99,7 @@ class Settings:
     """What handles use that name none: "lane" or "grpc"."""
     node: str = ""
     """Empty = not known."""
-    user_config: str = NOTHING
+    user_config: str = NO_USER_CONFIG
     """JSON: what `reconfigure` gets at the start."""
     access_log: bool = True
     log_level: str = "info"
@@ -121,7 +140,7 @@ class Settings:
             run_user_code_in_separate_thread=reader.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
             transport=read("PIERHEAD_TRANSPORT", "lane", _transport, "lane or grpc"),
             node=reader.text("PIERHEAD_NODE", ""),
-            user_config=read("PIERHEAD_USER_CONFIG", NOTHING, _user_config, "a JSON object of at most 64 KiB"),
+            user_config=read("PIERHEAD_USER_CONFIG", NO_USER_CONFIG, _user_config, "a JSON object of at most 64 KiB"),
             access_log=reader.flag("PIERHEAD_ACCESS_LOG", True),
             log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
             log_encoding=read("PIERHEAD_LOG_ENCODING", "json", _encoding, "json or text"),

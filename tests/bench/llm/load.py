@@ -327,7 +327,7 @@ async def _users_of(url: str, asking: Asking) -> Callable[[Iterator[simulation.P
     if not url.startswith("lane:"):
         return lambda prompts, rng: http_user(asking, url, prompts, rng)
     from pierhead import Settings, handle
-    from pierhead.clients import Clients
+    from pierhead.calls.clients import Clients
     from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
     Clients.use(Settings(static={"LLM": (urlsplit(url).netloc,)}))

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import ScaledToZero, Settings, close_handles
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.echo.v1.echo_pb2 import EchoRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub

@@ -11,9 +11,10 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from pierhead.admin import AdminServer, admin_takers
-from pierhead.user_config import MAX_BYTES, UserConfig, call_hook
-from pierhead.user_config import digest as digest_of_the_runtime
+from pierhead.replica.admin import AdminServer, admin_takers
+from pierhead.replica.user_config import UserConfig, call_hook
+from pierhead.replica.user_config import digest as digest_of_the_runtime
+from pierhead.settings import MAX_USER_CONFIG_BYTES
 
 from controller.api import plan_words, service_json
 from controller.cli import why
@@ -111,7 +112,7 @@ def test_one_that_is_nested_too_deeply_is_told() -> None:
 
 
 def test_controller_and_runtime_agree() -> None:
-    assert LARGEST_USER_CONFIG == MAX_BYTES
+    assert LARGEST_USER_CONFIG == MAX_USER_CONFIG_BYTES
     assert digest(A) == digest_of_the_runtime(A)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 from pierhead import Settings
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
-from pierhead.connection import Kind, Method
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
+from pierhead.calls.replica import Replica
+from pierhead.lanes.connection import Kind, Method
+from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import RuntimeMetrics
-from pierhead.replica import Replica
-from pierhead.transports import TRANSPORTS
 
 
 class FakeCall:

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 from pierhead import BadRequest, Settings
-from pierhead.clients import Clients
+from pierhead.calls.clients import Clients
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.metrics import RuntimeMetrics
+from pierhead.replica.server import ReplicaServer
 from pierhead.request import RequestContext, current_request
-from pierhead.server import ReplicaServer
 
 from tests.harness.waiting import PATIENCE_S
 

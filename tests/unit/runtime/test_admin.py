@@ -9,9 +9,10 @@ import pytest
 from aiohttp import ClientSession
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead import admin
-from pierhead.admin import MAX_HEAD_BYTES, AdminServer, Readiness, Request, admin_pages, admin_takers, read_head
-from pierhead.user_config import MAX_BYTES, ConfigReport
+from pierhead.replica import admin
+from pierhead.replica.admin import MAX_HEAD_BYTES, AdminServer, Readiness, Request, admin_pages, admin_takers, read_head
+from pierhead.replica.user_config import ConfigReport
+from pierhead.settings import MAX_USER_CONFIG_BYTES
 
 from tests.harness.waiting import PATIENCE_S
 
@@ -191,7 +192,7 @@ async def put(made: Admin, body: bytes, method: str = "PUT") -> tuple[int, str]:
         await made.taking.close()
 
 
-@pytest.mark.parametrize("size", [1, MAX_BYTES])
+@pytest.mark.parametrize("size", [1, MAX_USER_CONFIG_BYTES])
 async def test_a_body_is_taken_whole(served: Admin, size: int) -> None:
     status, text = await put(served, b"x" * size)
     assert (status, text) == (200, '{"user_config": {"wanted": "1", "applied": "0", "error": ""}}')
@@ -204,7 +205,11 @@ async def test_a_body_is_taken_whole(served: Admin, size: int) -> None:
         (b"{}", "PUT", (400, '{"error": "user_config: expected another one"}')),
         (b"\xff", "PUT", (400, "user_config: 'utf-8' codec can't decode")),
         (b"", "PUT", (413, "/user-config: expected a body of 1 to 65536 bytes and its length")),
-        (b"x" * (MAX_BYTES + 1), "PUT", (413, "/user-config: expected a body of 1 to 65536 bytes and its length")),
+        (
+            b"x" * (MAX_USER_CONFIG_BYTES + 1),
+            "PUT",
+            (413, "/user-config: expected a body of 1 to 65536 bytes and its length"),
+        ),
         (b"", "GET", (405, "/user-config takes PUT")),
         (b"x", "POST", (405, "/user-config takes PUT")),
     ],

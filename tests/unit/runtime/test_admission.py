@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.admission import Admission
+from pierhead.edge.admission import Admission
 from pierhead.errors import Backpressure, Draining
 
 

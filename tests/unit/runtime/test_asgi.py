@@ -14,9 +14,9 @@ from aiohttp import WSServerHandshakeError as HandshakeError
 from fastapi import BackgroundTasks, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse, StreamingResponse
 from pierhead import BadRequest, asgi, current_request, handle
-from pierhead.asgi_edge import AsgiEdge, is_asgi
-from pierhead.asgi_exchange import LISTEN_AFTER_S, STARLETTE_S_500
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.http.asgi_edge import AsgiEdge, is_asgi
+from pierhead.http.asgi_exchange import LISTEN_AFTER_S, STARLETTE_S_500
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, echo, errors, know, until

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from pierhead import DeadlineExceeded, batch
-from pierhead.batching import Batcher, BatchLimits, current_batch
-from pierhead.batching_run import Arrival, BatchRunner
+from pierhead.batching.batch import Batcher, BatchLimits, current_batch
+from pierhead.batching.run import Arrival, BatchRunner
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext, current_request
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pierhead import DeadlineExceeded, batch
-from pierhead.batching import ENDED, BatchLimits, Ended, ReaderTooSlow, StreamBatcher, current_batch
+from pierhead.batching.batch import ENDED, BatchLimits, Ended, ReaderTooSlow, StreamBatcher, current_batch
 from pierhead.metrics import RuntimeMetrics
 
 from tests.unit.runtime.harness import until

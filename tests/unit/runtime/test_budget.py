@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.budget import RetryBudget
+from pierhead.calls.budget import RetryBudget
 
 
 def test_three_a_second_without_any_traffic() -> None:

@@ -25,15 +25,16 @@ from pierhead import (
     UserCodeError,
     close_handles,
 )
-from pierhead.absence import SwitchedOff
-from pierhead.channel import HandleChannel
-from pierhead.connection import NEVER_SENT
+from pierhead.calls.absence import SwitchedOff
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.line import Place
+from pierhead.calls.listing import Listing
+from pierhead.calls.outliers import FAILURES
+from pierhead.calls.replica import Endpoint
 from pierhead.deadlines import Deadlines
-from pierhead.line import Place
-from pierhead.listing import Listing
-from pierhead.outliers import FAILURES
-from pierhead.policies import RoutedCall, register_policy
-from pierhead.replica import Endpoint
+from pierhead.lanes.connection import NEVER_SENT
+from pierhead.policies.policy import RoutedCall
+from pierhead.policies.registry import register_policy
 from pierhead.request import CURRENT, RequestContext
 
 from tests.harness.waiting import PATIENCE_S
@@ -794,7 +795,7 @@ class Clock:
         pool._clock = self
         pool._call_later = lambda _, callback: loop.call_soon(callback)
         channel.binding().deadlines = Deadlines(clock=self, call_later=lambda _, callback: loop.call_later(0, callback))
-        for module in ("call", "calls"):
+        for module in ("calls.call", "calls.calls"):
             monkeypatch.setattr(f"pierhead.{module}.time", SimpleNamespace(monotonic=self))
 
     def __call__(self) -> float:

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from pierhead import PierheadError, Settings, batch
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
 from pierhead.deadlines import Deadlines
 from pierhead.metrics import RuntimeMetrics
-from pierhead.server import ReplicaServer
+from pierhead.replica.server import ReplicaServer
 
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, address, until
 from tests.unit.runtime.pipes import PipesServicer, PipesStub

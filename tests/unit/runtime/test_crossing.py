@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pierhead.crossing import WINDOW, Crossing, HandOver, Mailbox
+from pierhead.replica.thread.crossing import WINDOW, Crossing, HandOver, Mailbox
 
 from tests.unit.runtime.harness import until
 

@@ -7,7 +7,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.engine_load_policy import EngineLoad
+from pierhead.policies.engine_load import EngineLoad
 
 from tests.unit.runtime.test_policies import CALL, Drawn, Fake, candidates
 

@@ -11,17 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import errors
-from pierhead.errors import (
-    MAX_DETAILS,
-    BadRequest,
-    NotFound,
-    PierheadError,
-    RemoteError,
-    Trailers,
-    UserCodeError,
-    clip,
-    from_status,
-)
+from pierhead.errors import MAX_DETAILS, BadRequest, NotFound, PierheadError, RemoteError, UserCodeError, clip
+from pierhead.trailers import Trailers, from_status
 
 
 def tree(base: type[PierheadError]) -> list[type[PierheadError]]:

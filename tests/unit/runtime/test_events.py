@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import BadRequest, sse, sse_event
-from pierhead.events import MAX_WRITE, error_event
+from pierhead.http.events import MAX_WRITE, error_event
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, errors, until

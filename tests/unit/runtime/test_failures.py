@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 from pierhead import Backpressure, DeadlineExceeded, NoReplica, PayloadTooLarge, PierheadError, ReplicaDied
-from pierhead.connection import NEVER_SENT
+from pierhead.calls.failures import CORE_FAILED, Blame, Failure, count, models
 from pierhead.errors import BadRequest, Draining, RemoteError, Unavailable
-from pierhead.failures import CORE_FAILED, Blame, Failure, count, models
+from pierhead.lanes.connection import NEVER_SENT
 
 S = grpc.StatusCode
 

@@ -24,15 +24,15 @@ from pierhead import (
     close_handles,
     handle,
 )
-from pierhead import directory as directories
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
-from pierhead.directory import Directory, resolve
+from pierhead.calls import directory as directories
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
+from pierhead.calls.directory import Directory, resolve
+from pierhead.calls.listing import Listing
+from pierhead.calls.outliers import FAILURES
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
-from pierhead.listing import Listing
 from pierhead.metrics import RuntimeMetrics
-from pierhead.outliers import FAILURES
 from pierhead.request import CURRENT, RequestContext
 
 from tests.harness.machine import Pace, judge

@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.hash_ring import BITS, HashRing, position
+from pierhead.policies.hash_ring import BITS, HashRing, position
 
 names = st.sets(st.text("abcdef0123456789-", min_size=1, max_size=8), min_size=1, max_size=8)
 keys = st.lists(st.text(max_size=12), min_size=1, max_size=30)
@@ -59,6 +59,6 @@ def test_shares_are_about_equal() -> None:
 
 
 def test_another_process_puts_a_key_at_the_same_place() -> None:
-    source = "from pierhead.hash_ring import position; print(position('session-7'))"
+    source = "from pierhead.policies.hash_ring import position; print(position('session-7'))"
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert int(run.stdout) == position("session-7")

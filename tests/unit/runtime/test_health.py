@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import Broken, Settings, recheck
-from pierhead.health import FAILURES, LINES, HealthWatch, Judge, Load, checks_of
+from pierhead.replica.health import FAILURES, LINES, HealthWatch, Judge, Load, checks_of
 
 from tests.unit.runtime.harness import until
 

@@ -15,13 +15,13 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout, web
 from aiohttp.client_exceptions import ClientConnectionError, ClientPayloadError
 from pierhead import Backpressure, BadRequest, UserCodeError, current_request, handle
-from pierhead.channel import HandleChannel
+from pierhead.calls.channel import HandleChannel
 from pierhead.deadlines import Deadlines
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.http_errors import ERROR_BODY, ERROR_HEADERS
-from pierhead.http_server import AiohttpListener
+from pierhead.http.errors import ERROR_BODY, ERROR_HEADERS
+from pierhead.http.server import AiohttpListener
 from pierhead.metrics import RuntimeMetrics
-from pierhead.server import ReplicaServer
+from pierhead.replica.server import ReplicaServer
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, echo, errors, generate, know, until
@@ -112,7 +112,7 @@ class Site:
 @pytest.fixture(params=[True, False], ids=["known", "unknown"])
 async def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
     """Both with the ways that are taken inside a version of aiohttp that is known, and with aiohttp's own."""
-    monkeypatch.setattr("pierhead.http_server.is_known", lambda: request.param)
+    monkeypatch.setattr("pierhead.http.gate.is_known", lambda: request.param)
     return Site()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, ClientTimeout, web
-from pierhead.http_server import AiohttpListener
-from pierhead.server import ReplicaServer
+from pierhead.http.server import AiohttpListener
+from pierhead.replica.server import ReplicaServer
 from yarl import URL
 
 from tests.harness.waiting import PATIENCE_S

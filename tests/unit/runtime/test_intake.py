@@ -9,7 +9,7 @@ from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import Backpressure
-from pierhead.intake import CALM_S, PER_TURN, UNLIMITED, Intake
+from pierhead.http.intake import CALM_S, PER_TURN, UNLIMITED, Intake
 
 from tests.unit.runtime.harness import Cluster
 

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 from pierhead import BadRequest, UserCodeError
-from pierhead.channel import HandleChannel
+from pierhead.calls.channel import HandleChannel
 from pierhead.errors import DeadlineExceeded, PayloadTooLarge, PierheadError, RemoteError
 from pierhead.lanes.caller import CallerLane
 from pierhead.lanes.metadata import MAX_BYTES
 from pierhead.metrics import RuntimeMetrics
-from pierhead.server import ReplicaServer
+from pierhead.replica.server import ReplicaServer
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until

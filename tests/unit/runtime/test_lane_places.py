@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from pierhead import DeadlineExceeded, Settings
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
+from pierhead.calls.listing import Listing
+from pierhead.calls.replica import Endpoint
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.errors import ReplicaDied
-from pierhead.listing import Listing
 from pierhead.metrics import RuntimeMetrics
-from pierhead.replica import Endpoint
-from pierhead.server import ReplicaServer
+from pierhead.replica.server import ReplicaServer
 
 from tests.unit.runtime.harness import Cluster, address, echo, until
 

@@ -13,24 +13,24 @@ from typing import Any, ClassVar
 import grpc
 import pytest
 from pierhead import NoReplica, ReplicaDied, Settings
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
-from pierhead.connection import NEVER_SENT, Kind, Method
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
+from pierhead.held import Held
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import caller as lane_caller
 from pierhead.lanes import outbox as lane_outbox
 from pierhead.lanes import server as lane_server
 from pierhead.lanes.caller import OPEN, CallerLane
+from pierhead.lanes.connection import NEVER_SENT, Kind, Method
 from pierhead.lanes.outbox import QUEUE_BYTES, Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
 from pierhead.lanes.server import SERVICE
 from pierhead.lanes.window import WINDOW_BYTES
 from pierhead.metrics import RuntimeMetrics
-from pierhead.multiplex_held import Held
+from pierhead.replica.server import ReplicaServer
 from pierhead.routing_stats import Published
-from pierhead.server import ReplicaServer
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.line import Line, Place
+from pierhead.calls.line import Line, Place
 
 steps = st.lists(
     st.one_of(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from pierhead.line_writer import LineWriter
+from pierhead.edge.line_writer import LineWriter
 
 FOREVER_S = 3600.0
 
@@ -150,7 +150,8 @@ def test_many_threads_lose_nothing(pipe: Pipe) -> None:
 def test_a_process_that_ends_has_written_everything() -> None:
     program = (
         "import logging\n"
-        "from pierhead import Settings, logs\n"
+        "from pierhead import Settings\n"
+        "from pierhead.edge import logs\n"
         "logs.configure(Settings())\n"
         "for number in range(1000): logging.info('%d', number)\n"
     )
@@ -162,7 +163,7 @@ def test_a_process_that_ends_has_written_everything() -> None:
 def test_a_forked_child_writes_its_own_lines_and_not_its_parent_s() -> None:
     program = (
         "import os, sys\n"
-        "from pierhead.line_writer import LineWriter\n"
+        "from pierhead.edge.line_writer import LineWriter\n"
         "writer = LineWriter(sys.stderr, linger_s=3600)\n"
         "writer.put('parent')\n"
         "if os.fork() == 0:\n"

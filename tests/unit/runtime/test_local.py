@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 from pierhead import Backpressure, BadRequest, DeadlineExceeded, UserCodeError, close_handles, handle
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.errors import RemoteError
 from pierhead.local import LocalReplica, local, override_handle

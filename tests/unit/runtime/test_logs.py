@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pierhead import Settings, logs
-from pierhead.admission import Admission
-from pierhead.edge import Edge
-from pierhead.logs import JsonFormatter
+from pierhead import Settings
+from pierhead.edge import logs
+from pierhead.edge.admission import Admission
+from pierhead.edge.edge import Edge
+from pierhead.edge.logs import JsonFormatter
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from pierhead import Backpressure, BadRequest, Unavailable, batch, multiplexed
+from pierhead.held import MAX_TEXT, Held, announcement, parse_announcement
 from pierhead.metrics import RuntimeMetrics
-from pierhead.multiplex import Multiplexed, close_models
-from pierhead.multiplex_held import MAX_TEXT, Held, announcement, parse_announcement
+from pierhead.multiplex.loans import Multiplexed, close_models
 from pierhead.request import CURRENT, RequestContext, current_request
 
 from tests.unit.runtime.harness import Cluster, EchoService, until
@@ -209,7 +209,7 @@ class TestUnloading:
         async def load(model_id: str) -> Stuck:
             return Stuck()
 
-        monkeypatch.setattr("pierhead.multiplex_library.CLOSE_TIMEOUT_S", 0.01)
+        monkeypatch.setattr("pierhead.multiplex.library.CLOSE_TIMEOUT_S", 0.01)
         get = Multiplexed(load, 1, name="load", metrics=RuntimeMetrics(), held=Held())
         for model_id in "ab":
             async with get(model_id):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.multiplex_routing import prefer_holders
+from pierhead.policies.model_holders import prefer_holders
 
 
 @dataclass(frozen=True)

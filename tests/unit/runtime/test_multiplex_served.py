@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pierhead import Settings, handle
-from pierhead.clients import Clients
+from pierhead.calls.clients import Clients
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.request import MODEL_KEY
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from pierhead.multiplex_shelf import Entry, Shelf, State, Step
+from pierhead.multiplex.shelf import Entry, Shelf, State, Step
 
 
 def steps(shelf: Shelf) -> list[tuple[str, State]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from pierhead.outliers import (
+from pierhead.calls.outliers import (
     FAILURES,
     FORGIVEN_S,
     JITTER,

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.listing import Listing
-from pierhead.policies import ConsistentHash, LeastOngoing, PowerOfTwo, RoundRobin, make_policy, register_policy
-from pierhead.pool import Pool
-from pierhead.replica import Endpoint
-from pierhead.routing import Router
+from pierhead.calls.listing import Listing
+from pierhead.calls.pool import Pool
+from pierhead.calls.replica import Endpoint
+from pierhead.policies.balanced import LeastOngoing, PowerOfTwo, RoundRobin
+from pierhead.policies.registry import make_policy, register_policy
+from pierhead.policies.router import Router
+from pierhead.policies.session import ConsistentHash
 
 from tests.unit.runtime.test_pool import FakeConnection, Timers
 

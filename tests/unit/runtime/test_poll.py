@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.poll import NOT_YET, NotYet, Polled
+from pierhead.http.poll import NOT_YET, NotYet, Polled
 
 
 async def everything(source: Polled[Any]) -> list[Any]:

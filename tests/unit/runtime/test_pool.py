@@ -8,15 +8,16 @@ from random import Random
 from typing import Any
 
 import pytest
-from pierhead.absence import SwitchedOff
+from pierhead.calls.absence import SwitchedOff
+from pierhead.calls.lease import Lease
+from pierhead.calls.line import Place
+from pierhead.calls.listing import Listing
+from pierhead.calls.outliers import FAILURES
+from pierhead.calls.pool import Pool
+from pierhead.calls.replica import Endpoint, Replica
 from pierhead.errors import NoReplica, ScaledToZero, UserCodeError
-from pierhead.line import Place
-from pierhead.listing import Listing
-from pierhead.outliers import FAILURES
-from pierhead.policies import register_policy
-from pierhead.pool import Lease, Pool
-from pierhead.replica import Endpoint, Replica
-from pierhead.routing import Router
+from pierhead.policies.registry import register_policy
+from pierhead.policies.router import Router
 
 from tests.unit.runtime.harness import until
 

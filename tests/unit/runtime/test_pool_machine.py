@@ -13,11 +13,12 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pierhead.calls.lease import Lease
+from pierhead.calls.outliers import most_out
 from pierhead.errors import UserCodeError
-from pierhead.outliers import most_out
-from pierhead.policies import PowerOfTwo, register_policy
-from pierhead.pool import Lease
-from pierhead.routing import Router
+from pierhead.policies.balanced import PowerOfTwo
+from pierhead.policies.registry import register_policy
+from pierhead.policies.router import Router
 
 from tests.unit.runtime.test_pool import Waiting, World
 

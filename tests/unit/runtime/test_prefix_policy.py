@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import handle
-from pierhead.channel import HandleChannel
+from pierhead.calls.channel import HandleChannel
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.llm.v1.llm_pb2 import LLMRequest
-from pierhead.policies import make_policy
-from pierhead.prefix_policy import CHARS_PER_NODE, MOST_CHARS, PrefixAware
-from pierhead.routing import Router
+from pierhead.policies.prefix import CHARS_PER_NODE, MOST_CHARS, PrefixAware
+from pierhead.policies.registry import make_policy
+from pierhead.policies.router import Router
 
 from tests.unit.runtime.test_policies import Fake, FakeCall, candidates
 

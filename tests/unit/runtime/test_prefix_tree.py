@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from pierhead.prefix_tree import PrefixTree
+from pierhead.policies.prefix_tree import PrefixTree
 
 PLENTY = 10**9
 

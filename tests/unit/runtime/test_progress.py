@@ -10,10 +10,10 @@ import grpc
 import pytest
 from aiohttp import ClientSession, ClientWSTimeout, web
 from pierhead import asgi, handle
-from pierhead.asgi_exchange import Message, Receive, Scope, Send
 from pierhead.echo.v1.echo_pb2 import GenerateRequest, Token
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.tally import Tally, tally
+from pierhead.http.asgi_exchange import Message, Receive, Scope, Send
+from pierhead.replica.tally import Tally, tally
 from pierhead.workers.board import Board, Numbers
 
 from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, know, until

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import subprocess
 import sys
@@ -41,7 +40,8 @@ def test_importing_brings_no_array_library() -> None:
 def test_a_service_without_http_brings_no_http_library() -> None:
     """It takes 14 MB of a replica's 57."""
     source = (
-        "import pierhead, pierhead.server, sys; print(sorted({'aiohttp'} & set(sys.modules)), pierhead.sse.__name__)"
+        "import pierhead, pierhead.replica.server, sys\n"
+        "print(sorted({'aiohttp'} & set(sys.modules)), pierhead.sse.__name__)"
     )
     result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[] sse"
@@ -51,7 +51,9 @@ def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").exists()
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: str(path.stem))
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "v1")  # v1: generated stubs
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_module_says_what_it_is_for(path: Path) -> None:
-    module = importlib.import_module("pierhead" if path.stem == "__init__" else f"pierhead.{path.stem}")
-    assert module.__doc__
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.policies import ConsistentHash
-from pierhead.routing import Router, for_model, near
+from pierhead.policies.router import Router, for_model, near
+from pierhead.policies.session import ConsistentHash
 
 from tests.unit.runtime.test_policies import CALL, POLICIES, Fake, FakeCall
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import Settings
-from pierhead.admin import admin_pages
-from pierhead.channel import HandleChannel
-from pierhead.clients import Clients
-from pierhead.listing import Listing
+from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
+from pierhead.calls.listing import Listing
+from pierhead.calls.replica import Endpoint, Replica
 from pierhead.metrics import RuntimeMetrics
-from pierhead.policies import C, RoutedCall
-from pierhead.replica import Endpoint, Replica
+from pierhead.policies.policy import C, RoutedCall
+from pierhead.replica.admin import admin_pages
 from pierhead.routing_stats import MOST_NUMBERS, NOTHING, Published, Stats, parse_stats, publish
 
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, EchoService, FakeDiscovery, address, echo, until
@@ -41,7 +41,7 @@ class Clock:
 def stats(monkeypatch: pytest.MonkeyPatch) -> Published:
     """This process's, made anew."""
     made = Published()
-    for module in ("routing_stats", "grpc_server", "lanes.server", "server"):
+    for module in ("routing_stats", "edge.grpc_server", "lanes.server", "replica.server"):
         monkeypatch.setattr(f"pierhead.{module}.STATS", made)
     return made
 

@@ -16,8 +16,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pierhead import Backpressure, Broken, recheck
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.errors import SettingsError
-from pierhead.server import ReplicaServer
-from pierhead.user_config import digest
+from pierhead.replica.server import ReplicaServer
+from pierhead.replica.user_config import digest
 
 from tests.harness.machine import Pace, judge
 from tests.harness.waiting import PATIENCE_S

@@ -14,9 +14,9 @@ from aiohttp.http_writer import StreamWriter
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pierhead.http_connection import is_known
+from pierhead.http.known import is_known
+from pierhead.http.short_response import SHORT_BYTES, ShortResponses
 from pierhead.request import REQUEST_ID_KEY
-from pierhead.short_response import SHORT_BYTES, ShortResponses
 
 ID = "5f0c9a1be2d34c77"
 

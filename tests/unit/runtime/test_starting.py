@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import unused_port
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.starting import MOST_STAGES, Start
+from pierhead.replica.starting import MOST_STAGES, Start
 
 from tests.harness.waiting import PATIENCE_S
 

@@ -12,10 +12,12 @@ import hypothesis.strategies as st
 import pytest
 from aiohttp import ClientSession
 from hypothesis import given
-from pierhead import Settings, user_config
+from pierhead import Settings
 from pierhead.errors import SettingsError
-from pierhead.server import ReplicaServer
-from pierhead.user_config import MAX_BYTES, NOTHING, ConfigReport, UserConfig, call_hook, digest, read
+from pierhead.replica import user_config
+from pierhead.replica.server import ReplicaServer
+from pierhead.replica.user_config import ConfigReport, UserConfig, call_hook, digest
+from pierhead.settings import MAX_USER_CONFIG_BYTES, NO_USER_CONFIG, read_user_config
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, until
@@ -79,20 +81,20 @@ def in_force(text: str) -> ConfigReport:
 class TestUserConfig:
     async def test_nothing_is_called_for_nothing(self) -> None:
         part = Tuned()
-        assert await settled(configured(NOTHING, part)) == in_force(NOTHING)
+        assert await settled(configured(NO_USER_CONFIG, part)) == in_force(NO_USER_CONFIG)
         assert part.had == []
 
     @pytest.mark.parametrize("kind", [Tuned, AsyncTuned])
     async def test_every_part_gets_every_change_and_a_copy_of_its_own(self, kind: type[Tuned]) -> None:
         parts = [kind(), kind()]
         config = configured(A, object(), *parts)
-        assert config.report() == ConfigReport(digest(A), digest(NOTHING))
+        assert config.report() == ConfigReport(digest(A), digest(NO_USER_CONFIG))
         assert await settled(config) == in_force(A)
         config.offer(B)
         config.offer(B)
         assert await settled(config) == in_force(B)
-        config.offer(NOTHING)
-        assert await settled(config) == in_force(NOTHING)
+        config.offer(NO_USER_CONFIG)
+        assert await settled(config) == in_force(NO_USER_CONFIG)
         assert [part.had for part in parts] == [[1, 2, None]] * 2
 
     async def test_one_that_is_refused_leaves_the_former_in_force_for_all(self) -> None:
@@ -123,13 +125,13 @@ class TestUserConfig:
     async def test_a_cancellation_that_nobody_asked_for_is_a_refusal(self) -> None:
         """As from a call that was cancelled at its other end: the changes that follow must still be heard."""
         part = Tuned()
-        config = configured(NOTHING, part)
+        config = configured(NO_USER_CONFIG, part)
         keeper = asyncio.create_task(config.keep())
         part.problem = asyncio.CancelledError()
         config.offer(A)
         await until(lambda: bool(config.report().error) or keeper.done(), "it is refused")
         told = "Tuned.reconfigure raised RuntimeError: it was cancelled from within"
-        assert config.report() == ConfigReport(digest(A), digest(NOTHING), told)
+        assert config.report() == ConfigReport(digest(A), digest(NO_USER_CONFIG), told)
         part.problem = None
         config.offer(B)
         await until(lambda: config.report() == in_force(B), "the next one is in force")
@@ -140,7 +142,7 @@ class TestUserConfig:
         task = asyncio.create_task(config.settle())
         words = "nothing that serve() was given has a method `reconfigure(user_config)`"
         await until(lambda: config.report().error == words, "it says what is missing")
-        config.offer(NOTHING)
+        config.offer(NO_USER_CONFIG)
         await asyncio.wait_for(task, PATIENCE_S)
 
     async def test_a_long_message_is_cut(self) -> None:
@@ -152,13 +154,13 @@ class TestUserConfig:
         assert len(config.report().error) < 500
         task.cancel()
 
-    @given(st.lists(st.tuples(st.sampled_from([A, B, BAD, NOTHING]), st.booleans()), min_size=1, max_size=12))
+    @given(st.lists(st.tuples(st.sampled_from([A, B, BAD, NO_USER_CONFIG]), st.booleans()), min_size=1, max_size=12))
     def test_whatever_comes_the_last_good_one_is_in_force(self, offers: list[tuple[str, bool]]) -> None:
         """`True`: the config has time to be put in force before the next one comes."""
 
         async def live() -> None:
             part = AsyncTuned()
-            config = configured(NOTHING, part)
+            config = configured(NO_USER_CONFIG, part)
             keeper = asyncio.create_task(config.keep())
             for text, waits in (*offers, (B, True), (A, True)):
                 config.offer(text)
@@ -176,7 +178,10 @@ class TestUserConfig:
         [
             ("[1]", "expected a JSON object, found a list"),
             ("nothing", "expected a JSON object, found something else: "),
-            ('{"a": "' + "x" * MAX_BYTES + '"}', f"expected at most {MAX_BYTES} bytes, found {MAX_BYTES + 9}"),
+            (
+                '{"a": "' + "x" * MAX_USER_CONFIG_BYTES + '"}',
+                f"expected at most {MAX_USER_CONFIG_BYTES} bytes, found {MAX_USER_CONFIG_BYTES + 9}",
+            ),
             ("[" * 60_000, "expected a JSON object, found something else: "),
         ],
     )
@@ -188,13 +193,13 @@ class TestUserConfig:
         assert config.report().wanted == digest(A)
 
     def test_the_largest_is_taken(self) -> None:
-        text = json.dumps({"a": "x" * (MAX_BYTES - 9)})
-        assert len(text) == MAX_BYTES
-        assert read(text)
+        text = json.dumps({"a": "x" * (MAX_USER_CONFIG_BYTES - 9)})
+        assert len(text) == MAX_USER_CONFIG_BYTES
+        assert read_user_config(text)
 
     def test_the_environment_gives_the_first(self) -> None:
         assert Settings.from_env({"PIERHEAD_USER_CONFIG": A}).user_config == A
-        assert Settings.from_env({}).user_config == NOTHING
+        assert Settings.from_env({}).user_config == NO_USER_CONFIG
         with pytest.raises(SettingsError, match="PIERHEAD_USER_CONFIG: expected a JSON object"):
             Settings.from_env({"PIERHEAD_USER_CONFIG": "[]"})
 
@@ -241,12 +246,12 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestOneThatDoesNotReturn:
     async def test_it_is_cancelled_told_and_tried_again(self, brief: None) -> None:
         before, slow = Tuned(), Slow()
-        config = configured(NOTHING, before, slow)
+        config = configured(NO_USER_CONFIG, before, slow)
         keeper = asyncio.ensure_future(config.keep())
         config.offer(A)
         await until(lambda: slow.cancelled >= 2, "it is cancelled again")
         assert config.report() == ConfigReport(
-            digest(A), digest(NOTHING), "Slow.reconfigure did not return within 0.02 s and was cancelled"
+            digest(A), digest(NO_USER_CONFIG), "Slow.reconfigure did not return within 0.02 s and was cancelled"
         )
         assert before.had[:2] == [1, None], "who had it before has the former one again"
         slow.go.set()
@@ -258,7 +263,7 @@ class TestOneThatDoesNotReturn:
     async def test_one_that_does_not_hear_is_left_alone_until_it_ends(self, brief: None) -> None:
         slow = Slow()
         slow.hears = False
-        config = configured(NOTHING, slow)
+        config = configured(NO_USER_CONFIG, slow)
         keeper = asyncio.ensure_future(config.keep())
         config.offer(A)
         await until(lambda: "still runs: no user_config is tried" in config.report().error, "it is told")

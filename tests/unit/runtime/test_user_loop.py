@@ -12,13 +12,13 @@ import grpc
 import pytest
 from aiohttp import ClientSession, web
 from pierhead import Settings, UserCodeError, current_request, handle
-from pierhead.channel import HandleChannel
+from pierhead.calls.channel import HandleChannel
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.errors import DeadlineExceeded, RemoteError, SettingsError, Unavailable
 from pierhead.metrics import RuntimeMetrics
+from pierhead.replica.server import ReplicaServer
+from pierhead.replica.thread.user_loop import UserLoop
 from pierhead.request import CURRENT, RequestContext
-from pierhead.server import ReplicaServer
-from pierhead.user_loop import UserLoop
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, address, echo, generate, know, until
@@ -259,7 +259,7 @@ async def test_a_drain_finishes_what_runs_there(cluster: Cluster, served: Served
 async def test_code_that_never_ends_is_left_behind(
     cluster: Cluster, served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pierhead.user_loop.END_S", 0.05)
+    monkeypatch.setattr("pierhead.replica.thread.user_loop.END_S", 0.05)
     stub, service, server = served
     call = asyncio.ensure_future(stub.Echo(echo("block")))
     await until(service.begun.is_set, "it runs")

@@ -15,10 +15,10 @@ import pytest
 from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.blame import place_of, request_of, stack_of
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.metrics import RuntimeMetrics
-from pierhead.watchdog import BLOCKED_S, PERIOD_S, Detector, Finding, Look, Quiet, RecentMax, Watchdog
+from pierhead.replica.blame import place_of, request_of, stack_of
+from pierhead.replica.watchdog import BLOCKED_S, PERIOD_S, Detector, Finding, Look, Quiet, RecentMax, Watchdog
 
 from tests.unit.runtime.harness import Cluster, address, echo, until
 

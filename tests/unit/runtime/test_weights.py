@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.weights import differ, group
+from pierhead.calls.weights import differ, group
 
 
 class One(NamedTuple):

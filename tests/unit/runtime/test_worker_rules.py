@@ -8,7 +8,7 @@ from hypothesis import example, given
 from pierhead import Settings
 from pierhead.errors import Backpressure
 from pierhead.metrics import RuntimeMetrics
-from pierhead.user_config import ConfigReport
+from pierhead.replica.user_config import ConfigReport
 from pierhead.workers.board import DETAIL_BYTES, Board, Seen, WorkerState
 from pierhead.workers.pages import Ledger, Page, read_page
 from pierhead.workers.place import Place

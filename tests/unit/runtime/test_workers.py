@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import ClientSession, TCPConnector
 from pierhead import Settings
-from pierhead.user_config import digest
+from pierhead.replica.user_config import digest
 from pierhead.workers.supervision import HUNG_S
 from pierhead.workers.supervisor import Supervisor
 from prometheus_client.parser import text_string_to_metric_families
@@ -358,7 +358,7 @@ async def test_a_worker_that_is_ill_makes_the_replica_so(replica: Replica, tmp_p
     """It goes on getting its share of the connections."""
     ill = tmp_path / "ill"
     check = f"""
-import pierhead.health
+import pierhead.replica.health
 async def check():
     path = pathlib.Path({str(ill)!r})
     if path.exists() and path.read_text() == str(os.getpid()):

@@ -19,9 +19,9 @@ import aiohttp
 import pytest
 from google.protobuf.message import DecodeError
 from pierhead import Settings, override_handle
-from pierhead.absence import SwitchedOff
-from pierhead.clients import Clients
-from pierhead.listing import Listing
+from pierhead.calls.absence import SwitchedOff
+from pierhead.calls.clients import Clients
+from pierhead.calls.listing import Listing
 from pierhead.llm.v1.llm_pb2 import ModelCard
 
 from services.llm.gateway.app import make_app

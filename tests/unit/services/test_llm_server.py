@@ -16,7 +16,7 @@ from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, Opera
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
-from pierhead.server import ReplicaServer
+from pierhead.replica.server import ReplicaServer
 
 from services.llm.server import service
 from services.llm.server.engine import LLMEngine

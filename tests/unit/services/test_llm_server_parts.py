@@ -16,7 +16,7 @@ from pierhead.errors import Backpressure, SettingsError
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.llm_config import ENGINE_EXPECTED, ENGINE_NAMES, LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
-from pierhead.multiplex import loaded_models
+from pierhead.multiplex.loans import loaded_models
 from pydantic import ValidationError
 
 from services.llm.server import bodies

@@ -15,7 +15,7 @@ from pathlib import Path
 from pierhead.errors import Backpressure
 from pierhead.llm_config import Lora
 from pierhead.metrics import PROCESS, RuntimeMetrics
-from pierhead.multiplex import Loan, Multiplexed
+from pierhead.multiplex.loans import Loan, Multiplexed
 
 from services.llm.server.background import in_background
 from services.llm.server.engine import LLMEngine, Report

@@ -17,17 +17,17 @@ from typing import Any
 
 import grpc
 
-from pierhead.connection import CHANNEL_OPTIONS, NEVER_SENT, GrpcConnection, Kind, Method
 from pierhead.deadlines import Deadlines
+from pierhead.held import MODELS_KEY
 from pierhead.lane.v1.lane_pb2 import Frame, Hello, Packet, Parcel, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import calls
 from pierhead.lanes.calls import LaneCall
+from pierhead.lanes.connection import CHANNEL_OPTIONS, NEVER_SENT, GrpcConnection, Kind, Method
 from pierhead.lanes.metadata import Pair, flatten, size_of, text_of, unflatten
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
-from pierhead.multiplex_held import MODELS_KEY
 from pierhead.request import REQUEST_ID_KEY
 from pierhead.routing_stats import STATS_KEY
 

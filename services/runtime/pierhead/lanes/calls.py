@@ -23,8 +23,8 @@ from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.lanes.window import ReceiveWindow, SendWindow
 
 if TYPE_CHECKING:
-    from pierhead.connection import Method
     from pierhead.lanes.caller import CallerLane
+    from pierhead.lanes.connection import Method
 
 STATUS = {status.value[0]: status for status in grpc.StatusCode}
 

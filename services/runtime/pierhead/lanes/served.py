@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from pierhead.edge import is_answerable
+from pierhead.edge.edge import is_answerable
 from pierhead.errors import MAX_DETAILS, DeadlineExceeded, clip
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.calls import STATUS
@@ -23,8 +23,8 @@ from pierhead.lanes.window import ReceiveWindow, SendWindow
 from pierhead.request import CURRENT, REQUEST_ID_KEY, RequestContext, accept_id, from_metadata
 
 if TYPE_CHECKING:
+    from pierhead.edge.methods import ServedMethod
     from pierhead.lanes.server import ServedLane
-    from pierhead.methods import ServedMethod
 
 _MESSAGE = Frame.MESSAGE
 _CREDIT = Frame.CREDIT

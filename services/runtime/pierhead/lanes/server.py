@@ -10,17 +10,16 @@ from typing import Any
 import grpc
 
 from pierhead.deadlines import Deadlines
-from pierhead.edge import Edge
+from pierhead.edge.edge import UNMATCHED, Edge
+from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import REFUSED_KEY, Backpressure, PierheadError
-from pierhead.http_constants import UNMATCHED
+from pierhead.held import HELD, MODELS_KEY
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName, Taken
 from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.served import ServedCall, served_call
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
-from pierhead.methods import Context, ServedMethod
-from pierhead.multiplex_held import HELD, MODELS_KEY
 from pierhead.routing_stats import STATS, STATS_KEY
 
 logger = logging.getLogger("pierhead")

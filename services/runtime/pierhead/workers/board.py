@@ -12,7 +12,7 @@ import tempfile
 from enum import IntEnum
 from typing import NamedTuple
 
-from pierhead.user_config import ConfigReport
+from pierhead.replica.user_config import ConfigReport
 
 WORD = 8
 COLUMNS = 9

@@ -7,9 +7,9 @@ import socket
 import time
 from collections.abc import Callable, MutableMapping
 
-from pierhead.admission import Admission
+from pierhead.edge.admission import Admission
 from pierhead.errors import PierheadError
-from pierhead.user_config import UserConfig
+from pierhead.replica.user_config import UserConfig
 from pierhead.workers.board import Board, Numbers, WorkerState
 from pierhead.workers.place import CONFIGURE, VARIABLE, Place
 

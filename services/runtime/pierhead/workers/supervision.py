@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pierhead.user_config import ConfigReport
+from pierhead.replica.user_config import ConfigReport
 from pierhead.workers.board import Seen, WorkerState
 
 SHORTEST_S = 0.5

@@ -22,11 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pierhead import logs
-from pierhead.admin import AdminServer, Readiness, admin_pages, admin_takers
-from pierhead.settings import DEFAULT_HTTP_PORT, Settings
-from pierhead.user_config import ConfigReport, digest
-from pierhead.user_config import read as read_config
+from pierhead.edge import logs
+from pierhead.replica.admin import AdminServer, Readiness, admin_pages, admin_takers
+from pierhead.replica.user_config import ConfigReport, digest
+from pierhead.settings import DEFAULT_HTTP_PORT, Settings, read_user_config
 from pierhead.workers.board import Board, WorkerState
 from pierhead.workers.pages import Ledger, read_page
 from pierhead.workers.place import ASK, CONFIGURE, VARIABLE, Place
@@ -244,7 +243,7 @@ class Supervisor:
 
     def _configure(self, text: str) -> None:
         """Give every worker this user_config, those to come too. Raises ValueError where it cannot be."""
-        read_config(text)
+        read_user_config(text)
         if text == self._config:
             return
         self._config = text

@@ -10,7 +10,7 @@ import aiohttp
 import numpy as np
 import pytest
 from pierhead import Settings, handle, tensors
-from pierhead.clients import Clients
+from pierhead.calls.clients import Clients
 from pierhead.recsys.v1.ranker_pb2 import RankReply, RankRequest
 from pierhead.recsys.v1.ranker_pb2_grpc import RankerServicer, RankerStub
 

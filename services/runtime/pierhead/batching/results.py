@@ -1,0 +1,210 @@
+"""How results reach the callers of a batch: one each from a list, or many each from a generator that yields lists."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from enum import Enum
+from typing import Any, Final, Generic, TypeVar
+
+from pierhead.batching.run import Arrival, BatchRunner, RunningBatch
+from pierhead.errors import Backpressure
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Ended(Enum):
+    """The type of `ENDED`."""
+
+    ENDED = "ended"
+
+
+ENDED: Final = Ended.ENDED
+"""What a generator yields in the place of an item that gets nothing more, from then on: its caller's stream ends."""
+
+
+class ReaderTooSlow(Backpressure):
+    """The caller of a batched stream did not read its results; the others of the batch go on."""
+
+    kind = "reader_too_slow"
+
+
+class _Caller(Arrival):
+    """Waits for one result."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, item: Any, rows: int, now: float) -> None:
+        super().__init__(item, rows, now)
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self.future.cancel()
+        elif not self.future.done():
+            self.future.set_exception(error)
+
+
+class Batcher(BatchRunner[_Caller], Generic[T, R]):
+    """Runs one function over batches; calling it with one item waits for that item's result.
+
+    What `@batch` puts in the place of a function that returns a list.
+    """
+
+    _function: Callable[[list[T]], Awaitable[Sequence[R]]]
+
+    async def __call__(self, item: T) -> R:
+        """Wait for `item`'s result. Cancelling takes the item out and harms no other; errors go to every member."""
+        member = _Caller(item, self._rows(item), self._clock())
+        self._join(member)
+        try:
+            return await member.future  # type: ignore[no-any-return]
+        except BaseException:  # an error of the batch, a cancellation, or the end of a coroutine that was dropped
+            self._leave(member)
+            raise
+
+    async def _compute(self, batch: RunningBatch, members: list[_Caller]) -> None:
+        results = await self._function([member.item for member in members])
+        self._check(results, len(members), "return")
+        for member, result in zip(members, results, strict=True):
+            if not member.future.done():
+                member.future.set_result(result)
+            batch._settle(member)
+
+
+class _Reader(Arrival):
+    """Reads one item's results as they come."""
+
+    __slots__ = ("awake", "behind_s", "buffer", "error", "over", "room")
+
+    def __init__(self, item: Any, rows: int, now: float) -> None:
+        super().__init__(item, rows, now)
+        self.buffer: deque[Any] = deque()
+        self.over = False
+        """Nothing is added to the buffer any more."""
+        self.error: BaseException | None = None
+        """What to raise after the buffer's last result."""
+        self.awake: asyncio.Future[None] | None = None
+        """What the reader waits for, while it does."""
+        self.room: asyncio.Future[None] | None = None
+        """What the batch waits for, while this reader is behind."""
+        self.behind_s = 0.0
+        """How long the batch has waited for this reader in all, in seconds."""
+
+    def give(self, result: Any) -> None:
+        """One more result."""
+        self.buffer.append(result)
+        _wake(self.awake)
+
+    def end(self) -> None:
+        """No more results."""
+        self.over = True
+        _wake(self.awake)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.over:
+            self.error = error
+            self.end()
+
+
+class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
+    """Runs one async generator over batches; calling it with one item gives the stream of that item's results.
+
+    What `@batch` puts in the place of an async generator. Each list that it yields has one element per item, in their
+    order, from its first to its last one: `ENDED` for an item that gets nothing more.
+    """
+
+    _function: Callable[[list[T]], AsyncIterator[Sequence[R | Ended]]]
+
+    def set_max_buffered_results(self, value: int) -> None:
+        """Change how many results may wait for their reader. Raises ValueError."""
+        self._set(max_buffered_results=value)
+
+    def set_reader_patience_s(self, value: float) -> None:
+        """Change how long a reader may hold up its batch in all, in seconds. Raises ValueError."""
+        self._set(reader_patience_s=value)
+
+    async def __call__(self, item: T) -> AsyncGenerator[R, None]:
+        """The results of one item. Joins a batch when it is first read from; closing it takes the item out."""
+        member = _Reader(item, self._rows(item), self._clock())
+        self._join(member)
+        try:
+            while True:
+                if member.buffer:
+                    result = member.buffer.popleft()
+                    _wake(member.room)
+                    yield result
+                elif not member.over:
+                    member.awake = asyncio.get_running_loop().create_future()
+                    await member.awake
+                elif member.error is not None:
+                    raise member.error
+                else:
+                    return
+        finally:
+            member.buffer.clear()
+            self._leave(member)
+            _wake(member.room)
+
+    async def _compute(self, batch: RunningBatch, members: list[_Reader]) -> None:
+        running = self._function([member.item for member in members])
+        try:
+            async for results in running:
+                self._check(results, len(members), "yield")
+                self._hand_out(batch, members, results)
+                await self._let_read(batch, members)
+                if not batch.is_wanted_by_any:
+                    return
+        finally:
+            close = getattr(running, "aclose", None)
+            if close is not None:
+                await close()
+        for member in members:
+            member.end()
+            batch._settle(member)
+
+    @staticmethod
+    def _hand_out(batch: RunningBatch, members: list[_Reader], results: Sequence[R | Ended]) -> None:
+        for member, result in zip(members, results, strict=True):
+            if member.settled:
+                continue
+            if result is ENDED:
+                member.end()
+                batch._settle(member)
+            else:
+                member.give(result)
+
+    async def _let_read(self, batch: RunningBatch, members: list[_Reader]) -> None:
+        """Let the results go on their way before the next are computed, and wait for readers that are far behind."""
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        while behind := [member for member in members if self._is_behind(member)]:
+            patience = self.limits.reader_patience_s
+            room: asyncio.Future[None] = loop.create_future()
+            for member in behind:
+                member.room = room
+            began = loop.time()
+            await asyncio.wait([room], timeout=max(0.0, patience - max(member.behind_s for member in behind)))
+            waited = loop.time() - began
+            for member in behind:
+                member.room = None
+                member.behind_s += waited
+                if member.behind_s >= patience and self._is_behind(member):
+                    member.fail(self._too_slow(patience))
+                    batch._settle(member)
+
+    def _is_behind(self, member: _Reader) -> bool:
+        return not member.settled and len(member.buffer) >= self.limits.max_buffered_results
+
+    def _too_slow(self, patience: float) -> ReaderTooSlow:
+        return ReaderTooSlow(
+            f"{self._name}: {self.limits.max_buffered_results} results were not read (max_buffered_results), and the "
+            f"batch had waited {patience:g} s for this reader (reader_patience_s); it gets no more"
+        )
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

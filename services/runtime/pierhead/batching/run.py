@@ -1,0 +1,343 @@
+"""What runs batches: arrivals go into a window, batches come out of it and run as tasks, results go to their callers.
+
+    caller -> _join -> window ... _look: take -> _start -> task: _run -> _compute -> callers
+                          ^                                   |
+                          +------------- _ended --------------+
+
+Every task is owned by the runner that started it, and `_ended` is called however a task ends, also when it never ran:
+the place of a batch cannot leak. Everything belongs to one event loop, and nothing awaits between looking at a state
+and changing it. How the callers get what a batch gives is the affair of `batching_results`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import operator
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
+from math import inf
+from typing import Any, Generic, Self, TypeVar, cast
+
+from pierhead import metrics as runtime_metrics
+from pierhead.batching.window import BatchLimits, BatchWindow, Member
+from pierhead.errors import DeadlineExceeded
+from pierhead.request import CURRENT, RequestContext
+
+T = TypeVar("T")
+R = TypeVar("R")
+A = TypeVar("A", bound="Arrival")
+
+logger = logging.getLogger("pierhead")
+
+
+class Arrival(Member[Any], ABC):
+    """A member with the caller that waits for it."""
+
+    __slots__ = ("batch", "context", "request", "settled")
+
+    def __init__(self, item: Any, rows: int, now: float) -> None:
+        request = CURRENT.get()
+        if request is None:
+            super().__init__(item, rows, now)
+        else:
+            super().__init__(item, rows, now, request.deadline, request.model_id)
+        self.request = request
+        self.context = contextvars.copy_context()
+        self.batch: RunningBatch | None = None
+        """None until its batch starts."""
+        self.settled = False
+        """It needs nothing more of its batch: it was answered, or its caller left."""
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None:
+        """Tell the caller, unless it was told something already."""
+
+
+class RunningBatch:
+    """The batch that this code computes, for code that wants more than the items; see `current_batch`."""
+
+    def __init__(self, members: Sequence[Arrival]) -> None:
+        self._members = members
+        self._unsettled = len(members)
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def requests(self) -> list[RequestContext | None]:
+        """The request of each item, in the order of the items."""
+        return [member.request for member in self._members]
+
+    def is_wanted(self, index: int) -> bool:
+        """Whether the caller of an item still waits for something. Work for one that does not can be left out."""
+        return not self._members[index].settled
+
+    @property
+    def is_wanted_by_any(self) -> bool:
+        """Whether any caller still waits; when the last one leaves, the batch is cancelled."""
+        return self._unsettled > 0
+
+    def _settle(self, member: Arrival) -> None:
+        if not member.settled:
+            member.settled = True
+            self._unsettled -= 1
+
+    def _fail(self, error: BaseException) -> bool:
+        """Tell everybody who waits; whether there was anybody."""
+        waiting = [member for member in self._members if not member.settled]
+        for member in waiting:
+            member.fail(error)
+            self._settle(member)
+        return bool(waiting)
+
+
+_RUNNING: ContextVar[RunningBatch | None] = ContextVar("pierhead_batch", default=None)
+
+
+def current_batch() -> RunningBatch | None:
+    """The batch that this code computes; None outside of a batched function."""
+    return _RUNNING.get()
+
+
+class BatchRunner(ABC, Generic[A]):
+    """What both kinds of batchers share. As a class's attribute it gives each instance a batcher of its own."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        limits: BatchLimits,
+        batch_size_fn: Callable[[Any], int] | None = None,
+        *,
+        name: str | None = None,
+        metrics: runtime_metrics.RuntimeMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        functools.update_wrapper(cast("Any", self), function)
+        self._function = function
+        self._rows_of = batch_size_fn
+        self._name = name or function.__qualname__
+        self._metrics = metrics or runtime_metrics.PROCESS
+        self._clock = clock
+        self._attribute = function.__name__
+        self._window: BatchWindow[A] = BatchWindow(limits)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Self:
+        """The batcher of one instance, made at its first use; the instance holds it from then on."""
+        if instance is None:
+            return self
+        made = self._bound_to(instance)
+        # In the instance's dictionary it is found before this descriptor is.
+        vars(instance)[self._attribute] = made
+        return made
+
+    def _bound_to(self, instance: Any) -> Self:
+        return type(self)(
+            self._function.__get__(instance),
+            self._window.limits,
+            self._rows_of,
+            name=self._name,
+            metrics=self._metrics,
+            clock=self._clock,
+        )
+
+    # ---- limits
+
+    @property
+    def limits(self) -> BatchLimits:
+        """The limits in force."""
+        return self._window.limits
+
+    def set_max_batch_size(self, value: int) -> None:
+        """Change the bound on requests; the next batch obeys. Raises ValueError."""
+        self._set(max_batch_size=value)
+
+    def set_max_batch_rows(self, value: int | None) -> None:
+        """Change the bound on rows; None = no bound. Raises ValueError."""
+        self._set(max_batch_rows=value)
+
+    def set_batch_wait_timeout_s(self, value: float) -> None:
+        """Change how long the oldest request may wait for company, in seconds. Raises ValueError."""
+        self._set(batch_wait_timeout_s=value)
+
+    def set_max_concurrent_batches(self, value: int) -> None:
+        """Change how many batches may run at a time. Raises ValueError."""
+        self._set(max_concurrent_batches=value)
+
+    def set_batch_timeout_s(self, value: float | None) -> None:
+        """Change how long a batch may run, in seconds; None = no bound. The next batch obeys. Raises ValueError."""
+        self._set(batch_timeout_s=value)
+
+    def _set(self, **changes: Any) -> None:
+        self._window.limits = replace(self._window.limits, **changes)
+        if len(self._window):
+            self._look()
+
+    # ---- callers
+
+    def _rows(self, item: Any) -> int:
+        if self._rows_of is None:
+            return 1
+        try:
+            found = self._rows_of(item)
+        except Exception as error:
+            error.add_note(f"raised by batch_size_fn of {self._name}: it is given one item, not the list of them")
+            raise
+        try:
+            rows = operator.index(found)
+        except TypeError:
+            rows = -1
+        if rows < 0:
+            raise ValueError(
+                f"batch_size_fn of {self._name}: expected the rows of one item, an integer >= 0, found {found!r}"
+            )
+        return rows
+
+    def _join(self, member: A) -> None:
+        """Queue a member. Raises DeadlineExceeded when its time is over already."""
+        if member.deadline <= member.arrived_at:
+            raise self._late()
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._bind(loop)
+        self._window.add(member)
+        if self._turn is None:
+            # One look per turn of the loop: everything that arrives in this turn is in the window by then.
+            self._turn = loop.call_soon(self._look)
+
+    def _leave(self, member: A) -> None:
+        """Its caller is gone: others are not harmed, and a batch that nobody waits for is cancelled."""
+        batch = member.batch
+        if batch is None:
+            self._window.discard(member)
+            if not len(self._window):
+                self._cancel_timer()
+        elif not member.settled:
+            batch._settle(member)
+            if not batch.is_wanted_by_any and batch._task is not None:
+                batch._task.cancel()
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Belong to the running loop from now on: the one before has ended, or has nothing to do here."""
+        busy = self._loop is not None and not self._loop.is_closed() and (len(self._window) or self._tasks)
+        if busy:
+            raise RuntimeError(f"{self._name} works for another event loop: a batcher belongs to one loop at a time")
+        self._window = BatchWindow(self._window.limits)
+        self._tasks = set()
+        self._turn = self._timer = None
+        self._loop = loop
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{self._name}: the request's deadline passed before its batch could start; nothing was computed for it"
+        )
+
+    # ---- batches
+
+    def _look(self) -> None:
+        """Start every batch that is due, and set the timer for the next one."""
+        self._turn = None
+        self._cancel_timer()
+        while (due := self._window.due_at()) is not None:
+            now = self._clock()
+            if due > now:
+                self._timer = asyncio.get_running_loop().call_later(due - now, self._look)
+                return
+            members, expired = self._window.take(now)
+            for member in expired:
+                member.fail(self._late())
+            if members:
+                self._start(members)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self, members: list[A]) -> None:
+        """Run a batch as a task, in its first member's context but for the request, which is the batch's own."""
+        started, limit = self._clock(), self.limits.batch_timeout_s
+        batch = RunningBatch(members)
+        for member in members:
+            member.batch = batch
+        context = members[0].context
+        context.run(_RUNNING.set, batch)
+        context.run(CURRENT.set, _merged(members, inf if limit is None else started + limit))
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._run(batch, members), context=context, name=f"batch {self._name}")
+        batch._task = task
+        timer = None if limit is None else loop.call_later(limit, self._time_out, batch, limit)
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._ended, batch, timer))
+        label = (self._name,)
+        self._metrics.batch_size.observe(label, len(members))
+        self._metrics.batch_rows.observe(label, sum(member.rows for member in members))
+        self._metrics.batch_wait.observe(label, started - members[0].arrived_at)
+
+    async def _run(self, batch: RunningBatch, members: list[A]) -> None:
+        started = self._clock()
+        try:
+            await self._compute(batch, members)
+        except Exception as error:
+            if not batch._fail(error):
+                logger.warning("%s failed when nobody waited for it any more", self._name, exc_info=error)
+        finally:
+            self._metrics.batch_duration.observe((self._name,), self._clock() - started)
+
+    @abstractmethod
+    async def _compute(self, batch: RunningBatch, members: list[A]) -> None:
+        """Call the function and hand out what it gives. What it raises goes to every member that still waits."""
+
+    def _time_out(self, batch: RunningBatch, limit: float) -> None:
+        """Tell the members at once; the place is free when the function has let itself be cancelled."""
+        batch._fail(
+            DeadlineExceeded(f"{self._name}: the batch was not done within {limit:g} s (batch_timeout_s); cancelled")
+        )
+        if batch._task is not None:
+            batch._task.cancel()
+
+    def _ended(self, batch: RunningBatch, timer: asyncio.TimerHandle | None, task: asyncio.Task[None]) -> None:
+        if timer is not None:
+            timer.cancel()
+        self._tasks.discard(task)
+        self._window.finished()
+        batch._fail(asyncio.CancelledError())  # only one that was cancelled has not told everybody by now
+        self._look()
+
+    def _check(self, results: object, expected: int, verb: str) -> None:
+        if not isinstance(results, Sequence) or isinstance(results, str | bytes):
+            raise TypeError(
+                f"{self._name} must {verb} a list with one result per request, in their order; "
+                f"it gave {type(results).__name__}"
+            )
+        if len(results) != expected:
+            raise ValueError(
+                f"{self._name} must {verb} one result per request, in their order; it was given {expected} requests "
+                f"and gave {len(results)} results"
+            )
+
+
+def _merged(members: Sequence[Arrival], latest: float) -> RequestContext | None:
+    """The batch's own request: the first member's id, and time for as long as any member waits.
+
+    The model is the same for all of them. A session is the batch's only when it is everybody's.
+    """
+    requests = [member.request for member in members if member.request is not None]
+    if not requests:
+        return None
+    first = requests[0]
+    sessions = {request.session_id for request in requests}
+    return first._replace(
+        deadline=min(latest, max(member.deadline for member in members)),
+        session_id=first.session_id if len(sessions) == 1 else None,
+    )

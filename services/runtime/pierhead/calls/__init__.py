@@ -1,0 +1,1 @@
+"""Calls from a handle to the replicas of a service: choosing one, waiting in line, retrying, discovery."""

@@ -1,0 +1,134 @@
+"""One handle in one event loop: what its calls share.
+
+A handle may be used in several loops, each in a thread of its own, as when user code has one. Nothing here is shared
+between them: each has its own connections, its own policy object and its own line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pierhead.calls.clients import Clients
+from pierhead.calls.failures import RETRY_REASONS
+from pierhead.deadlines import Deadlines
+from pierhead.errors import Backpressure, NoReplica
+from pierhead.metrics import RuntimeMetrics
+from pierhead.policies.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class HandleOptions:
+    """What a handle was told; see `pierhead.handle.handle`."""
+
+    service: str
+    policy: str | None = None
+    """None = as the service says."""
+    policy_kwargs: Mapping[str, Any] | None = None
+    """What the policy is made with."""
+    timeout_s: float | None = None
+    max_queued_requests: int | None = None
+    transport: str | None = None
+    prefer_local: bool = False
+    eject_outliers: bool = True
+
+
+class Binding:
+    """A handle in the running loop."""
+
+    def __init__(self, options: HandleOptions, router: Router, metrics: RuntimeMetrics) -> None:
+        clients = Clients.current()
+        settings = clients.settings
+        self.loop = asyncio.get_running_loop()
+        self.service = options.service
+        self.pool = clients.pool(options.service, options.transport or settings.transport)
+        self.router = router
+        self.deadlines = Deadlines.current()
+        self.timeout_s = settings.request_timeout_s if options.timeout_s is None else options.timeout_s
+        self.queued = 0
+        """Calls that wait in line."""
+        self.typical_s = 0.0
+        """How long a unary call takes at a replica, by a moving average."""
+        self._own_bound = options.max_queued_requests
+        self._default_bound = settings.max_queued_requests
+        self._metrics = metrics
+        self._target = (options.service,)
+        self._ok = (options.service, "ok")
+        router.node = settings.node
+        self.pool.watch(router)
+        self._show_zeros()
+
+    def _show_zeros(self) -> None:
+        """Make the target's series exist before anything has happened: a panel shows 0 rather than nothing."""
+        self._metrics.queued.inc(self._target, 0)
+        self._metrics.handle_requests.inc(self._ok, 0)
+        self._metrics.handle_ejections.inc(self._target, 0)
+        for reason in RETRY_REASONS:
+            self._metrics.handle_retries.inc((self.service, reason), 0)
+
+    def is_current(self) -> bool:
+        """Whether this is the loop, and so the thread, that it belongs to."""
+        try:
+            return asyncio.get_running_loop() is self.loop
+        except RuntimeError:
+            return False
+
+    # ---- the line
+
+    @property
+    def max_queued(self) -> int:
+        """How many calls may wait: the handle's own bound, else the service's, else this process's; -1 = any."""
+        if self._own_bound is not None:
+            return self._own_bound
+        told = self.pool.listing.max_queued_requests
+        return self._default_bound if told is None else told
+
+    def patience(self, remaining: float, *, returned: bool) -> float:
+        """Seconds that a call may wait in line which has `remaining` seconds left. Raises Backpressure or NoReplica
+        when the line is full; a call that has `returned`, because a replica refused it, had its place already.
+
+        It ends so long before the deadline that the caller hears why, and that a call which starts can still be
+        finished: when everything is full, work that ends after its deadline would crowd out work that is in time.
+        """
+        limit = self.max_queued
+        if 0 <= limit <= self.queued and not returned:
+            raise self.refusal(f"{self.queued} calls wait already (max_queued_requests = {limit})")
+        margin = max(min(0.05, 0.1 * remaining), min(1.5 * self.typical_s, 0.5 * remaining))
+        return max(0.0, remaining - margin)
+
+    def joined(self, calls: int) -> None:
+        """Count a call that joined the line, or -1 for one that left it."""
+        self.queued += calls
+        self._metrics.queued.inc(self._target, calls)
+
+    def refusal(self, why: str) -> Backpressure | NoReplica:
+        """What a call hears for which there is no replica."""
+        hopeless = self.pool.hopeless()
+        if hopeless is not None:
+            return hopeless
+        what = f"{self.pool.describe()}; {why}; try later"
+        if self.pool.has_callable:
+            return Backpressure(f"every replica of {self.service} is full: {what}")
+        return NoReplica(f"no replica of {self.service} can be called: {what}")
+
+    # ---- what calls tell
+
+    def succeeded(self, seconds: float) -> None:
+        """Count a call that was answered."""
+        self._metrics.handle_requests.inc(self._ok)
+        self._metrics.handle_duration.observe(self._target, seconds)
+
+    def ended(self, outcome: str, seconds: float) -> None:
+        """Count a call, however it ended."""
+        self._metrics.handle_requests.inc((self.service, outcome))
+        self._metrics.handle_duration.observe(self._target, seconds)
+
+    def took(self, seconds: float) -> None:
+        """Learn how long a call was at a replica."""
+        self.typical_s += 0.1 * (seconds - self.typical_s)
+
+    def retried(self, reason: str) -> None:
+        """Count a call that goes to another replica."""
+        self._metrics.handle_retries.inc((self.service, reason))

@@ -1,0 +1,447 @@
+"""One call through a handle: how it gets to a replica, to another one, and to its end. `calls` has the four kinds.
+
+    take a replica with room ---------> open the call there ----> reply
+       | none                              | refused, or never sent
+       v                                   v
+    wait in line (bounded, deadline)    another replica (within the retry budget), else in line
+       | deadline, line full
+       v
+    Backpressure, NoReplica
+
+A call that a replica may have begun is never sent a second time, and neither is one of whose stream of requests
+something was sent.
+
+When a replica has room, which is nearly always, a call costs no task and no timer of ours: the transport's call is
+opened at once, and awaiting ours awaits it. One that has to wait costs a place in the line and a deadline, and no task.
+
+A call that nobody holds any more is cancelled: nobody can get its result, and it takes up a place at a replica. So
+nothing that outlives a call (leases, transports) refers to it, except the line while it waits there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from pierhead.calls.failures import Blame, Failure, count, models
+from pierhead.calls.line import Place
+from pierhead.deadlines import LONGEST_S
+from pierhead.errors import DeadlineExceeded, PierheadError
+from pierhead.lanes.connection import Kind, Method
+from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
+from pierhead.routing_stats import parse_stats
+from pierhead.trailers import Trailers
+
+if TYPE_CHECKING:
+    from pierhead.calls.binding import Binding
+    from pierhead.calls.lease import Lease
+    from pierhead.calls.replica import Replica
+    from pierhead.deadlines import Deadline
+
+BACKOFF_S = (0.01, 0.5)
+"""Shortest and longest pause of a call for which the retry budget has nothing left."""
+
+
+class Call:
+    """What calls of every kind share: choosing a replica, trying another, telling how it ended."""
+
+    # What most calls never set is read from here.
+    session_id: str | None = None
+    model_id: str | None = None
+    _call: Any = None
+    """The transport's call; None while there is none."""
+    _lease: Lease
+    """Of the replica that has the call, or had it last."""
+    _opening: asyncio.Future[None] | None = None
+    """Done when the call is at a replica, or will never be; None when it was at once."""
+    _place: Place | None = None
+    _timer: Deadline | None = None
+    _tried: list[Replica] | None = None
+    _pauses = 0
+    _patient = False
+    """Whether the replica that has it may let it wait for a place."""
+    _ended = False
+    _callbacks: list[Callable[[Any], None]] | None = None
+
+    def __init__(
+        self,
+        binding: Binding,
+        method: Method,
+        request: Any,
+        timeout: float | None,
+        metadata: Any,
+        compression: Any,
+    ) -> None:
+        self._binding = binding
+        self._pool = pool = binding.pool
+        self._method = method
+        self._request = request
+        self._compression = compression
+        self._started = now = time.monotonic()
+        limit = binding.timeout_s if timeout is None else min(timeout, LONGEST_S)
+        context = CURRENT.get()
+        ours: tuple[tuple[str, str], ...]
+        if context is None:
+            ours = ((REQUEST_ID_KEY, new_request_id()),)
+        else:
+            request_id, deadline, traceparent, session_id, model_id = context
+            if deadline - now < limit:
+                limit = deadline - now
+            ours = ((REQUEST_ID_KEY, request_id),)
+            if traceparent is not None:
+                ours += ((TRACEPARENT_KEY, traceparent),)
+            if session_id is not None:
+                ours += ((SESSION_KEY, session_id),)
+                self.session_id = session_id
+            if model_id is not None:
+                ours += ((MODEL_KEY, model_id),)
+                self.model_id = model_id
+        self._metadata = ours
+        if metadata:
+            self._add_metadata(metadata)
+        self._limit = limit
+        self._deadline = now + limit
+        if limit <= 0:
+            self._deny(DeadlineExceeded(f"{method.path[1:]}: not sent, its deadline has passed already"))
+            return
+        pool.budget.called()
+        try:
+            lease = pool.take(binding.router, self, now)
+        except PierheadError as error:  # of the policy
+            self._deny(error)
+            return
+        if lease is not None:
+            self._open(lease, limit)
+        else:
+            self._wait()
+
+    def __del__(self) -> None:
+        # Not from another thread's garbage collection, nor when the loop is gone.
+        if not self._ended and self._call is not None and self._binding.is_current():
+            self.cancel()
+
+    # ---- as policies.RoutedCall
+
+    @property
+    def path(self) -> str:
+        """/package.Service/Method"""
+        return self._method.path
+
+    @property
+    def request(self) -> Any:
+        """The request message."""
+        return self._request
+
+    # ---- as grpc.aio.Call
+
+    def cancel(self) -> bool:
+        """Cancel the call, wherever it is: in line, or at the replica."""
+        if self._call is not None:
+            cancelled = bool(self._call.cancel())
+        else:
+            self._stop_waiting()
+            cancelled = self._opening is not None and self._opening.cancel()
+        if cancelled:
+            self._end("cancelled")
+        return cancelled
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        if self._call is not None:
+            return bool(self._call.cancelled())
+        return self._opening is not None and self._opening.cancelled()
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        if self._call is not None:
+            return bool(self._call.done())
+        return self._opening is not None and self._opening.done()
+
+    def time_remaining(self) -> float | None:
+        """Seconds until its deadline."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Have `callback(call)` called when it has ended for its caller; a try that was refused is no end.
+
+        What a replica has answered is looked at by whoever awaits the call: until then it has not ended.
+        """
+        if self._ended:
+            callback(self)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    async def initial_metadata(self) -> Any:
+        """What the replica sent first."""
+        return await (await self._opened()).initial_metadata()
+
+    async def trailing_metadata(self) -> Any:
+        """What the replica sent last."""
+        return await (await self._opened()).trailing_metadata()
+
+    async def code(self) -> grpc.StatusCode:
+        """The status it ended with."""
+        try:
+            return await (await self._opened()).code()  # type: ignore[no-any-return]
+        except PierheadError as error:
+            return error.code()
+
+    async def details(self) -> str:
+        """The message that came with the status."""
+        try:
+            return await (await self._opened()).details()  # type: ignore[no-any-return]
+        except PierheadError as error:
+            return error.details()
+
+    async def wait_for_connection(self) -> None:
+        """Return once the call is on its way to a replica. Raises as awaiting it would."""
+        await (await self._opened()).wait_for_connection()
+
+    # ---- getting to a replica
+
+    def _add_metadata(self, metadata: Any) -> None:
+        """The caller's own, which also say for whom and for which model this one call is."""
+        self._metadata += tuple(metadata)
+        for key, value in metadata:
+            if key == SESSION_KEY:
+                self.session_id = value
+            elif key == MODEL_KEY:
+                self.model_id = value
+
+    def _open(self, lease: Lease, timeout: float, *, patient: bool = False) -> None:
+        """Open the call at the replica, or deny it with what the transport raises."""
+        self._patient = patient
+        try:
+            call = lease.replica.connection.open(
+                self._method, self._request, timeout, self._metadata, self._compression, patient=patient
+            )
+        except BaseException as error:
+            lease.end()
+            if not isinstance(error, Exception):
+                raise
+            self._deny(error)
+            return
+        # The transport calls this however the call ends: the count cannot leak.
+        call.add_done_callback(lease.end)
+        self._lease = lease
+        self._call = call
+
+    def _deny(self, error: Exception) -> None:
+        """The call will be at no replica; whoever awaits it is told why."""
+        opening = self._opening
+        if opening is None or opening.done():
+            opening = self._opening = asyncio.get_running_loop().create_future()
+        opening.set_exception(error)
+        opening.exception()  # a caller who never asks must not be told of it by the loop
+        # Whoever denies has others to look after, whatever the callbacks do.
+        self._end(error.kind if isinstance(error, PierheadError) else "error", call_back_soon=True)
+
+    async def _opened(self) -> Any:
+        """The transport's call, once there is one. Raises why there will be none."""
+        while self._call is None:
+            assert self._opening is not None  # noqa: S101 - else `__init__` has not ended
+            try:
+                await self._opening
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return self._call
+
+    # ---- waiting
+
+    def _wait(self, *, returned: bool = False) -> None:
+        """Stand in line. `returned`: the call was at a replica, which refused it."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_future()
+        now = time.monotonic()
+        try:
+            patience = self._binding.patience(self._deadline - now, returned=returned)
+        except PierheadError as error:
+            self._deny(error)
+            return
+        self._place = place = Place(self._started, self, self._binding.router, self._granted, self._denied)
+        self._timer = self._binding.deadlines.add(now + patience, self._gave_up)
+        self._binding.joined(1)
+        self._pool.join(place)
+
+    def _pause(self, seconds: float) -> None:
+        """Stand in line after a pause."""
+        self._opening = asyncio.get_running_loop().create_future()
+        self._timer = self._binding.deadlines.add(time.monotonic() + seconds, self._pause_over)
+
+    def _pause_over(self) -> None:
+        self._timer = None
+        self._wait(returned=True)
+
+    def _stop_waiting(self) -> None:
+        """Leave the line, if the call is in it, and forget the timer."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        place, self._place = self._place, None
+        if place is not None:
+            self._binding.joined(-1)
+            self._pool.leave(place)
+
+    def _granted(self, lease: Lease) -> None:
+        """Its turn has come."""
+        self._stop_waiting()
+        opening = self._opening
+        if opening is None or opening.done():  # cancelled in this very turn by the task that awaits it
+            lease.end()
+            return
+        self._open(lease, self._deadline - time.monotonic(), patient=True)
+        if not opening.done():
+            opening.set_result(None)
+
+    def _denied(self, error: Exception) -> None:
+        """Its turn came, and brought an error."""
+        self._stop_waiting()
+        if self._opening is None or not self._opening.done():
+            self._deny(error)
+
+    def _gave_up(self) -> None:
+        """It has waited for as long as it makes sense."""
+        waited = time.monotonic() - self._started
+        self._denied(self._binding.refusal(f"none had room within {waited:.3g} s"))
+
+    # ---- after a failure
+
+    def _recover(self, call: Any, error: grpc.aio.AioRpcError, *, begun: bool = False) -> None:
+        """Open the call elsewhere if it surely was not begun; otherwise raise what the caller is to see."""
+        if call is not self._call:
+            return  # another task that awaits this call has done it already
+        now = time.monotonic()
+        failure = Failure(error, self._deadline - now)
+        if not self._ended:
+            self._learn(failure, now)
+        reason = failure.retry_reason
+        if reason is None or begun or self._ended or not self._may_move() or now >= self._deadline:
+            where = f"{self._method.path[1:]} at {self._binding.service} replica {self._lease.replica.name}"
+            raise failure.as_seen(where, self._limit) from error
+        self._binding.retried(reason)
+        self._again(reason, now)
+
+    async def _failure(self, call: Any, error: grpc.aio.AioRpcError | asyncio.CancelledError) -> grpc.aio.AioRpcError:
+        """How the call ended; raises `error` when it was this side that cancelled it.
+
+        gRPC by itself cancels a call whose stream of requests cannot be written any more, a moment before it learns
+        why. Passed on, that would end a task of the caller's that nobody has cancelled.
+        """
+        if isinstance(error, grpc.aio.AioRpcError):
+            return error
+        task = asyncio.current_task()
+        if self._ended or task is None or task.cancelling():
+            raise error
+        return await error_of(call)
+
+    def _may_move(self) -> bool:
+        """Whether all of the request is at hand after it was sent."""
+        return True
+
+    def _learn(self, failure: Failure, now: float) -> None:
+        """Tell the pool what the failure says of the replica."""
+        pool, lease = self._pool, self._lease
+        if failure.retry_reason == "draining":
+            pool.refuses(lease.replica)
+        elif failure.retry_reason == "overloaded":
+            pool.refused(lease, failure.ongoing)
+        elif failure.worked:
+            trailers = failure.trailers
+            pool.report(lease, failure.ongoing, now, models(trailers.models), parse_stats(trailers.stats))
+        blame = failure.blame
+        if blame is Blame.BROKEN:
+            if not failure.worked:
+                lease.replica.connection.check()
+            pool.failed(lease, now)
+        elif blame is Blame.LATE and not self._patient:
+            # A patient call may have waited for a place there all the time: that is overload, and no fault.
+            pool.timed_out(lease, now)
+        elif blame is Blame.ANSWERED:
+            pool.answered(lease, now)
+
+    def _again(self, reason: str, now: float) -> None:
+        """Take another replica. A drain is announced once per replica, so it needs no budget; all else does."""
+        refused = self._lease.replica
+        self._call = None
+        if reason == "draining" or self._pool.budget.take(now):
+            tried = self._tried = [*(self._tried or ()), refused]
+            try:
+                lease = self._pool.take(self._binding.router, self, now, tried)
+            except PierheadError as error:  # of the policy
+                self._deny(error)
+                return
+            if lease is not None:
+                self._open(lease, self._deadline - now)
+                return
+            self._tried = None
+            self._wait(returned=True)
+        else:
+            shortest, longest = BACKOFF_S
+            self._tried = None
+            self._pause(min(longest, shortest * 2.0**self._pauses, self._deadline - now))
+            self._pauses += 1
+
+    # ---- ends
+
+    def _succeeded(self) -> bool:
+        """Count a success. Returns whether to read what the reply says of its replica."""
+        if self._ended:
+            return False
+        self._ended = True
+        now, lease, binding = time.monotonic(), self._lease, self._binding
+        binding.succeeded(now - self._started)
+        if self._method.kind is Kind.UNARY_UNARY:
+            binding.took(now - lease.began)
+        self._pool.answered(lease, now)
+        if self._callbacks is not None:
+            self._call_back()
+        return self._pool.wants_report(lease.replica, now, self.model_id)
+
+    async def _read_report(self) -> None:
+        """Read the replica's load from the reply, which models it holds, and what it publishes."""
+        trailers = Trailers(await self._call.trailing_metadata())
+        if trailers.ongoing is not None:
+            held, stats = models(trailers.models), parse_stats(trailers.stats)
+            self._pool.report(self._lease, count(trailers.ongoing), time.monotonic(), held, stats)
+
+    def _failed(self, error: BaseException) -> None:
+        """Count a failure; a cancelled caller takes the call with it."""
+        if isinstance(error, PierheadError):
+            self._end(error.kind)
+        elif isinstance(error, asyncio.CancelledError):
+            self.cancel()
+            self._end("cancelled")
+        else:
+            self.cancel()
+            self._end("error")
+
+    def _end(self, outcome: str, *, call_back_soon: bool = False) -> None:
+        """Count how it ended, once, and call back: now, or in a turn of the loop that is the callbacks' own."""
+        if self._ended:
+            return
+        self._ended = True
+        self._binding.ended(outcome, time.monotonic() - self._started)
+        if self._callbacks is None:
+            return
+        if call_back_soon:
+            self._binding.loop.call_soon(self._call_back)
+        else:
+            self._call_back()
+
+    def _call_back(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback(self)
+
+
+async def error_of(call: Any) -> grpc.aio.AioRpcError:
+    """What a transport's call that has ended would raise where it is awaited."""
+    initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
+    return grpc.aio.AioRpcError(await call.code(), initial, trailing, await call.details())

@@ -1,0 +1,221 @@
+"""Calls through a handle, one class per kind; they look to their callers as `grpc.aio`'s own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from pierhead.calls.call import Call, error_of
+
+if TYPE_CHECKING:
+    from pierhead.calls.binding import Binding
+    from pierhead.lanes.connection import Method
+
+
+class _OneReply(Call):
+    """Kinds that are awaited."""
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The reply message. Raises a PierheadError."""
+        try:
+            while True:
+                call = self._call
+                if call is None:
+                    call = yield from self._opened().__await__()
+                try:
+                    reply = yield from call.__await__()
+                except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+                    self._recover(call, (yield from self._failure(call, error).__await__()))
+                else:
+                    if self._succeeded():
+                        yield from self._read_report().__await__()
+                    return reply
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+
+class _ManyReplies(Call):
+    """Kinds that are iterated over or read."""
+
+    _iterated: Any = None
+    """The transport's call whose replies are iterated over."""
+    _next: Callable[[], Awaitable[Any]] | None = None
+    """Its next reply."""
+    _has_read = False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """The reply messages. Raises a PierheadError. Leaving the loop drops the call, which cancels it, unless the
+        caller holds it; see `aclose`.
+        """
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            while True:
+                if self._next is None:
+                    self._iterated = await self._opened()
+                    self._next = aiter(self._iterated).__anext__
+                try:
+                    message = await self._next()
+                except StopAsyncIteration:
+                    if self._succeeded():
+                        await self._read_report()
+                    raise
+                except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+                    self._next = None
+                    failure = await self._failure(self._iterated, error)
+                    self._recover(self._iterated, failure, begun=self._has_read)
+                else:
+                    if not self._has_read:
+                        self._answered()
+                    return message
+        except StopAsyncIteration:
+            raise
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    async def aclose(self) -> None:
+        """Cancel the call unless it has ended: `async with contextlib.aclosing(stub.Method(...)) as replies:`."""
+        self.cancel()
+        self._end("cancelled")
+
+    async def read(self) -> Any:
+        """The next message, or `grpc.aio.EOF`. Raises a PierheadError."""
+        try:
+            while True:
+                call = await self._opened()
+                try:
+                    message = await call.read()
+                except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+                    self._recover(call, await self._failure(call, error), begun=self._has_read)
+                    continue
+                if message is not grpc.aio.EOF:
+                    if not self._has_read:
+                        self._answered()
+                elif self._succeeded():
+                    await self._read_report()
+                return message
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    def read_ready(self) -> list[Any]:
+        """The messages that have arrived already, without waiting for any; none where the transport cannot tell."""
+        ready = getattr(self._call, "read_ready", None)
+        messages: list[Any] = ready() if ready is not None else []
+        if messages and not self._has_read:
+            self._answered()
+        return messages
+
+    def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
+        """Have `sink(messages)` called with messages in the turn of the event loop in which they arrive: no task is
+        woken for them. For whoever passes on what comes, and takes all that it is given.
+
+        It returns False to be given no more until `deliver` is called again. What it is not given is there to be read
+        as ever: everything where the transport is plain gRPC, large messages, what comes after it has returned False.
+        The end of the call, and what `sink` raises, are seen by whoever reads. To be called after the first message.
+        It is called in the context of who called this (`current_request()`), and within no task of its own.
+        """
+        deliver = getattr(self._call, "deliver", None)
+        if deliver is not None and self._has_read:
+            # The task that reads the lane has the context of whoever had it opened: another request's.
+            context = contextvars.copy_context()
+            deliver(lambda messages: context.run(sink, messages))
+
+    def _answered(self) -> None:
+        """The first message came: work has begun, and the replica is known to work."""
+        self._has_read = True
+        self._request = None  # it goes to no other replica any more, and a stream lasts long
+        self._pool.answered(self._lease, time.monotonic())
+
+
+class _ManyRequests(Call):
+    """Kinds whose requests are a stream: from an iterator, or written one by one."""
+
+    _has_written = False
+
+    def __init__(self, binding: Binding, method: Method, request: Any, *options: Any) -> None:
+        self._raised: list[Exception] = []
+        """What the iterator of requests has failed with."""
+        super().__init__(binding, method, None if request is None else _kept(request, self._raised), *options)
+
+    @property
+    def request(self) -> Any:
+        """None: there is no one message to choose a replica by."""
+        return None
+
+    def _may_move(self) -> bool:
+        return self._request is None and not self._has_written
+
+    def _recover(self, call: Any, error: grpc.aio.AioRpcError, *, begun: bool = False) -> None:
+        if self._raised and error.code() is grpc.StatusCode.CANCELLED:
+            raise self._raised[0]  # the transport has ended the call for it, and the replica did nothing wrong
+        super()._recover(call, error, begun=begun)
+
+    async def write(self, request: Any) -> None:
+        """Send one message. Raises a PierheadError."""
+        await self._send(lambda call: call.write(request))
+
+    async def done_writing(self) -> None:
+        """Say that there are no more."""
+        await self._send(lambda call: call.done_writing())
+
+    async def _send(self, send: Callable[[Any], Awaitable[None]]) -> None:
+        try:
+            while True:
+                call = await self._opened()
+                try:
+                    await send(call)
+                except grpc.aio.AioRpcError as error:
+                    self._recover(call, error)
+                except asyncio.InvalidStateError:
+                    if self._has_written or not call.done():
+                        raise
+                    # How a plain channel tells that it was over before anything could be sent.
+                    self._recover(call, await error_of(call))
+                else:
+                    self._has_written = True
+                    return
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+
+async def _kept(requests: Any, raised: list[Exception]) -> AsyncGenerator[Any, None]:
+    """The messages of an iterator; what it raises is put into `raised`: transports only cancel the call.
+
+    Does not refer to the call: one that nobody holds any more has to end.
+    """
+    try:
+        if hasattr(requests, "__aiter__"):
+            async for request in requests:
+                yield request
+        else:
+            for request in requests:
+                yield request
+    except Exception as error:
+        raised.append(error)
+        raise
+
+
+class UnaryUnaryCall(_OneReply, grpc.aio.UnaryUnaryCall):  # type: ignore[type-arg]
+    """One request, one reply."""
+
+
+class UnaryStreamCall(_ManyReplies, grpc.aio.UnaryStreamCall):  # type: ignore[type-arg]
+    """One request, many replies; another replica may be tried until the first of them."""
+
+
+class StreamUnaryCall(_ManyRequests, _OneReply, grpc.aio.StreamUnaryCall):  # type: ignore[type-arg]
+    """Many requests, one reply; another replica may be tried until the first request is written."""
+
+
+class StreamStreamCall(_ManyRequests, _ManyReplies, grpc.aio.StreamStreamCall):  # type: ignore[type-arg]
+    """Many requests, many replies; likewise."""

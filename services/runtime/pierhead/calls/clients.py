@@ -1,0 +1,97 @@
+"""What the handles of one event loop share: one directory, one pool per service."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+from pierhead.calls.directory import Directory
+from pierhead.calls.listing import Listing
+from pierhead.calls.pool import Pool
+from pierhead.calls.replica import Endpoint
+from pierhead.lanes.connection import Connection
+from pierhead.lanes.transports import TRANSPORTS
+from pierhead.metrics import PROCESS
+from pierhead.settings import Settings
+
+
+class InProcess(Protocol):
+    """A replica in this process, see `pierhead.local`."""
+
+    def connect(self, address: str, changed: Callable[[], None]) -> Connection:
+        """As a transport does."""
+        ...
+
+
+class Clients:
+    """Pools and directory of one event loop. Made at the first call within that loop."""
+
+    _of_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Clients]] = weakref.WeakKeyDictionary()
+    _overrides: ClassVar[weakref.WeakValueDictionary[str, InProcess]] = weakref.WeakValueDictionary()
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._directory = Directory(settings)
+        self._pools: dict[tuple[str, str | InProcess], Pool] = {}
+
+    @classmethod
+    def current(cls) -> Clients:
+        """The running loop's. Reads the environment the first time: raises SettingsError."""
+        loop = asyncio.get_running_loop()
+        found = cls._of_loop.get(loop)
+        if found is None:
+            found = cls._of_loop[loop] = cls(Settings.from_env())
+        return found
+
+    @classmethod
+    def use(cls, settings: Settings) -> Clients:
+        """Give the running loop's handles these settings instead of the environment's, unless one was used already."""
+        return cls._of_loop.setdefault(asyncio.get_running_loop(), cls(settings))
+
+    @classmethod
+    def override(cls, service: str, replica: InProcess | None) -> InProcess | None:
+        """Send every loop's calls to `service` to a replica in this process, for as long as somebody holds that; with
+        None, to where they went before. Returns the replica that was in force.
+        """
+        before = cls._overrides.pop(service, None)
+        if replica is not None:
+            cls._overrides[service] = replica
+        for clients in cls._of_loop.values():
+            for (name, _), pool in clients._pools.items():
+                if name == service:
+                    pool.closed = True  # handles ask for the pool again, and may get this one
+        return before
+
+    def pool(self, service: str, transport: str) -> Pool:
+        """The pool of a service; watching begins when it is first asked for."""
+        replica = self._overrides.get(service)
+        key = (service, transport if replica is None else replica)
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool(
+                service,
+                TRANSPORTS[transport] if replica is None else replica.connect,
+                ejected=lambda: PROCESS.handle_ejections.inc((service,)),
+            )
+            if replica is None:
+                self._directory.add(service, pool.update)
+            else:
+                pool.update(Listing([Endpoint(name="local", address="local")]))
+        pool.closed = False
+        return pool
+
+    async def close(self) -> None:
+        """Close every connection and watcher; calls in flight fail. The next call starts afresh."""
+        self._of_loop.pop(asyncio.get_running_loop(), None)
+        await self._directory.close()
+        for pool in self._pools.values():
+            await pool.close()
+
+
+async def close_handles() -> None:
+    """Close what the handles of the running loop hold. `serve` does it; scripts and tests may."""
+    found = Clients._of_loop.get(asyncio.get_running_loop())
+    if found is not None:
+        await found.close()

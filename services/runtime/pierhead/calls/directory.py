@@ -1,0 +1,216 @@
+"""Where the replicas of a service are: what the controller says, else a fixed list, else Docker's DNS.
+
+One Directory serves a whole process (more exactly, one event loop). With a controller configured, DNS fills in until
+the first answer, and for services that the controller does not know. A controller that goes away changes nothing: the
+last list stays in force until the next answer.
+
+Who calls a service that a person has set to 0 need not wait for a replica, and is told so; likewise where the
+controller has known no service of that name for UNKNOWN_GRACE_S, and DNS does not know it either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import grpc
+
+from pierhead.calls.absence import SwitchedOff, Unknown
+from pierhead.calls.listing import Listing
+from pierhead.calls.replica import Endpoint
+from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
+from pierhead.routing_stats import Stats
+from pierhead.settings import DEFAULT_GRPC_PORT, Settings
+
+logger = logging.getLogger("pierhead")
+
+Update = Callable[[Listing], None]
+
+UNKNOWN_GRACE_S = 5.0
+"""How long after the controller has said that it does not know a service calls still wait for it: services are added to
+the files, and started, in any order."""
+
+RECONNECT_S = (0.1, 5.0)
+"""Shortest and longest pause before asking the controller again; doubled at each failure, jittered."""
+
+DNS_PERIOD_S = 2.0
+DNS_PERIOD_EMPTY_S = 0.25
+
+WATCH_OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Directory:
+    """Keeps one list of endpoints per service up to date and tells each service's pool."""
+
+    def __init__(self, settings: Settings, rng: random.Random | None = None) -> None:
+        self._settings = settings
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._updates: dict[str, list[Update]] = {}
+        self._last: dict[str, Listing] = {}
+        self._dns: dict[str, asyncio.Task[None]] = {}
+        self._told_by_controller: set[str] = set()
+        self._graces: dict[str, asyncio.TimerHandle] = {}
+        """Services that the controller does not know, until nobody is to wait for them any more."""
+        self._watch: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, service: str, update: Update) -> None:
+        """Tell `update` where `service` is, now and whenever it changes."""
+        known = service in self._updates
+        self._updates.setdefault(service, []).append(update)
+        if service in self._last:
+            update(self._last[service])
+        if known:
+            return
+        static = self._settings.static_addresses(service)
+        if static:
+            self._tell(service, _at(static))
+            return
+        self._start_dns(service)
+        if self._settings.discovery:
+            self._restart_watch()
+
+    async def close(self) -> None:
+        """End every watcher."""
+        for grace in self._graces.values():
+            grace.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _tell(self, service: str, listing: Listing) -> None:
+        self._last[service] = listing
+        for update in self._updates[service]:
+            update(listing)
+
+    def _own(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- the controller
+
+    def _restart_watch(self) -> None:
+        """One stream carries all services; a new one needs a new stream, the lists stay meanwhile."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = self._own(asyncio.get_running_loop().create_task(self._watch_forever(), name="discovery"))
+
+    async def _watch_forever(self) -> None:
+        shortest, longest = RECONNECT_S
+        pause = shortest
+        services = [name for name in self._updates if not self._settings.static_addresses(name)]
+        async with grpc.aio.insecure_channel(self._settings.discovery, options=WATCH_OPTIONS) as channel:
+            stub = discovery_pb2_grpc.DiscoveryStub(channel)
+            request = discovery_pb2.WatchRequest(services=services, watcher=self._settings.replica)
+            while True:
+                try:
+                    # No deadline: the stream lives as long as both sides; keep-alive notices a dead one.
+                    async for state in stub.Watch(request):
+                        pause = shortest
+                        self._apply(state)
+                    reason = "it ended the stream"
+                except grpc.aio.AioRpcError as error:
+                    reason = error.details() or error.code().name
+                except Exception as error:
+                    # Whatever one list brings out, the next ones must still be heard: a frozen list is an outage later.
+                    logger.exception("internal: a list from discovery could not be taken over")
+                    reason = repr(error)
+                logger.info("discovery at %s: %s; the last lists stay in force", self._settings.discovery, reason)
+                await asyncio.sleep(pause * (0.5 + self._rng.random()))
+                pause = min(longest, pause * 2)
+
+    def _apply(self, state: discovery_pb2.ServiceEndpoints) -> None:
+        """Take over the whole state of one service."""
+        if state.service not in self._updates:
+            return
+        if state.unknown:
+            # Names that DNS gives know nothing of draining or readiness: no match for a list that the controller gave.
+            if state.service not in self._told_by_controller:
+                self._start_dns(state.service)
+            if state.service not in self._graces:
+                grace = asyncio.get_running_loop().call_later(UNKNOWN_GRACE_S, self._stay_unknown, state.service)
+                self._graces[state.service] = grace
+            return
+        found = self._graces.pop(state.service, None)
+        if found is not None:
+            found.cancel()
+        self._told_by_controller.add(state.service)
+        dns = self._dns.pop(state.service, None)
+        if dns is not None:
+            dns.cancel()
+        self._tell(state.service, _listing(state))
+
+    def _stay_unknown(self, service: str) -> None:
+        """Nobody is to wait any longer for a service that the controller does not know, unless DNS knows it."""
+        if service in self._told_by_controller or service not in self._last:
+            self._tell(service, replace(self._last.get(service, Listing()), absence=Unknown()))
+
+    # ---- DNS
+
+    def _start_dns(self, service: str) -> None:
+        if service not in self._dns:
+            task = asyncio.get_running_loop().create_task(self._resolve_forever(service), name=f"dns {service}")
+            self._dns[service] = self._own(task)
+
+    async def _resolve_forever(self, service: str) -> None:
+        host, _, port = service.partition(":")
+        while True:
+            addresses = await resolve(host, int(port) if port else DEFAULT_GRPC_PORT)
+            if addresses:
+                self._tell(service, _at(addresses))
+            await asyncio.sleep(DNS_PERIOD_S if addresses else DNS_PERIOD_EMPTY_S)
+
+
+def _at(addresses: Iterable[str]) -> Listing:
+    """Replicas of which only the addresses are known."""
+    return Listing([Endpoint(name=address, address=address) for address in addresses])
+
+
+def _listing(state: discovery_pb2.ServiceEndpoints) -> Listing:
+    """What the controller says."""
+    draining = discovery_pb2.Endpoint.DRAINING
+    return Listing(
+        endpoints=[
+            Endpoint(
+                name=endpoint.replica,
+                address=endpoint.address,
+                draining=endpoint.state == draining,
+                max_ongoing_requests=endpoint.max_ongoing_requests,
+                node=endpoint.node,
+                weight=endpoint.weight or 1,
+                stats=Stats(endpoint.stats_version, dict(endpoint.stats)) if endpoint.stats_version else None,
+            )
+            for endpoint in state.endpoints
+        ],
+        max_queued_requests=state.max_queued_requests if state.HasField("max_queued_requests") else None,
+        policy=state.policy or None,
+        policy_kwargs=state.policy_kwargs,
+        absence=SwitchedOff(state.scaled_to_zero_by) if state.scaled_to_zero_by else None,
+    )
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Every "ip:port" that a name stands for, sorted; empty when it stands for none now. IPv4 where there is any."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the latter for what can be no host's name, such as a..b
+        return []  # not known, or no resolver now: the caller keeps what it had and asks again
+    four = {f"{address[0]}:{port}" for family, _, _, _, address in found if family == socket.AF_INET}
+    six = {f"[{address[0]}]:{port}" for family, _, _, _, address in found if family == socket.AF_INET6}
+    return sorted(four or six)

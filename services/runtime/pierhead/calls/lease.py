@@ -1,0 +1,42 @@
+"""One call's hold on a replica."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pierhead.calls.replica import Replica
+
+
+class Releases(Protocol):
+    """Who gets the place back: the pool."""
+
+    def released(self, replica: Replica, trial: bool) -> None:
+        """A call has left the replica."""
+        ...
+
+
+class Lease:
+    """One call's place at a replica. Holds no reference to the call: one that nobody holds any more ends at once."""
+
+    __slots__ = ("_pool", "began", "left", "replica", "trial")
+
+    def __init__(self, pool: Releases, replica: Replica, began: float) -> None:
+        self._pool = pool
+        self.replica = replica
+        self.began = began
+        """When the replica was taken, in monotonic seconds."""
+        self.left = -1
+        """Calls of this process that were at the replica when this one's end arrived; -1 = it has not."""
+        self.trial = False
+        """Whether it decides if the replica comes back into service."""
+        replica.inflight += 1
+        replica.load += 1
+
+    def end(self, _: object = None) -> None:
+        """Give the place back; nothing happens the second time."""
+        if self.left >= 0:
+            return
+        replica = self.replica
+        self.left = replica.inflight = replica.inflight - 1
+        replica.load -= 1
+        self._pool.released(replica, self.trial)

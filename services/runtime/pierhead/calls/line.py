@@ -1,0 +1,71 @@
+"""The line of calls that wait for a replica with room: the oldest call is served first.
+
+Age and not arrival decides, so that a call that was refused comes back to where it stood. Pure: who is served, and
+when, is the pool's business.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pierhead.calls.lease import Lease
+    from pierhead.policies.router import Router
+
+
+class Place:
+    """One call's place in the line. Of `granted` and `denied` one is called, once, unless it leaves before."""
+
+    __slots__ = ("age", "call", "denied", "granted", "router", "waits")
+
+    def __init__(
+        self,
+        age: float,
+        call: Any,
+        router: Router,
+        granted: Callable[[Lease], None],
+        denied: Callable[[Exception], None],
+    ) -> None:
+        self.age = age
+        """When the call was made, in monotonic seconds."""
+        self.call = call
+        self.router = router
+        self.granted = granted
+        self.denied = denied
+        self.waits = False
+
+
+class Line:
+    """Places, ordered by age; of equal age the first come is first."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        """Places in the line. Those that have left do not count; the heap drops them in time."""
+        self._heap: list[tuple[float, int, Place]] = []
+        self._joined = 0
+
+    def join(self, place: Place) -> None:
+        """Stand in line."""
+        place.waits = True
+        self.waiting += 1
+        self._joined += 1
+        heapq.heappush(self._heap, (place.age, self._joined, place))
+
+    def leave(self, place: Place) -> bool:
+        """Leave the line, from anywhere in it. False when it had left before."""
+        if not place.waits:
+            return False
+        place.waits = False
+        self.waiting -= 1
+        if len(self._heap) > 2 * self.waiting + 16:  # so the work is a constant for each that leaves
+            self._heap = [entry for entry in self._heap if entry[2].waits]
+            heapq.heapify(self._heap)
+        return True
+
+    def head(self) -> Place | None:
+        """Whose turn it is."""
+        while self._heap and not self._heap[0][2].waits:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None

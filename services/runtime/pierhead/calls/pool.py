@@ -1,0 +1,435 @@
+"""The replicas of one service as this process sees them, and the calls that wait for one.
+
+A call takes a lease on a replica (`take`, or a place in the line when none has room) and ends it when it is over.
+Everything here belongs to one event loop; nothing awaits between looking at a count and changing it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable
+from random import Random
+from typing import Protocol
+from weakref import WeakSet
+
+from pierhead.calls import weights
+from pierhead.calls.budget import RetryBudget
+from pierhead.calls.lease import Lease
+from pierhead.calls.line import Line, Place
+from pierhead.calls.listing import Listing
+from pierhead.calls.outliers import Outliers, Standing, left_out, next_change
+from pierhead.calls.replica import FULL_TRUSTED_S, Replica
+from pierhead.errors import NoReplica, PierheadError
+from pierhead.lanes.transports import Connect
+from pierhead.policies.policy import RoutedCall
+from pierhead.policies.router import Router
+from pierhead.routing_stats import Stats
+
+REPORT_TRUSTED_S = 1.0
+"""How long a replica's own word on its load counts."""
+
+REPORT_PERIOD_S = 0.01
+"""It is read this often at most: reading it costs more than it is worth on each reply."""
+
+NEVER = float("inf")
+
+
+class Timer(Protocol):
+    """What `call_later` returns."""
+
+    def cancel(self) -> None:
+        """Not to be called any more."""
+        ...
+
+
+CallLater = Callable[[float, Callable[[], None]], Timer]
+
+
+class Pool:
+    """The replicas of one service, over one transport."""
+
+    def __init__(
+        self,
+        service: str,
+        connect: Connect,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Random | None = None,
+        ejected: Callable[[], None] = lambda: None,
+        call_later: CallLater | None = None,
+    ) -> None:
+        self.service = service
+        self.budget = RetryBudget(clock())
+        self.listed = False
+        """Whether any source has answered yet."""
+        self.listing = Listing()
+        """What is said of the service."""
+        self.closed = False
+        self._clock = clock
+        self._connect = connect
+        self._ejected = ejected
+        self._replicas: dict[str, Replica] = {}
+        # Sorted by name, and never changed: policies look at the very lists.
+        self._callable: list[Replica] = []
+        self._in_service: list[Replica] = []
+        self._random = rng or Random()  # noqa: S311 - jitter, and shares of calls
+        self._outliers = Outliers(self._random)
+        self._weighed = False
+        """Whether some replicas are to get another share of the calls than others."""
+        self._due = NEVER
+        """When what replicas said, or a time out, wears off next."""
+        self._line = Line()
+        self._serving = False
+        self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
+        self._timer: Timer | None = None
+        self._timer_at = NEVER
+        self._closing: set[asyncio.Task[None]] = set()
+        self._changes: list[asyncio.Future[None]] = []
+        self._watching: WeakSet[Router] = WeakSet()
+
+    # ---- what sources tell
+
+    def update(self, listing: Listing) -> None:
+        """Take another listing. Replicas are known by address: one that stays keeps its connection and its counts."""
+        self.listed = True
+        former, self.listing = self.listing, listing
+        if (listing.policy, listing.policy_kwargs) != (former.policy, former.policy_kwargs):
+            for router in list(self._watching):
+                router.follow(listing.policy, listing.policy_kwargs)
+        before = self._listed_names()
+        wanted = {endpoint.address: endpoint for endpoint in listing.endpoints}
+        for address, replica in list(self._replicas.items()):
+            if address not in wanted:
+                replica.closing = True
+                self._close_when_idle(replica)
+        for address, endpoint in wanted.items():
+            known = self._replicas.get(address)
+            if known is not None:
+                known.update(endpoint)
+            else:
+                replica = self._replicas[address] = Replica(endpoint)
+                replica.connection = self._connect(address, self._watcher_of(replica))
+        self._refresh()
+        self._tell_gone(before - self._listed_names())
+
+    def replicas(self) -> Collection[Replica]:
+        """Every replica that is known, callable or not."""
+        return self._replicas.values()
+
+    def watch(self, router: Router) -> None:
+        """Tell `router` of replicas that are gone, and how the service is to be called, for as long as somebody holds
+        it.
+        """
+        router.follow(self.listing.policy, self.listing.policy_kwargs)
+        if router.watches_replicas or router.follows:
+            self._watching.add(router)
+
+    @property
+    def has_callable(self) -> bool:
+        """Whether any replica may be called, full or not."""
+        return bool(self._callable)
+
+    def hopeless(self) -> NoReplica | None:
+        """What a call hears that would wait where no replica will come; None = one may be waited for."""
+        if self.listing.absence is None or self._callable:
+            return None
+        return self.listing.absence.error(self.service)
+
+    async def changed(self) -> None:
+        """Return at the next change of which replicas may be called."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.append(future)
+        await future
+
+    def describe(self) -> str:
+        """The replicas in one line, for messages."""
+        if not self.listed:
+            return "nothing has said yet where it is"
+        if not self._replicas:
+            return "no replica is known"
+        now = self._clock()
+        return ", ".join(r.describe(now) for r in sorted(self._replicas.values(), key=lambda r: r.name))
+
+    # ---- taking and giving back
+
+    def take(self, router: Router, call: RoutedCall, now: float, tried: Collection[Replica] = ()) -> Lease | None:
+        """A lease on a replica with room that is not in `tried`; None when a call has to wait, also behind others.
+
+        Raises UserCodeError when the policy fails.
+        """
+        return None if self._line.waiting else self._take(router, call, now, tried)
+
+    def join(self, place: Place) -> None:
+        """Stand in line; `granted` or `denied` may be called before this returns."""
+        if self.closed:
+            place.denied(self._closed_by_us())
+            return
+        self._line.join(place)
+        self._serve()
+
+    def leave(self, place: Place) -> None:
+        """Leave the line; nothing happens if its turn has come already."""
+        # Whoever stood behind may get what this one could not.
+        if self._line.leave(place) and self._line.waiting:
+            self._serve()
+
+    @property
+    def waiting(self) -> int:
+        """Calls in the line."""
+        return self._line.waiting
+
+    def released(self, replica: Replica, trial: bool) -> None:
+        """A lease on the replica has ended."""
+        if trial and replica.standing.on_trial:
+            now = self._clock()
+            replica.standing.end_trial(now)
+            self._sort(now)
+        if self._line.waiting:
+            # How the call ended is known a moment later; a refusal made no room.
+            if not replica.full:
+                self._serve()
+            elif replica.others:
+                self._look_again()
+            else:
+                self._look_at(self._clock())
+        if replica.closing and replica.inflight == 0:
+            self._close_when_idle(replica)
+
+    # ---- what calls learn
+
+    def wants_report(self, replica: Replica, now: float, model_id: str | None = None) -> bool:
+        """Whether to read what a reply says of its replica; it matters where there is a choice, or others who call.
+
+        The reply to a call for a model that the replica was not known to hold is always of interest: it holds it now.
+        """
+        if replica.full:
+            return True
+        old = now - replica.reported_at > REPORT_PERIOD_S or (model_id is not None and model_id not in replica.models)
+        return old and (len(self._callable) > 1 or replica.others > 0)
+
+    def report(
+        self, lease: Lease, ongoing: int, now: float, models: frozenset[str] | None = None, stats: Stats | None = None
+    ) -> None:
+        """A reply said how many requests the replica has in flight, and perhaps what it holds and what it publishes."""
+        replica = lease.replica
+        replica.full = False
+        replica.reported_at = now
+        self._take_word(lease, ongoing, now + REPORT_TRUSTED_S)
+        if models is not None:
+            replica.models = models
+        if stats is not None:
+            replica.learn(stats)
+        self._serve()
+
+    def refused(self, lease: Lease, ongoing: int) -> None:
+        """The replica is full: what it has in flight is its limit. Others may make room there any time."""
+        replica, now = lease.replica, self._clock()
+        replica.full = True
+        replica.limit = min(replica.limit, max(1, ongoing))
+        replica.standing.answered_at = now
+        self._take_word(lease, replica.limit, now + FULL_TRUSTED_S)
+
+    def refuses(self, replica: Replica) -> None:
+        """The replica drains: leave it alone for good."""
+        replica.refuses = True
+        self._refresh()
+
+    def answered(self, lease: Lease, now: float) -> None:
+        """The replica worked on the call as it should."""
+        standing = lease.replica.standing
+        if standing.failures or standing.until:
+            out = standing.until
+            standing.answered(lease.began, now)
+            self._judged(standing, out, now)
+        else:
+            standing.answered_at = now
+
+    def failed(self, lease: Lease, now: float) -> None:
+        """The replica, or the way there, is broken."""
+        standing = lease.replica.standing
+        out = standing.until
+        self._outliers.failed(standing, lease.began, now, self._standings())
+        self._judged(standing, out, now)
+
+    def timed_out(self, lease: Lease, now: float) -> None:
+        """The call's deadline passed while the replica had it."""
+        standing = lease.replica.standing
+        out = standing.until
+        self._outliers.timed_out(standing, lease.began, now, self._standings())
+        self._judged(standing, out, now)
+
+    async def close(self) -> None:
+        """Close every connection; calls in flight fail."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tell_gone(self._listed_names())
+        replicas, self._replicas = list(self._replicas.values()), {}
+        self._callable = self._in_service = []
+        while (place := self._line.head()) is not None:
+            self._line.leave(place)
+            place.denied(self._closed_by_us())
+        for replica in replicas:
+            await replica.connection.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _closed_by_us(self) -> NoReplica:
+        return NoReplica(f"calls to {self.service} were closed by this process")
+
+    # ---- choosing
+
+    def _take(self, router: Router, call: RoutedCall, now: float, tried: Collection[Replica] = ()) -> Lease | None:
+        if now >= self._due:
+            self._wear_off(now)
+        candidates = self._in_service if router.eject_outliers else self._callable
+        for replica in candidates:
+            if replica.load >= replica.limit or tried:
+                candidates = [r for r in candidates if r.load < r.limit and r not in tried]
+                break
+        if not candidates:
+            return None
+        choice = weights.group(candidates, self._random.random()) if self._weighed else candidates
+        chosen = router.choose(choice, call)
+        lease = Lease(self, chosen, now)
+        standing = chosen.standing
+        if standing.until and not standing.unwanted(now):
+            lease.trial = True
+            standing.begin_trial()
+            self._sort(now)
+        if router.watches_calls:
+            try:
+                router.routed(chosen, call)
+            except PierheadError:
+                lease.end()
+                raise
+        return lease
+
+    def _serve(self) -> None:
+        """Hand replicas with room to those at the head of the line, and send them away where none will come."""
+        if self._serving:  # by way of a call that was just granted one: the loop below goes on anyway
+            return
+        self._serving = True
+        try:
+            while (place := self._line.head()) is not None:
+                try:
+                    lease = self._take(place.router, place.call, self._clock())
+                except PierheadError as error:
+                    self._line.leave(place)
+                    place.denied(error)
+                    continue
+                if lease is not None:
+                    self._line.leave(place)
+                    place.granted(lease)
+                    continue
+                hopeless = self.hopeless()
+                if hopeless is None:
+                    self._look_again()
+                    return
+                self._line.leave(place)
+                place.denied(hopeless)
+        finally:
+            self._serving = False
+
+    # ---- who may be called
+
+    def _watcher_of(self, replica: Replica) -> Callable[[], None]:
+        def changed() -> None:
+            if not replica.connection.ready:
+                lost = not replica.drains  # one that drains goes away in order
+                replica.renewed()
+                if lost:
+                    self._lost(replica.standing)
+            self._refresh()
+
+        return changed
+
+    def _lost(self, standing: Standing) -> None:
+        """A connection broke; who may be called is looked at next."""
+        out, now = standing.until, self._clock()
+        self._outliers.lost_connection(standing, now, self._standings())
+        if standing.until > out:
+            self._ejected()
+
+    def _refresh(self) -> None:
+        self._callable = sorted((r for r in self._replicas.values() if r.callable), key=lambda replica: replica.name)
+        self._weighed = weights.differ(self._callable)
+        self._sort(self._clock())
+        changes, self._changes = self._changes, []
+        for future in changes:
+            if not future.done():
+                future.set_result(None)
+        self._serve()
+
+    def _sort(self, now: float) -> None:
+        """Who is left out now, and until when."""
+        standings = self._standings()
+        out = left_out(standings, now)
+        self._in_service = [r for r in self._callable if r.standing not in out] if out else self._callable
+        said = min((replica.others_until for replica in self._callable if replica.others), default=NEVER)
+        self._due = min(said, next_change(standings, now))
+
+    def _judged(self, standing: Standing, out: float, now: float) -> None:
+        """Something was learnt of a replica that was left out until `out`."""
+        if standing.until == out:
+            return
+        if standing.until > out:
+            self._ejected()
+        self._sort(now)
+        self._serve()
+
+    def _standings(self) -> list[Standing]:
+        return [replica.standing for replica in self._callable]
+
+    def _wear_off(self, now: float) -> None:
+        for replica in self._callable:
+            if replica.others and now >= replica.others_until:
+                replica.expire(now)
+        self._sort(now)
+
+    def _take_word(self, lease: Lease, ongoing: int, until: float) -> None:
+        """Take over what a replica says of its load. Of that, this process's calls are those at the answer's arrival:
+        what has ended since would be taken for others' calls.
+        """
+        replica = lease.replica
+        replica.set_others(ongoing - (lease.left if lease.left >= 0 else replica.inflight - 1), until)
+        if replica.others:
+            self._due = min(self._due, until)
+
+    def _listed_names(self) -> set[str]:
+        return {replica.name for replica in self._replicas.values() if not replica.closing}
+
+    def _tell_gone(self, names: Iterable[str]) -> None:
+        for router in list(self._watching):
+            for name in sorted(names):
+                router.replica_gone(name)
+
+    # ---- looking again
+
+    def _look_again(self) -> None:
+        """What replicas said, and times out, wear off without an event: look at the line again then."""
+        if self._due < NEVER:
+            self._look_at(self._due)
+
+    def _look_at(self, when: float) -> None:
+        """Look at the line a moment after `when`."""
+        if self._timer is not None:
+            if self._timer_at <= when:
+                return
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._call_later(max(0.0, when - self._clock()) + 0.001, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._serve()
+
+    def _close_when_idle(self, replica: Replica) -> None:
+        if replica.inflight or self._replicas.get(replica.address) is not replica:
+            return
+        del self._replicas[replica.address]
+        task = asyncio.get_running_loop().create_task(replica.connection.close(), name=f"close {replica.address}")
+        # The pool owns these: `close` waits for them.
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

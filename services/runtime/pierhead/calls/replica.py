@@ -1,0 +1,135 @@
+"""One replica of a service as this process sees it: where it is, how busy, and whether it may be called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pierhead.calls.outliers import Standing
+from pierhead.lanes.connection import Connection
+from pierhead.routing_stats import NOTHING, Stats
+
+FULL_TRUSTED_S = 0.05
+"""How long a replica that refused counts as full; then it is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a replica is and whether it may be called; what a source of replicas tells."""
+
+    name: str
+    address: str
+    draining: bool = False
+    max_ongoing_requests: int = 0
+    """0 = not known."""
+    node: str = ""
+    """The machine it runs on; "" = not known."""
+    weight: int = 1
+    """Its share of the calls, relative to the other replicas'."""
+    stats: Stats | None = None
+    """What it publishes for policies, as the source last heard it; None = not known."""
+
+
+class Replica:
+    """One replica. What policies know of it is `policies.Candidate`."""
+
+    __slots__ = (
+        "address", "closing", "connection", "full", "inflight", "limit", "listed_draining", "listed_limit", "load",
+        "models", "name", "node", "others_until", "refuses", "reported_at", "standing", "stats", "stats_version",
+        "weight",
+    )  # fmt: skip
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.address = endpoint.address
+        self.connection: Connection
+        self.inflight = 0
+        """Calls of this process there."""
+        self.load = 0
+        """Calls in flight there, as far as known: this process's, and others' by the replica's own last word."""
+        self.others_until = 0.0
+        """When that word is too old."""
+        self.full = False
+        """Its last word on its load was a refusal."""
+        self.reported_at = 0.0
+        self.models: frozenset[str] = frozenset()
+        """Ids of the models it holds, by its own last word."""
+        self.stats: Mapping[str, float] = NOTHING
+        """Numbers that it publishes, by its own word or the source's, whichever is newer. A new object each time."""
+        self.stats_version = 0
+        self.refuses = False
+        """It said itself that it is draining; true until its connection breaks."""
+        self.closing = False
+        """No source lists it any more."""
+        self.standing = Standing()
+        self.listed_limit = sys.maxsize
+        self.limit = sys.maxsize
+        """Requests it takes at a time: what the source says, or what its refusals teach."""
+        self.update(endpoint)
+
+    def update(self, endpoint: Endpoint) -> None:
+        """Take over what a source says of it."""
+        self.name = endpoint.name
+        self.node = endpoint.node
+        self.weight = endpoint.weight
+        listed = endpoint.max_ongoing_requests or sys.maxsize
+        if listed != self.listed_limit:
+            self.limit = self.listed_limit = listed
+        self.listed_draining = endpoint.draining
+        self.closing = False
+        if endpoint.stats is not None:
+            self.learn(endpoint.stats)
+
+    def learn(self, stats: Stats) -> None:
+        """Take over what it publishes, unless that is known already, or older."""
+        if stats.version > self.stats_version:
+            self.stats_version, self.stats = stats
+
+    @property
+    def others(self) -> int:
+        """Calls of other processes there."""
+        return self.load - self.inflight
+
+    def set_others(self, calls: int, until: float) -> None:
+        """Take over how many calls of other processes are there; believed until `until`."""
+        self.load = self.inflight + max(0, calls)
+        self.others_until = until
+
+    def expire(self, now: float) -> None:
+        """What it said of others' calls is old. One that refused is asked by one call at a time, not by all at once."""
+        self.set_others(self.limit - self.inflight - 1 if self.full else 0, now + FULL_TRUSTED_S)
+
+    def renewed(self) -> None:
+        """Its connection broke: whoever answers there next may be another process."""
+        self.refuses = False
+        self.full = False
+        self.models = frozenset()
+        self.stats_version, self.stats = 0, NOTHING
+        self.load = self.inflight
+        self.limit = self.listed_limit
+
+    @property
+    def drains(self) -> bool:
+        """Whether it is to get no new calls, for good."""
+        return self.listed_draining or self.refuses or self.closing
+
+    @property
+    def callable(self) -> bool:
+        """Whether new calls may go there, whatever came of the last ones."""
+        return self.connection.ready and not self.drains
+
+    def describe(self, now: float) -> str:
+        """The replica in a few words, for messages."""
+        if self.drains:
+            return f"{self.name} is draining"
+        if not self.connection.ready:
+            return f"{self.name} is not connected"
+        limit = "" if self.limit == sys.maxsize else f" of {self.limit}"
+        works = f"{self.name} works on {self.load}{limit}"
+        standing = self.standing
+        if standing.in_service:
+            return works
+        failed = f"its last {standing.failures} calls failed"
+        if now < standing.until:
+            return f"{works}, is left out for {standing.until - now:.1f} s more ({failed})"
+        return f"{works}, is tried by one call at a time ({failed})"

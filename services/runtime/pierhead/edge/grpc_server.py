@@ -1,0 +1,209 @@
+"""The gRPC side of a replica: generated servicers behind admission, deadlines, and errors as statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NoReturn, cast
+
+import grpc
+
+from pierhead.edge.edge import Edge, is_answerable
+from pierhead.edge.methods import Context, ServedMethod
+from pierhead.errors import ONGOING_KEY, REFUSED_KEY, DeadlineExceeded, PierheadError
+from pierhead.held import HELD, MODELS_KEY
+from pierhead.request import CURRENT, RequestContext, from_metadata
+from pierhead.routing_stats import STATS, STATS_KEY
+
+SERVER_OPTIONS = (
+    # Callers ping idle connections every two seconds to notice a dead peer; the default would call that a flood.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),  # a second server on the port is a mistake that must be seen
+)
+
+DEADLINE_MOMENT_S = 0.02
+"""A call that is cancelled with less time left than this has met its deadline."""
+
+_ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY, STATS_KEY)
+
+_STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
+
+
+def register(methods: Iterable[ServedMethod], server: grpc.aio.Server, edge: Edge) -> list[str]:
+    """Put methods, each behind the edge, onto a server; returns the full names of their gRPC services."""
+    services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
+    for method in methods:
+        services.setdefault(method.service, {})[method.name.rpartition("/")[2]] = _guard(method, edge)
+    for service, handlers in services.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_registered_method_handlers(service, handlers)
+    return list(services)
+
+
+def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
+    """The same method behind the edge. Requests come in undecoded: refusing must not cost the parsing of a tensor."""
+    kind = grpc.stream_stream_rpc_method_handler if method.request_streaming else grpc.unary_stream_rpc_method_handler
+    if method.response_streaming:
+        return kind(_streaming(method, edge), None, method.encode)
+    kind = grpc.stream_unary_rpc_method_handler if method.request_streaming else grpc.unary_unary_rpc_method_handler
+    return kind(_unary(method, edge), None, method.encode)
+
+
+class _Call:
+    """One accepted call from admission to its end."""
+
+    __slots__ = ("_timeout", "code", "context", "edge", "method", "started")
+
+    def __init__(self, edge: Edge, method: str, context: Context) -> None:
+        self.edge = edge
+        self.method = method
+        self.context = context
+        self.code = "OK"
+        self.started = time.monotonic()
+        remaining = cast("float | None", context.time_remaining())  # None = the caller set no deadline
+        limit = edge.settings.request_timeout_s if remaining is None else remaining
+        request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
+        CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
+        context.set_trailing_metadata(self._about_replica())  # also on a reply that the service itself aborts
+        # gRPC itself ends calls that bring a deadline; the others get the service's.
+        self._timeout = asyncio.timeout(limit) if remaining is None else None
+
+    async def __aenter__(self) -> _Call:
+        if self._timeout is not None:
+            await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if self._timeout is not None:
+            try:
+                await self._timeout.__aexit__(kind, error, trace)
+            except TimeoutError:
+                error = DeadlineExceeded(
+                    f"{self.method} was not done within {self.edge.settings.request_timeout_s:g} s, the default of "
+                    "this service for calls that bring no deadline"
+                )
+        try:
+            if error is None:
+                self._succeed()
+            else:
+                await self._fail(error)
+        finally:
+            self.edge.finished(self.method, self.code, time.monotonic() - self.started)
+
+    def _succeed(self) -> None:
+        code = self.context.code()
+        if code:
+            self.code = _status_name(code)
+        theirs = [pair for pair in self.context.trailing_metadata() or () if pair[0] not in _ABOUT_REPLICA]
+        self.context.set_trailing_metadata((*theirs, *self._about_replica()))
+
+    def _about_replica(self) -> tuple[tuple[str, str], ...]:
+        """What the reply tells callers to choose by: the load that is left when this call is gone, the models held, and
+        what the service publishes.
+        """
+        about: tuple[tuple[str, str], ...] = ((ONGOING_KEY, str(self.edge.admission.ongoing - 1)),)
+        if HELD.version:
+            about = (*about, (MODELS_KEY, HELD.text))
+        if STATS.version:
+            about = (*about, (STATS_KEY, STATS.text))
+        return about
+
+    async def _fail(self, error: BaseException) -> None:
+        """Answer with a status. Raises what `abort` raises; leaves cancellation and the user's own abort alone."""
+        if isinstance(error, grpc.aio.AbortError):
+            self.code = _status_name(self.context.code())
+            return
+        if not is_answerable(error):
+            # gRPC cancels alike what its caller cancels and what is past its caller's deadline. That strikes there a
+            # moment earlier than here, and a cancellation is then what arrives.
+            late = self._timeout is None and self.context.time_remaining() <= DEADLINE_MOMENT_S
+            self.code = (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
+            return
+        answer = self.edge.error_for(error, self.method)
+        self.code = answer.grpc_status.name
+        await abort(self.context, answer, *self._about_replica())
+
+
+def _status_name(code: object) -> str:
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return _STATUS_NAME.get(cast("int", code), "UNKNOWN")
+
+
+async def abort(context: Context, error: PierheadError, *more: tuple[str, str]) -> NoReturn:
+    """End a call with an error's status, message and trailing metadata."""
+    await context.abort(error.grpc_status, error.details(), (*error.trailing_metadata(), *more))
+
+
+async def _refuse(edge: Edge, method: str, context: Context, refusal: PierheadError) -> NoReturn:
+    reason = edge.refused(refusal)
+    edge.metrics.requests.inc((method, refusal.grpc_status.name))
+    await abort(context, refusal, (REFUSED_KEY, reason), (ONGOING_KEY, str(edge.admission.ongoing)))
+
+
+def _unary(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def call(raw: Any, context: Context) -> Any:
+        refusal = edge.admission.enter()
+        if refusal is not None:
+            await _refuse(edge, method.name, context, refusal)
+        try:
+            async with _Call(edge, method.name, context):
+                return await method.behaviour(method.decode(raw), context)
+        finally:
+            edge.admission.leave()
+
+    return call
+
+
+def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitable[None]]:
+    async def call(raw: Any, context: Context) -> None:
+        refusal = edge.admission.enter()
+        if refusal is not None:
+            await _refuse(edge, method.name, context, refusal)
+        try:
+            async with _Call(edge, method.name, context):
+                counted: Any = _CountedWrites(context, edge)
+                await _stream(method.behaviour(method.decode(raw), counted), counted)
+        finally:
+            edge.admission.leave()
+
+    return call
+
+
+class _CountedWrites:
+    """A call's context whose messages are seen to be sent, whoever writes them: the method itself, or `_stream`."""
+
+    __slots__ = ("_context", "_edge")
+
+    def __init__(self, context: Context, edge: Edge) -> None:
+        self._context = context
+        self._edge = edge
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """Send a reply message."""
+        await self._context.write(message)
+        self._edge.moved += 1
+
+
+async def _stream(running: Any, context: Context) -> None:
+    """Send what a streaming method produces: it is an async generator, or a coroutine that writes by itself."""
+    if not inspect.isasyncgen(running):
+        await running
+        return
+    try:
+        async for message in running:
+            await context.write(message)
+    finally:
+        await running.aclose()  # a cancelled stream ends its generator now, not at garbage collection

@@ -1,0 +1,1 @@
+"""HTTP for a replica: aiohttp and ASGI applications, server-sent events."""

@@ -1,0 +1,128 @@
+"""Any ASGI 3 application (FastAPI, Starlette, ...) behind the edge: the hooks, as one middleware, whatever the server.
+
+What the application does stays as it is, its own error responses included. What it gains: a request id on every
+response, a deadline, admission, cancellation when the client leaves, metrics by route, a drain, and for exceptions that
+nothing in it handles the same JSON as everywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeGuard
+
+from pierhead.deadlines import Deadlines
+from pierhead.edge.edge import UNMATCHED, Edge
+from pierhead.errors import ReplicaDied
+from pierhead.http.asgi_exchange import Exchange, HttpExchange, Receive, Scope, Send, SocketExchange
+from pierhead.http.constants import CLIENT_LEFT
+from pierhead.http.visit import Visit
+from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TIMEOUT_KEY, TRACEPARENT_KEY
+
+logger = logging.getLogger("pierhead")
+
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
+
+_READ = {key.encode(): key for key in (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY)}
+
+
+class asgi:  # noqa: N801 - reads as the function it is to its callers
+    """`serve(asgi(app))`: says that `app` is an ASGI 3 application. Needed where that cannot be seen by itself."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self.app = app
+
+
+def is_asgi(part: object) -> TypeGuard[AsgiApp]:
+    """Whether an object looks like an ASGI 3 application: `async def (scope, receive, send)`, or one by its class."""
+    if not callable(part) or isinstance(part, type):
+        return False
+    call = part if inspect.isroutine(part) else type(part).__call__
+    if not inspect.iscoroutinefunction(call):
+        return False
+    try:
+        inspect.signature(part).bind(None, None, None)
+    except TypeError:
+        return False
+    return True
+
+
+class AsgiEdge:
+    """The middleware around one application."""
+
+    def __init__(self, app: AsgiApp, edge: Edge) -> None:
+        self._app = app
+        self._edge = edge
+        self._deadlines = Deadlines.current()
+        self._sockets: set[SocketExchange] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or serve one WebSocket, or let the application start and stop."""
+        if scope["type"] == "http":
+            await self._visit(scope, HttpExchange(scope, receive, send, self._edge))
+        elif scope["type"] == "websocket":
+            socket = SocketExchange(scope, receive, send, self._edge)
+            self._sockets.add(socket)
+            try:
+                await self._visit(scope, socket)
+            finally:
+                self._sockets.discard(socket)
+        else:
+            await self._app(scope, receive, send)
+
+    def drain(self) -> None:
+        """Close every WebSocket: unlike a request it would not end by itself. Clients connect again, elsewhere."""
+        for socket in self._sockets:
+            task = asyncio.ensure_future(socket.restart())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _visit(self, scope: Scope, exchange: Exchange) -> None:
+        headers = {_READ[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
+        visit = exchange.visit = Visit(headers.get, self._edge)
+        code = CLIENT_LEFT
+        try:
+            try:
+                exchange.admit()
+                visit.begin(headers.get, self._deadlines)
+                exchange.begin(self._deadlines)
+                await self._app(scope, exchange.receive, exchange.send)
+                await exchange.finish()
+            except BaseException as error:
+                await self._failed(scope, exchange, visit, error)
+            code = exchange.code
+        finally:
+            exchange.end()
+            visit.end(label_of(scope, code), code)
+
+    async def _failed(self, scope: Scope, exchange: Exchange, visit: Visit, error: BaseException) -> None:
+        if exchange.gone and (isinstance(error, Exception) or exchange.is_own(error)):
+            logger.debug("an application ended as its client had left", exc_info=error)
+            return
+        label = label_of(scope, exchange.status)
+        known = visit.known(error, label)
+        if known is None:
+            if not self._edge.admission.draining:
+                raise error
+            # The drain is over and the server cuts off what is left. How much of it was done nobody can tell.
+            known = ReplicaDied(f"{label} was not done when the replica's time to drain was over")
+        if not await exchange.tell(known, visit.request_id):
+            # Half of a response is on its way; the server, seeing that it is not complete, cuts the connection.
+            visit.outcome = str(known.http_status)
+            logger.error("%s failed after its response had begun: %s", label, known.message)
+
+
+def label_of(scope: Scope, code: str) -> str:
+    """The route as it was declared, where the application tells it as Starlette does; never a path."""
+    method = scope.get("method", "GET")
+    if method not in METHODS:
+        method = "OTHER"
+    path = getattr(scope.get("route"), "path", None)
+    if isinstance(path, str):
+        return f"{method} {path}"
+    return UNMATCHED if code == "404" else f"{method} *"

@@ -1,0 +1,312 @@
+"""What the application gets for one request or one WebSocket, in place of the server's own `receive` and `send`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from pierhead.deadlines import Deadline, Deadlines
+from pierhead.edge.edge import Edge
+from pierhead.errors import Draining, PierheadError
+from pierhead.http.answers import Answer, error_answer
+from pierhead.http.constants import CLIENT_LEFT, INTERNAL_ERROR, SERVICE_RESTART, TRY_AGAIN_LATER
+from pierhead.http.visit import Visit
+from pierhead.request import REQUEST_ID_KEY
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+LISTEN_AFTER_S = 0.01
+"""How long a request runs before somebody listens for its client's leaving: that takes a task, and most are faster."""
+
+MAX_AHEAD = 64 * 1024
+"""Bytes of a body that are read before the application asks for them, to see what comes behind."""
+
+STARLETTE_S_500 = b"Internal Server Error"
+"""The body that Starlette sends for an exception before it raises it on: held back, since a better one follows."""
+
+_ID = REQUEST_ID_KEY.encode()
+
+
+class Exchange:
+    """A request or a WebSocket: the two callables that the application gets, and what is known of it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
+        self.visit: Visit
+        self.status = ""
+        """Of the response; empty while there is none."""
+        self.gone = False
+        """Whether the client has left."""
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._edge = edge
+
+    def admit(self) -> None:
+        """Raise what keeps it from being let in, beside the admission."""
+
+    def begin(self, deadlines: Deadlines) -> None:
+        """It has been let in."""
+
+    async def receive(self) -> Message:
+        """For the application."""
+        raise NotImplementedError
+
+    async def send(self, message: Message) -> None:
+        """For the application."""
+        raise NotImplementedError
+
+    async def finish(self) -> None:
+        """The application has returned."""
+
+    @property
+    def code(self) -> str:
+        """What to count."""
+        return self.status or CLIENT_LEFT
+
+    def is_own(self, error: BaseException) -> bool:
+        """Whether `error` is our own cancellation, because of the client's leaving; it is then over."""
+        return False
+
+    async def tell(self, error: PierheadError, request_id: str) -> bool:
+        """Answer with an error; False where it is too late for that."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """It is over."""
+
+    def _answer(self, error: PierheadError, request_id: str) -> Answer:
+        return error_answer(error, request_id, self._edge.settings)
+
+    def _stamped(self, message: Message) -> Message:
+        return {**message, "headers": [*message.get("headers", ()), (_ID, self.visit.request_id.encode())]}
+
+
+class _Listener:
+    """Reads what the client sends, ahead of an application that is at work, to learn that it has left."""
+
+    def __init__(self, receive: Receive, left: Callable[[], None]) -> None:
+        """`left()` is called when the client has."""
+        self._receive = receive
+        self._left = left
+        self._inbox: deque[Message] = deque()
+        self._ahead = 0
+        """Bytes of body in the inbox."""
+        self._changed = asyncio.Event()
+        """Something was put into the inbox, or taken."""
+        self.task = asyncio.ensure_future(self._run())
+
+    async def next(self) -> Message:
+        """What `receive` would have given."""
+        while not self._inbox:
+            self._changed.clear()
+            await self._changed.wait()
+        message = self._inbox[0]
+        if message["type"] != "http.disconnect":  # which may be asked for again
+            self._inbox.popleft()
+            self._ahead -= len(message.get("body", b""))
+            self._changed.set()
+        return message
+
+    async def _run(self) -> None:
+        while True:
+            message = await self._receive()
+            self._inbox.append(message)
+            self._changed.set()
+            if message["type"] == "http.disconnect":
+                self._left()
+                return
+            self._ahead += len(message.get("body", b""))
+            while self._ahead > MAX_AHEAD:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class HttpExchange(Exchange):
+    """A request. Its client's leaving cancels the application, unless that is reading, and so is told."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
+        super().__init__(scope, receive, send, edge)
+        self._held: list[Message] | None = None
+        """A response that is held back."""
+        self._complete = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._reading = False
+        self._listens = False
+        self._listen: Deadline | None = None
+        self._listener: _Listener | None = None
+
+    def begin(self, deadlines: Deadlines) -> None:
+        """See Exchange."""
+        self._task = asyncio.current_task()
+        self._listen = deadlines.add(self.visit.started + LISTEN_AFTER_S, self._start_listening)
+
+    @property
+    def code(self) -> str:
+        """See Exchange."""
+        return CLIENT_LEFT if self.gone and not self._complete else super().code
+
+    def is_own(self, error: BaseException) -> bool:
+        """See Exchange."""
+        if self._cancelled and self._task is not None and isinstance(error, asyncio.CancelledError):
+            self._task.uncancel()
+            return True
+        return False
+
+    def end(self) -> None:
+        """See Exchange."""
+        if self._listen is not None:
+            self._listen.cancel()
+        if self._listener is not None:
+            self._listener.task.cancel()
+
+    # ---- from the client
+
+    async def receive(self) -> Message:
+        """See Exchange."""
+        self._reading = True
+        try:
+            message = await (self._receive() if self._listener is None else self._listener.next())
+        finally:
+            self._reading = False
+        if message["type"] == "http.disconnect":
+            self.gone = not self._complete
+        elif self._listens and self._listener is None:
+            self._start_listening()
+        return message
+
+    def _start_listening(self) -> None:
+        """Called when the request takes its time. Never are two reading at once, or one would miss a piece."""
+        self._listens = True
+        if not self._reading:
+            self._listener = _Listener(self._receive, self._client_left)
+
+    def _client_left(self) -> None:
+        if not self._complete:
+            self.gone = True
+            if self._task is not None and not self._reading:
+                self._cancelled = True
+                self._task.cancel()
+
+    # ---- to the client
+
+    async def send(self, message: Message) -> None:
+        """See Exchange."""
+        kind = message["type"]
+        if kind == "http.response.start":
+            self.status = str(message["status"])
+            message = self._stamped(message)
+            if self._edge.admission.draining:
+                message["headers"].append((b"connection", b"close"))
+            if message["status"] == 500:
+                self._held = [message]
+                return
+        elif kind == "http.response.body":
+            complete = not message.get("more_body", False)
+            if self._held is not None:
+                self._held.append(message)
+                if complete and bytes(message.get("body", b"")) == STARLETTE_S_500:
+                    return
+                await self.finish()
+                self._complete = complete
+                return
+            self._complete = complete
+        self._edge.moved += 1
+        await self._send(message)
+
+    async def finish(self) -> None:
+        """See Exchange."""
+        held, self._held = self._held or (), None
+        for message in held:
+            await self._send(message)
+
+    async def tell(self, error: PierheadError, request_id: str) -> bool:
+        """See Exchange."""
+        if self.status and self._held is None:
+            return False
+        self._held = None
+        answer = self._answer(error, request_id)
+        self.status = str(answer.status)
+        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+        if self._edge.admission.draining:
+            headers.append((b"connection", b"close"))
+        self._complete = True
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": answer.body})
+        return True
+
+
+class SocketExchange(Exchange):
+    """A WebSocket. Its client's leaving is told to the application as ASGI does it, by message."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
+        super().__init__(scope, receive, send, edge)
+        self._connected = False
+        self._open = False
+        self._restarted = False
+
+    def admit(self) -> None:
+        """See Exchange."""
+        if self._edge.admission.draining:
+            raise Draining("this replica is draining; connect again")
+
+    async def receive(self) -> Message:
+        """See Exchange."""
+        message = await self._receive()
+        if message["type"] == "websocket.connect":
+            self._connected = True
+        elif message["type"] == "websocket.disconnect":
+            self._open, self.gone = False, True
+        return message
+
+    async def send(self, message: Message) -> None:
+        """See Exchange."""
+        if self._restarted:
+            raise OSError("the connection is closed: the replica is draining")
+        kind = message["type"]
+        if kind == "websocket.accept":
+            self.admit()  # a drain may have begun meanwhile: nobody would close this one
+            message = self._stamped(message)
+            self.visit.live_on()
+            self.status, self._open = "101", True
+        elif kind == "websocket.http.response.start":
+            message = self._stamped(message)
+            self.status = str(message["status"])
+        elif kind == "websocket.close":
+            self.status, self._open = self.status or "403", False
+        self._edge.moved += 1
+        await self._send(message)
+
+    async def restart(self) -> None:
+        """Close it, because the replica ends."""
+        if self._open:
+            self._open, self._restarted = False, True
+            reason = "the replica is draining; connect again"
+            await self._send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": reason})
+
+    async def tell(self, error: PierheadError, request_id: str) -> bool:
+        """See Exchange."""
+        if self._open:
+            self._open = False
+            await self._send({"type": "websocket.close", "code": INTERNAL_ERROR, "reason": error.kind})
+            return True
+        if self.status:
+            return False
+        if not self._connected:
+            await self.receive()
+        answer = self._answer(error, request_id)
+        self.status = str(answer.status)
+        if "websocket.http.response" not in self._scope.get("extensions", {}):
+            await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": error.kind})
+            return True
+        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+        start = {"type": "websocket.http.response.start", "status": answer.status, "headers": headers}
+        await self._send(start)
+        await self._send({"type": "websocket.http.response.body", "body": answer.body})
+        return True

@@ -1,0 +1,91 @@
+"""Serves an ASGI application with uvicorn, inside the replica's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+from pierhead.edge.edge import Edge
+from pierhead.errors import SettingsError, cannot_listen
+from pierhead.http.asgi_edge import AsgiApp, AsgiEdge
+from pierhead.http.constants import BACKLOG, KEEPALIVE_S
+
+if TYPE_CHECKING:
+    import uvicorn
+
+
+class AsgiListener:
+    """An HttpListener for an ASGI 3 application."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        self._app = app
+        self._edge: AsgiEdge | None = None
+        self._server: uvicorn.Server | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self, edge: Edge, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """See HttpListener."""
+        try:
+            import uvicorn
+        except ImportError as error:
+            raise SettingsError(
+                "an ASGI application is to be served, and uvicorn is not installed: install pierhead[asgi]"
+            ) from error
+        # It tells of every start, stop and WebSocket. Ours do already.
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        self._edge = AsgiEdge(self._app, edge)
+        config = uvicorn.Config(
+            self._edge,
+            loop="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEPALIVE_S,
+            timeout_graceful_shutdown=1,  # the drain is over by then
+        )
+        config.load()
+        self._server = server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        bound = _bind(host, port, reuse_port=reuse_port)
+        try:
+            # Not serve(): that takes over the process's signals.
+            await server.startup(sockets=[bound])
+        except SystemExit as error:
+            bound.close()
+            raise RuntimeError("the application's lifespan has failed at its start; see the log") from error
+        self._running = asyncio.create_task(server.main_loop(), name="uvicorn")
+        return int(bound.getsockname()[1])
+
+    def moved(self) -> int:
+        """See HttpListener: the edge around the application counts."""
+        return 0
+
+    def drain(self) -> None:
+        """Close the WebSockets; requests end by themselves."""
+        if self._edge is not None:
+            self._edge.drain()
+
+    async def stop(self) -> None:
+        """See HttpListener."""
+        if self._server is None or self._running is None:
+            return
+        self._server.should_exit = True
+        await self._running
+        await self._server.shutdown()
+
+
+def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
+    """A bound socket that does not listen yet."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
+    return bound

@@ -1,0 +1,23 @@
+"""How an aiohttp application has its errors told in a shape of its own: those of the runtime (full, late, draining, no
+route, a body that is too large) as well as what its handlers raise.
+
+    app[ERROR_BODY] = lambda status, code, message, request_id: json.dumps({"detail": message}).encode()
+
+Status and headers stay as they are; the content type is JSON. A handler adds headers to what the runtime answers in its
+place when it raises, or when its time is over:
+
+    request[ERROR_HEADERS] = {"x-ratelimit-remaining-requests": "9"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import web
+
+from pierhead.http.answers import ErrorBody
+
+ERROR_BODY: Final[web.AppKey[ErrorBody]] = web.AppKey("pierhead_error_body")
+
+ERROR_HEADERS: Final[web.RequestKey[Mapping[str, str]]] = web.RequestKey("pierhead_error_headers")

@@ -1,0 +1,230 @@
+"""Server-sent events: an async iterator as the answer of a handler.
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        return await sse(request, child.Generate(...), encode=lambda token: sse_event(token.text), end=DONE)
+
+What has arrived in one turn of the event loop is written with one call, headers included. The first event, as every
+other one, waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
+
+from pierhead.errors import PierheadError
+from pierhead.http.poll import NotYet, Polled
+from pierhead.http.visit import Visit
+
+if TYPE_CHECKING:
+    from aiohttp import web
+    from aiohttp.abc import AbstractStreamWriter
+
+    from pierhead.http.direct_writer import DirectWriter
+
+T = TypeVar("T")
+
+MAX_WRITE = 64 * 1024
+"""Bytes of events after which they are written although more are there."""
+
+
+@runtime_checkable
+class ReadsReady(Protocol[T]):
+    """A stream that tells what has arrived, as the calls of a handle do."""
+
+    def read_ready(self) -> list[T]:
+        """The items that are there, without waiting; empty when there are none."""
+        ...
+
+
+HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+
+
+def sse_event(data: object, *, name: str | None = None, event_id: str | None = None) -> bytes:
+    """One event. `data`: text as it is, anything else as JSON. Half a character, which has no UTF-8, comes as its
+    escape (\\ud83d), which JSON reads as what it was.
+
+    Raises ValueError for a name or an id of several lines, TypeError for what has no JSON.
+    """
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if "\n" in text or "\r" in text else [text]
+    head = ""
+    for field, value in (("event", name), ("id", event_id)):
+        if value is not None:
+            if "\n" in value or "\r" in value or "\0" in value:
+                raise ValueError(f"{field} of a server-sent event: expected one line, found {value!r}")
+            head += f"{field}: {value}\n"
+    return (head + "".join(f"data: {line}\n" for line in lines) + "\n").encode(errors="backslashreplace")
+
+
+def error_event(error: PierheadError, request_id: str) -> bytes:
+    """How a stream ends that has failed after its first event: `event: error`, with what would have been the body."""
+    told = {"code": error.kind, "message": error.message, "request_id": request_id}
+    return sse_event({"error": told}, name="error")
+
+
+async def sse(
+    request: web.Request,
+    source: AsyncIterable[T],
+    encode: Callable[[T], bytes] = sse_event,
+    *,
+    end: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    on_error: Callable[[PierheadError, str], bytes] = error_event,
+) -> web.StreamResponse:
+    """Answer with an event for each item of `source`, and `end` after the last one.
+
+    `encode(item)`: the bytes of its event. `on_error(error, request_id)`: the last event of a source that fails in the
+    middle. One that fails before its first item raises here, and the answer has the status of its error. A client that
+    leaves ends the source: its `cancel()` is called where it has one, as calls through a handle do. No more is read
+    from the source than the client takes.
+    """
+    stream = _Stream(request, source, encode, {**HEADERS, **(headers or {})})
+    try:
+        await stream.run(end)
+    except (Exception, asyncio.CancelledError) as error:
+        visit: Visit | None = getattr(request, "visit", None)  # None: served by something else than a replica
+        left = request.transport is None or request.transport.is_closing()
+        known = visit.known(error, _name(request)) if stream.begun and visit is not None and not left else None
+        if visit is None or known is None:
+            raise
+        visit.outcome = str(known.http_status)
+        await stream.finish(on_error(known, visit.request_id))
+    finally:
+        await stream.close()
+    return stream.response
+
+
+@cache
+def _response_class() -> type[web.StreamResponse]:
+    from aiohttp import web  # here: `import pierhead` must not load it for a replica that serves no HTTP
+
+    class EventResponse(web.StreamResponse):
+        _send_headers_immediately = False  # as in web.Response: they go with the first event
+
+    return EventResponse
+
+
+class _Stream(Generic[T]):
+    """The events of one response."""
+
+    def __init__(
+        self, request: web.Request, source: AsyncIterable[T], encode: Callable[[T], bytes], headers: Mapping[str, str]
+    ) -> None:
+        self.response = _response_class()(headers=headers)
+        self._request = request
+        self._source = source
+        self._iterator = aiter(source)
+        self._encode = encode
+        self._writer: AbstractStreamWriter | None = None
+        self._events: list[bytes] = []
+        """Not yet written."""
+        self._size = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was an event."""
+        return bool(self._events) or self._writer is not None
+
+    async def run(self, end: bytes) -> None:
+        """Write events until the source has no more. Raises what the source raises, and ConnectionError."""
+        for stream in (self._source, self._iterator):
+            if isinstance(stream, ReadsReady):
+                await self._run_told(stream)
+                break
+        else:
+            await self._run_polled()
+        await self.finish(end)
+
+    async def _run_told(self, source: ReadsReady[T]) -> None:
+        """Where the source tells what is there: asking costs less than looking. Calls through a handle hand over what
+        comes next as well, as long as the client takes it; what they do not comes out of the iterator.
+        """
+        from pierhead.http.direct_writer import direct_writer  # here, as in _response_class
+
+        events, encode, read_ready = self._events, self._encode, source.read_ready
+        deliver = getattr(source, "deliver", None)
+        direct: DirectWriter | None = None
+
+        def pass_on(items: list[T]) -> bool:
+            assert direct is not None  # noqa: S101
+            for item in items:
+                events.append(encode(item))  # what stands before one that fails goes out before the error
+            return direct.write(self._take())
+
+        async for item in self._iterator:
+            events.append(encode(item))
+            for more in read_ready():
+                events.append(encode(more))
+            await self._write()
+            if deliver is None:
+                continue
+            if direct is None and self._writer is not None:
+                direct = direct_writer(self._writer)
+            if direct is not None:
+                deliver(pass_on)
+
+    async def _run_polled(self) -> None:
+        events, encode, source = self._events, self._encode, Polled(self._iterator)
+        while True:
+            try:
+                item = source.poll()
+                if isinstance(item, NotYet):
+                    if events:
+                        try:
+                            await self._write()
+                        except BaseException as error:
+                            await source.fail(error)
+                    item = await source.wait()
+            except StopAsyncIteration:
+                return
+            event = encode(item)
+            events.append(event)
+            self._size += len(event)
+            if self._size > MAX_WRITE:
+                await self._write()
+                await asyncio.sleep(0)  # a source that always has more must not keep the loop to itself
+
+    async def _write(self) -> None:
+        writer = self._writer
+        if writer is None:
+            writer = await self._begin()
+        # Not response.write(), which does the same, in a frame more for each event of a slow source.
+        await writer.write(self._take())
+
+    async def close(self) -> None:
+        """End the source: a call behind it is cancelled, a generator is closed. After its end this does nothing."""
+        cancel, aclose = getattr(self._source, "cancel", None), getattr(self._iterator, "aclose", None)
+        if cancel is not None:
+            cancel()
+        if aclose is not None:
+            await aclose()
+
+    async def finish(self, last: bytes) -> None:
+        """Write what is left, and `last`, and end the response, all at once."""
+        if self._writer is None:
+            await self._begin()
+        self._events.append(last)
+        await self.response.write_eof(self._take())
+
+    async def _begin(self) -> AbstractStreamWriter:
+        writer = await self.response.prepare(self._request)
+        if writer is None:
+            raise ConnectionResetError("the response has ended already")
+        self._writer = writer
+        return writer
+
+    def _take(self) -> bytes:
+        events = self._events
+        data = events[0] if len(events) == 1 else b"".join(events)
+        events.clear()
+        self._size = 0
+        return data
+
+
+def _name(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return f"{request.method} {resource.canonical if resource is not None else request.path}"

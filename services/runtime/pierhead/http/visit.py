@@ -1,0 +1,155 @@
+"""One HTTP request inside a replica, from its arrival to its end, whatever server it came through.
+
+visit = Visit(headers.get, edge)
+try:
+    visit.begin(headers.get, deadlines)         # or the reason why not is raised
+    ...the application...                       # cancelled at the deadline
+except BaseException as error:
+    ...answer visit.known(error, "GET /items/{id}")...
+finally:
+    visit.end("GET /items/{id}", "200")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from pierhead.deadlines import LONGEST_S, Deadline, Deadlines
+from pierhead.edge.edge import Edge, is_answerable
+from pierhead.errors import BadRequest, DeadlineExceeded, PierheadError
+from pierhead.request import (
+    CURRENT,
+    MODEL_KEY,
+    REQUEST_ID_KEY,
+    SESSION_KEY,
+    TIMEOUT_KEY,
+    TRACEPARENT_KEY,
+    RequestContext,
+    accept_id,
+    accept_opaque,
+)
+
+ReadHeader = Callable[[str], str | None]
+"""The value of a header, named in lower case; None when there is none."""
+
+
+class Visit:
+    """What is known of one request, and what has to be undone at its end."""
+
+    __slots__ = (
+        "_deadline",
+        "_late",
+        "_task",
+        "asked_s",
+        "edge",
+        "entered",
+        "outcome",
+        "request_id",
+        "socket",
+        "started",
+    )
+
+    def __init__(self, read: ReadHeader, edge: Edge) -> None:
+        self.edge = edge
+        self.started = time.monotonic()
+        self.request_id = accept_id(read(REQUEST_ID_KEY))
+        self.asked_s: float | None = None
+        """Seconds that the client has asked for, at most."""
+        self.outcome = ""
+        """Status to count where that of the response's head does not tell how it ended."""
+        self.socket: object = None
+        """The WebSocket that has come of it."""
+        self.entered = False
+        """Whether it counts as in flight."""
+        self._late = False
+        self._deadline: Deadline | None = None
+        self._task: asyncio.Task[object] | None = None
+
+    def begin(self, read: ReadHeader, deadlines: Deadlines) -> None:
+        """Enter: the request's context for all code that runs for it, admission, deadline.
+
+        Raises BadRequest for a deadline that makes no sense, Backpressure when the replica is full.
+        """
+        edge = self.edge
+        limit = edge.settings.request_timeout_s
+        asked = read(TIMEOUT_KEY)
+        if asked is not None:
+            self.asked_s = seconds_asked(asked)
+            # A client may want less. What a request may take at most is said by who runs the service.
+            limit = min(limit, self.asked_s)
+        trace, session, model = read(TRACEPARENT_KEY), read(SESSION_KEY), read(MODEL_KEY)
+        if trace is not None or session is not None or model is not None:  # most requests have none of them
+            trace, session, model = accept_opaque(trace), accept_opaque(session), accept_opaque(model)
+        context = RequestContext(self.request_id, self.started + limit, trace, session, model)
+        CURRENT.set(context)  # servers run each request in a task, and so in a context, of its own
+        refusal = edge.admission.enter_while_draining()
+        if refusal is not None:
+            edge.refused(refusal)
+            raise refusal
+        self.entered = True
+        self._task = asyncio.current_task()
+        self._deadline = deadlines.add(context.deadline, self._strike)
+
+    def _strike(self) -> None:
+        self._late = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def live_on(self) -> None:
+        """A long-lived connection has come of it: only a deadline that the client asked for ends it.
+
+        Calls made within it then have their own time each; what is left of the request's would soon be nothing.
+        """
+        context = CURRENT.get()
+        if context is None or self._deadline is None:
+            return
+        self._deadline.cancel()
+        until = math.inf
+        if self.asked_s is not None:
+            until = self.started + self.asked_s
+            self._deadline = Deadlines.current().add(until, self._strike)
+        CURRENT.set(context._replace(deadline=until))
+
+    def told(self, error: BaseException, what: str) -> BaseException:
+        """`error` as it is, or DeadlineExceeded if it is the cancellation with which `what` met its deadline."""
+        task = self._task
+        if not (self._late and isinstance(error, asyncio.CancelledError)) or task is None or task.cancelling() > 1:
+            return error  # a client that leaves cancels as well, and then nobody is there to be told
+        task.uncancel()
+        self._late = False
+        context = CURRENT.get()
+        limit = f" {context.deadline - self.started:g} s" if context is not None else ""
+        told = DeadlineExceeded(f"{what} was not done within{limit or ' its time'}")
+        told.__cause__ = error
+        return told
+
+    def known(self, error: BaseException, what: str) -> PierheadError | None:
+        """What to answer to an exception of `what`; None when nobody waits for an answer any more."""
+        told = self.told(error, what)
+        return self.edge.error_for(told, what) if is_answerable(told) else None
+
+    def end(self, method: str, code: str) -> None:
+        """Undo what `begin` did, however far it came, and count the request."""
+        if self.entered:
+            self.entered = False
+            self.edge.admission.leave()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._late and self._task is not None:
+            self._task.uncancel()  # struck, and the application answered all the same
+        self._task = None
+        self.edge.finished(method, self.outcome or code, time.monotonic() - self.started, self.request_id)
+
+
+def seconds_asked(header: str) -> float:
+    """What x-request-timeout-seconds says. Raises BadRequest unless it is a number above 0."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise BadRequest(f'{TIMEOUT_KEY}: expected a number of seconds above 0, found "{header}"')
+    return min(seconds, LONGEST_S)

@@ -1,0 +1,14 @@
+"""How a handle's calls can travel. Another transport is a class that fits `Connection`, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pierhead.lanes.caller import LaneConnection
+from pierhead.lanes.connection import Connection, GrpcConnection
+
+Connect = Callable[[str, Callable[[], None]], Connection]
+"""Address, and what to call when `ready` changes."""
+
+TRANSPORTS: dict[str, Connect] = {"lane": LaneConnection, "grpc": GrpcConnection}
+"""`handle(..., transport=...)` -> how to connect."""

@@ -1,0 +1,232 @@
+"""`@multiplexed`: one replica serves many models, loads each when it is asked for, and keeps those used last.
+
+`multiplex_shelf` decides what is loaded and unloaded, `multiplex_library` does it, `multiplex_held` tells callers what
+a replica holds and `multiplex_routing` is what they make of it; here is the door.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast, overload
+
+from pierhead import metrics as runtime_metrics
+from pierhead.errors import BadRequest
+from pierhead.held import HELD, MODELS_KEY, Held, loaded_models
+from pierhead.multiplex.library import Library
+from pierhead.multiplex.shelf import Entry, State
+from pierhead.request import CURRENT, MODEL_KEY
+
+__all__ = ["HELD", "MODELS_KEY", "Loan", "Multiplexed", "close_models", "loaded_models", "multiplexed"]
+
+M = TypeVar("M")
+
+
+class Loan(Generic[M]):
+    """A model that was asked for: await it, or enter it. See `Multiplexed`."""
+
+    __slots__ = ("_entry", "_model_id", "_models", "_task")
+
+    def __init__(self, models: Multiplexed[M], model_id: str, task: asyncio.Task[Any]) -> None:
+        self._models = models
+        self._model_id = model_id
+        self._task = task
+        self._entry: Entry | None = None
+
+    def __await__(self) -> Generator[Any, None, M]:
+        """The model; nobody unloads it before the task that asked for it has ended."""
+        return self._models._keep(self._model_id, self._task).__await__()
+
+    async def __aenter__(self) -> M:
+        """The model; nobody unloads it before the block is left."""
+        if self._entry is not None:
+            raise RuntimeError("this loan was entered already: call the multiplexed function again for another")
+        self._entry = await self._models._library.acquire(self._model_id)
+        return cast("M", self._entry.model)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._entry is not None:
+            self._models._library.release(self._entry)
+
+
+class Multiplexed(Generic[M]):
+    """Loads models with one function and keeps those used last. Each instance of a class has models of its own.
+
+        model = await self.get_model()              # the current request's; in use until this task ends
+        async with self.get_model("fr") as model:   # in use until the block ends
+
+    The task is the one that calls `get_model(...)`: a request's, or a batch's. A model in use is never unloaded, so
+    work that goes on in another task should ask there itself.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Awaitable[M]],
+        max_num_models_per_replica: int,
+        *,
+        name: str | None = None,
+        metrics: runtime_metrics.RuntimeMetrics | None = None,
+        held: Held = HELD,
+    ) -> None:
+        functools.update_wrapper(cast("Any", self), function)
+        self._name = name or function.__qualname__
+        self._attribute = function.__name__
+        self._bound = max_num_models_per_replica
+        self._metrics = metrics or runtime_metrics.PROCESS
+        self._held = held
+        self._function = function
+        self._library: Library[M] = Library(
+            function, _places(max_num_models_per_replica), self._name, self._metrics, held
+        )
+        self._kept: dict[asyncio.Task[Any], dict[str, Entry]] = {}
+        """What tasks have awaited, until they end."""
+        held.begin()
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Self:
+        """The models of one instance, which holds them from then on."""
+        if instance is None:
+            return self
+        function = self._function.__get__(instance)
+        made = type(self)(function, self._bound, name=self._name, metrics=self._metrics, held=self._held)
+        # In the instance's dictionary it is found before this descriptor is.
+        vars(instance)[self._attribute] = made
+        return made
+
+    def __call__(self, model_id: str | None = None) -> Loan[M]:
+        """A model, loaded when it is not: await the result, or use it with `async with`.
+
+        Without an id: the one that the current request is for; raises BadRequest when it names none. Awaiting raises
+        what the function raises, and Backpressure when no place became free in time.
+        """
+        if model_id is None:
+            model_id = _requested_model()
+        elif not isinstance(model_id, str) or not model_id:
+            raise ValueError(f"{self._name}: expected the id of a model, some text, found {model_id!r}")
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError(f"{self._name} was called outside of a task: nobody would give the model back")
+        return Loan(self, model_id, task)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The ids of the models that are loaded; the one whose last use is longest ago comes first."""
+        entries = self._library.shelf.entries.values()
+        return tuple(entry.model_id for entry in entries if entry.state is State.LOADED)
+
+    async def drop(self, model_id: str) -> bool:
+        """Unload a model, and return when it is gone; False where somebody uses it or waits for it."""
+        return await self._library.drop(model_id)
+
+    def set_max_num_models_per_replica(self, value: int) -> None:
+        """Change how many models may be held, -1 = any number. Models in use stay until they are not.
+
+        Raises ValueError.
+        """
+        self._library.shelf.bound = _places(value)
+        self._bound = value
+        if self._library.shelf.entries:
+            self._library.go_on()
+
+    async def _keep(self, model_id: str, task: asyncio.Task[Any]) -> M:
+        """A model that is in use until `task` ends."""
+        self._reject_more_than_fit(model_id, self._kept.get(task, {}))
+        entry = await self._library.acquire(model_id)
+        model = cast("M", entry.model)
+        if task.done():
+            self._library.release(entry)
+            return model
+        kept = self._kept.get(task)
+        if kept is None:
+            kept = self._kept[task] = {}
+            task.add_done_callback(self._give_back)
+        if model_id in kept:
+            self._library.release(entry)
+        else:
+            kept[model_id] = entry
+        return model
+
+    def _give_back(self, task: asyncio.Task[Any]) -> None:
+        for entry in self._kept.pop(task).values():
+            self._library.shelf.leave(entry)
+        self._library.go_on()
+
+    def _reject_more_than_fit(self, model_id: str, kept: dict[str, Entry]) -> None:
+        """One who keeps every place and waits for another would wait for itself."""
+        shelf = self._library.shelf
+        known = shelf.entries.get(model_id)
+        if shelf.bound is None or len(kept) < shelf.bound or (known is not None and known.state is not State.WANTED):
+            return
+        raise RuntimeError(
+            f'{self._name}: this task keeps {", ".join(sorted(kept))} until it ends and asks for "{model_id}", but '
+            f"max_num_models_per_replica is {shelf.bound}: raise that, or give models back earlier with `async with`"
+        )
+
+
+def multiplexed(*, max_num_models_per_replica: int = 3) -> _Decorator:
+    """Decorate `async def get_model(self, model_id: str) -> Model`, which loads a model.
+
+        class Translator(TranslatorServicer):
+            @multiplexed(max_num_models_per_replica=3)
+            async def get_model(self, model_id: str) -> Model: ...
+
+            async def Translate(self, request, context):
+                model = await self.get_model()      # the one that x-multiplexed-model-id names
+
+    - max_num_models_per_replica: models held at a time by each instance; those being loaded and unloaded count.
+      -1 = any number. The one whose last use is longest ago goes when another is wanted; its `aclose()` or `close()`
+      is awaited.
+
+    A model is loaded once for all who wait for it, several models side by side; a failure reaches all who wait and is
+    not kept. Callers' handles send calls for a model to replicas that hold it.
+    Raises ValueError and TypeError at import for a bound or a function that cannot work.
+    """
+    _places(max_num_models_per_replica)
+    return _Decorator(max_num_models_per_replica)
+
+
+class _Decorator:
+    """Typed twice: for a method and for a plain function."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+
+    @overload
+    def __call__(self, function: Callable[[str], Awaitable[M]]) -> Multiplexed[M]: ...
+    @overload
+    def __call__(self, function: Callable[[Any, str], Awaitable[M]]) -> Multiplexed[M]: ...
+
+    def __call__(self, function: Callable[..., Awaitable[Any]]) -> Multiplexed[Any]:
+        """Wrap the function."""
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(
+                f"@multiplexed: {function.__qualname__} must be `async def`: it takes a model's id and loads the model"
+            )
+        return Multiplexed(function, self._bound)
+
+
+async def close_models() -> None:
+    """Unload every model that multiplexed functions of the running loop hold. `serve` does it at its end."""
+    await asyncio.gather(*[library.close() for library in Library.of_running_loop()])
+
+
+def _requested_model() -> str:
+    request = CURRENT.get()
+    if request is None or request.model_id is None:
+        raise BadRequest(
+            f"{MODEL_KEY}: expected the id of a model in this header (HTTP) or metadata key (gRPC), found none"
+        )
+    return request.model_id
+
+
+def _places(value: int) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise ValueError(f"max_num_models_per_replica: expected an integer >= 1, or -1 for any number, found {value!r}")
+    return None if value == -1 else value

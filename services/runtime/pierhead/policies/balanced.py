@@ -1,0 +1,60 @@
+"""Policies that even out load: power of two choices, round robin, least ongoing."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import attrgetter
+from random import Random
+
+from pierhead.policies.policy import C, RoutedCall
+
+
+class PowerOfTwo:
+    """Draws two at random and takes the less loaded: nearly as even as asking all, and callers do not herd."""
+
+    def __init__(self, rng: Random) -> None:
+        self._random = rng.random
+
+    def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
+        """The less loaded of two; the first drawn when both are equal."""
+        count = len(candidates)
+        if count == 1:
+            return candidates[0]
+        first = int(self._random() * count)
+        second = int(self._random() * (count - 1))
+        if second >= first:
+            second += 1
+        one, other = candidates[first], candidates[second]
+        return other if other.load < one.load else one
+
+
+class RoundRobin:
+    """Takes them in turn by name; replicas that come and go do not restart the round."""
+
+    def __init__(self, _: Random) -> None:
+        self._last = ""
+
+    def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
+        """The first one after the one chosen last."""
+        after = bisect_right(candidates, self._last, key=name_of)
+        chosen = candidates[after if after < len(candidates) else 0]
+        self._last = chosen.name
+        return chosen
+
+
+class LeastOngoing:
+    """Takes the least loaded of all; any of them when several are."""
+
+    def __init__(self, rng: Random) -> None:
+        self._random = rng.random
+
+    def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
+        """The least loaded one."""
+        least = min(map(load_of, candidates))
+        equals = [candidate for candidate in candidates if candidate.load == least]
+        return equals[int(self._random() * len(equals))]
+
+
+name_of = attrgetter("name")
+load_of = attrgetter("load")

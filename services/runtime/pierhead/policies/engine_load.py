@@ -1,0 +1,52 @@
+"""The less busy of two replicas, by what their engines say: a request of many samples, or with a long context, is more
+than one call, and only the engine knows.
+
+What an engine says is old when it is heard, and all callers may hear the same: they must not rush to whoever looked
+idle a second ago. So two are drawn at random, and calls that have come since count on top of what was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from pierhead.policies.policy import C, Candidate, RoutedCall
+
+
+class EngineLoad:
+    """Reads `running`, `waiting` and `kv_use` of `Candidate.stats`; replicas that tell none of them count by load."""
+
+    def __init__(self, rng: Random) -> None:
+        self._random = rng.random
+        self._heard: dict[str, tuple[Mapping[str, float], int]] = {}
+        """What each replica said last, and how many calls were there when that was seen first."""
+
+    def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
+        """The less busy of two; of equally busy ones, the one with more free cache, and then the first drawn."""
+        count = len(candidates)
+        if count == 1:
+            return candidates[0]
+        first = int(self._random() * count)
+        second = int(self._random() * (count - 1))
+        if second >= first:
+            second += 1
+        one, other = candidates[first], candidates[second]
+        return other if self._busy(other) < self._busy(one) else one
+
+    def on_replica_gone(self, name: str) -> None:
+        """Forget what it said."""
+        self._heard.pop(name, None)
+
+    def _busy(self, candidate: Candidate) -> tuple[float, float]:
+        """Requests at the engine, and the share of its cache in use.
+
+        What it said, and what came, less what went, since that was heard; never less than the calls that are there.
+        """
+        stats, load = candidate.stats, candidate.load
+        if "running" not in stats and "waiting" not in stats:
+            return load, stats.get("kv_use", 0.0)
+        heard = self._heard.get(candidate.name)
+        if heard is None or heard[0] is not stats:
+            heard = self._heard[candidate.name] = (stats, load)
+        said = stats.get("running", 0.0) + stats.get("waiting", 0.0)
+        return max(load, said + load - heard[1]), stats.get("kv_use", 0.0)

@@ -1,0 +1,200 @@
+"""Prompts that begin alike go where their beginning was read before, so that an engine finds it in its prefix cache.
+
+    load gate     a replica that has too many calls is not chosen for what it has read
+    affinity      of the others, the one that was sent most of this text before, if that is a good part of it
+    first sight   a text that nobody has read: the less loaded of the two that its beginning draws, the same two in
+                  every caller. New texts are so spread as power of two choices spreads them
+
+Each handle remembers what it has sent where (`prefix_tree`); callers do not talk to each other. They agree all the
+same: where a beginning is new to one of them, it draws the very replicas that the others drew when it was new to them;
+and where it needs one more replica, because those that know it have enough to do, the next one drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from random import Random
+
+from pierhead.policies.balanced import PowerOfTwo
+from pierhead.policies.hash_ring import position
+from pierhead.policies.policy import C, Candidate, RoutedCall
+from pierhead.policies.prefix_tree import PrefixTree
+
+MOST_CHARS = 8192
+"""Of a text: what is looked at."""
+
+GRAIN = 16
+"""Texts are told apart in steps of so many characters; engines cache blocks of 16 tokens, some 64 characters."""
+
+BEGINNING = 128
+"""Characters that draw replicas for a text that is new: so many, or doubled until they are more than could be shared
+without being a match. So texts that have less in common draw different replicas: new ones spread as if by chance."""
+
+CHARS_PER_NODE = 128
+"""Of what is remembered: of shorter texts there are as many as if each had so many. An engine's cache keeps little of
+them, and here each costs as much as a long one.
+"""
+
+EQUAL_LOADS = 0.1
+"""Loads that differ by less than this share of the mean are equal."""
+
+_load = attrgetter("load")
+
+
+class PrefixAware:
+    """Reads `routing_text` of the request message; calls without it, and with less than GRAIN characters, go by load.
+
+    - match_rate_threshold: a replica that was sent less than this share of the text is no better than another.
+    - balance: what a replica has read is no reason to choose it once it has this many times its share of the calls,
+      this one counted: the bounded loads of Mirrokni, Thorup, Zadimoghaddam (arXiv:1608.01350), which
+      `policies.ConsistentHash` keeps, too. So a prefix that everybody asks for spreads to as many replicas as it needs.
+    - imbalance_threshold: nor once it has more than so many calls above the least loaded.
+    - max_chars: what is remembered for each replica, in characters: about what its cache holds.
+
+    Raises ValueError.
+    """
+
+    NEVER_CROWDED = 2
+    """A replica with fewer calls is never passed over; as in `policies.ConsistentHash`."""
+
+    def __init__(
+        self,
+        rng: Random,
+        *,
+        match_rate_threshold: float = 0.1,
+        balance: float = 1.25,
+        imbalance_threshold: float = 32,
+        max_chars: int = 2_000_000,
+    ) -> None:
+        if not 0 <= match_rate_threshold <= 1:
+            raise ValueError(f"match_rate_threshold: expected a number from 0 to 1, found {match_rate_threshold}")
+        if not (1 < balance < math.inf and 1 <= imbalance_threshold < math.inf):
+            raise ValueError(
+                "balance, imbalance_threshold: expected finite numbers above 1, and from 1 on, found "
+                f"{balance}, {imbalance_threshold}"
+            )
+        if max_chars < MOST_CHARS:
+            raise ValueError(f"max_chars: expected {MOST_CHARS}, which is one text, or more, found {max_chars}")
+        self._threshold = match_rate_threshold
+        self._balance = balance
+        self._imbalance = imbalance_threshold
+        self._random = rng.random
+        self._power_of_two = PowerOfTwo(rng)
+        self._tree = PrefixTree(max_chars, max_chars - max_chars // 50, GRAIN, max_chars // CHARS_PER_NODE)
+        self._places: dict[str, int] = {}
+        """Of replicas, for their ranks."""
+
+    def choose(self, candidates: Sequence[C], call: RoutedCall) -> C:
+        """The replica that has read most of the text; see above."""
+        text, own = _text(call)
+        if len(text) < GRAIN or len(candidates) == 1:
+            return self._power_of_two.choose(candidates, call)
+        matches = self._tree.match(own + text)
+        least = len(own) + max(GRAIN, math.ceil(self._threshold * len(text)))
+        start = position(own + text[: self._beginning(len(text))])
+        holders = _best(candidates, matches, least)
+        if not holders and all(length < least for length in matches.values()):
+            return self._drawn(candidates, start)
+        mean = sum(map(_load, candidates)) / len(candidates)
+        most = self._most(candidates)
+        if holders:
+            one = self._one_of(holders, start, mean)
+            if one.load <= most:
+                return one
+        uncrowded = [candidate for candidate in candidates if candidate.load <= most]
+        holders = _best(uncrowded, matches, least)
+        if holders:
+            return self._one_of(holders, start, mean)
+        # Who has read it is crowded or full. Its next home is the same in every caller.
+        return max(uncrowded, key=lambda candidate: self._rank(start, candidate))
+
+    def on_routed(self, candidate: Candidate, call: RoutedCall) -> None:
+        """It reads the text now."""
+        text, own = _text(call)
+        if len(text) >= GRAIN:
+            self._tree.insert(own + text, candidate.name)
+
+    def on_replica_gone(self, name: str) -> None:
+        """What it has read is lost."""
+        self._tree.remove(name)
+        self._places.pop(name, None)
+
+    def _most(self, candidates: Sequence[C]) -> float:
+        """The load gate: how many calls a replica may have to be chosen for what it has read. The least loaded one
+        never has more.
+        """
+        loads: list[int] = list(map(_load, candidates))
+        bound = max(self.NEVER_CROWDED, math.ceil(self._balance * (sum(loads) + 1) / len(candidates)))
+        return min(bound - 1.0, min(loads) + self._imbalance)
+
+    def _beginning(self, length: int) -> int:
+        beginning = BEGINNING
+        while beginning < self._threshold * length:
+            beginning *= 2
+        return beginning
+
+    def _one_of(self, holders: Sequence[C], start: int, mean: float) -> C:
+        """Of two at random the less loaded; when they are about equally so, the one that the text draws first: else
+        each prefix would in time be at home everywhere, and caches full of the same.
+        """
+        count = len(holders)
+        if count == 1:
+            return holders[0]
+        first = int(self._random() * count)
+        second = int(self._random() * (count - 1))
+        one, other = holders[first], holders[second + (second >= first)]
+        if self._rank(start, one) < self._rank(start, other):
+            one, other = other, one
+        return other if one.load > other.load + EQUAL_LOADS * mean else one
+
+    def _drawn(self, candidates: Sequence[C], start: int) -> C:
+        """The less loaded of two; the first drawn when both are equal."""
+        if len(candidates) == 1:
+            return candidates[0]
+        ranks = [self._rank(start, candidate) for candidate in candidates]
+        first = ranks.index(max(ranks))
+        ranks[first] = -1
+        one, other = candidates[first], candidates[ranks.index(max(ranks))]
+        return other if other.load < one.load else one
+
+    def _rank(self, start: int, candidate: Candidate) -> int:
+        """Rendezvous hashing (Thaler, Ravishankar, 1998): the highest is drawn first. It is the same in every caller,
+        and a replica that comes or goes moves only what it draws itself.
+        """
+        place = self._places.get(candidate.name)
+        if place is None:
+            place = self._places[candidate.name] = position(candidate.name)
+        return _mixed(start ^ place)
+
+
+def _best(candidates: Sequence[C], matches: Mapping[str, int], least: int) -> Sequence[C]:
+    """Those with the longest match; none where that is shorter than `least`."""
+    found: list[C] = []
+    for candidate in candidates:
+        matched = matches.get(candidate.name, 0)
+        if matched > least:
+            least, found = matched, [candidate]
+        elif matched == least:
+            found.append(candidate)
+    return found
+
+
+def _text(call: RoutedCall) -> tuple[str, str]:
+    """What the call is for, and what stands before it: prompts for one adapter match no other's, as in the engine's
+    cache, whose blocks are the adapter's.
+    """
+    text = getattr(call.request, "routing_text", "")
+    if not isinstance(text, str):
+        return "", ""
+    text = text[:MOST_CHARS]
+    adapter = call.model_id
+    return text, "" if adapter is None else adapter[:64].ljust(64, "\0") + "\0" * GRAIN
+
+
+def _mixed(number: int) -> int:
+    """64 bits whose every bit depends on each of the number's (the finaliser of SplitMix64)."""
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return number ^ number >> 31

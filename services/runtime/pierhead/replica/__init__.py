@@ -1,0 +1,1 @@
+"""The life of a replica's process: start, health, configuration, drain, stop."""

@@ -1,0 +1,254 @@
+"""The admin port of a replica: /livez, /readyz, /metrics, and PUT /user-config. The controller and Prometheus ask
+there; clients do not.
+
+Three GET requests without bodies, and a PUT with a short one, are all that comes here, so a few lines read them: the
+HTTP library would take a quarter of the memory of a replica that has no other use for it (14 MB of 57, measured), and a
+third of that of a parent of workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from typing import Literal, NamedTuple
+
+from pierhead.metrics import CONTENT_TYPE
+from pierhead.replica.user_config import ConfigReport
+from pierhead.settings import MAX_USER_CONFIG_BYTES
+
+logger = logging.getLogger("pierhead")
+
+State = Literal["starting", "ready", "draining"]
+
+MAX_HEAD_BYTES = 16 * 1024
+"""Of a request: what HAProxy sends at most."""
+
+MAX_CONNECTIONS = 1024
+"""Far more than a controller, a load balancer and a few Prometheus servers keep."""
+
+IDLE_S = 75.0
+"""How long a connection may wait for its next request: longer than Prometheus leaves between two scrapes."""
+
+SLOW_S = 10.0
+"""How long a new connection may take to ask, and an answer to be taken over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What /readyz says. Ready with a non-empty `detail` never happens."""
+
+    state: State
+    ongoing: int
+    """Requests this replica works on."""
+    queued: int
+    """Calls of this replica that wait for another service's replica."""
+    detail: str = ""
+    """Why it is not ready."""
+    waiting: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """`queued` by the service that is waited for; a replica of several workers does not tell."""
+    answered: int = 0
+    """Requests answered since the start, without those that were refused; see `tally`."""
+    errors: int = 0
+    """How many of the answers were errors of this service's own."""
+    progress: int = 0
+    """Another number whenever work has moved: a request was answered in time, a message of a stream was sent, a step of
+    the start was reported."""
+    user_config: ConfigReport | None = None
+    """Which user_config it has; None before it can take one."""
+    stats: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What it publishes for callers' policies; see `routing_stats`. A replica of several workers does not tell."""
+    stats_version: int = 0
+    """Grows with each change of `stats`; 0 = nothing is published."""
+    broken: bool = False
+    """It is not ready, and knows that it will not be by itself."""
+
+
+class Page(NamedTuple):
+    """One answer."""
+
+    status: int
+    content_type: str
+    body: bytes
+    allow: str = "GET, HEAD"
+    """The methods that the path takes, for a 405."""
+
+
+Pages = Mapping[str, Callable[[], Awaitable[Page]]]
+"""Path -> what makes the answer."""
+
+Takers = Mapping[str, Callable[[bytes], Page]]
+"""Path -> what takes the body of a PUT request, and makes the answer."""
+
+
+def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport]) -> Takers:
+    """What the admin port takes. `offer` raises ValueError for a config that cannot be."""
+
+    def user_config(body: bytes) -> Page:
+        try:
+            offer(body.decode())
+        except ValueError as error:  # UnicodeDecodeError is one
+            return _json(400, {"error": f"user_config: {error}"})
+        return _json(200, {"user_config": asdict(report())})
+
+    return {"/user-config": user_config}
+
+
+def admin_pages(read: Callable[[], Readiness], expose: Callable[[], Awaitable[bytes]]) -> Pages:
+    """What the admin port answers; `expose` gives the text of /metrics."""
+
+    async def livez() -> Page:
+        return _json(200, {"alive": True})
+
+    async def readyz() -> Page:
+        readiness = read()
+        return _json(200 if readiness.state == "ready" else 503, asdict(readiness))
+
+    async def metrics() -> Page:
+        return Page(200, CONTENT_TYPE, await expose())
+
+    return {"/livez": livez, "/readyz": readyz, "/metrics": metrics}
+
+
+class AdminServer:
+    """Answers GET and HEAD requests for a few pages, over HTTP/1.1 connections that stay open; takes PUT requests."""
+
+    def __init__(self, pages: Pages, takers: Takers | None = None) -> None:
+        self._pages = pages
+        self._takers = takers or {}
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises OSError when it cannot be had."""
+        self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD_BYTES, backlog=128)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        """Close the port and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the other side has left, or is to leave: nobody is there to be told
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort() if task.cancelling() else writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        goes_on, patience_s = True, SLOW_S
+        while goes_on:
+            async with asyncio.timeout(patience_s):
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                except asyncio.LimitOverrunError:
+                    head = b""
+            request = read_head(head)
+            taker = self._takers.get(request.path) if request.method == "PUT" else None
+            if taker is not None and 0 < request.length <= MAX_USER_CONFIG_BYTES:
+                async with asyncio.timeout(SLOW_S):
+                    page = self._taken(request, taker, await reader.readexactly(request.length))
+            else:
+                page = await self._answer(request)
+            goes_on, patience_s = request.goes_on, IDLE_S
+            writer.write(_response(page, request))
+            async with asyncio.timeout(SLOW_S):
+                await writer.drain()
+
+    def _taken(self, request: Request, take: Callable[[bytes], Page], body: bytes) -> Page:
+        try:
+            return take(body)
+        except Exception:
+            logger.exception("internal: %s failed", request.path)
+            return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
+
+    async def _answer(self, request: Request) -> Page:
+        if not request.method:
+            return _json(400, {"error": "this is not an HTTP request that the admin port understands"})
+        if request.path in self._takers:
+            if request.method != "PUT":
+                return _json(405, {"error": f"{request.path} takes PUT"})._replace(allow="PUT")
+            return _json(
+                413, {"error": f"{request.path}: expected a body of 1 to {MAX_USER_CONFIG_BYTES} bytes and its length"}
+            )
+        make = self._pages.get(request.path)
+        if make is None:
+            return _json(404, {"error": f"the admin port answers {', '.join((*self._pages, *self._takers))}"})
+        if request.method not in ("GET", "HEAD"):
+            return _json(405, {"error": f"{request.path} takes GET"})
+        try:
+            return await make()
+        except Exception:
+            logger.exception("internal: %s failed", request.path)
+            return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
+
+
+class Request(NamedTuple):
+    """What matters of a request here."""
+
+    method: str
+    """"" = not understood."""
+    path: str = ""
+    goes_on: bool = False
+    """Whether another request may follow on the connection."""
+    length: int = 0
+    """Bytes of the body of a PUT; -1 where that cannot be told. Its connection is closed behind the answer."""
+
+
+def read_head(head: bytes) -> Request:
+    """Read a request's head, up to its empty line (RFC 9112). Pure."""
+    line, *fields = head.decode("latin-1").split("\r\n")
+    words = line.split(" ")
+    if len(words) != 3 or not all(words) or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
+        return Request("")
+    method, target, version = words
+    headers: dict[str, str] = {}
+    for field in fields[:-2]:
+        name, colon, value = field.partition(":")
+        if not colon or not name or name != name.strip():
+            return Request("")
+        headers[name.lower()] = value.strip().lower()
+    length = _length(headers)
+    wishes = headers.get("connection", "keep-alive" if version == "HTTP/1.1" else "close")
+    # A body that nobody wants is not read: what follows it could not be told from it.
+    goes_on = length == 0 and "keep-alive" in wishes
+    return Request(method, target.partition("?")[0], goes_on, length if method == "PUT" else 0)
+
+
+def _length(headers: Mapping[str, str]) -> int:
+    """Bytes of a request's body; -1 where that cannot be told."""
+    text = headers.get("content-length", "0")
+    if "transfer-encoding" in headers or not (text.isascii() and text.isdigit() and len(text) < 10):
+        return -1
+    return int(text)
+
+
+def _response(page: Page, request: Request) -> bytes:
+    reason = HTTPStatus(page.status).phrase
+    head = (
+        f"HTTP/1.1 {page.status} {reason}\r\nContent-Type: {page.content_type}\r\nContent-Length: {len(page.body)}\r\n"
+    )
+    if page.status == 405:
+        head += f"Allow: {page.allow}\r\n"
+    head += f"Connection: {'keep-alive' if request.goes_on else 'close'}\r\n\r\n"
+    return head.encode() + (b"" if request.method == "HEAD" else page.body)
+
+
+def _json(status: int, body: Mapping[str, object]) -> Page:
+    return Page(status, "application/json; charset=utf-8", json.dumps(body).encode())

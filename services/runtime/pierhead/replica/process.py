@@ -1,0 +1,114 @@
+"""`serve()`: what a service's program calls. One process, or a supervisor with several workers, from start to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from pierhead.calls.clients import Clients, close_handles
+from pierhead.edge import logs
+from pierhead.edge.methods import registration_of
+from pierhead.errors import PierheadError, SettingsError
+from pierhead.multiplex.loans import close_models
+from pierhead.replica.server import ReplicaServer, listeners_of
+from pierhead.replica.watchdog import Watchdog
+from pierhead.settings import Settings
+from pierhead.workers.seat import Seat
+
+logger = logging.getLogger("pierhead")
+
+
+def serve(*parts: object, settings: Settings | None = None) -> None:
+    """Serve until told to stop; returns after a drain. Exits with 2 on bad settings, 1 when the start fails.
+
+    A part is a generated servicer's subclass, an `aiohttp.web.Application` or an ASGI application (one of the two), or
+    any object with `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before
+    the replica says that it is ready (let it do one real inference) and every ten seconds after, or when `recheck()`
+    asks for it. Raising three times in a row means unhealthy; raising `Broken` does at once. A servicer's
+    `async def aclose(self) -> None` is called at the end, when no request is left.
+
+    With several workers (HTTP only) the whole program runs once in each of them, and this process goes on as their
+    supervisor: what stands before the call is run there, what stands behind it once each worker has drained.
+    """
+    seat = Seat.take(os.environ)
+    try:
+        settings = settings or Settings.from_env()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from None
+    logs.configure(settings)
+    try:
+        if settings.workers > 1 and seat is None:
+            _supervise(parts, settings)
+        asyncio.run(_serve(parts, settings, seat))
+    except SettingsError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the message says it all
+        raise SystemExit(2) from None
+    except PierheadError as error:  # the message says it all; the traceback of what caused it may say more
+        logger.error(  # noqa: TRY400
+            "%s could not be served: %s", settings.service or "the service", error, exc_info=error.__cause__
+        )
+        raise SystemExit(1) from None
+    except Exception:
+        logger.exception("%s could not be served", settings.service or "the service")
+        raise SystemExit(1) from None
+
+
+async def serve_async(*parts: object, settings: Settings | None = None) -> None:
+    """As `serve`, inside a running loop; handles SIGTERM and SIGINT meanwhile, leaves logging alone."""
+    settings = settings or Settings.from_env()
+    if settings.workers > 1:
+        raise SettingsError(
+            f"PIERHEAD_WORKERS: expected 1 for a service that calls serve_async(), found {settings.workers}: workers "
+            "are processes of serve()"
+        )
+    await _serve(parts, settings, None)
+
+
+def _supervise(parts: tuple[object, ...], settings: Settings) -> NoReturn:
+    """Go on as the supervisor of workers. Raises SettingsError where there can be none."""
+    if any(registration_of(part) is not None for part in parts):
+        raise SettingsError(
+            f"PIERHEAD_WORKERS: expected 1 for a service that takes gRPC calls, found {settings.workers}: callers keep "
+            "one connection to each replica, so one worker would get all of their calls; run more replicas in its place"
+        )
+    if not listeners_of(parts):
+        raise SettingsError(f"PIERHEAD_WORKERS: expected 1 where no HTTP is served, found {settings.workers}")
+    from pierhead.workers.supervisor import become_supervisor
+
+    try:
+        become_supervisor(settings)
+    except RuntimeError as error:
+        raise SettingsError(f"PIERHEAD_WORKERS: expected 1, found {settings.workers}: {error}") from None
+
+
+async def _serve(parts: tuple[object, ...], settings: Settings, seat: Seat | None) -> None:
+    server = ReplicaServer(*parts, settings=settings, seat=seat)
+    Clients.use(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop)
+    watching = asyncio.create_task(_watch_loop(server), name="watchdog")
+    try:
+        await server.run()
+    finally:
+        watching.cancel()
+        await close_models()
+        await close_handles()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _watch_loop(server: ReplicaServer) -> None:
+    """Until cancelled: tell who blocks the loop. What blocks it before the replica is ready keeps nobody waiting."""
+    await server.ready.wait()
+    watchdog = Watchdog(server.metrics)
+    watchdog.start()
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        watchdog.stop()

@@ -1,0 +1,429 @@
+"""One replica from its start to its drained end.
+
+starting --(check_health passed, listening)--> ready --(SIGTERM)--> draining --(nothing in flight)--> exit 0
+                                                 ^  |                    `--(second signal, drain timeout)--> stop now
+                                                 |  v  check_health failed three times, or was certain; passed again
+                                               starting
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pierhead import metrics as runtime_metrics
+from pierhead.edge import logs
+from pierhead.edge.admission import Admission
+from pierhead.edge.edge import REFUSAL_REASONS, Edge, is_answerable
+from pierhead.edge.grpc_server import SERVER_OPTIONS, register
+from pierhead.edge.methods import methods_of, registration_of
+from pierhead.errors import SettingsError, cannot_listen
+from pierhead.lanes.server import Lanes
+from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
+from pierhead.replica.health import Check, HealthWatch, Load, checks_of
+from pierhead.replica.starting import START
+from pierhead.replica.tally import Tally, tally
+from pierhead.replica.thread.user_loop import UserLoop
+from pierhead.replica.user_config import Hook, UserConfig, call_hook
+from pierhead.routing_stats import STATS
+from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
+from pierhead.workers.board import Numbers, WorkerState
+from pierhead.workers.seat import Seat
+
+if TYPE_CHECKING:
+    from pierhead.http.server import HttpListener
+
+logger = logging.getLogger("pierhead")
+
+QUIET_S = 0.25
+"""A drained replica stays this long without a request before it closes its ports: callers that have not heard of the
+drain yet get a refusal they can act upon, instead of a broken connection."""
+
+QUIET_TRIES = 20
+"""Somebody who keeps asking a draining replica does not keep it alive for longer than this many such moments."""
+
+END_S = 10.0
+"""How long a servicer's `aclose` may take."""
+
+HOOKS = ("check_health", "reconfigure")
+"""Methods that make any object a part."""
+
+_STATE_OF_WORKER: dict[State, WorkerState] = {
+    "starting": WorkerState.ILL,  # said only by one that was ready
+    "ready": WorkerState.READY,
+    "draining": WorkerState.DRAINING,
+}
+
+
+class ReplicaServer:
+    """The parts of one replica, their ports, and the replica's state. `run` returns when it has ended."""
+
+    def __init__(
+        self,
+        *parts: object,
+        settings: Settings | None = None,
+        metrics: runtime_metrics.RuntimeMetrics | None = None,
+        seat: Seat | None = None,
+    ) -> None:
+        if not parts:
+            raise TypeError("serve() needs at least one part: a servicer, an aiohttp application")
+        self.settings = settings or Settings.from_env()
+        self.metrics = metrics or runtime_metrics.PROCESS
+        self.state: State = "starting"
+        self.grpc_port: int | None = None
+        """Bound port once `ready` is set; None without servicers."""
+        self.http_port: int | None = None
+        self.admin_port: int | None = None
+        self.ready = asyncio.Event()
+        self._detail = "starting"
+        self._servicers = [part for part in parts if registration_of(part) is not None]
+        self._listeners = listeners_of(part for part in parts if registration_of(part) is None)
+        self._user: UserLoop | None = None
+        self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run_check)
+        self._config = UserConfig(parts, self.settings.user_config, self._run_hook)
+        self._reject_unknown(parts)
+        self._reject_settings()
+        name = self.settings.replica or self.settings.service or "this replica"
+        self._seat = seat
+        make = Admission if seat is None else seat.admission
+        self._admission = make(self.settings.max_ongoing_requests, name)
+        self._edge = Edge(self.settings, self._admission, self.metrics)
+        self._health = health.aio.HealthServicer()
+        self._services: list[str] = []
+        self._server: grpc.aio.Server | None = None
+        self._lanes: Lanes | None = None
+        self._admin: AdminServer | None = None
+        self._stop_asked = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._describe()
+
+    def stop(self) -> None:
+        """What SIGTERM does: drain. Asked again, or while starting, when there is nothing to finish: stop now."""
+        if self._stop_asked.is_set() or not self.ready.is_set():
+            self._stop_now.set()
+        self._stop_asked.set()
+
+    async def run(self) -> None:
+        """Start, serve, drain, close. Raises whatever keeps the replica from starting."""
+        if self.settings.run_user_code_in_separate_thread:
+            self._user = UserLoop(self.settings)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                life = tasks.create_task(self._live(), name="replica")
+                helpers = [
+                    tasks.create_task(self._stay_well(), name="health"),
+                    tasks.create_task(self._stay_configured(), name="user_config"),
+                    tasks.create_task(self._end_when_told(life), name="stop now"),
+                ]
+                if self._user is not None:
+                    helpers.append(tasks.create_task(self._user.lives(), name="user code"))
+                if self._seat is not None:
+                    attended = self._seat.attend(self.metrics.expose, self._numbers, self._config, self._orphaned)
+                    helpers.append(tasks.create_task(attended, name="seat"))
+                await asyncio.wait([life])
+                for helper in helpers:
+                    helper.cancel()
+                if life.cancelled() and not self._stop_now.is_set():
+                    _reject_cancelled(life)
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) > 1:
+                raise
+            raise group.exceptions[0] from None  # one failure needs no group around it
+        finally:
+            await self._close()
+
+    def readiness(self) -> Readiness:
+        """What /readyz says."""
+        waiting = {target: int(count) for (target,), count in list(self.metrics.queued.values.items()) if count}
+        answers = tally(dict(self.metrics.requests.values))
+        config = self._config.report()
+        version = STATS.version  # before the numbers: those may be newer, never older
+        return Readiness(
+            self.state,
+            self._admission.ongoing,
+            sum(waiting.values()),
+            self._detail if self.ready.is_set() else config.error or START.words or self._detail,
+            waiting,
+            answers.answered,
+            answers.errors,
+            self._progress(answers),
+            config,
+            dict(STATS.numbers),
+            version,
+            self.state == "starting" and self._watch.broken,
+        )
+
+    def _numbers(self) -> Numbers:
+        queued = int(sum(list(self.metrics.queued.values.values())))
+        answers = tally(dict(self.metrics.requests.values))
+        return Numbers(queued, answers.answered, answers.errors, self._progress(answers))
+
+    def _progress(self, answers: Tally) -> int:
+        streams = sum(listener.moved() for listener in self._listeners.values())
+        return answers.in_time + self._edge.moved + streams + START.steps
+
+    def _orphaned(self) -> None:
+        logger.error("the supervisor of this worker is gone; it drains")
+        self.stop()
+
+    def _set_state(self, state: State, detail: str = "") -> None:
+        self.state, self._detail = state, detail
+        if self._seat is not None:
+            broken = state == "starting" and self._watch.broken
+            self._seat.tell(WorkerState.BROKEN if broken else _STATE_OF_WORKER[state], detail)
+
+    def _reject_unknown(self, parts: tuple[object, ...]) -> None:
+        for part in parts:
+            known = part in self._servicers or id(part) in self._listeners or any(hasattr(part, hook) for hook in HOOKS)
+            if not known:
+                raise TypeError(
+                    f"serve() cannot serve a {type(part).__name__}: expected a subclass of a generated ...Servicer, an "
+                    "aiohttp.web.Application, an ASGI application (or asgi(one)), or an object with "
+                    "`async def check_health(self)` or `def reconfigure(self, user_config)`"
+                )
+        if len(self._listeners) > 1:
+            raise TypeError(
+                f"serve() takes one HTTP application, found {len(self._listeners)}: join them with add_subapp or mount"
+            )
+
+    def _reject_settings(self) -> None:
+        if self.settings.run_user_code_in_separate_thread and self._listeners:
+            raise SettingsError(
+                "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD: expected false for a process that serves HTTP, found true: "
+                "the handlers of an HTTP application read and write their connections and stay on the server's event "
+                "loop; put what blocks into asyncio.to_thread, or serve with several workers"
+            )
+
+    def _describe(self) -> None:
+        self.metrics.service = self.settings.service
+        self.metrics.replica = self.settings.replica
+        for reason in REFUSAL_REASONS:
+            self.metrics.refused.inc((reason,), 0)
+        self.metrics.ongoing.read = lambda: self._admission.ongoing
+        self.metrics.ready.read = lambda: float(self.state == "ready")
+        self.metrics.log_lines_dropped.read = logs.dropped
+
+    async def _end_when_told(self, life: asyncio.Task[None]) -> None:
+        await self._stop_now.wait()
+        logger.warning("told to stop now with %d requests in flight", self._admission.ongoing)
+        life.cancel()
+
+    async def _live(self) -> None:
+        """The replica's life in order."""
+        START.hand_over()
+        if self._seat is None:  # else the supervisor has the admin port
+            await self._listen_admin()
+        if self._user is not None:
+            await self._user.start()
+        await self._config.settle()
+        await self._watch.check_all()
+        await self._listen()
+        # What lives now lives for good: keep it out of every later garbage collection.
+        gc.collect()
+        gc.freeze()
+        await self._config.settle()  # another one may have come meanwhile
+        await self._say_ready()
+        self.ready.set()
+        await self._stop_asked.wait()
+        await self._drain()
+
+    # ---- listening
+
+    async def _listen_admin(self) -> None:
+        takers = admin_takers(self._config.offer, self._config.report)
+        self._admin = AdminServer(admin_pages(self.readiness, self._expose), takers)
+        host, port = self.settings.host, self.settings.admin_port
+        try:
+            self.admin_port = await self._admin.start(host, port)
+        except OSError as error:
+            raise cannot_listen("PIERHEAD_ADMIN_PORT", host, port, error) from error
+
+    async def _expose(self) -> bytes:
+        return self.metrics.expose()
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        if self._servicers:
+            port = settings.grpc_port if self._listeners else _or_default(settings.port, DEFAULT_GRPC_PORT)
+            self._server = grpc.aio.server(options=SERVER_OPTIONS)
+            methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+            if self._user is not None:
+                methods = [self._user.served(method) for method in methods]
+            self._services = register(methods, self._server, self._edge)
+            self._lanes = Lanes(methods, self._edge)
+            self._lanes.add_to(self._server)
+            self._add_standard_services(self._server)
+            self.grpc_port = self._bind_grpc(self._server, port)
+            await self._server.start()
+        for listener in self._listeners.values():
+            port = _or_default(settings.port, DEFAULT_HTTP_PORT) if self._seat is None else self._seat.port
+            shared = self._seat is not None
+            self.http_port = await listener.start(self._edge, settings.host, port, reuse_port=shared)
+
+    def _add_standard_services(self, server: grpc.aio.Server) -> None:
+        """grpc.health.v1 and reflection: outside admission, they must answer when the replica is full."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+
+    def _bind_grpc(self, server: grpc.aio.Server, port: int) -> int:
+        try:
+            return server.add_insecure_port(f"{self.settings.host}:{port}")
+        except RuntimeError as error:
+            variable = "PIERHEAD_GRPC_PORT" if self._listeners else "PIERHEAD_PORT"
+            raise cannot_listen(variable, self.settings.host, port, error) from error
+
+    # ---- health
+
+    async def _run_check(self, check: Check) -> None:
+        if self._user is not None:
+            await self._user.run(check)
+        else:  # in a task of its own, whose end gives back what it keeps of models
+            await asyncio.ensure_future(check())
+
+    async def _run_hook(self, hook: Hook, config: object) -> None:
+        if self._user is not None:
+            await self._user.run(call_hook, hook, config)
+        else:
+            await asyncio.ensure_future(call_hook(hook, config))
+
+    async def _stay_configured(self) -> None:
+        await self.ready.wait()
+        await self._config.keep()
+
+    async def _stay_well(self) -> None:
+        await self.ready.wait()
+        await self._watch.run()
+
+    async def _judged(self, why_ill: str) -> None:
+        """What the watch says: an ill replica is out of rotation until a check passes."""
+        if not why_ill:
+            await self._say_ready()
+        elif self.state != "draining":
+            self._set_state("starting", why_ill)
+            await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    def _load(self) -> Load:
+        return Load(self._admission.ongoing, self._answered())
+
+    async def _say_ready(self) -> None:
+        if self.state == "starting":
+            self._set_state("ready")
+            await self._set_grpc_health(health_pb2.HealthCheckResponse.SERVING)
+            logger.info("ready" if self._seat is None else f"{self._seat.name} is ready")
+
+    async def _set_grpc_health(self, status: int) -> None:
+        for service in ("", *self._services):
+            await self._health.set(service, status)
+
+    # ---- the end
+
+    async def _drain(self) -> None:
+        """Finish what there is, refuse what is new, within the drain timeout."""
+        self._set_state("draining", "told to stop")
+        self._admission.draining = True
+        for listener in self._listeners.values():
+            listener.drain()
+        await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        logger.info("draining: %d requests in flight", self._admission.ongoing)
+        try:
+            async with asyncio.timeout(self.settings.drain_timeout_s):
+                await self._wait_quiet()
+        except TimeoutError:
+            logger.warning(
+                "drain timeout of %g s is over with %d requests in flight; they are cut off",
+                self.settings.drain_timeout_s,
+                self._admission.ongoing,
+            )
+
+    async def _wait_quiet(self) -> None:
+        """Return once nothing is in flight and nothing has come for a moment: callers may not have heard yet."""
+        for _ in range(QUIET_TRIES):
+            await self._admission.wait_idle()
+            before = self._asked()
+            await asyncio.sleep(QUIET_S)
+            if self._admission.ongoing == 0 and self._asked() == before:
+                return
+        await self._admission.wait_idle()
+
+    def _asked(self) -> float:
+        return sum(self.metrics.requests.values.values())
+
+    def _answered(self) -> float:
+        """Requests that ended well."""
+        good = ("OK", "2", "3")
+        return sum(count for (_, code), count in self.metrics.requests.values.items() if code.startswith(good))
+
+    async def _close(self) -> None:
+        try:
+            await self._close_ports()
+        finally:
+            if self._user is None:
+                await self._end_servicers()
+        logger.info("stopped")
+
+    async def _end_servicers(self) -> None:
+        """Let those that have `aclose` end what they hold: engines, processes."""
+        for servicer in self._servicers:
+            aclose = getattr(servicer, "aclose", None)
+            if inspect.iscoroutinefunction(aclose):
+                await self._end_servicer(servicer, aclose)
+
+    async def _end_servicer(self, servicer: object, aclose: Check) -> None:
+        """Its failure keeps nobody."""
+        try:
+            async with asyncio.timeout(END_S):
+                await self._run_check(aclose)
+        except BaseException as error:
+            if not is_answerable(error):
+                raise
+            logger.exception("%s.aclose failed, or took more than %g s", type(servicer).__name__, END_S)
+
+    async def _close_ports(self) -> None:
+        for listener in self._listeners.values():
+            await listener.stop()
+        if self._admin is not None:
+            await self._admin.close()
+        if self._user is not None:
+            await self._end_servicers()
+            await self._user.close()
+        if self._lanes is not None:
+            await self._lanes.close()
+        if self._server is not None:
+            await self._server.stop(0)
+
+
+def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:
+    """By the part's id. What serves HTTP would take a quarter of the memory of a replica that does not need it."""
+    found: dict[int, HttpListener] = {}
+    for part in parts:
+        from pierhead.http.server import listener_for
+
+        listener = listener_for(part)
+        if listener is not None:
+            found[id(part)] = listener
+    return found
+
+
+def _reject_cancelled(life: asyncio.Task[None]) -> NoReturn:
+    """Nobody has asked for that end: it would look like a drain, with code 0 and no word."""
+    try:
+        life.result()
+    except asyncio.CancelledError as error:
+        raise RuntimeError(
+            "user code has raised CancelledError, which nobody had asked for: check_health, or what the application "
+            "does at its start; see where below"
+        ) from error
+    raise AssertionError("a task that was cancelled has a result")
+
+
+def _or_default(port: int | None, default: int) -> int:
+    return default if port is None else port

@@ -1,0 +1,126 @@
+"""What a replica tells of its start, so that a long one is not taken for one that hangs.
+
+    for number, shard in enumerate(shards):
+        pierhead.progress("loading weights", number, len(shards))
+        load(shard)
+
+Most programs load before they call `serve()`, when nobody listens yet. So the first report opens the admin port, by a
+thread of its own, where the controller asks; `serve()` takes it over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Mapping
+
+from pierhead.errors import SettingsError
+from pierhead.metrics import PROCESS
+from pierhead.replica.admin import AdminServer, Readiness, admin_pages
+from pierhead.settings import Settings
+from pierhead.workers.place import VARIABLE as WORKER_VARIABLE
+
+logger = logging.getLogger("pierhead")
+
+MOST_STAGES = 1000
+"""Different descriptions that count as progress: a start that invents them without end is not one that gets on."""
+HAND_OVER_S = 5.0
+
+
+def progress(doing: str, done: float | None = None, total: float = 1.0) -> None:
+    """Tell what the start is doing, and how much of it is `done` of `total` (None = not known).
+
+    Shown by `make status` and in the events. `x-serve.startup.deadline_s` counts anew from each report that shows
+    progress: a description that was not given before, or more done than ever of a known one. May be called from any
+    thread, and at any rate; after the replica was ready once it changes nothing.
+    """
+    START.report(doing, done, total)
+
+
+class Start:
+    """What was told. `steps` is another number whenever the start has moved."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._lock = threading.Lock()
+        self._best: dict[str, float] = {}
+        self._early: _EarlyAdmin | None = None
+        self._served = False
+        self.words = ""
+        self.steps = 0
+
+    def report(self, doing: str, done: float | None, total: float) -> None:
+        """See `progress`."""
+        share = None if done is None or total <= 0 else min(max(done / total, 0.0), 1.0)
+        with self._lock:
+            self.words = doing if share is None else f"{doing}, {share * 100:.0f} %"
+            if doing not in self._best and len(self._best) >= MOST_STAGES:
+                return
+            amount = done or 0.0
+            if amount > self._best.get(doing, float("-inf")):
+                self._best[doing] = amount
+                self.steps += 1
+            if not self._served and self._early is None and self._is_asked():
+                self._early = _EarlyAdmin(self)
+
+    def hand_over(self) -> None:
+        """The replica listens on the admin port itself from now on."""
+        with self._lock:
+            self._served = True
+            early, self._early = self._early, None
+        if early is not None:
+            early.close()
+
+    def _is_asked(self) -> bool:
+        """Whether somebody will ask: the controller has started this process, and no supervisor has the port."""
+        return bool(self._environ.get("PIERHEAD_REPLICA")) and not self._environ.get(WORKER_VARIABLE)
+
+
+class _EarlyAdmin:
+    """The admin port before `serve()`."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
+        self._listens = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pierhead-start", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Free the port. What hangs in here must not keep the replica from starting."""
+        self._listens.wait(HAND_OVER_S)
+        if self._loop is not None and self._end is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(HAND_OVER_S)
+
+    def _run(self) -> None:
+        try:
+            settings = Settings.from_env()
+        except SettingsError:
+            self._listens.set()
+            return  # serve() refuses them, and says so
+        asyncio.run(self._listen(settings.host, settings.admin_port))
+
+    async def _listen(self, host: str, port: int) -> None:
+        self._end, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        server = AdminServer(admin_pages(self._readiness, self._expose))
+        try:
+            await server.start(host, port)
+        except OSError as error:
+            logger.warning("the progress of the start cannot be told on port %d: %s", port, error)
+        self._listens.set()
+        await self._end.wait()
+        await server.close()
+
+    def _readiness(self) -> Readiness:
+        return Readiness("starting", 0, 0, self._start.words, progress=self._start.steps)
+
+    async def _expose(self) -> bytes:
+        return PROCESS.expose()
+
+
+START = Start()
+"""This process's."""

@@ -1,0 +1,151 @@
+"""What a servicer's method on the user's loop gets: its call, which lives on the server's loop, made fit for use there.
+
+What only reads or sets a value does so at once; what waits for the caller is done on the server's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from pierhead.edge.methods import Context
+
+T = TypeVar("T")
+
+_END: Any = object()
+
+
+class Back(Protocol):
+    """The way to the server's loop."""
+
+    async def __call__(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run `function(*args)` there."""
+        ...
+
+
+class UserRequests(Generic[T]):
+    """A stream of requests. Each message is fetched when it is asked for: none waits between the loops."""
+
+    def __init__(self, requests: AsyncIterable[T], back: Back) -> None:
+        self._requests = requests
+        self._back = back
+        self._iterator: AsyncIterator[T] | None = None
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        message = await self._back(self._next)
+        if message is _END:
+            raise StopAsyncIteration
+        return message
+
+    async def _next(self) -> T:
+        if self._iterator is None:
+            self._iterator = aiter(self._requests)
+        return await anext(self._iterator, _END)
+
+
+class UserContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]
+    """A call's context."""
+
+    def __init__(self, context: Context, back: Back, post: Callable[..., None]) -> None:
+        self._context = context
+        self._back = back
+        self._post = post
+
+    # ---- what waits
+
+    async def read(self) -> Any:
+        """The next request message, or `grpc.aio.EOF`."""
+        return await self._back(self._context.read)
+
+    async def write(self, message: Any) -> None:
+        """Send a reply message, when the caller takes it."""
+        await self._back(self._context.write, message)
+
+    async def send_initial_metadata(self, initial_metadata: Any) -> None:
+        """Send metadata ahead of the first message; once."""
+        await self._back(self._context.send_initial_metadata, initial_metadata)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        """End the call with a status. Raises AbortError, which must not be caught."""
+        await self._back(self._context.abort, code, details, trailing_metadata)
+        raise AssertionError("a context's abort raises")
+
+    async def abort_with_status(self, status: grpc.Status) -> NoReturn:
+        """End the call with a status object."""
+        await self._back(self._context.abort_with_status, status)
+        raise AssertionError("a context's abort raises")
+
+    # ---- what reads or sets a value
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        """What to send with the status."""
+        self._context.set_trailing_metadata(trailing_metadata)
+
+    def trailing_metadata(self) -> Any:
+        """What was set."""
+        return self._context.trailing_metadata()
+
+    def invocation_metadata(self) -> Any:
+        """What the caller sent."""
+        return self._context.invocation_metadata()
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """The status to end with."""
+        self._context.set_code(code)
+
+    def code(self) -> Any:
+        """The status that was set."""
+        return self._context.code()
+
+    def set_details(self, details: str) -> None:
+        """The message to end with."""
+        self._context.set_details(details)
+
+    def details(self) -> Any:
+        """The message that was set."""
+        return self._context.details()
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        """How replies are compressed."""
+        self._context.set_compression(compression)
+
+    def disable_next_message_compression(self) -> None:
+        """Send the next message as it is."""
+        self._context.disable_next_message_compression()
+
+    def time_remaining(self) -> Any:
+        """Seconds until the deadline; None when there is none."""
+        return self._context.time_remaining()
+
+    def peer(self) -> str:
+        """The caller's address, as gRPC writes it."""
+        return self._context.peer()
+
+    def peer_identities(self) -> Iterable[bytes] | None:
+        """Who the caller is, where it has proved it."""
+        return self._context.peer_identities()
+
+    def peer_identity_key(self) -> str | None:
+        """By what it has."""
+        return self._context.peer_identity_key()
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """What the connection's security says of the caller."""
+        return self._context.auth_context()
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Have `callback(context)` called at the end, on the user's loop."""
+        self._context.add_done_callback(lambda _: self._post(callback, self))  # type: ignore[arg-type]  # sync or async
+
+    def cancelled(self) -> bool:
+        """Whether the caller or its deadline ended it."""
+        return self._context.cancelled()
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._context.done()

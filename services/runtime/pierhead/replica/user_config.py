@@ -1,0 +1,210 @@
+"""What may be changed of a service while it runs: `x-serve.user_config`, handed to `reconfigure(user_config)`.
+
+    PIERHEAD_USER_CONFIG, at the start --.                              .-- raises: the former one stays in force,
+    PUT /user-config, at every change  ---+--> wanted --> reconfigure --+   and this one is tried again
+                                                                        +-- does not return: the same, once it is ready
+                                                                        `-- returns: in force
+
+At the start `{}` is in force: nothing is set, and `reconfigure` is not called for it. It is called whenever another one
+is wanted, also when `{}` is wanted again. Who wants to know which one is in force compares digests of their texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pierhead.settings import NO_USER_CONFIG, read_user_config
+
+logger = logging.getLogger("pierhead")
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
+"""Before a config that was refused is tried again: a database may be back. Doubled each time."""
+
+LIMIT_S = 300.0
+"""How long one `reconfigure` of a replica that has been ready may take. At the start `startup.deadline_s` bounds it."""
+END_S = 2.0
+"""How long it may take to end once it is cancelled, before that is told, too."""
+
+LONGEST_ERROR = 400
+"""Characters of an exception that are reported; all of it is in the log."""
+
+Hook = Callable[[Any], Any]
+RunHook = Callable[[Hook, Any], Coroutine[Any, Any, None]]
+
+
+class DidNotReturn(Exception):
+    """A `reconfigure` that took too long. The message follows its name: "did not return within 300 s ..."."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigReport:
+    """Which config a replica was told to have, and which one it has, each by its digest."""
+
+    wanted: str
+    applied: str
+    error: str = ""
+    """Why the wanted one is not in force; "" when it is, or is being applied."""
+
+
+@lru_cache(maxsize=16)
+def digest(text: str) -> str:
+    """Twelve hex digits that stand for a config's text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+async def call_hook(hook: Hook, config: Any) -> None:
+    """Call one part's `reconfigure`, which may be a coroutine function."""
+    result = hook(config)
+    if inspect.isawaitable(result):
+        await result
+
+
+class UserConfig:
+    """The config of one process: what is wanted, what is in force. `settle` and `keep` are for one task each, in turn.
+
+    `run` calls a hook where user code is to run, and returns when it has ended.
+    """
+
+    def __init__(self, parts: Iterable[object], text: str, run: RunHook) -> None:
+        """`text` is what is wanted at the start. Raises ValueError where it cannot be."""
+        read_user_config(text)
+        self._hooks = [(type(part).__name__, hook) for part in parts if callable(hook := _hook_of(part))]
+        self._run = run
+        self._wanted = text
+        self._applied = NO_USER_CONFIG
+        self._error = ""
+        self._news = asyncio.Event()
+        self._left_behind: asyncio.Future[None] | None = None
+        """A call that was cancelled and has not ended: no other one is made beside it."""
+        self._why_left = ""
+
+    def offer(self, text: str) -> None:
+        """Want this one from now on. Raises ValueError where it cannot be; what is wanted stays."""
+        read_user_config(text)
+        if text != self._wanted:
+            self._wanted, self._error = text, ""
+            self._news.set()
+
+    def report(self) -> ConfigReport:
+        """Where it stands."""
+        return ConfigReport(digest(self._wanted), digest(self._applied), self._error)
+
+    async def settle(self, limit_s: float | None = None) -> None:
+        """Return once what is wanted is in force. One that is refused is tried again until another one is wanted.
+
+        `limit_s` bounds each call of a hook; one that does not return is cancelled, and counts as refused.
+        """
+        pause_s = FIRST_PAUSE_S
+        while self._wanted != self._applied:
+            self._news.clear()
+            await self._apply(self._wanted, limit_s)
+            if self._error and not await self._heard(pause_s):
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                pause_s = FIRST_PAUSE_S
+
+    async def keep(self) -> None:
+        """Until cancelled: put in force what is wanted, whenever another one is; each hook has LIMIT_S for it."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self.settle(LIMIT_S)
+
+    async def _heard(self, within_s: float) -> bool:
+        """Whether another one is wanted within that time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _apply(self, text: str, limit_s: float | None) -> None:
+        """Call every hook. When one refuses, those before it get the former config again."""
+        if self._left_behind is not None and not self._left_behind.done():
+            self._note(text, self._why_left)
+            return
+        refused = f"x-serve.user_config {digest(text)} is not in force"
+        if not self._hooks and text != NO_USER_CONFIG:
+            self._note(text, "nothing that serve() was given has a method `reconfigure(user_config)`")
+            logger.error("%s: %s", refused, self._error)
+            return
+        for number, (name, hook) in enumerate(self._hooks):
+            try:
+                await self._call(hook, text, limit_s)
+            except DidNotReturn as error:
+                self._why_left = f"{name}.reconfigure {error}"
+                self._note(text, self._why_left)
+                logger.error("%s: %s", refused, self._error)  # noqa: TRY400 - nothing was raised
+                await self._take_back(number, limit_s)
+                return
+            except Exception as error:
+                self._note(text, f"{name}.reconfigure raised {type(error).__name__}: {error}")
+                logger.exception("%s: %s.reconfigure raised", refused, name)
+                await self._take_back(number, limit_s)
+                return
+        self._applied = text
+        self._note(text, "")
+        logger.info("x-serve.user_config %s is in force", digest(text))
+
+    async def _call(self, hook: Hook, text: str, limit_s: float | None) -> None:
+        """Call one hook with a config of its own: what it does to it harms nobody.
+
+        Raises what the hook raises (RuntimeError for a CancelledError of its own), DidNotReturn.
+        """
+        call = asyncio.ensure_future(self._run(hook, json.loads(text)))
+        try:
+            await asyncio.wait([call], timeout=limit_s)
+        except asyncio.CancelledError:
+            call.cancel()
+            await asyncio.wait([call])
+            raise
+        if call.cancelled():
+            # Passed on, it would end the task that asks, and with it every later change.
+            raise RuntimeError("it was cancelled from within")
+        if call.done():
+            return call.result()
+        call.cancel()
+        call.add_done_callback(_forget)
+        await asyncio.wait([call], timeout=END_S)
+        if call.done():
+            raise DidNotReturn(f"did not return within {limit_s:g} s and was cancelled")
+        self._left_behind = call
+        raise DidNotReturn(
+            f"did not return within {limit_s:g} s, was cancelled and still runs: no user_config is tried before it ends"
+        )
+
+    async def _take_back(self, count: int, limit_s: float | None) -> None:
+        if self._left_behind is not None and not self._left_behind.done():
+            return  # it would wait behind it
+        for name, hook in self._hooks[:count]:
+            try:
+                await self._call(hook, self._applied, limit_s)
+            except Exception:
+                logger.exception("%s.reconfigure raised for the former user_config, too", name)
+
+    def _note(self, text: str, error: str) -> None:
+        """Keep why a config was refused, unless another one is wanted by now."""
+        if text == self._wanted:
+            words = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
+            self._error = " ".join(words.split())
+
+
+def _forget(call: asyncio.Future[None]) -> None:
+    """What a call brings that nobody waits for any more."""
+    if not call.cancelled():
+        call.exception()
+
+
+def _hook_of(part: object) -> Hook | None:
+    hook: Hook | None = getattr(part, "reconfigure", None)
+    return hook
