@@ -1,10 +1,10 @@
 # Each target is one line that calls a script or the controller's CLI.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-.PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test bench bench-llm simulate lint fmt
+.PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test bench bench-llm simulate docs docs-serve lint fmt
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: ## start the stack and wait until every service serves: [APPS="echo recsys"] [GPU=1]
 	@compose/machine/up.sh "$(APPS)" "$(GPU)"
@@ -59,6 +59,12 @@ bench-llm: ## measure LLM serving beside Ray Serve LLM: [QUICK=1] [ROUNDS=3] [SE
 
 simulate: ## try autoscaling on a trace: TRACE=step:10x [SERVICE=ranker] [OUT=simulation.png] [OPTIONS="--help"]
 	@compose/machine/simulate.sh "$(TRACE)" "$(SERVICE)" "$(OUT)" $(OPTIONS)
+
+docs: ## build the documentation into site/, strictly
+	@compose/machine/docs.sh build
+
+docs-serve: ## show the documentation at http://127.0.0.1:8080, and follow edits
+	@compose/machine/docs.sh serve
 
 lint: ## check style and types
 	@compose/machine/lint.sh check

@@ -37,7 +37,7 @@ from tests.harness.stack import ROOT, free_ports, request
 from tests.harness.waiting import eventually, seconds_until
 from tests.unit.dashboards.sources import VLLM_PAGE
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "language-models.md").read_text(encoding="utf-8")
 STATE = os.environ.get("PIERHEAD_VLLM_STATE", str(ROOT / ".state"))
 START_AND_TESTS_S = 1500
 """vLLM's start alone takes half a minute on two idle cores, and four minutes on busy ones."""
@@ -271,8 +271,8 @@ def test_the_capital_of_france(way: WholeWay) -> None:
 
 
 @pytest.mark.engine
-def test_what_the_readme_shows_prints_what_it_says(way: WholeWay) -> None:
-    shown = re.search(r"^import openai\n.*?# (?P<prints>[^\n]+)\n(?=```)", README, re.DOTALL | re.MULTILINE)
+def test_what_the_site_shows_prints_what_it_says(way: WholeWay) -> None:
+    shown = re.search(r"^import openai\n.*?# (?P<prints>[^\n]+)\n(?=```)", PAGE, re.DOTALL | re.MULTILINE)
     assert shown is not None
     code = shown[0].replace("http://127.0.0.1:8000/v1", str(way.client.base_url))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=ANSWER_S, check=False)

@@ -1,4 +1,4 @@
-"""The runtime as somebody uses it who has nothing but its wheel: the project of its README, in an empty directory.
+"""The runtime as somebody uses it who has nothing but its wheel: the project of the site's page, in an empty directory.
 
 Wheels come from uv's cache where it holds them, so that no network is needed on a machine that has made .venv.
 """
@@ -19,7 +19,7 @@ from tests.harness.ports import own_address
 from tests.harness.stack import ROOT
 from tests.harness.waiting import eventually
 
-SECTION = "## In a project of your own"
+PAGE = ROOT / "docs" / "how-to" / "own-repository.md"
 SOURCES = ("services/runtime", "proto", "README.md", "LICENSE", "pyproject.toml")
 NO_NETWORK = re.compile(r"network|connect|resolve host|dns error|Failed to fetch|timed out", re.IGNORECASE)
 
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def shown(language: str) -> list[str]:
-    readme = (ROOT / "services" / "runtime" / "README.md").read_text(encoding="utf-8")
-    section = readme.partition(SECTION)[2].partition("\n## ")[0]
-    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def uv(*arguments: str | Path) -> None:
@@ -65,7 +63,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(wheel: Path, tmp_path: Path) -> Path:
-    """The directory that the README describes, with an environment of its own."""
+    """The directory that the page describes, with an environment of its own."""
     service, caller = shown("python")
     [proto] = shown("proto")
     for name, text in (("greeter.proto", proto), ("service.py", service), ("caller.py", caller)):

@@ -322,9 +322,9 @@ def test_long_queries_are_cut() -> None:
     assert query_words("x" * 100) == "x" * 80 + "..."
 
 
-def test_the_readme_has_a_function_that_works(functions: Functions, written: Callable[[str], str]) -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    (code,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "def wanted(" in block]
+def test_the_site_shows_a_function_that_works(functions: Functions, written: Callable[[str], str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "autoscaling.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def wanted(" in block]
     path = written(code)
     noon, night = 12 * 3600.0, 2 * 3600.0
     for now, load, wanted in [(noon, 0.0, 2), (night, 0.0, 0), (noon, 31.0, 4), (night, 31.0, 4)]:

@@ -1,10 +1,9 @@
-"""What the runtime's README shows is run, and what it lists is complete."""
+"""What the site shows of the runtime is run, and what it lists is complete."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 from unittest.mock import patch
 
@@ -12,21 +11,34 @@ import pierhead
 import pytest
 from aiohttp import ClientSession, web
 from pierhead import BadRequest, errors, handle, routing_stats
-from pierhead.echo.v1.echo_pb2 import GenerateRequest
+from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.request import CURRENT, RequestContext
 
 from tests.unit.runtime.harness import Cluster, EchoService, echo, know
-from tests.unit.runtime.test_metrics import NAMES
 
-README = (Path(pierhead.__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"^ *```python\n(.*?)^ *```", README, re.DOTALL | re.MULTILINE)
-SERVICE, CALLER, CONFIG, START, EVENTS, POLICY, NUMBERS, STREAM, MODELS, LOCAL, *_OUTSIDE = map(dedent, SHOWN)
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def shown_on(page: str) -> list[str]:
+    """The Python blocks of a page, in order."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python(?: title=[^\n]*)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+SERVICE, CALLER, START, *_FROM_OUTSIDE = shown_on("how-to/write-a-service.md")
+[CONFIG] = shown_on("how-to/live-settings.md")
+[EVENTS] = shown_on("how-to/http.md")
+POLICY, NUMBERS = shown_on("how-to/routing.md")
+_SIGNATURE, STREAM = shown_on("how-to/batching.md")
+[MODELS] = shown_on("how-to/many-models.md")
+[LOCAL] = shown_on("how-to/test-a-service.md")
+HELLO, SHOUT, CHAIN = shown_on("tutorial.md")
 
 
 async def test_the_service_shown_works(cluster: Cluster) -> None:
     shown: dict[str, Any] = {"__name__": "shown"}
-    exec(SERVICE, shown)  # noqa: S102 - our own README
+    exec(SERVICE, shown)  # noqa: S102 - our own pages
     know(await cluster.start(shown["Echo"]()))
     stub = handle(EchoStub, "echo-child")
     assert (await stub.Echo(echo("hi"))).response == "HI"
@@ -56,11 +68,34 @@ def test_the_start_shown_tells_its_progress() -> None:
     assert told == ["loading weights 0 2", "a", "loading weights 1 2", "b", "compiling"]
 
 
-def test_the_caller_shown_is_served() -> None:
-    app = web.Application()
+async def test_the_caller_shown_is_served(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    shown: dict[str, Any] = {"EchoStub": EchoStub, "EchoRequest": EchoRequest}
     with patch("pierhead.serve") as serve:
-        exec("from pierhead import handle, serve\n" + CALLER, {"web": web, "EchoStub": EchoStub, "app": app})  # noqa: S102
-    serve.assert_called_once_with(app)
+        exec(CALLER, shown)  # noqa: S102
+    serve.assert_called_once_with(shown["app"])
+    assert (await answer_of(cluster, shown["app"], "/echo?message=hi")) == {"response": "echo: hi"}
+
+
+async def answer_of(cluster: Cluster, app: web.Application, path: str) -> Any:
+    server = await cluster.start(app)
+    async with ClientSession() as client, client.get(f"http://127.0.0.1:{server.http_port}{path}") as response:
+        return await response.json()
+
+
+async def test_the_tutorial_s_services_work(cluster: Cluster) -> None:
+    alone: dict[str, Any] = {"__name__": "shown"}
+    exec(HELLO, alone)  # noqa: S102
+    assert await answer_of(cluster, alone["app"], "/hello?name=Ada") == {"greeting": "Hello, Ada!"}
+
+    shout: dict[str, Any] = {"__name__": "shown"}
+    chain: dict[str, Any] = {"__name__": "shown"}
+    exec(SHOUT, shout)  # noqa: S102
+    exec(CHAIN.replace('"shout"', '"echo-child"'), chain)  # noqa: S102
+    know(await cluster.start(shout["Shout"]()))
+    assert await answer_of(cluster, chain["app"], "/hello?name=Ada") == {"greeting": "Good day, ADA!"}
+    refused = await answer_of(cluster, chain["app"], "/hello?name=")
+    assert refused["error"]["code"] == "bad_request"
 
 
 async def test_the_events_shown_work(cluster: Cluster) -> None:
@@ -101,16 +136,12 @@ async def test_the_local_calls_shown_work() -> None:
 
 
 def test_the_error_table_is_the_tree() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (\d+)(, Retry-After)? \| (\w+) \|$", README, re.MULTILINE)
-    assert len(rows) == 9
+    page = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `(\w+)`(?: \(a `\w+`\))? \| (\w+) \| (\d+)(, Retry-After)? \| (\w+) \|$", page, re.MULTILINE
+    )
+    assert len(rows) == 10
     for name, status, http, retry, kind in rows:
         error = getattr(errors, name)
         assert (error.grpc_status.name, error.http_status, error.kind) == (status, int(http), kind)
         assert (error.retry_after_s is not None) == bool(retry)
-
-
-def test_the_metrics_table_is_complete() -> None:
-    table = README[README.index("## Metrics") : README.index("## Inside")]
-    names = set(re.findall(r"pierhead_\w+", table))
-    names |= {f"pierhead_batch{suffix}" for suffix in re.findall(r", (_\w+)", table)}
-    assert {name.removesuffix("_total") for name in names} == NAMES

@@ -1,4 +1,4 @@
-"""What the README shows is run: blocks under `<!-- test -->`, in the order of the page, on the running stack.
+"""What the README and the site show is run: blocks under `<!-- test -->`, page by page, on the running stack.
 
 A ```bash or ```python block must exit with 0; a ```text block right behind it is what it prints, with "..." for
 anything. Blocks write the default ports; the stack under test has others.
@@ -21,7 +21,7 @@ from tests.harness.stack import ROOT, Stack
 pytestmark = [
     pytest.mark.stack,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(shutil.which("curl") is None, reason="the README's examples use curl"),
+    pytest.mark.skipif(shutil.which("curl") is None, reason="the examples use curl"),
 ]
 
 DEFAULT_PORTS = {"PIERHEAD_HTTP_PORT": 8000, "PIERHEAD_GRPC_PORT": 9000, "PIERHEAD_API_PORT": 8100}
@@ -37,15 +37,17 @@ class Example:
     prints: str
     """Empty: nothing is said of its output."""
 
+    page: str
+
     @property
     def name(self) -> str:
-        """Its first line, for the test's id."""
-        return self.code.split("\n", 1)[0][:60]
+        """Its page and its first line, for the test's id."""
+        return f"{self.page}: {self.code.split(chr(10), 1)[0][:60]}"
 
 
 def examples(page: Path) -> Iterator[Example]:
     for language, code, prints in _BLOCK.findall(page.read_text(encoding="utf-8")):
-        yield Example(language, code, prints)
+        yield Example(language, code, prints, page.stem)
 
 
 def pattern(prints: str) -> re.Pattern[str]:
@@ -59,7 +61,11 @@ def on_ports_of(stack: Stack, code: str) -> str:
     return code
 
 
-@pytest.mark.parametrize("example", [pytest.param(each, id=each.name) for each in examples(ROOT / "README.md")])
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = [pytest.param(each, id=each.name) for page in PAGES for each in examples(page)]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_does_what_the_page_says(stack: Stack, example: Example) -> None:
     interpreter = ["bash", "-euo", "pipefail", "-c"] if example.language == "bash" else [sys.executable, "-c"]
     done = subprocess.run(

@@ -1,0 +1,31 @@
+"""MkDocs hook: adds the pages that are made of code, compose files and settings, so that none of them can drift."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)]
+
+from docs.generate import changelog, command, decisions, metrics, serve_block, settings  # noqa: E402
+
+PAGES: dict[str, Callable[[Path], str]] = {
+    "reference/command.md": command.page,
+    "reference/x-serve.md": serve_block.page,
+    "reference/metrics.md": metrics.page,
+    "reference/settings.md": settings.page,
+    "reference/changelog.md": changelog.page,
+    "decisions/index.md": decisions.page,
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add each page of PAGES."""
+    for path, page in PAGES.items():
+        files.append(File.generated(config, path, content=page(ROOT)))
+    return files

@@ -1,0 +1,92 @@
+"""The documents: their Compose examples are read by the controller's own parser, their links lead somewhere, and the
+site builds without a warning and fetches nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from controller.spec import parse
+from docs.generate import serve_block, settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+DEFINITIONS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r'(?:<!-- test -->\n```yaml|```yaml title="compose/[^"]*")\n(.*?)```', page.read_text(), re.DOTALL)
+    )
+]
+
+
+def test_there_are_some() -> None:
+    assert len(DEFINITIONS) >= 8
+
+
+@pytest.mark.parametrize("block", DEFINITIONS)
+def test_an_example_is_a_valid_definition(block: str) -> None:
+    assert parse("docs", yaml.safe_load(block)).services
+
+
+@pytest.mark.parametrize("page", [README, CONTRIBUTING], ids=lambda page: page.name)
+def test_links_from_the_root_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+def test_the_first_pages_are_short() -> None:
+    assert len(README.read_text().splitlines()) <= 200
+    assert len(CONTRIBUTING.read_text().splitlines()) <= 150
+
+
+def test_every_variable_of_the_compose_files_is_in_env() -> None:
+    files = [*(ROOT / "compose").glob("*.yaml"), *(ROOT / "compose" / "apps").glob("*.yaml")]
+    used = {name for file in files for name in re.findall(r"\$\{(\w+)", file.read_text())}
+    listed = [name for name, _, words in settings.variables((ROOT / ".env").read_text()) if words]
+    assert used - set(listed) == {"PWD"}
+    assert len(listed) == len(set(listed))
+
+
+def test_every_key_of_x_serve_has_a_heading() -> None:
+    reference = (ROOT / "compose" / "reference.yaml").read_text()
+    paths = [".".join(key.path) for key in serve_block.keys(reference) if not key.is_told_above]
+    assert len(paths) == len(set(paths))
+    assert {"replicas", "health.probe.path", "autoscale.min", "gpu.fraction", "llm.engine"} <= set(paths)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly."""
+    into = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", into],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return into
+
+
+def test_the_site_has_every_page(site: Path) -> None:
+    missing = [page for page in PAGES[1:] if not (site / page.relative_to(DOCS)).with_suffix(".html").exists()]
+    assert missing == []
+
+
+def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+    fetched = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(https?:)?//")
+    assert [page for page in site.rglob("*.html") if fetched.search(page.read_text(encoding="utf-8"))] == []
