@@ -35,8 +35,7 @@ class Model:
         self.stopped = 0
         self.requests: list[RequestContext | None] = []
 
-    @batch(max_batch_size=4, batch_wait_timeout_s=0.02, max_batch_rows=100, batch_size_fn=lambda item: item)
-    async def double(self, items: list[int]) -> list[int]:
+    async def wait_and_double(self, items: list[int]) -> list[int]:
         self.batches.append(items)
         self.requests.append(current_request())
         try:
@@ -47,6 +46,10 @@ class Model:
         if 13 in items:
             raise ValueError("thirteen")
         return [2 * item for item in items] if 77 not in items else [1]
+
+    @batch(max_batch_size=4, batch_wait_timeout_s=0.02, max_batch_rows=100, batch_size_fn=lambda item: item)
+    async def double(self, items: list[int]) -> list[int]:
+        return await self.wait_and_double(items)
 
 
 async def test_what_arrives_together_is_worked_on_together() -> None:
@@ -254,19 +257,23 @@ def arrivals() -> list[Arrival]:
 
 class TestTime:
     async def test_a_batch_that_takes_too_long_is_cancelled_and_its_callers_told(self) -> None:
-        model = Model()
+        class Hurried(Model):
+            @batch(batch_timeout_s=0.01)
+            async def double(self, items: list[int]) -> list[int]:
+                return await self.wait_and_double(items)
+
+        model = Hurried()
         model.gate.clear()
-        model.double.set_batch_timeout_s(0.01)
         results = await asyncio.gather(model.double(1), model.double(2), return_exceptions=True)
         assert [type(result) for result in results] == [DeadlineExceeded] * 2
-        assert str(results[0]) == ("Model.double: the batch was not done within 0.01 s (batch_timeout_s); cancelled")
+        assert str(results[0]).endswith(
+            "Hurried.double: the batch was not done within 0.01 s (batch_timeout_s); cancelled"
+        )
         await until(lambda: model.stopped == 1, "the work is stopped")
         model.gate.set()
         assert await model.double(3) == 6
 
     async def test_the_callers_are_told_before_the_function_has_cleaned_up_and_the_place_is_free_after(self) -> None:
-        model = Model()
-        model.double.set_batch_timeout_s(0.01)
         cleaned = asyncio.Event()
 
         async def stubborn(items: list[int]) -> list[int]:
@@ -332,40 +339,6 @@ async def _call(model: Model, number: int) -> int:
     return await model.double(number)
 
 
-async def test_limits_change_at_run_time() -> None:
-    model = Model()
-    model.double.set_max_batch_size(2)
-    await asyncio.gather(*[model.double(number) for number in (1, 2, 3)])
-    assert model.batches == [[1, 2], [3]]
-    with pytest.raises(ValueError, match="max_batch_size"):
-        model.double.set_max_batch_size(0)
-    model.double.set_max_batch_rows(None)
-    model.double.set_batch_wait_timeout_s(0)
-    model.double.set_max_concurrent_batches(3)
-    model.double.set_batch_timeout_s(9)
-    assert model.double.limits == BatchLimits(2, 0, 3, None, 9)
-
-
-async def test_limits_of_a_class_are_those_of_its_next_instance() -> None:
-    class Other(Model):
-        @batch(max_batch_size=3)
-        async def double(self, items: list[int]) -> list[int]:
-            return [2 * item for item in items]
-
-    Other.double.set_max_batch_size(1)
-    assert Other().double.limits.max_batch_size == 1
-
-
-async def test_a_smaller_bound_starts_what_waits() -> None:
-    batcher: Batcher[int, int] = Batcher(_slow_same, BatchLimits(10, 60), metrics=RuntimeMetrics())
-    first = asyncio.create_task(ask(batcher, 1))
-    await started(batcher)
-    second = asyncio.create_task(ask(batcher, 2))
-    await first
-    batcher.set_max_batch_size(1)
-    assert await second == 2
-
-
 async def test_a_batch_has_the_time_of_the_member_that_waits_longest() -> None:
     model = Model()
     now = time.monotonic()
@@ -379,14 +352,17 @@ async def test_a_batch_has_the_time_of_the_member_that_waits_longest() -> None:
 
 
 async def test_a_batch_is_of_one_model_and_of_a_session_only_if_all_are() -> None:
-    model = Model()
+    class Wide(Model):
+        @batch(batch_wait_timeout_s=0, max_concurrent_batches=2)
+        async def double(self, items: list[int]) -> list[int]:
+            return await self.wait_and_double(items)
+
+    model = Wide()
 
     async def call(number: int, session: str, wanted: str) -> None:
         CURRENT.set(RequestContext("r", 1e9, None, session, wanted))
         await model.double(number)
 
-    model.double.set_max_concurrent_batches(2)
-    model.double.set_batch_wait_timeout_s(0)
     await asyncio.gather(
         call(1, "s", "one"), call(2, "s", "two"), call(3, "t", "one"), call(4, "s", "two"), call(5, "s", "one")
     )
@@ -545,7 +521,6 @@ async def test_a_function_can_be_batched_too() -> None:
     async def triple(items: list[int]) -> list[int]:
         return [3 * item for item in items]
 
-    triple.set_max_batch_size(5)
     assert list(await asyncio.gather(triple(1), triple(2))) == [3, 6]
 
 

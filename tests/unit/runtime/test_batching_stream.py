@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pierhead import DeadlineExceeded, batch
+from pierhead.batching import results
 from pierhead.batching.batch import ENDED, BatchLimits, Ended, ReaderTooSlow, StreamBatcher, current_batch
 from pierhead.metrics import RuntimeMetrics
 
@@ -27,8 +28,7 @@ class Model:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    @batch(max_batch_size=4, batch_wait_timeout_s=0.01)
-    async def count(self, items: list[int]) -> AsyncIterator[list[int | Ended]]:
+    async def count_down(self, items: list[int]) -> AsyncIterator[list[int | Ended]]:
         self.batches.append(items)
         try:
             for step in range(max(items)):
@@ -39,6 +39,8 @@ class Model:
                 yield [item - step if item > step else ENDED for item in items]
         finally:
             self.closed += 1
+
+    count = batch(max_batch_size=4, batch_wait_timeout_s=0.01)(count_down)
 
 
 async def collect(stream: AsyncIterator[int]) -> list[int]:
@@ -145,8 +147,10 @@ class TestErrors:
             assert str(result).startswith(message)
 
     async def test_a_batch_that_takes_too_long_is_cancelled_and_its_callers_told(self) -> None:
-        model = Model()
-        model.count.set_batch_timeout_s(0.02)
+        class Hurried(Model):
+            count = batch(batch_timeout_s=0.02)(Model.count_down)
+
+        model = Hurried()
         model.gate.clear()
         with pytest.raises(DeadlineExceeded, match=r"not done within 0\.02 s"):
             await collect(model.count(5))
@@ -249,7 +253,10 @@ async def countdown(items: list[int]) -> AsyncIterator[list[int | Ended]]:
 
 
 class TestSlowReaders:
-    async def test_a_reader_that_pauses_for_a_moment_gets_everything_and_buffers_are_bounded(self) -> None:
+    async def test_a_reader_that_pauses_for_a_moment_gets_everything_and_buffers_are_bounded(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(results, "READER_PATIENCE_S", 60)
         produced = 0
 
         async def many(items: list[int]) -> AsyncIterator[list[int]]:
@@ -257,7 +264,7 @@ class TestSlowReaders:
             for produced in range(1, 101):
                 yield [produced] * len(items)
 
-        batcher = batcher_of(many, max_buffered_results=5, reader_patience_s=60)
+        batcher = batcher_of(many, max_buffered_results=5)
         slow, quick = batcher(1), asyncio.create_task(collect(batcher(2)))
         assert await anext(slow) == 1
         await turns(100)
@@ -266,12 +273,16 @@ class TestSlowReaders:
         assert await quick == list(range(1, 101))
         await assert_idle(batcher)
 
-    async def test_one_that_does_not_come_back_is_dropped_and_the_others_go_on(self) -> None:
+    async def test_one_that_does_not_come_back_is_dropped_and_the_others_go_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(results, "READER_PATIENCE_S", 0.01)
+
         async def many(items: list[int]) -> AsyncIterator[list[int]]:
             for number in range(100):
                 yield [number] * len(items)
 
-        batcher = batcher_of(many, max_buffered_results=5, reader_patience_s=0.01)
+        batcher = batcher_of(many, max_buffered_results=5)
         slow, quick = batcher(1), asyncio.create_task(collect(batcher(2)))
         seen = [await anext(slow)]
         assert await quick == list(range(100))
@@ -279,16 +290,18 @@ class TestSlowReaders:
             await append_all(seen, slow)
         assert seen == [0, 1, 2, 3, 4, 5], "what it had been given is still there"
         assert str(caught.value) == (
-            "numbers: 5 results were not read (max_buffered_results), and the batch had waited 0.01 s for this reader "
-            "(reader_patience_s); it gets no more"
+            "numbers: 5 results were not read (max_buffered_results), and the batch had waited 0.01 s for this reader; "
+            "it gets no more"
         )
 
-    async def test_patience_is_for_all_pauses_of_a_reader_together(self) -> None:
+    async def test_patience_is_for_all_pauses_of_a_reader_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(results, "READER_PATIENCE_S", 0.05)
+
         async def many(items: list[int]) -> AsyncIterator[list[int]]:
             for number in range(1000):
                 yield [number] * len(items)
 
-        batcher = batcher_of(many, max_buffered_results=1, reader_patience_s=0.05)
+        batcher = batcher_of(many, max_buffered_results=1)
 
         async def read() -> None:
             async for _ in batcher(1):
@@ -297,12 +310,16 @@ class TestSlowReaders:
         with pytest.raises(ReaderTooSlow):
             await read()
 
-    async def test_one_that_leaves_while_the_batch_waits_for_it_lets_the_batch_go_on(self) -> None:
+    async def test_one_that_leaves_while_the_batch_waits_for_it_lets_the_batch_go_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(results, "READER_PATIENCE_S", 60)
+
         async def many(items: list[int]) -> AsyncIterator[list[int]]:
             for number in range(20):
                 yield [number] * len(items)
 
-        batcher = batcher_of(many, max_buffered_results=2, reader_patience_s=60)
+        batcher = batcher_of(many, max_buffered_results=2)
         slow, quick = batcher(1), asyncio.create_task(collect(batcher(2)))
         assert await anext(slow) == 0
         await turns(30)
@@ -311,10 +328,3 @@ class TestSlowReaders:
         assert await quick == list(range(20))
         gc.collect()
         await assert_idle(batcher)
-
-
-async def test_limits_change_at_run_time() -> None:
-    model = Model()
-    model.count.set_max_buffered_results(3)
-    model.count.set_reader_patience_s(2)
-    assert model.count.limits == BatchLimits(4, 0.01, max_buffered_results=3, reader_patience_s=2)

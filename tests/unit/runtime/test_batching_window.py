@@ -262,7 +262,6 @@ def test_who_looks_when_told_to_gets_everybody_served(
         ({"max_concurrent_batches": -1}, "max_concurrent_batches: expected an integer >= 1, found -1"),
         ({"max_buffered_results": 0}, "max_buffered_results: expected an integer >= 1, found 0"),
         ({"batch_wait_timeout_s": float("nan")}, "batch_wait_timeout_s: expected seconds >= 0, found nan"),
-        ({"reader_patience_s": -1}, "reader_patience_s: expected seconds >= 0, found -1"),
         ({"batch_timeout_s": 0}, "batch_timeout_s: expected seconds > 0, or None, found 0"),
     ],
 )

@@ -1,7 +1,7 @@
 """`@batch`: requests that arrive together are worked on together.
 
-`batching_window` decides which requests form a batch and when, `batching_run` runs batches, `batching_results` brings
-their results to the callers; here is the door.
+`window.py` decides which requests form a batch and when, `run.py` runs batches, and `results.py` brings their results
+to the callers; here is the decorator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ def batch(
     max_batch_rows: int | None = None,
     batch_timeout_s: float | None = None,
     max_buffered_results: int = 64,
-    reader_patience_s: float = 1.0,
 ) -> _Decorator:
     """Decorate `async def f(self, items: list[T]) -> list[R]`; callers then write `result = await self.f(item)`.
 
@@ -60,11 +59,11 @@ def batch(
     - max_batch_rows: rows per batch, at most. Both bounds hold. An item with more rows than that goes alone.
     - batch_timeout_s: how long a batch may run, in seconds; then its callers get DeadlineExceeded and it is cancelled.
     - max_buffered_results, of a generator: results that may wait for their reader. When so many do, the batch waits,
-    - reader_patience_s: for so long in all, in seconds; then that reader gets ReaderTooSlow and the others go on.
+      for one second in all for each reader; then that reader gets ReaderTooSlow and the others go on.
 
     Requests for different models (`RequestContext.model_id`) are never in one batch. One whose deadline has passed
     before its batch starts is not computed: DeadlineExceeded. What the function raises goes to every caller.
-    Each instance batches for itself. Limits change at run time: `self.score.set_max_batch_size(50)`.
+    Each instance batches for itself.
     Raises ValueError and TypeError at import for limits or functions that cannot work.
     """
     limits = BatchLimits(
@@ -74,7 +73,6 @@ def batch(
         max_batch_rows,
         batch_timeout_s,
         max_buffered_results,
-        reader_patience_s,
     )
     return _Decorator(limits, batch_size_fn)
 

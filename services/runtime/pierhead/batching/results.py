@@ -25,6 +25,10 @@ ENDED: Final = Ended.ENDED
 """What a generator yields in the place of an item that gets nothing more, from then on: its caller's stream ends."""
 
 
+READER_PATIENCE_S = 1.0
+"""How long a batch waits for one reader that is behind, in all: the other members wait with it."""
+
+
 class ReaderTooSlow(Backpressure):
     """The caller of a batched stream did not read its results; the others of the batch go on."""
 
@@ -118,14 +122,6 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
 
     _function: Callable[[list[T]], AsyncIterator[Sequence[R | Ended]]]
 
-    def set_max_buffered_results(self, value: int) -> None:
-        """Change how many results may wait for their reader. Raises ValueError."""
-        self._set(max_buffered_results=value)
-
-    def set_reader_patience_s(self, value: float) -> None:
-        """Change how long a reader may hold up its batch in all, in seconds. Raises ValueError."""
-        self._set(reader_patience_s=value)
-
     async def __call__(self, item: T) -> AsyncGenerator[R, None]:
         """The results of one item. Joins a batch when it is first read from; closing it takes the item out."""
         member = _Reader(item, self._rows(item), self._clock())
@@ -181,27 +177,26 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         while behind := [member for member in members if self._is_behind(member)]:
-            patience = self.limits.reader_patience_s
             room: asyncio.Future[None] = loop.create_future()
             for member in behind:
                 member.room = room
             began = loop.time()
-            await asyncio.wait([room], timeout=max(0.0, patience - max(member.behind_s for member in behind)))
+            await asyncio.wait([room], timeout=max(0.0, READER_PATIENCE_S - max(member.behind_s for member in behind)))
             waited = loop.time() - began
             for member in behind:
                 member.room = None
                 member.behind_s += waited
-                if member.behind_s >= patience and self._is_behind(member):
-                    member.fail(self._too_slow(patience))
+                if member.behind_s >= READER_PATIENCE_S and self._is_behind(member):
+                    member.fail(self._too_slow())
                     batch._settle(member)
 
     def _is_behind(self, member: _Reader) -> bool:
         return not member.settled and len(member.buffer) >= self.limits.max_buffered_results
 
-    def _too_slow(self, patience: float) -> ReaderTooSlow:
+    def _too_slow(self) -> ReaderTooSlow:
         return ReaderTooSlow(
             f"{self._name}: {self.limits.max_buffered_results} results were not read (max_buffered_results), and the "
-            f"batch had waited {patience:g} s for this reader (reader_patience_s); it gets no more"
+            f"batch had waited {READER_PATIENCE_S:g} s for this reader; it gets no more"
         )
 
 

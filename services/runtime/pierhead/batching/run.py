@@ -6,7 +6,7 @@
 
 Every task is owned by the runner that started it, and `_ended` is called however a task ends, also when it never ran:
 the place of a batch cannot leak. Everything belongs to one event loop, and nothing awaits between looking at a state
-and changing it. How the callers get what a batch gives is the affair of `batching_results`.
+and changing it. How the callers get what a batch gives is the affair of `results.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 from math import inf
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -151,37 +150,10 @@ class BatchRunner(ABC, Generic[A]):
             clock=self._clock,
         )
 
-    # ---- limits
-
     @property
     def limits(self) -> BatchLimits:
-        """The limits in force."""
+        """The decorator's arguments."""
         return self._window.limits
-
-    def set_max_batch_size(self, value: int) -> None:
-        """Change the bound on requests; the next batch obeys. Raises ValueError."""
-        self._set(max_batch_size=value)
-
-    def set_max_batch_rows(self, value: int | None) -> None:
-        """Change the bound on rows; None = no bound. Raises ValueError."""
-        self._set(max_batch_rows=value)
-
-    def set_batch_wait_timeout_s(self, value: float) -> None:
-        """Change how long the oldest request may wait for company, in seconds. Raises ValueError."""
-        self._set(batch_wait_timeout_s=value)
-
-    def set_max_concurrent_batches(self, value: int) -> None:
-        """Change how many batches may run at a time. Raises ValueError."""
-        self._set(max_concurrent_batches=value)
-
-    def set_batch_timeout_s(self, value: float | None) -> None:
-        """Change how long a batch may run, in seconds; None = no bound. The next batch obeys. Raises ValueError."""
-        self._set(batch_timeout_s=value)
-
-    def _set(self, **changes: Any) -> None:
-        self._window.limits = replace(self._window.limits, **changes)
-        if len(self._window):
-            self._look()
 
     # ---- callers
 

@@ -36,16 +36,14 @@ class BatchLimits:
     max_batch_rows: int | None = None
     batch_timeout_s: float | None = None
     max_buffered_results: int = 64
-    reader_patience_s: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_concurrent_batches", "max_batch_rows", "max_buffered_results"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}: expected an integer >= 1, found {value!r}")
-        for name in ("batch_wait_timeout_s", "reader_patience_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: expected seconds >= 0, found {getattr(self, name)!r}")
+        if not self.batch_wait_timeout_s >= 0:
+            raise ValueError(f"batch_wait_timeout_s: expected seconds >= 0, found {self.batch_wait_timeout_s!r}")
         if self.batch_timeout_s is not None and not self.batch_timeout_s > 0:
             raise ValueError(f"batch_timeout_s: expected seconds > 0, or None, found {self.batch_timeout_s!r}")
 
