@@ -70,8 +70,6 @@ known_apps() {
 # apps_among FILES: the apps among the files of a COMPOSE_FILE, one a line.
 apps_among() { tr ':' '\n' <<<"$1" | sed -n 's|^compose/apps/\(.*\)\.yaml$|\1|p'; }
 
-chosen_apps() { apps_among "$COMPOSE_FILE"; }
-
 # choose_build_inputs: this machine's own certificates and wheels, where neither the shell nor .env names others.
 choose_build_inputs() {
   local bundle wheels

@@ -164,12 +164,26 @@ services_with_gpus() {
 
 # --- waiting -------------------------------------------------------------------------------------------------------
 
-# first_request APP: the request whose success means that the app works; nothing where the app is not known to have one.
+# routes: the services that HTTP reaches from outside, one a line: name and route, and the word gateway where it has OpenAI's
+# API. Any service is a gateway that has a variable of this name, whatever its image.
+routes() {
+  whole_config | awk '
+    function print_service() { if (route ~ "^/") print service, route, gateway; route = gateway = "" }
+    /^[^ ]/ { top = $1 }
+    top != "services:" { next }
+    /^  [^ ]/ { print_service(); service = $1; gsub(/[":]/, "", service) }
+    /^    [^ ]/ { key = $1 }
+    key == "environment:" && /^      PIERHEAD_LLM_MODELS[A-Z0-9_]*:/ { gateway = "gateway" }
+    key == "x-serve:" && /^      route:/ { route = $2; gsub(/"/, "", route) }
+    END { print_service() }'
+}
+
+# first_request SERVICE ROUTE: the request whose success means that an app of this clone works; nothing for other services.
 first_request() {
-  case $1 in
-    echo) echo '/echo?message=hi' ;;
-    recsys) echo '/recsys/?user_id=7' ;;
-    llm) echo '/v1/models' ;;
+  case "$1 $2" in
+    'echo /echo') echo '/echo?message=hi' ;;
+    'recsys /recsys') echo '/recsys/?user_id=7' ;;
+    'llm-gateway /') echo '/v1/models' ;;
   esac
 }
 
@@ -188,11 +202,11 @@ http_status() {
 # to it, or has a reason that waiting does not change.
 wait_for_services() { "$here/control.sh" wait-ready --serving --timeout "$READY_S" >"$ready"; }
 
-# And what this script knows to ask of the apps that it knows.
+# The apps of this clone also answer a request. What a service of the user's own answers is not known.
 wait_for_apps() {
-  local app request status said began=$SECONDS
-  for app in $(chosen_apps); do
-    request=$(first_request "$app")
+  local service route request status said began=$SECONDS
+  while read -r service route _; do
+    request=$(first_request "$service" "$route")
     status='' said=''
     until [ -z "$request" ] || [ "$status" = 200 ]; do
       [ "$((SECONDS - began))" -lt "$READY_S" ] || return 1
@@ -201,7 +215,7 @@ wait_for_apps() {
       [ "$status" = "$said" ] || echo "GET $request: ${status/000/no answer}"
       said=$status
     done
-  done
+  done < <(routes)
 }
 
 # Replicas go on serving without it, so that apps answer says nothing about the controller.
@@ -235,28 +249,15 @@ explain_silence() {
   give_up "an app does not answer after $READY_S s. The stack goes on trying; see why with \`make status\`, \`make events\`, \`make logs\`."
 }
 
-# models_page APP: where OpenAI's API begins, in an app of the user's own that has the gateway, as `pierhead llm build` writes
-# it. It is not waited for: with keys the gateway answers nobody without one.
-models_page() {
-  local route
-  grep -q PIERHEAD_LLM_MODELS "compose/apps/$1.yaml" || return 0 # what makes a service the gateway, whatever its image
-  route=$(whole_config | awk '
-    /^  [^ ]/ { gateway = 0 }
-    /^    [^ ]/ { key = $1 }
-    key == "environment:" && /^      PIERHEAD_LLM_MODELS[A-Z0-9_]*:/ { gateway = 1 }
-    gateway && key == "x-serve:" && /^      route:/ { gsub(/"/, "", $2); print $2; exit }')
-  [ -z "$route" ] || printf '%s/v1/models' "${route%/}"
-}
-
 print_addresses() {
-  local app request http
+  local service route gateway path http
   http=http://127.0.0.1:$(setting PIERHEAD_HTTP_PORT 8000)
   say ''
-  for app in $(chosen_apps); do
-    request=$(first_request "$app")
-    request=${request:-$(models_page "$app")}
-    [ -z "$request" ] || printf '  %-12s %s\n' "$app" "$http$request"
-  done
+  while read -r service route gateway; do
+    path=$(first_request "$service" "$route")
+    [ -z "$gateway" ] || path=${route%/}/v1/models
+    printf '  %-12s %s\n' "$service" "$http${path:-$route}"
+  done < <(routes)
   printf '  %-12s %s\n' gRPC "127.0.0.1:$(setting PIERHEAD_GRPC_PORT 9000)" \
     API "http://127.0.0.1:$(setting PIERHEAD_API_PORT 8100)" \
     HAProxy "http://127.0.0.1:$(setting PIERHEAD_STATS_PORT 8404)" \

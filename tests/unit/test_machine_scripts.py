@@ -624,36 +624,37 @@ class TestUpWarnsOfGpus:
         assert "GPU" not in self.told(machine, tmp_path)
 
 
-def test_an_app_with_the_llm_gateway_has_an_address(tmp_path: Path) -> None:
+def test_every_service_with_a_route_has_an_address(tmp_path: Path) -> None:
     clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
-    (clone / "compose" / "apps").mkdir()
-    written = yaml.safe_dump({"services": {"gate": llm_gateway({"qwen": "llm-qwen"})}})
-    (clone / "compose" / "apps" / "qwen.yaml").write_text(written)
-    (clone / "compose" / "apps" / "mine.yaml").write_text("services:\n  mine:\n    image: pierhead/mine:latest\n")
-    config = """services:
-  a:
-    x-serve:
-      route: /a
-  gate:
-    environment:
-      PIERHEAD_LLM_MODELS_OF_LLM_QWEN: '{"qwen": "llm-qwen"}'
-    x-serve:
-      route: /llm
-"""
+    config = {
+        "services": {
+            "a": {"image": "mine/a", "x-serve": {"route": "/a"}},
+            "echo": {"image": "pierhead/echo", "x-serve": {"route": "/echo"}},
+            "gate": llm_gateway({"qwen": "llm-qwen"}),
+            "grpc-only": {"x-serve": {"grpc_services": ["a.B"], "route": None}},
+            "haproxy": {"environment": {"PIERHEAD_LLM_MODELS": "of no gateway"}},
+            "recsys": {"x-serve": {"route": "/mine"}},
+        },
+        "volumes": {"route": {"x-serve": {"route": "/of-a-volume"}}},
+    }
     script = (clone / "compose" / "machine" / "up.sh").read_text().replace('main "$@"', "print_addresses")
     (clone / "compose" / "machine" / "up.sh").write_text(f"docker() {{ cat '{tmp_path}/config'; }}\n{script}")
-    (tmp_path / "config").write_text(config)
-    files = "compose/compose.yaml:compose/apps/mine.yaml:compose/apps/qwen.yaml"
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
     told = subprocess.run(
         ["bash", str(clone / "compose" / "machine" / "up.sh")],
-        env={"PATH": os.environ["PATH"], "COMPOSE_FILE": files},
+        env={"PATH": os.environ["PATH"], "COMPOSE_FILE": "compose/compose.yaml:/home/me/mine.yaml"},
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     ).stdout
-    assert re.search(r"^  qwen +http://127\.0\.0\.1:8000/llm/v1/models$", told, flags=re.MULTILINE)
-    assert "  mine " not in told
+    addresses = [line.split() for line in told.splitlines() if "127.0.0.1:8000" in line]
+    assert addresses == [
+        ["a", "http://127.0.0.1:8000/a"],
+        ["echo", "http://127.0.0.1:8000/echo?message=hi"],
+        ["gate", "http://127.0.0.1:8000/v1/models"],
+        ["recsys", "http://127.0.0.1:8000/mine"],
+    ]
 
 
 ANOTHER_CLONES_STACK = """
