@@ -25,9 +25,35 @@ main() {
     has_program || refuse "PIERHEAD_API_URL is set, and this clone has no .venv with the program. Make one: compose/machine/venv.sh"
     run_here "$@"
   fi
-  if needs_no_stack "$@" && has_program; then run_here "$@"; fi
   controller=$(container_of controller || true)
   if [ -n "$controller" ]; then elsewhere=$(clone_of "$controller"); fi
+  if [ -n "$controller" ] && [ -z "$elsewhere" ]; then cover_what_runs "$controller" "$@"; fi
+  hand_over "$controller" "$elsewhere" "$@"
+}
+
+# cover_what_runs CONTROLLER COMMAND...: a deployment or a check of all files says where the running stack's files are
+# others than those that are named; a check then reads the running stack's as well.
+cover_what_runs() {
+  local controller=$1 told wrong=0
+  shift
+  case "$*" in deploy* | validate | 'validate -o'* | 'validate --output'*) ;; *) return 0 ;; esac
+  told=$(difference "$(running_files "$controller")" "$(named_files)")
+  [ -n "$told" ] || return 0
+  warn "$told"
+  [ "$1" = validate ] || return 0
+  warn "The running stack's files:"
+  docker exec "$controller" pierhead validate >&2 || wrong=$?
+  (hand_over "$controller" '' "$@")
+  exit "$wrong"
+}
+
+named_files() { setting COMPOSE_FILE compose/compose.yaml; }
+
+# hand_over CONTROLLER ELSEWHERE COMMAND...: does not return.
+hand_over() {
+  local controller=$1 elsewhere=$2
+  shift 2
+  if needs_no_stack "$@" && has_program; then run_here "$@"; fi
   if needs_no_stack "$@" && { [ -n "$elsewhere" ] || writes_a_file "$@"; }; then run_in_image "$@"; fi
   if [ -n "$controller" ]; then
     [ -z "$elsewhere" ] || tell_whose_stack "$elsewhere"
@@ -107,6 +133,7 @@ run_inside() {
   done
   # Files are named as seen from where the command is typed; the container has the clone at the same place.
   case $caller/ in "$root"/?*) options+=(--workdir "$caller") ;; esac
+  if [ "${1:-}" = validate ]; then options+=(--env "COMPOSE_FILE=$(named_files)"); fi
   exec docker exec ${options[@]+"${options[@]}"} "$controller" pierhead "$@"
 }
 
@@ -131,7 +158,7 @@ run_in_image() {
   # Files are named as seen from where the command is typed.
   exec docker run --rm --network none --volume "$root:$root:$access" ${options[@]+"${options[@]}"} --workdir "$caller" \
     --env "PWD=$root" --env "PIERHEAD_PROJECT_DIR=$root" \
-    --env "COMPOSE_FILE=$(setting COMPOSE_FILE compose/compose.yaml)" --env "COMPOSE_PROJECT_NAME=$project" \
+    --env "COMPOSE_FILE=$(named_files)" --env "COMPOSE_PROJECT_NAME=$project" \
     "$image" pierhead "$@"
 }
 

@@ -84,6 +84,28 @@ container_of() {
     --filter label=com.docker.compose.oneoff=False 2>/dev/null | head -n 1
 }
 
+# running_files CONTROLLER: the COMPOSE_FILE that the running stack was started with.
+running_files() {
+  docker inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$1" | sed -n 's/^COMPOSE_FILE=//p'
+}
+
+# difference RUNNING NAMED: in one line, which of the running stack's files COMPOSE_FILE does not name, which it names that
+# do not run, and what to do. Nothing where they are the same.
+difference() {
+  local dropped added
+  dropped=$(_files_without "$1" "$2") added=$(_files_without "$2" "$1")
+  [ -n "$dropped$added" ] || return 0
+  printf 'pierhead: the running stack has other files than COMPOSE_FILE (.env or the shell).'
+  # shellcheck disable=SC2016  # the backquotes are for the reader
+  [ -z "$dropped" ] || printf ' Only in the running stack: %s; a plain `make up` drops this unless COMPOSE_FILE names it.' "$dropped"
+  # shellcheck disable=SC2016
+  [ -z "$added" ] || printf ' Only in COMPOSE_FILE: %s; `make up` starts this.' "$added"
+}
+
+_files_without() { comm -23 <(_files "$1") <(_files "$2") | paste -sd , | sed 's/,/, /g'; }
+
+_files() { tr ':' '\n' <<<"$1" | sed -e "s|^$root/||" -e 's|^\./||' | sort -u; }
+
 # another_clone WHICH: the clone whose stack has this one's name, where it is not this clone; nothing where there is none.
 # WHICH: running, or all, those that are stopped too.
 another_clone() {

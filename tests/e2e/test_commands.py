@@ -217,6 +217,16 @@ def test_the_clones_command_finds_its_stack(stack: Stack) -> None:
     assert "services.web.x-serve.replicas" in done.stdout
 
 
+def test_files_that_run_and_files_that_are_named_are_both_checked(stack: Stack) -> None:
+    named = "compose/compose.yaml:compose/apps/echo.yaml:tests/e2e/apps/broken.yaml"
+    done = on_the_machine(stack, "validate", COMPOSE_FILE=named)
+    assert done.returncode == 2, done.stderr
+    assert "services.web.x-serve.replicas" in done.stdout
+    assert "Only in the running stack: compose/apps/recsys.yaml;" in done.stderr
+    assert "Only in COMPOSE_FILE: tests/e2e/apps/broken.yaml;" in done.stderr
+    assert "\nranker: " in done.stderr
+
+
 def test_what_follows_ends_with_whoever_asked(stack: Stack) -> None:
     def following() -> list[str]:
         processes = stack.container("controller").top()["Processes"]

@@ -38,6 +38,7 @@ COREUTILS = (
     "mktemp",
     "mkdir",
     "mkfifo",
+    "paste",
     "printf",
     "rm",
     "sleep",
@@ -785,6 +786,80 @@ class TestControl:
         result = machine.run(control, "validate", COMPOSE_FILE="compose.yaml")
         assert result.returncode == 2
         assert "Build the image (make build)" in result.stderr
+
+
+STACK_OF_OTHER_FILES = (
+    HEALTHY_ENGINE
+    + """
+case "$*" in
+  'ps -q '*'service=controller'*) echo 4f1d ;;
+  'inspect '*Env*' 4f1d') printf '%s\\n' PATH=/bin "COMPOSE_FILE=$RUN" HOME=/ ;;
+  'compose --progress plain build'*) echo "built $COMPOSE_FILE" >>"$TMPDIR/calls" ;;
+  'exec 4f1d pierhead validate') echo 'shop: 1 replica'; exit "${CODE:-0}" ;;
+  'exec '*' pierhead validate'*) echo "of $*" ;;
+esac
+"""
+)
+ECHO, SHOP, NIGHT = (f"compose/apps/{name}.yaml" for name in ("echo", "shop", "night"))
+
+
+class TestFilesThatRunAndFilesThatAreNamed:
+    """They drift apart: by `make up APPS=...`, which is not kept, and by an edit of .env, which nobody has started."""
+
+    NAMED = f"compose/compose.yaml:{ECHO}:{NIGHT}"
+    RUN = f"compose/compose.yaml:{ROOT}/{ECHO}:{SHOP}"
+    TOLD = (
+        "pierhead: the running stack has other files than COMPOSE_FILE (.env or the shell). "
+        f"Only in the running stack: {SHOP}; a plain `make up` drops this unless COMPOSE_FILE names it. "
+        f"Only in COMPOSE_FILE: {NIGHT}; `make up` starts this."
+    )
+
+    def run(self, machine: Machine, *command: str, run: str = RUN, **environment: str) -> tuple[int, str, str]:
+        machine.has("docker", STACK_OF_OTHER_FILES)
+        result = machine.run(*command, COMPOSE_FILE=self.NAMED, COMPOSE_PROFILES="", RUN=run, **environment)
+        return result.returncode, result.stdout, result.stderr
+
+    def built(self, machine: Machine) -> list[str]:
+        return [call.removeprefix("built ") for call in machine.calls() if call.startswith("built ")]
+
+    def test_both_are_built(self, machine: Machine) -> None:
+        code, _, errors = self.run(machine, "build.sh")
+        assert (code, errors.splitlines()) == (0, [self.TOLD])
+        assert self.built(machine) == [self.NAMED, self.RUN]
+
+    def test_apps_that_are_chosen_are_built_alone(self, machine: Machine) -> None:
+        assert self.run(machine, "build.sh", "echo")[0] == 0
+        assert self.built(machine) == [f"compose/compose.yaml:{ECHO}"]
+
+    def test_both_are_checked(self, machine: Machine, tmp_path: Path) -> None:
+        clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
+        control = str(clone / "compose" / "machine" / "control.sh")
+        for arguments in (["validate"], ["validate", "-o", "json"]):
+            code, said, errors = self.run(machine, control, *arguments, run=f"compose/compose.yaml:{ECHO}:{SHOP}")
+            assert code == 0
+            assert errors.splitlines() == [self.TOLD, "The running stack's files:", "shop: 1 replica"]
+            assert said == f"of exec --env COMPOSE_FILE={self.NAMED} 4f1d pierhead {' '.join(arguments)}\n"
+
+    def test_a_mistake_in_what_runs_is_one_of_the_check(self, machine: Machine, tmp_path: Path) -> None:
+        clone = Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
+        code, said, _ = self.run(machine, str(clone / "compose" / "machine" / "control.sh"), "validate", CODE="2")
+        assert code == 2
+        assert said.startswith("of exec "), "what is named is checked all the same"
+
+    def test_a_deployment_says_the_difference(self, machine: Machine) -> None:
+        assert self.run(machine, "control.sh", "deploy", "echo")[2].splitlines() == [self.TOLD]
+        assert machine.calls()[-1] == "docker exec 4f1d pierhead deploy echo"
+
+    @pytest.mark.parametrize("command", [("build.sh",), ("control.sh", "deploy"), ("control.sh", "status")])
+    def test_nothing_is_said_where_they_are_the_same(self, machine: Machine, command: tuple[str, ...]) -> None:
+        run = f"./compose/compose.yaml:{ROOT}/{NIGHT}:{ECHO}"
+        assert self.run(machine, *command, run=run)[2] == ""
+        assert len(self.built(machine)) == (command == ("build.sh",))
+
+    def test_only_what_differs_is_told(self, machine: Machine) -> None:
+        told = self.run(machine, "control.sh", "deploy", run=f"{self.NAMED}:a.yaml:b.yaml")[2]
+        assert "Only in the running stack: a.yaml, b.yaml; a plain" in told
+        assert "Only in COMPOSE_FILE:" not in told
 
 
 def test_a_simulation_without_a_trace_is_refused_with_an_example(machine: Machine) -> None:
