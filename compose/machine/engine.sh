@@ -4,11 +4,8 @@
 # Anywhere else: one message, exit status 2, nothing changed.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
 # shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/host.sh"
 
 readonly ENGINE_WANTED=26 COMPOSE_WANTED=2.26
 readonly ENGINE_START_S=60

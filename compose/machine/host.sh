@@ -1,5 +1,8 @@
 # shellcheck shell=bash
-# What the scripts of this directory need to know about the machine they run on. To be sourced after messages.sh.
+# What the scripts of this directory need to know about the machine they run on. To be sourced.
+
+# shellcheck source=compose/machine/messages.sh
+. "$(dirname "${BASH_SOURCE[0]}")/messages.sh"
 
 # Overridable, so that a test can pretend to be elsewhere.
 os_release=${PIERHEAD_OS_RELEASE:-/etc/os-release}

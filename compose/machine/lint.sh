@@ -2,9 +2,8 @@
 # lint.sh check: style, types, shell scripts. lint.sh fix: formats, and fixes what can be fixed.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/messages.sh"
 cd "$here/../.."
 
 check() {

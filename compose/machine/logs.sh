@@ -3,11 +3,8 @@
 # logs.sh [SERVICE].
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
 # shellcheck source=compose/machine/stack.sh
-. "$here/stack.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
 
 readonly TAIL=200
 choose_files '' ''

@@ -1,5 +1,7 @@
-# shellcheck shell=bash
-# What the scripts of this directory say, and how they show that time passes. To be sourced.
+# shellcheck shell=bash disable=SC2034
+# What the scripts of this directory say, and how they show that time passes. To be sourced. `here` is this directory.
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 say() { printf '%s\n' "$*"; }
 

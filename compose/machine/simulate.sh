@@ -3,13 +3,8 @@
 # No SERVICE: an x-serve block of the options, or the default one. OUT is the picture; OPTION is of controller.simulate.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
-# shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
 # shellcheck source=compose/machine/stack.sh
-. "$here/stack.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
 
 readonly PYTHON=.venv/bin/python
 

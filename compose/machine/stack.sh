@@ -1,8 +1,10 @@
 # shellcheck shell=bash
-# Which stack the scripts of this directory mean: its directory, files, project and settings. To be sourced after
-# messages.sh and host.sh; leaves the shell in the clone's root, where `docker compose` reads .env.
+# Which stack the scripts of this directory mean: its directory, files, project and settings. To be sourced; leaves the
+# shell in the clone's root, where `docker compose` reads .env.
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=compose/machine/host.sh
+. "$(dirname "${BASH_SOURCE[0]}")/host.sh"
+root=$(cd "$here/../.." && pwd)
 cd "$root" || exit 1
 
 # setting NAME DEFAULT: what `docker compose` would take for a variable: the shell's value, else the one in .env.

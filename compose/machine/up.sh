@@ -3,13 +3,8 @@
 # Ctrl-C it goes on where it was.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
-# shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
 # shellcheck source=compose/machine/stack.sh
-. "$here/stack.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
 
 readonly READY_S=${PIERHEAD_UP_TIMEOUT_S:-300}
 readonly CONTROLLER_S=30

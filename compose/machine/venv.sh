@@ -3,24 +3,17 @@
 # build for CPUs, from this machine's own wheels where they hold it.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
-# shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
 # shellcheck source=compose/machine/uv.sh
-. "$here/uv.sh"
-cd "$here/../.."
+. "$(dirname "${BASH_SOURCE[0]}")/uv.sh"
 
 readonly PYTHON=.venv/bin/python
-readonly TORCH=torch==2.13.0
 
 main() {
   one_at_a_time
   make_environment
   trust_own_certificates
   step "Installing Python packages" install_packages || give_up "the packages of uv.lock could not be installed."
-  has_torch || step "Installing $TORCH" install_torch || give_up "$TORCH could not be installed."
+  has_torch || step "Installing $TORCH" install_cpu_torch "$PYTHON" "$TORCH" || give_up "$TORCH could not be installed."
 }
 
 make_environment() {
@@ -46,15 +39,5 @@ install_packages() {
 }
 
 has_torch() { "$PYTHON" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; }
-
-install_torch() {
-  local wheels
-  wheels=$(wheel_directory)
-  if [ -n "$wheels" ] && compgen -G "$wheels/torch-*" >/dev/null; then
-    uv pip install --python "$PYTHON" --find-links "$wheels" "$TORCH"
-  else
-    uv pip install --python "$PYTHON" --torch-backend cpu "$TORCH"
-  fi
-}
 
 main

