@@ -2,9 +2,8 @@
 # The site of docs/: docs.sh build writes it to site/ and fails on any warning, docs.sh serve shows it and follows edits.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=compose/machine/messages.sh
-. "$here/messages.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/messages.sh"
 cd "$here/../.."
 
 readonly ADDRESS=127.0.0.1:8080
