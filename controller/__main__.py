@@ -14,24 +14,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
 
-from controller import log
-from controller.api import Api
-from controller.callers import Gatekeeper
-from controller.clock import SteadyClock, anchored, clocks_now
-from controller.compose import ComposeProject
-from controller.container import create_body
-from controller.discovery import DiscoveryServer
-from controller.down import is_going_down, remove_replicas
-from controller.engines.docker import DockerEngine, open_client
-from controller.engines.gpu_discovery import GpuSources
-from controller.errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError, StoreError
-from controller.lease import only_controller, own_container_id, state_lock
-from controller.loop import Loop, World
-from controller.measurements import Prometheus
-from controller.probe import HttpProbe
-from controller.routing.haproxy import HAProxyRouter
-from controller.settings import Settings
-from controller.store import Store
+from . import log
+from .api import Api, Gatekeeper
+from .desired.measurements import Prometheus
+from .down import is_going_down, remove_replicas
+from .engines.docker import DockerEngine, open_client
+from .engines.gpu_discovery import GpuSources
+from .engines.labels import create_body
+from .errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError, StoreError
+from .lease import only_controller, own_container_id, state_lock
+from .loop import Loop, World
+from .observe.probe import HttpProbe
+from .routing.haproxy import HAProxyRouter
+from .settings import Settings
+from .spec.compose import ComposeProject
+from .status.discovery import DiscoveryServer
+from .storage.clock import SteadyClock, anchored, clocks_now
+from .storage.store import Store
 
 logger = logging.getLogger("controller")
 

@@ -25,27 +25,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hmac
+import ipaddress
 import json
 import logging
 import re
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from controller.callers import Gatekeeper
-from controller.errors import ControllerError, InvalidRequest, NotYet
-from controller.event_kinds import KINDS, action_name
-from controller.explain import explanation
-from controller.log_lines import timed_lines
-from controller.loop import Loop
-from controller.model import Action, Rejection, ServiceSpec, ServiceStatus
-from controller.plain_text import one_line
-from controller.plan_text import describe
-from controller.routes import routes_json
-from controller.status import View
-from controller.store import StoredEvent
-from controller.user_config import progress_words
+from .errors import ControllerError, Forbidden, InvalidRequest, NotYet
+from .loop import Loop
+from .model.actions import KINDS
+from .model.text import one_line
+from .status.documents import event_json, log_json, plan_json, plan_words, routes_json, service_json
 
 logger = logging.getLogger(__name__)
 
@@ -362,141 +359,6 @@ def _document(body: bytes, key: str | None, example: str, *, is_required: bool =
     return document
 
 
-# ---------------------------------------------------------------------------------------------------------------- JSON
-
-
-def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
-    """Return a status row, with what the spec says of the service."""
-    spec = view.desired.services.get(row.name) if view.desired else None
-    document = dataclasses.asdict(row)
-    document |= {
-        "at": view.wall_time(view.at),
-        "engine_reachable": view.engine_reachable,
-        "image": spec.image if spec else None,
-        "protocol": spec.protocol if spec else None,
-        "port": spec.port if spec else None,
-        "route": spec.route if spec else None,
-        "grpc_services": list(spec.grpc_services) if spec else [],
-        "user_config": user_config_json(row, spec),
-        **rollout_json(row, view),
-    }
-    return document | explanation(row.name, view)
-
-
-def user_config_json(row: ServiceStatus, spec: ServiceSpec | None) -> dict[str, Any] | None:
-    """Return a service's user_config, as it is written, and how far it has come; None where there is none."""
-    if row.user_config is None or spec is None:
-        return None
-    return {"value": json.loads(spec.user_config), **dataclasses.asdict(row.user_config)}
-
-
-def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
-    """Return which version a service is wanted in, and what is going on between its versions."""
-    status = row.rollout
-    if status is None:
-        unknown: dict[str, Any] = {"version": None, "offered": None, "stable": None, "changes": [], "untried": False}
-        return {**unknown, "rollout": None, "rejected": None}
-    rollout = status.state.rollout
-    return {
-        "version": status.version or None,
-        "offered": status.offered or None,
-        "stable": status.state.stable,
-        "changes": list(status.changes),
-        "untried": status.state.is_unproven and not status.ready,
-        "rollout": rollout
-        and {
-            "from": rollout.source,
-            "to": rollout.to,
-            "phase": rollout.phase,
-            "since": view.wall_time(rollout.since),
-            "begun_at": view.wall_time(rollout.begun_at),
-            "cause": rollout.cause,
-            "ready": status.ready,
-            "wanted": row.wanted,
-            "message": status.message,
-        },
-        "rejected": status.state.rejected and rejection_json(status.state.rejected, view),
-    }
-
-
-def rejection_json(rejection: Rejection, view: View) -> dict[str, Any]:
-    """Return why a version is not wanted. `id` stays the same however the clock is set meanwhile, `at` does not."""
-    told = {**dataclasses.asdict(rejection), "at": view.wall_time(rejection.at)}
-    return {**told, "id": f"{rejection.version}@{rejection.at:.6f}"}
-
-
-def log_json(replica: str, text: str) -> dict[str, Any]:
-    """Return the last lines of a replica's log, and the engine's time of each."""
-    entries = list(timed_lines(text))
-    return {"name": replica, "lines": [line for _, line in entries], "times": [time for time, _ in entries]}
-
-
-_OF_THE_LAST_GOOD = "the compose files cannot be used; what follows is the plan of the last good ones:"
-
-
-def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
-    """Return the plan as text, what is being done first."""
-    if view.desired is None:
-        return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
-    unusable = [_OF_THE_LAST_GOOD, *view.spec_problems] if view.spec_problems else []
-    doing = [f"in progress: {describe(action)}: {action.cause}" for action in in_progress]
-    changes = [line for row in view.services for line in (*rollout_lines(row), *user_config_lines(row))]
-    if (doing or changes) and not (view.plan.steps or view.plan.pending):
-        return "\n".join([*unusable, *changes, *doing])
-    return "\n".join([*unusable, *changes, *doing, str(view.plan)])
-
-
-def rollout_lines(row: ServiceStatus) -> list[str]:
-    """Return what is, or would be, rolled out of a service, as a diff."""
-    if row.rollout is None or not row.rollout.changes:
-        return []
-    message = row.rollout.message or f"{row.rollout.state.stable} -> {row.rollout.offered}"
-    return [f"rollout of {row.name}: {message}", *(f"  {change}" for change in row.rollout.changes)]
-
-
-def user_config_lines(row: ServiceStatus) -> list[str]:
-    """Return what changes of a service's user_config, as a diff."""
-    config = row.user_config
-    if config is None or config.everywhere:
-        return []
-    lines = [f"user_config of {row.name}: {progress_words(config)}; no restart", *map("  {}".format, config.changes)]
-    return [*lines, *map("  {}".format, config.refused)]
-
-
-def plan_json(view: View, in_progress: tuple[Action, ...]) -> dict[str, Any]:
-    """Return the plan as data; with spec_problems it is that of the last good files."""
-    plan = view.plan
-    return {
-        "spec_problems": list(view.spec_problems),
-        "steps": [
-            {"number": step.number, "after": list(step.after), **_action_json(step.action)} for step in plan.steps
-        ],
-        "pending": [dataclasses.asdict(pending) for pending in plan.pending],
-        "in_progress": [_action_json(action) for action in in_progress],
-        "text": plan_words(view, in_progress),
-    }
-
-
-def _action_json(action: Action) -> dict[str, Any]:
-    return {
-        "action": action_name(action),
-        "target": action.target,
-        "service": action.service,
-        "does": describe(action),
-        "cause": action.cause,
-    }
-
-
-def event_json(stored: StoredEvent) -> dict[str, Any]:
-    """Return one event with its number."""
-    return {
-        "seq": stored.seq,
-        **dataclasses.asdict(stored.event),
-        "last_at": stored.last_at,
-        "times": stored.times,
-    }
-
-
 # --------------------------------------------------------------------------------------------------------------- words
 
 
@@ -531,3 +393,72 @@ def _http_words(request: web.Request, error: web.HTTPException) -> str:
 def _error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
     kept = {name: value for name, value in (headers or {}).items() if name in ("Allow", "Retry-After")}
     return web.json_response({"error": {"code": code, "message": message}}, status=status, headers=kept)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Who may change something: callers on this machine, and callers that send the token.
+
+
+ROUTES = Path("/proc/net/route")
+_REFUSED = (
+    "changes are accepted from the machine itself (published at 127.0.0.1) or with the header "
+    "`Authorization: Bearer <PIERHEAD_API_TOKEN>`"
+)
+
+
+def default_gateways(table: str) -> frozenset[str]:
+    """Return the gateways of the default routes in a table such as /proc/net/route.
+
+    A published port's connections come from the gateway of the network that has the container's default route: it is
+    the host. Another container's come from its own address.
+    """
+    gateways = set()
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7 and fields[1] == fields[7] == "00000000" and fields[2] != "00000000":
+            gateways.add(socket.inet_ntoa(struct.pack("=L", int(fields[2], 16))))
+    return frozenset(gateways)
+
+
+def read_gateways() -> frozenset[str]:
+    """Return this container's gateways; none where there is no route table (not Linux)."""
+    try:
+        return default_gateways(ROUTES.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        logger.warning("cannot read %s, only loopback may ask for changes: %s", ROUTES, error)
+        return frozenset()
+
+
+class Gatekeeper:
+    """Lets changes through, or raises Forbidden."""
+
+    def __init__(self, token: str | None, gateways: Callable[[], frozenset[str]] = read_gateways) -> None:
+        self._token = token
+        self._gateways = gateways
+
+    def admit(self, peer: str | None, headers: Mapping[str, str]) -> None:
+        """Raise Forbidden unless the peer's address or its token allows changes."""
+        offered = headers.get("Authorization")
+        if offered is not None and self._is_token(offered):
+            return
+        if offered is not None:
+            raise Forbidden(f"the token in `Authorization` is not PIERHEAD_API_TOKEN; {_REFUSED}")
+        if "Origin" in headers:
+            # A browser says where its page is from; a page on this machine's screen is not this machine's user.
+            raise Forbidden(f"web pages may not ask for changes without the token; {_REFUSED}")
+        if not self._is_this_machine(peer):
+            raise Forbidden(f"{peer or 'an unknown address'} may not ask for changes: {_REFUSED}")
+
+    def _is_token(self, offered: str) -> bool:
+        if self._token is None:
+            return False
+        return hmac.compare_digest(offered.encode(errors="replace"), f"Bearer {self._token}".encode())
+
+    def _is_this_machine(self, peer: str | None) -> bool:
+        try:
+            address = ipaddress.ip_address(peer or "")
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+            address = address.ipv4_mapped
+        return address.is_loopback or str(address) in self._gateways()

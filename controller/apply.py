@@ -12,31 +12,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from controller.errors import ControllerError
-from controller.model import (
+from .engines.base import ClusterEngine
+from .errors import ControllerError, EngineError
+from .model.actions import (
     Action,
+    AddServer,
     BeginRetirement,
     CreateContainer,
     DeleteServer,
     GiveUserConfig,
-    Plan,
     PullImage,
     RemoveContainer,
+    SetServerState,
+    SetServerWeight,
+    SetWaitingRoom,
+    ShutdownSessions,
     SignalContainer,
     StartContainer,
-    Step,
     WriteRouting,
 )
+from .model.plan import Outcome, Plan, Refusal, Step
+from .model.spec import ServiceSpec
+from .model.text import one_line
+from .model.world import Retirement, UserConfigReport
+from .routing.base import Router
+from .storage.events import EventLog
+from .storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
+
 
 logger = logging.getLogger(__name__)
 
@@ -64,34 +76,6 @@ DEFAULT_TIMEOUT_S = 20.0
 
 Key = tuple[str, str]
 """What a retry is counted by: the target, and the action's class."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one action ended. `error` is None on success."""
-
-    action: Action
-    took_s: float
-    error: Exception | None = None
-
-    @property
-    def message(self) -> str:
-        """The error in words; "" on success."""
-        return "" if self.error is None else str(self.error) or type(self.error).__name__
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An action that failed and is not to be tried again before `until`."""
-
-    action: Action
-    error: Exception
-    failures: int
-    until: float
-    since: float = 0.0
-    """When the first of these failures in a row was."""
-    last_at: float = 0.0
-    """When the last one was."""
 
 
 class RetryGate:
@@ -233,3 +217,128 @@ class Executor:
                 logger.exception("internal: %s of %s raised", type(action).__name__, action.target)
                 return Outcome(action, self._clock() - started, error)
             return Outcome(action, self._clock() - started)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Performing: one action is one call of the boundary that it belongs to, and a note of what the world cannot keep.
+
+
+LAST_LINES = 20
+LONGEST_GIST = 200
+LOG_LIMIT_S = 5.0
+"""Longest wait for a failed replica's log: its removal, and so its replacement, waits for it."""
+
+Give = Callable[[str, str], Awaitable[UserConfigReport]]
+"""Gives a user_config (its text) to the replica whose admin port is at an address; returns what it says of it. Raises
+ReplicaError."""
+
+
+class Performer:
+    """Knows which boundary carries out which action. It never decides whether."""
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        router: Router,
+        store: Store,
+        events: EventLog,
+        project: str,
+        specs: Callable[[], Mapping[str, ServiceSpec]],
+        edge_specs: Callable[[], Mapping[str, ServiceSpec]],
+        give: Give,
+        given: Callable[[str, UserConfigReport], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._engine = engine
+        self._router = router
+        self._store = store
+        self._events = events
+        self._project = project
+        self._give = give
+        self._given = given
+        self._specs = specs
+        self._edge_specs = edge_specs
+        self._clock = clock
+
+    async def perform(self, action: Action) -> None:
+        """Carry out one action; raises ControllerError and its kinds."""
+        spec = self._specs().get(action.service)
+        match action:
+            case RemoveContainer():
+                await self._remove(action, spec)
+            case SignalContainer():
+                await self._engine.perform(action, self._project, spec)
+                if action.signal == "SIGTERM":
+                    self._store.stopping(action.container_id, self._clock())
+            case CreateContainer():
+                await self._engine.perform(action, self._project, action.spec or spec)
+            case PullImage() | StartContainer():
+                await self._engine.perform(action, self._project, spec)
+            case (
+                AddServer()
+                | SetServerState()
+                | SetServerWeight()
+                | SetWaitingRoom()
+                | ShutdownSessions()
+                | DeleteServer()
+                | WriteRouting()
+            ):
+                await self._router.perform(action, self._edge_specs().get(action.service, spec))
+            case GiveUserConfig():
+                self._given(action.container_id, await self._give(action.address, action.text))
+            case BeginRetirement():
+                self._store.retire(self._retirement(action))
+            case _:
+                raise TypeError(f"internal: nobody carries out a {type(action).__name__}")
+
+    def _retirement(self, action: BeginRetirement) -> Retirement:
+        return Retirement(
+            replica=action.target,
+            container_id=action.container_id,
+            draining_since=self._clock(),
+            stopping_since=None,
+            cause=action.cause,
+            failed=action.failed,
+        )
+
+    async def _remove(self, action: RemoveContainer, spec: ServiceSpec | None) -> None:
+        # The log goes with the container, so it is read before; the failure counts once, so after.
+        log, unread = await self._last_words(action.container_id) if action.failed else ("", "")
+        await self._engine.perform(action, self._project, spec)
+        if action.failed:
+            lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+            silence = f"its log cannot be read: {unread}" if unread else "its log is empty"
+            last_line = f"; last line of its log: {_gist(lines[-1])}" if lines else f"; {silence}"
+            told = f"{action.target}: {action.cause}; its last log lines:" if lines else action.cause
+            key = (action.service, action.version)
+            self._store.failure(key, self._clock(), action.cause + last_line, action.began_at)
+            self._events.record(
+                "replica_failed",
+                "\n".join([f"{told}; {silence}" if unread else told, *lines]),
+                service=action.service,
+                target=action.target,
+                outcome="failed",
+            )
+        self._store.forget(action.container_id)
+
+    async def _last_words(self, container_id: str) -> tuple[str, str]:
+        """(the end of a container's log, why it cannot be read). Some logging drivers give nothing back."""
+        try:
+            async with asyncio.timeout(LOG_LIMIT_S):
+                return await self._engine.logs(container_id, LAST_LINES), ""
+        except EngineError as error:
+            return "", one_line(str(error))
+        except TimeoutError:
+            return "", f"the engine gave nothing of it within {LOG_LIMIT_S:g} s"
+
+
+def _gist(line: str) -> str:
+    """Return what a log line says, on one line and without the frame of a structured log."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        said = None
+    if isinstance(said, dict) and isinstance(said.get("message"), str):
+        line = said["message"]
+    line = one_line(line)
+    return line if len(line) <= LONGEST_GIST else f"{line[:LONGEST_GIST]}..."

@@ -12,9 +12,10 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from controller.engines.base import ClusterEngine
-from controller.errors import ControllerError, EngineError, EngineSocketGone
-from controller.model import Action, RemoveContainer, ReplicaContainer, SignalContainer
+from .engines.base import ClusterEngine
+from .errors import ControllerError, EngineError, EngineSocketGone
+from .model.actions import Action, RemoveContainer, SignalContainer
+from .model.world import ReplicaContainer
 
 logger = logging.getLogger(__name__)
 

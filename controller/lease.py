@@ -26,8 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from controller.engines.base import ClusterEngine, RunningController
-from controller.errors import AnotherController, StoreError
+from .engines.base import ClusterEngine, RunningController
+from .errors import AnotherController, StoreError
 
 LOCK_NAME = "controller.lock"
 PATIENCE_S = 3.0

@@ -7,8 +7,6 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from controller.plain_text import storable
-
 FIELDS = ("kind", "service", "target", "outcome", "action", "method", "path", "status")
 """What `extra=` may carry."""
 
@@ -26,7 +24,8 @@ class JsonFormatter(logging.Formatter):
         line |= {name: value for name in FIELDS if (value := getattr(record, name, "")) != ""}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return storable(json.dumps(line, ensure_ascii=False))
+        # A lone surrogate has no form in UTF-8, so it is written as its escape.
+        return json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
 def configure(level: str) -> None:

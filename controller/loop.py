@@ -17,12 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from controller.apply import Executor, Outcome
-from controller.deployer import Deployer
-from controller.discovery import Board
-from controller.edge import edge_spec
-from controller.engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine, EngineAction
-from controller.errors import (
+from .apply import Executor, Give, Performer
+from .desired.deployer import Deployer
+from .desired.desired import switched_off, targets_of
+from .desired.edge import edge_spec
+from .desired.measurements import Measurements, Query, no_prometheus
+from .desired.policies import Functions, Policies
+from .desired.scaler import Scaler
+from .engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine, EngineAction
+from .errors import (
     ControllerError,
     EngineError,
     EngineSocketGone,
@@ -34,42 +37,30 @@ from controller.errors import (
     StoreError,
     UnknownService,
 )
-from controller.event_kinds import action_name
-from controller.events import EventLog
-from controller.gpu_faults import GpuWatch, Mark, Unmark
-from controller.gpu_memory import GpuMemoryWatch
-from controller.measurements import Measurements, Query, no_prometheus
-from controller.metrics import ControllerMetrics
-from controller.model import (
-    Action,
-    Desired,
-    GpuFault,
-    Observed,
-    Plan,
-    RemoveContainer,
-    ReplicaContainer,
-    ServiceSpec,
-    Spec,
-    UserConfigReport,
-    goal_of,
-)
-from controller.observe import Observer, Sight
-from controller.outlive import outlive
-from controller.own_time import Measured, OwnTime
-from controller.perform import Give, Performer
-from controller.plan import plan as make_plan
-from controller.plan_text import describe
-from controller.policies import Functions, Policies
-from controller.probe import Prober, Reading, Subject
-from controller.recovery import recovered
-from controller.routing.base import Router, RoutingAction
-from controller.scale import switched_off, targets_of
-from controller.scaler import Scaler
-from controller.spec_watch import SpecSource, SpecWatch
-from controller.status import View, endpoints, gpu_uses, notices, scrape_targets, service_rows
-from controller.store import Override, Store
-from controller.transitions import transitions
-from controller.user_config import remembered
+from .model.actions import Action, RemoveContainer, action_name
+from .model.desired import Desired, goal_of
+from .model.observed import Observed
+from .model.plan import Outcome, Plan, describe
+from .model.spec import ServiceSpec, Spec
+from .model.world import GpuFault, ReplicaContainer, UserConfigReport
+from .observe.gpu_faults import GpuWatch, Mark, Unmark
+from .observe.gpu_memory import GpuMemoryWatch
+from .observe.probe import Prober, Reading, Subject
+from .observe.snapshot import Observer, Sight
+from .outlive import outlive
+from .plan import plan as make_plan
+from .plan.failures import recovered
+from .plan.user_config import remembered
+from .routing.base import Router, RoutingAction
+from .spec.watch import SpecSource, SpecWatch
+from .status.discovery import Board
+from .status.endpoints import endpoints, scrape_targets
+from .status.metrics import ControllerMetrics, Measured, OwnTime
+from .status.services import service_rows
+from .status.transitions import transitions
+from .status.view import View, gpu_uses, notices
+from .storage.events import EventLog
+from .storage.store import Override, Store
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +146,7 @@ def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
 class Loop:
     """Owns what the controller believes and does. `spawn` owns the tasks it starts.
 
-    `clock` never jumps (controller/clock.py); `wall` may, and is what people and the engine go by.
+    `clock` never jumps (controller/storage/clock.py); `wall` may, and is what people and the engine go by.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.errors import SettingsError
+from .errors import SettingsError
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 CDI_KIND = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 
-from controller.cli.errors import INTERRUPTED
+from .errors import INTERRUPTED
 
 
 def _start() -> None:
     """Import the command line, which takes longer than most commands, and run it. Ctrl-C meanwhile just ends it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and is not ignored, as in a background job
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
-    from controller.cli.app import main
+    from .app import main
 
     main()
 

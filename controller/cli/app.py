@@ -13,11 +13,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from controller.cli import completion
-from controller.cli import output as out
-from controller.cli.clone import stale_words
-from controller.cli.commands import change, follow, llm, look, offline
-from controller.cli.errors import EXIT_CODES, INTERRUPTED, BadInput, CommandError
+from . import completion
+from . import output as out
+from .clone import stale_words
+from .commands import change, follow, llm, look, offline
+from .errors import EXIT_CODES, INTERRUPTED, BadInput, CommandError
 
 EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
 

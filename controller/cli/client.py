@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http
 import http.client
 import json
 import os
@@ -12,7 +11,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
+from .errors import BadInput, CommandError, NotYet, Unreachable
 
 DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0

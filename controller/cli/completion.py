@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from controller.cli.client import Client, service_path
-from controller.cli.errors import CommandError
+from .client import Client, service_path
+from .errors import CommandError
 
 ANSWER_WITHIN_S = 1.0
 SHELLS = ("bash", "zsh", "fish")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from controller.cli.errors import BadInput
+from .errors import BadInput
 
 Document = Mapping[str, Any]
 LogLine = tuple[str, str]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
 
-from controller.cli.errors import BadInput
+from .errors import BadInput
 
 ENDLESS = 100_000
 """The width of what is no terminal."""

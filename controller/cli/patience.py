@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from controller.cli.errors import BAD_INPUT, BadInput, CommandError, NotYet, TimedOut, Unreachable
-from controller.cli.progress import Progress
-from controller.cli.wait import TargetMovedError, Verdict
+from .errors import BAD_INPUT, BadInput, CommandError, NotYet, TimedOut, Unreachable
+from .progress import Progress
+from .wait import TargetMovedError, Verdict
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
-from controller.cli.wait import Verdict
+from .wait import Verdict
 
 COUNTDOWN = re.compile(r"\bin \d+ s\b")
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from controller.cli.client import is_address
+from .client import is_address
 
 STACK_URL = "http://prometheus:9090"
 """As the controller's container knows it."""

@@ -15,8 +15,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from controller.cli import rows
-from controller.cli.prometheus import Reading
+from . import rows
+from .prometheus import Reading
 
 Document = Mapping[str, Any]
 

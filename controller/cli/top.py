@@ -12,9 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from controller.cli import output, rows, tables
-from controller.cli.errors import Unreachable
-from controller.cli.prometheus import Reading
+from . import output, rows, tables
+from .errors import Unreachable
+from .prometheus import Reading
 
 Document = Mapping[str, Any]
 Page = list[RenderableType]

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controller.cli.errors import BAD_INPUT, FAILED
-from controller.cli.rows import rollout_words, state, version
+from .errors import BAD_INPUT, FAILED
+from .rows import rollout_words, state, version
 
 Document = Mapping[str, Any]
 

@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from controller.cli import feeds, rows, tables
-from controller.cli.prometheus import Traffic
+from . import feeds, rows, tables
+from .prometheus import Traffic
 
 Document = Mapping[str, Any]
 

@@ -10,17 +10,9 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from controller.model import (
-    CreateContainer,
-    Gpu,
-    PullImage,
-    RemoveContainer,
-    ReplicaContainer,
-    ServiceSpec,
-    SignalContainer,
-    StartContainer,
-    StrayContainer,
-)
+from ..model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
+from ..model.spec import ServiceSpec
+from ..model.world import Gpu, ReplicaContainer, StrayContainer
 
 EngineAction = PullImage | CreateContainer | StartContainer | SignalContainer | RemoveContainer
 

@@ -18,23 +18,15 @@ import docker.errors
 from docker import APIClient
 from docker.utils import parse_repository_tag
 
-from controller.engines.base import EngineAction, EngineEvent, EngineState, RunningController
-from controller.engines.docker_controllers import running_controllers
-from controller.engines.docker_errors import explanation, image_missing, refusal, translated
-from controller.engines.docker_events import EventQueue, EventReader
-from controller.engines.docker_reader import EngineReader
-from controller.engines.docker_socket import SOCKET, is_orphaned, socket_of
-from controller.engines.gpu_discovery import GpuDiscovery, GpuSources
-from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
-from controller.model import (
-    CreateContainer,
-    Gpu,
-    PullImage,
-    RemoveContainer,
-    ServiceSpec,
-    SignalContainer,
-    StartContainer,
-)
+from ..errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
+from ..model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
+from ..model.spec import ServiceSpec
+from ..model.world import Gpu
+from .base import EngineAction, EngineEvent, EngineState, RunningController
+from .docker_errors import explanation, image_missing, refusal, translated
+from .docker_events import EventQueue, EventReader
+from .docker_reader import EngineReader, running_controllers
+from .gpu_discovery import GpuDiscovery, GpuSources
 
 if TYPE_CHECKING:
     import requests
@@ -55,6 +47,24 @@ _LONGEST_LOG = 64 * 1024
 _LOGS_TIMEOUT_S = 30.0
 # That go on or wait for a thread: more than any service has replicas.
 _MOST_LOG_READS = 1000
+
+
+SOCKET = Path("/var/run/docker.sock")
+"""Where docker-py finds the engine by itself."""
+
+
+def is_orphaned(socket: Path | None) -> bool:
+    """Whether that file has been deleted by whoever made it, so that nobody will ever answer there. None: no file."""
+    try:
+        return socket is not None and socket.stat().st_nlink == 0
+    except OSError:  # there is none, for now: who looks at the real directory sees the new one when it is made
+        return False
+
+
+def socket_of(client: APIClient) -> Path | None:
+    """The file that a client connects to; None for an address of another kind."""
+    path = getattr(client.get_adapter(client.base_url), "socket_path", None)
+    return None if path is None else Path(path)
 
 
 def open_client(base_url: str | None = None, socket: Path = SOCKET) -> APIClient:

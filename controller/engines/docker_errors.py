@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import docker.errors
 import requests
 
-from controller.errors import EngineError, EngineUnreachable, ImageNotFound
-from controller.model import ServiceSpec
+from ..errors import EngineError, EngineUnreachable, ImageNotFound
+from ..model.spec import ServiceSpec
 
 # What the engine says -> what helps. The first that is found in its message counts.
 _HINTS = (

@@ -14,12 +14,13 @@ import requests
 import urllib3.exceptions
 from docker.types import CancellableStream
 
-from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
-from controller.engines.docker_errors import translated
-from controller.errors import EngineError, EngineUnreachable
+from ..errors import EngineError, EngineUnreachable
+from .base import CONNECTED, OVERFLOW, EngineEvent
+from .docker_errors import translated
 
 if TYPE_CHECKING:
     from docker import APIClient
+
 
 _QUEUE_LIMIT = 256
 _CONNECT_TIMEOUT_S = 5.0

@@ -11,7 +11,6 @@ cannot change.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
-from controller.engines.base import EngineState
-from controller.engines.gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
-from controller.engines.gpus import foreign_holders, requested_gpus
-from controller.model import ContainerState, GpuSlot, ReplicaContainer, StrayContainer
+from ..model.world import ContainerState, ReplicaContainer, StrayContainer
+from .base import EngineState, RunningController
+from .gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
+from .gpus import foreign_holders, requested_gpus
+from .labels import _gpus, _port, _probe, _seconds
 
 if TYPE_CHECKING:
     from docker import APIClient
+
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,6 @@ _UP = (ContainerState.RUNNING, ContainerState.PAUSED)
 _TEXTED = (*_UP, ContainerState.EXITED)
 """States in which a new start (or a failed one) changes what the list says, but for the first minute: "Up 3 seconds"
 and "Exited (1) Less than a second ago" may come twice, and "Created" stays that after a start that failed."""
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,10})?")
 
 Summary = Mapping[str, Any]
 
@@ -329,29 +329,6 @@ def _address(summary: Summary, project: str) -> str | None:
     return None
 
 
-def _port(text: str) -> int | None:
-    """The port that a replica was made for; None where its label does not say."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None
-
-
-def _probe(text: str) -> tuple[int, str] | None:
-    """Port and path of the readiness probe a replica was made with; None where its label does not say."""
-    digits, slash, rest = text.partition("/")
-    port = _port(digits)
-    return (port, slash + rest) if port is not None and slash else None
-
-
-def _seconds(text: str) -> float | None:
-    """A duration that a replica was made with; None where its label does not say, or says what no file could."""
-    return float(text) if _SECONDS.fullmatch(text) else None
-
-
-def _gpus(text: str) -> tuple[tuple[str, ...], GpuSlot | None]:
-    """The GPUs of a replica, and what it has of its one GPU (None = all): "GPU-1,GPU-2", "GPU-1=fraction:0.5"."""
-    uuids, _, amount = text.partition("=")
-    return tuple(filter(None, uuids.split(","))), GpuSlot.read(amount)
-
-
 def _details(container: Mapping[str, Any]) -> _Details:
     state = container["State"]
     status = _state(state)
@@ -390,3 +367,38 @@ def _state(state: Mapping[str, Any]) -> ContainerState:
 def timestamp(text: str) -> float | None:
     """Seconds since 1970 of the engine's RFC 3339 text; None for its "never"."""
     return None if text.startswith(_NEVER) else datetime.fromisoformat(text).timestamp()
+
+
+# ----------------------------------------------------------------------------------------------------
+# Which containers run a controller, whether Compose or `docker run` started them.
+
+
+LABEL = "pierhead.role=controller"
+"""What the controller's image says of itself, and every container made from it."""
+PROJECT_VARIABLE = "COMPOSE_PROJECT_NAME"
+_DAEMON = ["-m", "controller"]
+
+
+def running_controllers(client: APIClient, project: str) -> tuple[RunningController, ...]:
+    """Ask the engine; blocking. Raises what docker-py raises."""
+    found = []
+    for summary in client.containers(filters={"label": LABEL, "status": ["running", "paused"]}):
+        try:
+            container = client.inspect_container(summary["Id"])
+        except docker.errors.NotFound:  # it ended between the two calls
+            continue
+        one = _controller(container, project)
+        if one is not None:
+            found.append(one)
+    return tuple(sorted(found, key=lambda one: (one.started_at, one.id)))
+
+
+def _controller(container: Mapping[str, Any], project: str) -> RunningController | None:
+    """None for the image's other uses: its command line, the probe for GPUs, another project's controller."""
+    environment = (container.get("Config") or {}).get("Env") or ()
+    runs_daemon = list(container.get("Args") or ())[-2:] == _DAEMON
+    if not runs_daemon or f"{PROJECT_VARIABLE}={project}" not in environment:
+        return None
+    started_at = timestamp(container["State"]["StartedAt"])
+    name = str(container["Name"]).removeprefix("/")
+    return None if started_at is None else RunningController(container["Id"], name, started_at)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 import requests
 
-from controller.engines.gpus import (
+from .gpus import (
     GpuInventory,
     described,
     discovered_devices,
@@ -27,10 +27,11 @@ from controller.engines.gpus import (
     merge_cdi,
     parse_cdi_spec,
 )
-from controller.engines.smi import COMMAND, SmiDevice, parse_report
+from .smi import COMMAND, SmiDevice, parse_report
 
 if TYPE_CHECKING:
     from docker import APIClient
+
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from controller.engines.smi import SmiDevice
-from controller.model import Gpu
+from ..model.world import Gpu
+from .smi import SmiDevice
 
 _ALL = "all"
 _INDEX = re.compile(r"\d+(?::\d+)?")

@@ -7,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from controller.model import (
+from ..model.actions import (
     AddServer,
     DeleteServer,
-    RoutingState,
-    ServiceSpec,
     SetServerState,
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
     WriteRouting,
 )
+from ..model.spec import ServiceSpec
+from ..model.world import RoutingState
 
 RoutingAction = (
     AddServer | SetServerState | SetServerWeight | ShutdownSessions | DeleteServer | SetWaitingRoom | WriteRouting

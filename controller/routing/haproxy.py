@@ -16,24 +16,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from controller.errors import RoutingError, RoutingUnreachable
-from controller.model import (
+from ..errors import RoutingError, RoutingUnreachable
+from ..model.actions import (
     AddServer,
     DeleteServer,
-    RoutingState,
-    Server,
-    ServerState,
-    ServiceSpec,
     SetServerState,
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
     WriteRouting,
 )
-from controller.routing import haproxy_config as config
-from controller.routing import haproxy_state as state
-from controller.routing.base import RoutingAction
-from controller.routing.haproxy_socket import CommandRefused, MasterSocket, RuntimeSocket, command
+from ..model.spec import ServiceSpec
+from ..model.world import RoutingState, Server, ServerState
+from . import haproxy_config as config
+from . import haproxy_state as state
+from .base import RoutingAction
+from .haproxy_socket import CommandRefused, MasterSocket, RuntimeSocket, command
 
 _log = logging.getLogger(__name__)
 

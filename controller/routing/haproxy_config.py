@@ -25,8 +25,8 @@ from types import MappingProxyType
 
 import jinja2
 
-from controller.errors import RoutingError
-from controller.model import ServiceSpec, backend_name
+from ..errors import RoutingError
+from ..model.spec import ServiceSpec, backend_name
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 

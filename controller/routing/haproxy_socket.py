@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from controller.errors import RoutingError, RoutingUnreachable
+from ..errors import RoutingError, RoutingUnreachable
 
 COMMAND_TIMEOUT_S = 5.0
 RELOAD_TIMEOUT_S = 30.0

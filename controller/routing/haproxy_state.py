@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from controller.errors import RoutingError
-from controller.model import Held, RoutingState, Server, ServerState
-from controller.routing.haproxy_config import BACKEND_PREFIX
+from ..errors import RoutingError
+from ..model.world import Held, RoutingState, Server, ServerState
+from .haproxy_config import BACKEND_PREFIX
 
 QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1")
 """Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4)."""

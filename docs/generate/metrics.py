@@ -8,7 +8,7 @@ from pathlib import Path
 from pierhead.metrics import RuntimeMetrics
 from prometheus_client.core import Metric
 
-from controller.metrics import ControllerMetrics
+from controller.status.metrics import ControllerMetrics
 from docs.generate.markdown import cell
 from services.llm.gateway.metrics import GatewayMetrics
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import yaml
 
+from controller.cli.simulate.distributions import parse_distribution
+from controller.cli.simulate.plot import draw
+from controller.cli.simulate.report import Summary, summarise
+from controller.cli.simulate.simulation import Happened, Result, Sample, Setting, seeded, simulate
+from controller.cli.simulate.traces import Trace, read_trace
+from controller.cli.simulate.world import Requests
 from controller.loop import LOOK_S
-from controller.model import AutoscaleSpec, ProbeSpec, ServiceSpec
-from controller.simulate.distributions import parse_distribution
-from controller.simulate.plot import draw
-from controller.simulate.report import Summary, summarise
-from controller.simulate.simulation import Happened, Result, Sample, Setting, seeded, simulate
-from controller.simulate.traces import Trace, read_trace
-from controller.simulate.world import Requests
+from controller.model.spec import AutoscaleSpec, ProbeSpec, ServiceSpec
 from tests.bench.load.generator import OpenLoop, Record
 from tests.bench.many_containers import Events, Start, starts_of
 from tests.bench.record import Page, Table, directory_of, run_facts

@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller import engine_watch, router_watch
 from controller.apply import PARALLEL_ACTIONS
 from controller.engines.docker_reader import timestamp
+from controller.observe import engine_watch, router_watch
 from tests.bench import controller_at_rest
 from tests.bench.record import Page, Table, directory_of, run_facts
 from tests.bench.targets import Line

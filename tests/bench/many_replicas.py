@@ -20,8 +20,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.model import ProbeSpec, ServiceSpec
-from controller.probe import Reading, Subject
+from controller.model.spec import ProbeSpec, ServiceSpec
+from controller.observe.probe import Reading, Subject
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 

@@ -13,25 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from controller.model import (
+from controller.model.actions import CreateContainer
+from controller.model.desired import Desired
+from controller.model.observed import Observed
+from controller.model.plan import Plan
+from controller.model.spec import GpuRequest, GpuSlot, Placement, ProbeSpec, ServiceSpec, backend_name
+from controller.model.world import (
     ContainerState,
-    CreateContainer,
-    Desired,
     Gpu,
     GpuReading,
-    GpuRequest,
-    GpuSlot,
     Health,
-    Observed,
-    Placement,
-    Plan,
-    ProbeSpec,
     ReplicaContainer,
     RoutingState,
     Server,
     ServerState,
-    ServiceSpec,
-    backend_name,
 )
 from controller.plan import plan
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.compose import ComposeProject
 from controller.errors import SpecError
-from controller.model import GpuSlot, Spec
+from controller.model.spec import GpuSlot, Spec
+from controller.spec.compose import ComposeProject
 from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).parents[2]

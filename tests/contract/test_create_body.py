@@ -13,11 +13,11 @@ import docker.errors
 import pytest
 from docker import APIClient
 
-from controller.compose import ComposeProject
-from controller.container import create_body
 from controller.engines.docker import open_client
+from controller.engines.labels import create_body
 from controller.errors import EngineUnreachable
-from controller.model import replica_name
+from controller.model.actions import replica_name
+from controller.spec.compose import ComposeProject
 from tests.debian_image import debian_image
 
 pytestmark = pytest.mark.engine

@@ -19,26 +19,21 @@ import pytest_asyncio
 import yaml
 from docker import APIClient
 
-from controller.container import create_body
 from controller.engines.base import CONNECTED, ClusterEngine, EngineEvent, EngineState
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
+from controller.engines.labels import create_body
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
-from controller.model import (
-    ContainerState,
+from controller.model.actions import (
     CreateContainer,
-    Gpu,
-    GpuRequest,
-    GpuSlot,
-    ProbeSpec,
     PullImage,
     RemoveContainer,
-    ReplicaContainer,
-    ServiceSpec,
     SignalContainer,
     StartContainer,
     replica_name,
 )
+from controller.model.spec import GpuRequest, GpuSlot, ProbeSpec, ServiceSpec
+from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.debian_image import debian_image
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.harness.machine import Pace, judge

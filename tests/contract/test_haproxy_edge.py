@@ -17,17 +17,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, TCPConnector, WSMsgType, web
 
-from controller.model import (
-    AddServer,
-    Backpressure,
-    DeleteServer,
-    ProbeSpec,
-    ServerState,
-    ServiceSpec,
-    SetServerState,
-    WriteRouting,
-    backend_name,
-)
+from controller.model.actions import AddServer, DeleteServer, SetServerState, WriteRouting
+from controller.model.spec import Backpressure, ProbeSpec, ServiceSpec, backend_name
+from controller.model.world import ServerState
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import RuntimeSocket

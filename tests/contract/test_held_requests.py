@@ -14,7 +14,9 @@ import grpc
 import pytest
 from aiohttp import ClientSession, ServerDisconnectedError, TCPConnector, WSMsgType
 
-from controller.model import AutoscaleSpec, Held, ServerState, ServiceSpec, SetServerState, SetWaitingRoom, backend_name
+from controller.model.actions import SetServerState, SetWaitingRoom
+from controller.model.spec import AutoscaleSpec, ServiceSpec, backend_name
+from controller.model.world import Held, ServerState
 from controller.routing import haproxy_config
 from controller.routing.haproxy_config import TEMPLATE
 from tests.contract.test_haproxy_edge import (  # noqa: F401  `edge` is a fixture

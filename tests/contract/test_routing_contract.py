@@ -15,21 +15,17 @@ import pytest_asyncio
 from aiohttp import ClientError, ClientSession, web
 
 from controller.errors import RoutingError
-from controller.model import (
+from controller.model.actions import (
     AddServer,
     DeleteServer,
-    ProbeSpec,
-    RoutingState,
-    Server,
-    ServerState,
-    ServiceSpec,
     SetServerState,
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
     WriteRouting,
-    backend_name,
 )
+from controller.model.spec import ProbeSpec, ServiceSpec, backend_name
+from controller.model.world import RoutingState, Server, ServerState
 from controller.routing import haproxy, haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused

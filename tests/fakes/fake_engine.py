@@ -19,20 +19,9 @@ from typing import Literal
 from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, RunningController
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
-from controller.model import (
-    NO_USER_CONFIG,
-    ContainerState,
-    CreateContainer,
-    Gpu,
-    GpuSlot,
-    PullImage,
-    RemoveContainer,
-    ReplicaContainer,
-    ServiceSpec,
-    SignalContainer,
-    StartContainer,
-    StrayContainer,
-)
+from controller.model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
+from controller.model.spec import NO_USER_CONFIG, GpuSlot, ServiceSpec
+from controller.model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
 
 Readiness = Literal["absent", "starting", "ready", "draining", "silent"]
 

@@ -22,21 +22,14 @@ import yaml
 from docker import APIClient
 from docker.errors import NotFound
 
-from controller.container import create_body
 from controller.engines.base import CONNECTED
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
+from controller.engines.labels import create_body
 from controller.errors import EngineError, EngineUnreachable
-from controller.model import (
-    CreateContainer,
-    Gpu,
-    GpuRequest,
-    GpuSlot,
-    ProbeSpec,
-    ServiceSpec,
-    StartContainer,
-    replica_name,
-)
+from controller.model.actions import CreateContainer, StartContainer, replica_name
+from controller.model.spec import GpuRequest, GpuSlot, ProbeSpec, ServiceSpec
+from controller.model.world import Gpu
 from tests.debian_image import debian_image
 from tests.harness.waiting import eventually
 

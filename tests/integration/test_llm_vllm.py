@@ -30,7 +30,8 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import VARIABLE, LLMConfig, ModelLoading
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.model import AddServer, ProbeSpec, ServiceSpec, WriteRouting, backend_name
+from controller.model.actions import AddServer, WriteRouting
+from controller.model.spec import ProbeSpec, ServiceSpec, backend_name
 from controller.routing.haproxy import HAProxyRouter
 from tests.harness.haproxy_container import HAProxyContainer, build, docker
 from tests.harness.stack import ROOT, free_ports, request

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from controller.spec import parse
+from controller.spec.parse import parse
 from docs.generate import serve_block, settings
 
 ROOT = Path(__file__).parents[2]

@@ -1,158 +1,111 @@
-"""Imports run one way: nouns <- pure decisions <- what acts <- what constructs. The data plane knows no controller."""
+"""Imports of the controller run one way, from room to room, and the data plane does not know the controller."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.harness.imports import ROOT, circles, graph_of, imported, modules_of, within
 
-NOUNS = {"controller.model", "controller.errors"}
-PURE = {
-    "controller.answers",
-    "controller.autoscale",
-    "controller.callees",
-    "controller.differences",
-    "controller.loads",
-    "controller.log_lines",
-    "controller.recovery",
-    "controller.revisions",
-    "controller.rollout",
-    "controller.rollout_words",
-    "controller.scale",
-    "controller.event_kinds",
-    "controller.gpu_faults",
-    "controller.shares",
-    "controller.swaps",
-    "controller.phases",
-    "controller.placement",
-    "controller.plain_text",
-    "controller.plan",
-    "controller.planning",
-    "controller.plan_text",
-    "controller.user_config",
+CONTROLLER = modules_of(ROOT / "controller", "controller")
+SERVICES = modules_of(ROOT / "services", "services")
+GRAPH = graph_of(CONTROLLER)
+RUNTIME = modules_of(ROOT / "services" / "runtime" / "pierhead", "pierhead")
+
+GROUND_FLOOR = {"errors", "settings", "log", "outlive"}
+"""Modules of the root that every room may import. They import nothing of ours but each other."""
+TOP_FLOOR = {"__main__", "api", "commands", "loop", "apply", "lease", "down"}
+"""Modules of the root that no room imports."""
+ROOMS = {
+    "model": set[str](),
+    "storage": {"model"},
+    "engines": {"model"},
+    "routing": {"model"},
+    "spec": {"model"},
+    "observe": {"model", "storage", "engines", "routing"},
+    "desired": {"model", "storage"},
+    "plan": {"model"},
+    "status": {"model", "storage", "engines", "routing", "spec", "observe", "desired", "plan"},
+    "cli": {"model", "spec", "plan", "cli.simulate"},
+    "cli.simulate": {"model", "spec", "plan", "desired", "storage"},
 }
-ACTING = {
-    "controller.apply",
-    "controller.deployer",
-    "controller.engine_watch",
-    "controller.perform",
-    "controller.observe",
-    "controller.probe",
-    "controller.scaler",
-    "controller.store",
-    "controller.events",
-    "controller.loop",
-    "controller.api",
-    "controller.discovery",
-    "controller.metrics",
-    "controller.down",
-    "controller.spec_watch",
-}
-READERS = {
-    "controller.cli.commands.offline": (
-        "controller.compose",
-        "controller.errors",
-        "controller.serve_schema",
-        "controller.simulate",
-    ),
-    "controller.cli.commands.llm": ("controller.errors", "controller.spec"),
-}
-"""What commands without a running stack do: they read files as the daemon does, with its own code."""
+"""Each room -> the rooms that it may import. `model` imports nothing, not even the ground floor."""
+PURE_ROOMS = ("model", "plan")
+PURE_MODULES = (
+    "controller.desired.answers",
+    "controller.desired.autoscale",
+    "controller.desired.desired",
+    "controller.desired.edge",
+    "controller.desired.loads",
+    "controller.desired.revisions",
+    "controller.desired.rollout",
+    "controller.observe.gpu_faults",
+    "controller.status.services",
+    "controller.status.transitions",
+    "controller.status.view",
+)
 IO_LIBRARIES = {"aiohttp", "asyncio", "docker", "grpc", "logging", "random", "socket", "sqlite3", "subprocess", "time"}
 
 
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def room_of(module: str) -> str:
+    """ "root" for modules of the root; the longest room name that the module is in."""
+    inner = module.removeprefix("controller").lstrip(".")
+    rooms = [room for room in ROOMS if inner == room or inner.startswith(f"{room}.")]
+    return max(rooms, key=len, default="root")
 
 
-def sources(folder: str) -> Iterator[tuple[str, Path]]:
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        yield module_of(path), path
+def floor_of(module: str) -> str:
+    return module.removeprefix("controller").lstrip(".")
 
 
-def imported(path: Path) -> set[str]:
-    """Full names of everything a file imports, wherever in the file."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+def test_every_module_of_the_root_is_on_a_floor() -> None:
+    root = {floor_of(module) for module in CONTROLLER if room_of(module) == "root"} - {""}
+    assert root - GROUND_FLOOR - TOP_FLOOR == set()
 
 
-def within(names: set[str], *packages: str) -> set[str]:
-    return {name for name in names for package in packages if name == package or name.startswith(f"{package}.")}
-
-
-CONTROLLER = dict(sources("controller"))
-
-
-@pytest.mark.parametrize("module", sorted(NOUNS))
-def test_nouns_import_nothing_of_ours_but_nouns(module: str) -> None:
-    ours = within(imported(CONTROLLER[module]), "controller", "services", "pierhead")
-    assert ours - within(ours, *NOUNS, "controller.plan_text") == set()
-
-
-@pytest.mark.parametrize("module", sorted(within(set(CONTROLLER), *PURE)))
-def test_decisions_are_pure(module: str) -> None:
-    names = imported(CONTROLLER[module])
-    assert within(names, "controller") - within(names, *NOUNS, *PURE) == set()
-    assert within(names, *IO_LIBRARIES) == set()
-
-
-@pytest.mark.parametrize("module", [name for name in CONTROLLER if name.startswith("controller.engines")])
-def test_engines_know_the_nouns_and_each_other(module: str) -> None:
-    names = imported(CONTROLLER[module])
-    assert within(names, "controller") - within(names, *NOUNS, "controller.engines") == set()
-
-
-@pytest.mark.parametrize("module", [name for name in CONTROLLER if name.startswith("controller.routing")])
-def test_routers_know_the_nouns_and_each_other(module: str) -> None:
-    names = imported(CONTROLLER[module])
-    assert within(names, "controller") - within(names, *NOUNS, "controller.routing") == set()
-
-
-@pytest.mark.parametrize("module", [name for name in CONTROLLER if name not in {"controller.__main__"}])
-def test_only_main_knows_the_real_boundaries(module: str) -> None:
-    if module.startswith(("controller.engines", "controller.routing")):
+@pytest.mark.parametrize("module", sorted(CONTROLLER))
+def test_rooms_import_only_what_they_may(module: str) -> None:
+    room = room_of(module)
+    if room == "root" and floor_of(module) in TOP_FLOOR:
         return
-    real = within(imported(CONTROLLER[module]), "controller.engines", "controller.routing")
-    assert real - within(real, "controller.engines.base", "controller.routing.base") <= {
-        "controller.engines",
-        "controller.routing",
+    ours = GRAPH[module]
+    allowed = {room, *ROOMS.get(room, set())} - {"root"}
+    ground = set() if room == "model" else GROUND_FLOOR
+    wrong = {
+        other
+        for other in ours
+        if (floor_of(other) not in ground if room_of(other) == "root" else room_of(other) not in allowed)
     }
+    assert wrong == set()
 
 
-@pytest.mark.parametrize(
-    "module", [name for name in CONTROLLER if name not in ACTING and name != "controller.__main__"]
-)
-def test_nothing_imports_the_loop_from_below(module: str) -> None:
-    assert within(imported(CONTROLLER[module]), "controller.loop", "controller.api", "controller.__main__") == set()
+def test_the_controller_has_no_circle() -> None:
+    assert circles(GRAPH) == []
+
+
+@pytest.mark.parametrize("module", [name for name in CONTROLLER if room_of(name) in PURE_ROOMS or name in PURE_MODULES])
+def test_decisions_do_no_io(module: str) -> None:
+    assert within(imported(module, CONTROLLER[module]), *IO_LIBRARIES) == set()
+
+
+def test_only_main_knows_the_real_boundaries() -> None:
+    for module, path in CONTROLLER.items():
+        if room_of(module) in {"engines", "routing"} or module == "controller.__main__":
+            continue
+        real = within(imported(module, path), "controller.engines", "controller.routing")
+        known = within(real, "controller.engines.base", "controller.routing.base")
+        assert real - known <= {"controller.engines", "controller.routing"}, module
 
 
 def test_the_daemon_does_not_import_the_command() -> None:
     for module, path in CONTROLLER.items():
         if not module.startswith("controller.cli"):
-            assert within(imported(path), "controller.cli", "typer", "rich") == set(), module
+            assert within(imported(module, path), "controller.cli", "typer", "rich") == set(), module
 
 
-def test_the_command_does_not_import_the_daemon() -> None:
-    for module, path in CONTROLLER.items():
-        if module.startswith("controller.cli"):
-            names = imported(path)
-            allowed = within(names, "controller.cli", *READERS.get(module, ()))
-            assert within(names, "controller") - allowed == set(), module
-
-
-def test_only_the_commands_that_need_readers_pay_for_them() -> None:
+def test_the_command_starts_without_the_rooms_of_the_daemon() -> None:
     program = (
         "import sys, controller.cli.app; print(*sorted(name for name in sys.modules if name.startswith('controller')))"
     )
@@ -160,12 +113,16 @@ def test_only_the_commands_that_need_readers_pay_for_them() -> None:
     assert {name for name in done.stdout.split() if not name.startswith("controller.cli")} == {"controller"}
 
 
-@pytest.mark.parametrize("folder", ["services"])
-def test_services_never_import_the_controller(folder: str) -> None:
-    for module, path in sources(folder):
-        assert within(imported(path), "controller") == set(), module
+def test_imports_inside_the_controller_are_relative() -> None:
+    for module, path in CONTROLLER.items():
+        assert "from controller" not in path.read_text(), module
+
+
+def test_services_never_import_the_controller() -> None:
+    for module, path in SERVICES.items():
+        assert within(imported(module, path), "controller") == set(), module
 
 
 def test_the_runtime_imports_no_service() -> None:
-    for module, path in sources("services/runtime"):
-        assert within(imported(path), "services") == set(), module
+    for module, path in RUNTIME.items():
+        assert within(imported(module, path), "services") == set(), module

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import completion, rows
-from controller.cli import output as out
-from controller.cli.client import Client, segment, service_path
-from controller.cli.commands.options import NoWait, Output, Service, Timeout
-from controller.cli.errors import BadInput
-from controller.cli.patience import wait
-from controller.cli.wait import RolloutWait, ScaleWait, Verdict, judge_all
+from .. import completion, rows
+from .. import output as out
+from ..client import Client, segment, service_path
+from ..errors import BadInput
+from ..patience import wait
+from ..wait import RolloutWait, ScaleWait, Verdict, judge_all
+from .options import NoWait, Output, Service, Timeout
 
 MOST_REPLICAS = 1000
 ROLLOUT_S = 1800.0

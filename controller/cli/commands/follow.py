@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import completion, feeds, prometheus
-from controller.cli import output as out
-from controller.cli import top as pictures
-from controller.cli.client import Client, service_path
-from controller.cli.commands.options import Follow, OfService, Output, Service
-from controller.cli.patience import patiently
+from .. import completion, feeds, prometheus
+from .. import output as out
+from .. import top as pictures
+from ..client import Client, service_path
+from ..patience import patiently
+from .options import Follow, OfService, Output, Service
 
 FOLLOW_S = 1.0
 FOLLOWED_LINES = 1000

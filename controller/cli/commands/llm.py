@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from controller.cli import output as out
-from controller.cli import tables
-from controller.cli.client import Client, service_path
-from controller.cli.commands.options import Output
-from controller.cli.commands.options import Service as OneService
-from controller.cli.errors import BadInput, CommandError, TimedOut
+from .. import output as out
+from .. import tables
+from ..client import Client, service_path
+from ..errors import BadInput, CommandError, TimedOut
+from .options import Output
+from .options import Service as OneService
 
 if TYPE_CHECKING:
     from pierhead.llm.v1.llm_pb2 import Operation
     from pierhead.llm_config import LLMConfig
+
 
 APPS = Path("compose/apps")
 """Where `make up APPS=...` finds an app's file, from the clone's root."""
@@ -180,8 +181,8 @@ def _config(fields: dict[str, Any]) -> LLMConfig:
 
 def _check(document: dict[str, Any]) -> None:
     """As the controller will read it: what it would refuse is told now."""
-    from controller.errors import SpecError
-    from controller.spec import parse
+    from ...errors import SpecError
+    from ...spec.parse import parse
 
     # Volumes are ours, and in the short form, which Compose rewrites before the controller sees it.
     services = {name: {**service, "volumes": []} for name, service in document["services"].items()}
@@ -238,7 +239,7 @@ def reset_prefix_cache(service: OneService, timeout: Patience = OPERATE_S, outpu
 
 def _operate(service: str, operation: Operation, verb: str, timeout_s: float, output: str) -> None:
     """Ask each replica, show what it said. Raises CommandError where one did not do it."""
-    from controller.cli.llm_replicas import operate
+    from ..llm_replicas import operate
 
     as_json = out.is_json(output)
     row = Client.from_environment().get(service_path(service))

@@ -9,13 +9,13 @@ from typing import Any
 import typer
 from rich.console import RenderableType
 
-from controller.cli import output as out
-from controller.cli import prometheus, tables
-from controller.cli.client import Client, service_path
-from controller.cli.commands.options import Output, Service
-from controller.cli.errors import BAD_INPUT
-from controller.cli.why import Case
-from controller.cli.why import page as why_page
+from .. import output as out
+from .. import prometheus, tables
+from ..client import Client, service_path
+from ..errors import BAD_INPUT
+from ..why import Case
+from ..why import page as why_page
+from .options import Output, Service
 
 EVENTS_READ = 1000
 """All that the controller keeps."""

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from controller.cli import output as out
-from controller.cli.commands.options import Output
-from controller.cli.errors import BAD_INPUT, BadInput, CommandError
+from .. import output as out
+from ..errors import BAD_INPUT, BadInput, CommandError
+from .options import Output
 
 Files = Annotated[
     list[str] | None,
@@ -103,13 +103,13 @@ def simulate(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="TRACE [SERVICE] [OPTION]...")] = None,
 ) -> None:
     """Try autoscaling on a trace of requests, in simulated time; `pierhead simulate --help` has the options."""
-    from controller.simulate.__main__ import main
+    from ..simulate.__main__ import main
 
     raise typer.Exit(main(arguments or ["--help"]))
 
 
 def _print_schema() -> None:
-    from controller.serve_schema import schema_text
+    from ...spec.schema import schema_text
 
     out.say(schema_text().rstrip("\n"))
 
@@ -128,8 +128,8 @@ def _environment(files: list[str]) -> dict[str, str]:
 def _read(environment: Mapping[str, str]) -> Verdict:
     import asyncio
 
-    from controller.compose import ComposeProject
-    from controller.errors import ControllerError, SpecError
+    from ...errors import ControllerError, SpecError
+    from ...spec.compose import ComposeProject
 
     try:
         spec = asyncio.run(ComposeProject.from_environment(environment).load())

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from controller.cli import completion
+from .. import completion
 
 Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FORM", help="text or json", autocompletion=completion.forms)

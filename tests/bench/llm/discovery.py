@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from controller.discovery import Board, DiscoveryServer
-from controller.model import Endpoint, ServiceEndpoints
+from controller.model.told import Endpoint, ServiceEndpoints
+from controller.status.discovery import Board, DiscoveryServer
 
 
 async def serve(port: int, service: str, policy: str, addresses: list[str], most: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.model import ProbeSpec, ServiceSpec, backend_name
+from controller.model.spec import ProbeSpec, ServiceSpec, backend_name
 from controller.routing.haproxy_config import ServerLine, render, with_servers
 from tests.bench.processes import ROOT, BenchError
 

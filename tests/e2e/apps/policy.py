@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from controller.autoscale import Situation
+    from controller.desired.autoscale import Situation
 
 
 def wanted(situation: Situation, replicas: int) -> int:

@@ -2,8 +2,8 @@
 
 import runpy
 
-from controller import gpu_faults
 from controller.engines import gpu_discovery
+from controller.observe import gpu_faults
 
 gpu_discovery._INFO_PERIOD_S = 1.0
 gpu_faults.GONE_AFTER_S = 4.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from controller.model import AutoscaleSpec
-from controller.simulate.distributions import parse_distribution
-from controller.simulate.report import summarise
-from controller.simulate.simulation import Result, Setting, simulate
-from controller.simulate.traces import Step, Trace
+from controller.cli.simulate.distributions import parse_distribution
+from controller.cli.simulate.report import summarise
+from controller.cli.simulate.simulation import Result, Setting, simulate
+from controller.cli.simulate.traces import Step, Trace
+from controller.model.spec import AutoscaleSpec
 from tests.bench import autoscale_step, many_containers
 from tests.bench.many_containers import READINGS, TICKS, Found, Growth, Rest, Start, TickBook, Ticks
 from tests.bench.record import Page, Table, with_notes

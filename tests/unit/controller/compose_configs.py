@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from controller.errors import SpecError
-from controller.model import ServiceSpec, Spec
-from controller.spec import parse
+from controller.model.spec import ServiceSpec, Spec
+from controller.spec.parse import parse
 
 PROJECT = "shop"
 

@@ -10,33 +10,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from controller.desired.measurements import Query, no_prometheus
 from controller.errors import ReplicaError, RoutingError
 from controller.loop import Loop, World
-from controller.measurements import Query, no_prometheus
-from controller.model import (
-    NO_STATS,
-    NO_USER_CONFIG,
+from controller.model.actions import (
     AddServer,
     DeleteServer,
-    Held,
-    PublishedStats,
-    RoutingState,
-    Server,
-    ServerState,
-    ServiceSpec,
     SetServerState,
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
-    Spec,
-    UserConfigReport,
     WriteRouting,
-    backend_name,
 )
-from controller.probe import Reading, Subject
+from controller.model.spec import NO_USER_CONFIG, ServiceSpec, Spec, backend_name, digest
+from controller.model.world import NO_STATS, Held, PublishedStats, RoutingState, Server, ServerState, UserConfigReport
+from controller.observe.probe import Reading, Subject
 from controller.routing.base import RoutingAction
-from controller.store import Store
-from controller.user_config import digest
+from controller.storage.store import Store
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
 from tests.harness.virtual_time import VirtualLoop, wall_clock
 from tests.harness.waiting import PATIENCE_S

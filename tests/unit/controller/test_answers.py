@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.answers import Answers
-from controller.model import Observed, ReplicaContainer
-from controller.rollout import Tally
+from controller.desired.answers import Answers
+from controller.desired.rollout import Tally
+from controller.model.observed import Observed
+from controller.model.world import ReplicaContainer
 from tests.unit.controller.worlds import replica, routing, server, service
 
 WEB = service()

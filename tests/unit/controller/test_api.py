@@ -16,13 +16,12 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.api import MOST_REPLICAS, Api, fault_in, replicas_in
-from controller.callers import Gatekeeper
+from controller.api import MOST_REPLICAS, Api, Gatekeeper, fault_in, replicas_in
 from controller.cli.wait import judge_all
 from controller.errors import InvalidRequest, RoutingError, SpecError
-from controller.explain import explanation
-from controller.model import AddServer, Spec
-from controller.routes import routes_json
+from controller.model.actions import AddServer
+from controller.model.spec import Spec
+from controller.status.documents import explanation, routes_json
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until

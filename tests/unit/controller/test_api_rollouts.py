@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from controller.callers import Gatekeeper
-from controller.model import RolloutSpec, version_of
+from controller.api import Gatekeeper
+from controller.model.spec import RolloutSpec
+from controller.model.world import version_of
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.test_api import error_of, serving
 from tests.unit.controller.worlds import service

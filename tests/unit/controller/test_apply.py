@@ -10,19 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.apply import PARALLEL_ACTIONS, Executor, Outcome, RetryGate
+from controller.apply import PARALLEL_ACTIONS, Executor, RetryGate
 from controller.errors import EngineError
-from controller.model import (
-    Action,
-    BeginRetirement,
-    CreateContainer,
-    Plan,
-    PullImage,
-    ServerState,
-    SetServerState,
-    StartContainer,
-    Step,
-)
+from controller.model.actions import Action, BeginRetirement, CreateContainer, PullImage, SetServerState, StartContainer
+from controller.model.plan import Outcome, Plan, Step
+from controller.model.world import ServerState
 from tests.unit.controller.control import until
 
 

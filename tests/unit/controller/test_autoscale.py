@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.autoscale import Decided, Load, LoadHistory, Situation, decide, due_in_s, situation_of, wanted_replicas
-from controller.model import AutoscaleSpec
+from controller.desired.autoscale import (
+    Decided,
+    Load,
+    LoadHistory,
+    Situation,
+    decide,
+    due_in_s,
+    situation_of,
+    wanted_replicas,
+)
+from controller.model.spec import AutoscaleSpec
 
 SPEC = AutoscaleSpec(min=1, max=10, target_ongoing_requests=10)
 

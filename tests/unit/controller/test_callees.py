@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.callees import all_callees, goes_before
+from controller.desired.deployer import all_callees, goes_before
 
 CHAIN = {"ingress": frozenset({"ranker"}), "ranker": frozenset({"features"}), "features": frozenset[str]()}
 

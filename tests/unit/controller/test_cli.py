@@ -18,12 +18,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import unused_port
 
-from controller.api import Api
-from controller.callers import Gatekeeper
+from controller.api import Api, Gatekeeper
 from controller.cli.completion import SHELLS, script
 from controller.cli.errors import EXIT_CODES
 from controller.errors import SpecError
-from controller.model import Gpu, GpuRequest, GpuSlot, RolloutSpec, current_version
+from controller.model.spec import GpuRequest, GpuSlot, RolloutSpec
+from controller.model.world import Gpu, current_version
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service

@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from controller import compose
 from controller.cli import patience, prometheus
 from controller.cli.client import CHANGE_TIMEOUT_S, Client, service_path
 from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
 from controller.loop import LOOK_LIMIT_S
+from controller.spec import compose
 from tests.harness.http_answers import sends, serving
 from tests.harness.waiting import PATIENCE_S
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from controller.compose_yaml import load_written
-from controller.serve_block import ServeBlock
-from controller.serve_schema import REFERENCE, compose_schema, descriptions, schema_text
+from controller.spec.schema import REFERENCE, compose_schema, descriptions, schema_text
+from controller.spec.serve_block import ServeBlock
+from controller.spec.yaml import load_written
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = """

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from controller.clock import Anchor, ContainerTimes, SteadyClock, anchored, steady_time
-from controller.model import AutoscaleSpec
-from controller.store import Store
+from controller.model.spec import AutoscaleSpec
+from controller.storage.clock import Anchor, ContainerTimes, SteadyClock, anchored, steady_time
+from controller.storage.store import Store
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import replica, service

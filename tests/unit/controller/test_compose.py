@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.compose import ComposeProject
-from controller.compose_errors import Setting, explain, explain_warning, split_output
-from controller.compose_files import compose_files
-from controller.compose_yaml import load_resolved
 from controller.errors import ControllerError, SpecError
+from controller.spec.compose import ComposeProject
+from controller.spec.files import compose_files
+from controller.spec.messages import Setting, explain, explain_warning, split_output
+from controller.spec.yaml import load_resolved
 from tests.harness.waiting import PATIENCE_S
 
 SETTING = Setting(Path("/shop"), (Path("/shop/compose.yaml"),))

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.container import create_body
-from controller.model import Gpu, GpuSlot, ServiceSpec, replica_name
-from controller.spec import parse
-from controller.translate import IGNORED
+from controller.engines.labels import create_body
+from controller.model.actions import replica_name
+from controller.model.spec import GpuSlot, ServiceSpec
+from controller.model.world import Gpu
+from controller.spec.parse import parse
+from controller.spec.translate import IGNORED
 from tests.unit.controller.compose_configs import PROJECT, config, problems, problems_of, ranker, read, service
 
 FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}

@@ -27,20 +27,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError, UnknownService
-from controller.model import (
-    NO_USER_CONFIG,
-    AddServer,
-    AutoscaleSpec,
-    CreateContainer,
-    GpuRequest,
-    RemoveContainer,
-    RolloutSpec,
-    ServiceSpec,
-    SignalContainer,
-    StartContainer,
-    backend_name,
-    current_version,
-)
+from controller.model.actions import AddServer, CreateContainer, RemoveContainer, SignalContainer, StartContainer
+from controller.model.spec import NO_USER_CONFIG, AutoscaleSpec, GpuRequest, RolloutSpec, ServiceSpec, backend_name
+from controller.model.world import current_version
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import Control

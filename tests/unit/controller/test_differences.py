@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.differences import differences
-from controller.model import GpuRequest, GpuSlot
+from controller.desired.revisions import differences
+from controller.model.spec import GpuRequest, GpuSlot
 from tests.unit.controller.worlds import service
 
 THEN = service(

@@ -8,7 +8,8 @@ import pytest
 
 from controller.engines.docker_errors import refusal
 from controller.errors import EngineError, StoreError
-from controller.model import CreateContainer, GpuFault
+from controller.model.actions import CreateContainer
+from controller.model.world import GpuFault
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpus, service

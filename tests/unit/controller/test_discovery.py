@@ -20,8 +20,9 @@ from pierhead.echo.v1.echo_pb2 import EchoRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.metrics import RuntimeMetrics
 
-from controller.discovery import STATS_PERIOD_S, Board, DiscoveryServer
-from controller.model import Endpoint, PublishedStats, ServiceEndpoints
+from controller.model.told import Endpoint, ServiceEndpoints
+from controller.model.world import PublishedStats
+from controller.status.discovery import STATS_PERIOD_S, Board, DiscoveryServer
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import service

@@ -21,26 +21,15 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from docker import APIClient
 
-from controller.container import create_body
 from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
-from controller.engines.docker import DockerEngine, _end_of
+from controller.engines.docker import DockerEngine, _end_of, is_orphaned
 from controller.engines.docker_events import EventQueue, EventReader
-from controller.engines.docker_socket import is_orphaned
 from controller.engines.gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuSources
+from controller.engines.labels import create_body
 from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
-from controller.model import (
-    ContainerState,
-    CreateContainer,
-    Gpu,
-    GpuSlot,
-    ProbeSpec,
-    PullImage,
-    RemoveContainer,
-    ReplicaContainer,
-    ServiceSpec,
-    SignalContainer,
-    StartContainer,
-)
+from controller.model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
+from controller.model.spec import GpuSlot, ProbeSpec, ServiceSpec
+from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.harness.waiting import PATIENCE_S
 
 SPEC = ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"))

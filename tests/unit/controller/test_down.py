@@ -12,7 +12,7 @@ import pytest
 from controller.down import is_going_down, remove_replicas
 from controller.engines.base import EngineState
 from controller.errors import EngineSocketGone, EngineUnreachable
-from controller.model import ReplicaContainer
+from controller.model.world import ReplicaContainer
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.harness.machine import Pace, judge
 from tests.unit.controller.control import PROJECT, Control

@@ -9,20 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from controller.edge import edge_spec
-from controller.model import (
-    Health,
-    Observed,
-    ProbeSpec,
-    ReplicaContainer,
-    RolloutSpec,
-    RoutingState,
-    ServerState,
-    ServiceSpec,
-    WriteRouting,
-    backend_name,
-)
-from controller.observe import second_opinion
+from controller.desired.edge import edge_spec
+from controller.model.actions import WriteRouting
+from controller.model.observed import Observed
+from controller.model.spec import ProbeSpec, RolloutSpec, ServiceSpec, backend_name
+from controller.model.world import Health, ReplicaContainer, RoutingState, ServerState
+from controller.observe.snapshot import second_opinion
 from controller.routing.base import RoutingAction
 from tests.unit.controller.control import Control, FakeRouter, until
 from tests.unit.controller.worlds import replica, retirement, routing, server, service

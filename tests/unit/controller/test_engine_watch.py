@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from controller import engine_watch
-from controller.engine_watch import EngineWatch
 from controller.engines.base import EngineState
 from controller.errors import EngineUnreachable
 from controller.loop import LOOK_S
-from controller.model import RemoveContainer, Spec, StartContainer
+from controller.model.actions import RemoveContainer, StartContainer
+from controller.model.spec import Spec
+from controller.observe import engine_watch
+from controller.observe.engine_watch import EngineWatch
 from tests.fakes.fake_engine import FakeEngine
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import Control

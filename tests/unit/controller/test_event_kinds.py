@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from controller.event_kinds import KINDS, action_name
-from controller.model import Action
+from controller.model.actions import KINDS, Action, action_name
 
 CONTROLLER = Path(__file__).resolve().parents[3] / "controller"
 RECORDERS = {"record", "Note", "Transition"}
@@ -15,7 +14,7 @@ RECORDERS = {"record", "Note", "Transition"}
 
 def written_kinds() -> Iterator[str]:
     """The first argument of everything that makes an event: a literal, or the beginning and end of an f-string."""
-    for path in CONTROLLER.glob("*.py"):
+    for path in CONTROLLER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             if not isinstance(node, ast.Call) or name not in RECORDERS or not node.args:

@@ -9,10 +9,13 @@ import pytest
 
 from controller.engines.base import EngineAction
 from controller.errors import InvalidRequest
-from controller.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Mark, Unmark, struck
-from controller.model import Gpu, GpuFault, Health, Observed, RemoveContainer, ReplicaContainer, ServiceSpec
+from controller.model.actions import RemoveContainer
+from controller.model.observed import Observed
+from controller.model.spec import ServiceSpec
+from controller.model.world import Gpu, GpuFault, Health, ReplicaContainer
+from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Mark, Unmark, struck
 from controller.plan import plan
-from controller.store import Store
+from controller.storage.store import Store
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica
@@ -178,7 +181,7 @@ def test_marks_outlive_the_controller(tmp_path: Path) -> None:
 async def test_a_gpu_that_vanishes_is_marked_and_its_replica_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.gpu_faults.GONE_AFTER_S", 0.2)
+    monkeypatch.setattr("controller.observe.gpu_faults.GONE_AFTER_S", 0.2)
     control = Control.of(tmp_path, gpu_service(replicas=2))
     control.engine.gpus = gpus(3)
     async with control.running() as loop:

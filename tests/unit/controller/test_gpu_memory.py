@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from controller.gpu_memory import AWAITED, HOPELESS_S, RESTING_S, RETRY_S, WAITING_S, GpuMemoryWatch
-from controller.model import ContainerState, Desired, GpuReading, Observed, Plan
+from controller.model.desired import Desired
+from controller.model.observed import Observed
+from controller.model.plan import Plan
+from controller.model.world import ContainerState, GpuReading
+from controller.observe.gpu_memory import AWAITED, HOPELESS_S, RESTING_S, RETRY_S, WAITING_S, GpuMemoryWatch
 from tests.fakes.fake_engine import FakeEngine
 from tests.unit.controller.worlds import desired, gpu_service, gpus, observed, replica, service
 

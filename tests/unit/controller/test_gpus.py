@@ -28,7 +28,7 @@ from controller.engines.gpus import (
     requested_gpus,
 )
 from controller.engines.smi import SmiDevice, parse_report
-from controller.model import Gpu
+from controller.model.world import Gpu
 
 KIND = "nvidia.com/gpu"
 NOW = 1_700_000_000.0

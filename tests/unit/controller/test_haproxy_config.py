@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError
-from controller.model import AutoscaleSpec, Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
+from controller.model.spec import AutoscaleSpec, Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
 from controller.routing import haproxy_config as config
 from controller.routing.haproxy_config import ServerLine
 

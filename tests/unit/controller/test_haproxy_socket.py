@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError, RoutingUnreachable
-from controller.model import AddServer, ProbeSpec, ServerState, ServiceSpec, SetServerState, WriteRouting
+from controller.model.actions import AddServer, SetServerState, WriteRouting
+from controller.model.spec import ProbeSpec, ServiceSpec
+from controller.model.world import ServerState
 from controller.routing import haproxy_socket
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused, MasterSocket, RuntimeSocket, command

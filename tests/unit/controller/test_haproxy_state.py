@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.errors import RoutingError
-from controller.model import Held, RoutingState, Server, ServerState
+from controller.model.world import Held, RoutingState, Server, ServerState
 from controller.routing import haproxy_state as state
 
 INFO = "Name: HAProxy\nVersion: 3.0.11-1+deb13u5\nPid: 11\nUptime: 0d 0h00m01s\nStart_time_sec: 1795251360\n"

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 
-from controller.model import Gpu, GpuRequest, Observed
-from controller.placement import GpuLedger, Shortage
+from controller.model.observed import Observed
+from controller.model.spec import GpuRequest
+from controller.model.world import Gpu
+from controller.plan.placement import GpuLedger, Shortage
 from tests.unit.controller.compose_configs import problems, ranker
 
 MODEL = {"model_loading": {"model_id": "qwen"}}

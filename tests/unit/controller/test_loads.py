@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from controller.autoscale import Load
-from controller.loads import loads
-from controller.model import ContainerState, Held
+from controller.desired.autoscale import Load
+from controller.desired.loads import loads
+from controller.model.world import ContainerState, Held
 from tests.unit.controller.worlds import observed, replica, retirement, routing, server, service
 
 WEB = service("web")

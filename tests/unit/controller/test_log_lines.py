@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.log_lines import timed_lines
+from controller.status.documents import timed_lines
 
 TIME, LATER = "2026-01-31T18:00:00.000000001Z", "2026-01-31T18:00:00.000000002Z"
 

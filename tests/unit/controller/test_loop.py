@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from controller import perform
-from controller.apply import Outcome
+from controller import apply as perform
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound, RoutingError, SpecError, UnknownService
 from controller.loop import Loop, Wakeup
-from controller.model import AddServer, CreateContainer, Gpu, ProbeSpec, StartContainer
-from controller.probe import Reading, Subject
+from controller.model.actions import AddServer, CreateContainer, StartContainer
+from controller.model.plan import Outcome
+from controller.model.spec import ProbeSpec
+from controller.model.world import Gpu
+from controller.observe.probe import Reading, Subject
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service

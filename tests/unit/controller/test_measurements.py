@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from controller.desired.measurements import AGAIN_S, BREAK_S, FIRST_S, Measurements, Prometheus, number_in
 from controller.errors import PolicyError
-from controller.measurements import AGAIN_S, BREAK_S, FIRST_S, Measurements, Prometheus, number_in
-from controller.model import AutoscaleSpec, PrometheusPolicy, ServiceSpec
+from controller.model.spec import AutoscaleSpec, PrometheusPolicy, ServiceSpec
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import service
 

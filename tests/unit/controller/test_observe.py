@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from controller.model import ReplicaContainer, Retirement, ServiceSpec, Spec
-from controller.observe import Observer
-from controller.probe import Prober, Reading
-from controller.store import Store
+from controller.model.spec import ServiceSpec, Spec
+from controller.model.world import ReplicaContainer, Retirement
+from controller.observe.probe import Prober, Reading
+from controller.observe.snapshot import Observer
+from controller.storage.store import Store
 from tests.fakes.fake_engine import FakeEngine
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import FakeRouter

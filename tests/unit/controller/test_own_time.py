@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from controller.own_time import Measured, OwnTime, core_wait_s
+from controller.status.metrics import Measured, OwnTime, core_wait_s
 
 
 @dataclass

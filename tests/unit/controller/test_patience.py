@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.patience import remaining_s
+from controller.observe.patience import remaining_s
 
 SECONDS = st.floats(0.0, 1e6)
 

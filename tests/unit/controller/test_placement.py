@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 
-from controller.model import (
-    ContainerState,
-    CreateContainer,
-    Gpu,
-    GpuReading,
-    GpuRequest,
-    GpuSlot,
-    Observed,
-    Plan,
-    ReplicaContainer,
-    ServiceSpec,
-)
-from controller.placement import FRESH_S, IDLE_BYTES, size_words
+from controller.model.actions import CreateContainer
+from controller.model.observed import Observed
+from controller.model.plan import Plan
+from controller.model.spec import GpuRequest, GpuSlot, ServiceSpec, size_words
+from controller.model.world import ContainerState, Gpu, GpuReading, ReplicaContainer
 from controller.plan import plan
+from controller.plan.placement import FRESH_S, IDLE_BYTES
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica, version
 
 GIB = 1024**3

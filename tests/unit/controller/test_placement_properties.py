@@ -10,23 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.model import (
-    GPU_PARTS,
-    ContainerState,
-    CreateContainer,
-    Desired,
-    Gpu,
-    GpuReading,
-    GpuRequest,
-    GpuSlot,
-    Observed,
-    Placement,
-    Plan,
-    RemoveContainer,
-    ReplicaContainer,
-)
-from controller.placement import IDLE_BYTES, GpuLedger, Grant, Shortage
+from controller.model.actions import CreateContainer, RemoveContainer
+from controller.model.desired import Desired
+from controller.model.observed import Observed
+from controller.model.plan import Plan
+from controller.model.spec import GPU_PARTS, GpuRequest, GpuSlot, Placement
+from controller.model.world import ContainerState, Gpu, GpuReading, ReplicaContainer
 from controller.plan import plan
+from controller.plan.placement import IDLE_BYTES, GpuLedger, Grant, Shortage
 from tests.bench.plan_time import NOW as BENCH_NOW
 from tests.bench.plan_time import Scene, scenes
 from tests.unit.controller.worlds import NOW, desired, gpu_service, observed, replica

@@ -7,27 +7,29 @@ from typing import Any
 
 import pytest
 
-from controller.model import (
+from controller.model.actions import (
     BeginRetirement,
-    ContainerState,
     CreateContainer,
-    Desired,
-    FailureRecord,
-    Gpu,
-    GpuRequest,
-    Health,
-    Observed,
-    Plan,
     PullImage,
     RemoveContainer,
-    ReplicaContainer,
-    ServerState,
     SetWaitingRoom,
-    StrayContainer,
     WriteRouting,
 )
+from controller.model.desired import Desired
+from controller.model.observed import Observed
+from controller.model.plan import Plan
+from controller.model.spec import GpuRequest
+from controller.model.world import (
+    ContainerState,
+    FailureRecord,
+    Gpu,
+    Health,
+    ReplicaContainer,
+    ServerState,
+    StrayContainer,
+)
 from controller.plan import plan
-from controller.planning.backoff import backoff_s
+from controller.plan.failures import backoff_s
 from tests.unit.controller.worlds import (
     NOW,
     desired,

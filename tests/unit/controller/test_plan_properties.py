@@ -12,37 +12,38 @@ from dataclasses import dataclass, field, replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.model import (
+from controller.model.actions import (
     Action,
     AddServer,
     BeginRetirement,
-    ContainerState,
     CreateContainer,
     DeleteServer,
-    FailureKey,
-    FailureRecord,
-    Health,
-    Observed,
-    Plan,
     RemoveContainer,
-    ReplicaContainer,
-    Retirement,
-    RolloutSpec,
-    RoutingState,
-    Server,
-    ServerState,
-    ServiceSpec,
     SetServerState,
     SetServerWeight,
     ShutdownSessions,
     SignalContainer,
     StartContainer,
-    VersionGoal,
     WriteRouting,
 )
-from controller.phases import Phase, phase_of
+from controller.model.desired import VersionGoal
+from controller.model.observed import Observed
+from controller.model.phases import Phase, phase_of
+from controller.model.plan import Plan
+from controller.model.spec import RolloutSpec, ServiceSpec
+from controller.model.world import (
+    ContainerState,
+    FailureKey,
+    FailureRecord,
+    Health,
+    ReplicaContainer,
+    Retirement,
+    RoutingState,
+    Server,
+    ServerState,
+)
 from controller.plan import plan
-from controller.planning.leave import BLIND_DRAIN_S, PROPAGATION_S
+from controller.plan.leave import BLIND_DRAIN_S, PROPAGATION_S
 from tests.unit.controller.worlds import desired, gpu_service, gpus, service, version
 
 TICK_S = 0.5

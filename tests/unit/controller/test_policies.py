@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.autoscale import Load, Situation, by_load, wanted_replicas
+from controller.desired.autoscale import Load, Situation, by_load, wanted_replicas
+from controller.desired.policies import AGAIN_S, Functions, Policies, TookTooLong, Value, call_within, query_words
 from controller.errors import PolicyError
-from controller.model import AutoscaleSpec, FunctionPolicy, PrometheusPolicy
-from controller.policies import AGAIN_S, Functions, Policies, Value, query_words
-from controller.time_limit import TookTooLong, call_within
+from controller.model.spec import AutoscaleSpec, FunctionPolicy, PrometheusPolicy
 from tests.harness.waiting import PATIENCE_S
 
 SPEC = AutoscaleSpec(min=0, max=20, target_ongoing_requests=10)
@@ -92,7 +91,7 @@ class TestFunctions:
         (tmp_path / "controller").mkdir()
         (tmp_path / "controller" / "autoscale.py").write_text("wanted_replicas = None\n")
         (tmp_path / "tabnanny.py").write_text("def wanted(situation):\n    return 3\n")
-        found = functions.call(FunctionPolicy("controller.autoscale:wanted_replicas"), situation(load=50.0))
+        found = functions.call(FunctionPolicy("controller.desired.autoscale:wanted_replicas"), situation(load=50.0))
         assert found == wanted_replicas(situation(load=50.0))
         assert "tabnanny.py has nothing of that name" in failing(functions, "tabnanny:wanted")
 

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import ReplicaError
-from controller.model import ContainerState, Health, ProbeSpec, PublishedStats, ReplicaContainer, UserConfigReport
-from controller.phases import Phase, phase_of
-from controller.probe import EAGER_S, PATIENT_S, RETIRING_S, HttpProbe, Judge, Prober, Reading, Subject
+from controller.model.phases import Phase, phase_of
+from controller.model.spec import ProbeSpec
+from controller.model.world import ContainerState, Health, PublishedStats, ReplicaContainer, UserConfigReport
+from controller.observe.probe import EAGER_S, PATIENT_S, RETIRING_S, HttpProbe, Judge, Prober, Reading, Subject
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from controller.model import Health, ProbeSpec, SignalContainer
-from controller.phases import Phase, phase_of
+from controller.model.actions import SignalContainer
+from controller.model.phases import Phase, phase_of
+from controller.model.spec import ProbeSpec
+from controller.model.world import Health
 from controller.plan import plan
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until

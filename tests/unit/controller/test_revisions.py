@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from controller.model import Revision, ServiceSpec
-from controller.revisions import made_as, recorded, written
-from controller.spec import parse
+from controller.desired.revisions import made_as, recorded, written
+from controller.model.desired import Revision
+from controller.model.spec import ServiceSpec
+from controller.spec.parse import parse
 
 
 def spec(**x_serve: object) -> ServiceSpec:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller import rollout
-from controller.model import FailureRecord, Rejection, Rollout, RolloutPhase, RolloutSpec, ServiceRollout
-from controller.rollout import Count, Facts, Rules, Tally, advance, goal_version, worse
+from controller.desired import rollout
+from controller.desired.rollout import Count, Facts, Rules, Tally, advance, goal_version, worse
+from controller.model.desired import Rejection, Rollout, RolloutPhase, ServiceRollout
+from controller.model.spec import RolloutSpec
+from controller.model.world import FailureRecord
 
 RULES = Rules(RolloutSpec(bake_s=10), startup_deadline_s=60)
 V1 = ServiceRollout(stable="v1")

@@ -10,20 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.api import plan_words
-from controller.deployer import REFUSED_FOR_S
+from controller.desired.deployer import REFUSED_FOR_S
 from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError, SpecError, UnknownService
-from controller.model import (
-    AddServer,
-    CreateContainer,
-    GpuRequest,
-    RolloutSpec,
-    ServerState,
-    ServiceSpec,
-    current_version,
-)
+from controller.model.actions import AddServer, CreateContainer
+from controller.model.spec import GpuRequest, RolloutSpec, ServiceSpec
+from controller.model.world import ServerState, current_version
 from controller.routing.base import RoutingAction
-from controller.spec import parse
+from controller.spec.parse import parse
+from controller.status.documents import plan_words
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.virtual_time import wall_clock
 from tests.unit.controller.control import Control, until

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from controller import router_watch
 from controller.errors import RoutingError
 from controller.loop import LOOK_S
-from controller.model import AddServer, RoutingState
-from controller.router_watch import RouterWatch
+from controller.model.actions import AddServer
+from controller.model.world import RoutingState
+from controller.observe import router_watch
+from controller.observe.router_watch import RouterWatch
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.worlds import routing
 

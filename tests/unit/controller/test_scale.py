@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from controller.model import AutoscaleSpec, Spec
-from controller.scale import switched_off, targets_of
+from controller.desired.desired import switched_off, targets_of
+from controller.model.spec import AutoscaleSpec, Spec
 from tests.unit.controller.worlds import PROJECT, service
 
 TO_ZERO = AutoscaleSpec(min=0, max=4)

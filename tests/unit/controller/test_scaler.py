@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.autoscale import Answer, Situation
+from controller.desired.autoscale import Answer, Situation
+from controller.desired.scaler import Scaler
 from controller.errors import PolicyError
-from controller.events import EventLog
-from controller.model import AutoscaleSpec, FunctionPolicy, Held, Observed, ProbeSpec, PrometheusPolicy, ServiceSpec
-from controller.scaler import Scaler
-from controller.store import Store, StoredEvent
+from controller.model.observed import Observed
+from controller.model.spec import AutoscaleSpec, FunctionPolicy, ProbeSpec, PrometheusPolicy, ServiceSpec
+from controller.model.world import Held
+from controller.storage.events import EventLog
+from controller.storage.store import Store, StoredEvent
 from tests.unit.controller import worlds
 from tests.unit.controller.control import Control, until
 

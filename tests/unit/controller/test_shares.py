@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.model import RolloutSpec
-from controller.shares import Bounds, bounds, weights
+from controller.model.spec import RolloutSpec
+from controller.plan.shares import Bounds, bounds, weights
 
 
 @pytest.mark.parametrize(

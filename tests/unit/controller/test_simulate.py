@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller import loop
+from controller.cli.simulate import simulation
+from controller.cli.simulate.__main__ import main
+from controller.cli.simulate.distributions import parse_distribution
+from controller.cli.simulate.report import Summary, percentile, step_words, summarise, table
+from controller.cli.simulate.simulation import Result, Setting, seeded, simulate
+from controller.cli.simulate.traces import Step, Trace, read_trace
 from controller.errors import InvalidRequest
-from controller.model import AutoscaleSpec, FunctionPolicy, GpuRequest, PrometheusPolicy, ServiceSpec
-from controller.simulate import simulation
-from controller.simulate.__main__ import main
-from controller.simulate.distributions import parse_distribution
-from controller.simulate.report import Summary, percentile, step_words, summarise, table
-from controller.simulate.simulation import Result, Setting, seeded, simulate
-from controller.simulate.traces import Step, Trace, read_trace
+from controller.model.spec import AutoscaleSpec, FunctionPolicy, GpuRequest, PrometheusPolicy, ServiceSpec
 from tests.unit.controller.worlds import service
 
 MIN = 60.0

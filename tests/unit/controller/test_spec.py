@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.model import (
+from controller.model.spec import (
     AutoscaleSpec,
     Backpressure,
     FunctionPolicy,

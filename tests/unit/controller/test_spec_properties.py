@@ -13,10 +13,10 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from controller.errors import SpecError
-from controller.model import Spec
-from controller.serve_block import ServeBlock
-from controller.spec import parse
-from controller.translate import _FORBIDDEN, _PLAIN, _STRUCTURED, IGNORED
+from controller.model.spec import Spec
+from controller.spec.parse import parse
+from controller.spec.serve_block import ServeBlock
+from controller.spec.translate import _FORBIDDEN, _PLAIN, _STRUCTURED, IGNORED
 from tests.unit.controller.compose_configs import PROJECT, config, ranker, read, service
 
 ROOT = Path(__file__).parents[3]
@@ -152,7 +152,7 @@ def test_the_order_of_keys_never_matters(data: st.DataObject) -> None:
 
 def test_the_hash_is_the_same_in_another_process_with_another_seed() -> None:
     program = (
-        "import json,sys\nfrom controller.spec import parse\n"
+        "import json,sys\nfrom controller.spec.parse import parse\n"
         "print(parse('shop', json.load(sys.stdin)).services['ranker'].definition_hash)"
     )
     whole = config(ranker={**service(), **RICH})

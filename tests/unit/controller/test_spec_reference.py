@@ -11,8 +11,8 @@ import pytest
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 from pydantic import BaseModel
 
-from controller.compose_yaml import load_written
-from controller.serve_block import (
+from controller.spec.parse import parse
+from controller.spec.serve_block import (
     AutoscaleBlock,
     BackpressureBlock,
     GpuBlock,
@@ -25,7 +25,7 @@ from controller.serve_block import (
     ServeBlock,
     StartupBlock,
 )
-from controller.spec import parse
+from controller.spec.yaml import load_written
 
 REFERENCE = Path(__file__).parents[3] / "compose" / "reference.yaml"
 

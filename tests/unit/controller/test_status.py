@@ -6,37 +6,32 @@ from dataclasses import replace
 
 import pytest
 
-from controller.apply import Refusal
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
-from controller.model import (
-    AutoscaleStatus,
+from controller.model.actions import CreateContainer, PullImage
+from controller.model.desired import Desired
+from controller.model.observed import Observed
+from controller.model.plan import PendingReplica, Plan, Refusal, Step
+from controller.model.spec import GpuSlot, ServiceSpec, backend_name
+from controller.model.told import AutoscaleStatus, ServiceStatus
+from controller.model.world import (
     ContainerState,
-    CreateContainer,
-    Desired,
     FailureRecord,
     Gpu,
     GpuReading,
-    GpuSlot,
     Health,
     Held,
-    Observed,
-    PendingReplica,
-    Plan,
     PublishedStats,
-    PullImage,
     ReplicaContainer,
     Retirement,
     RoutingState,
     Server,
     ServerState,
-    ServiceSpec,
-    ServiceStatus,
-    Step,
-    backend_name,
 )
-from controller.recovery import STEADY_S, recovered
-from controller.status import GpuSlotUse, View, endpoints, gpu_uses, notices, scrape_targets, service_rows
-from controller.transitions import transitions
+from controller.plan.failures import STEADY_S, recovered
+from controller.status.endpoints import endpoints, scrape_targets
+from controller.status.services import service_rows
+from controller.status.transitions import transitions
+from controller.status.view import GpuSlotUse, View, gpu_uses, notices
 from tests.unit.controller.worlds import IMAGE_ID, NOW, gpu_service, gpus, replica, service, version
 
 WEB = service("web", metrics_port=9100)

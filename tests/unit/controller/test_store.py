@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from controller.errors import StoreError
-from controller.events import EventLog
-from controller.model import Event, FailureRecord, GpuFault, Retirement, Revision
-from controller.store import EVENTS_KEPT, FILE_NAME, SCHEMA_VERSION, Override, Store
+from controller.model.desired import Revision
+from controller.model.told import Event
+from controller.model.world import FailureRecord, GpuFault, Retirement
+from controller.storage.events import EventLog
+from controller.storage.store import EVENTS_KEPT, FILE_NAME, SCHEMA_VERSION, Override, Store
 
 
 def retirement(container_id: str = "c1") -> Retirement:

@@ -8,22 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from controller.model import (
-    ContainerState,
-    FailureRecord,
-    Gpu,
-    GpuRequest,
-    GpuSlot,
-    Observed,
-    ReplicaContainer,
-    RolloutSpec,
-    ServiceSpec,
-    VersionGoal,
-)
-from controller.phases import Phase
-from controller.placement import GpuLedger
+from controller.model.desired import VersionGoal
+from controller.model.observed import Observed
+from controller.model.phases import Phase
+from controller.model.spec import GpuRequest, GpuSlot, RolloutSpec, ServiceSpec
+from controller.model.world import ContainerState, FailureRecord, Gpu, ReplicaContainer
 from controller.plan import plan
-from controller.swaps import Places, Swap, swap
+from controller.plan.placement import GpuLedger
+from controller.plan.swaps import Places, Swap, swap
 from tests.unit.controller.test_plan_properties import World
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica, retirement, version
 

@@ -16,26 +16,19 @@ from pierhead.replica.user_config import UserConfig, call_hook
 from pierhead.replica.user_config import digest as digest_of_the_runtime
 from pierhead.settings import MAX_USER_CONFIG_BYTES
 
-from controller.api import plan_words, service_json
 from controller.cli import why
 from controller.cli.prometheus import Traffic
-from controller.container import create_body
+from controller.engines.labels import create_body
 from controller.errors import ReplicaError
-from controller.model import (
-    NO_USER_CONFIG,
-    GiveUserConfig,
-    Health,
-    ReplicaContainer,
-    RolloutSpec,
-    ServiceSpec,
-    UserConfigReport,
-    VersionGoal,
-    current_version,
-)
+from controller.model.actions import GiveUserConfig
+from controller.model.desired import VersionGoal
+from controller.model.spec import NO_USER_CONFIG, RolloutSpec, ServiceSpec, digest
+from controller.model.world import Health, ReplicaContainer, UserConfigReport, current_version
+from controller.observe.probe import HttpProbe
 from controller.plan import plan
-from controller.probe import HttpProbe
-from controller.serve_block import LARGEST_USER_CONFIG
-from controller.user_config import differences, digest, remembered, user_config_status
+from controller.plan.user_config import differences, remembered, user_config_status
+from controller.spec.serve_block import LARGEST_USER_CONFIG
+from controller.status.documents import plan_words, service_json
 from tests.unit.controller.compose_configs import problems, ranker
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, observed, replica, service, version

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.model import (
+from controller.model.actions import replica_name
+from controller.model.desired import Desired
+from controller.model.observed import Observed
+from controller.model.spec import GpuRequest, ProbeSpec, RolloutSpec, ServiceSpec, backend_name
+from controller.model.world import (
     ContainerState,
-    Desired,
     Gpu,
-    GpuRequest,
     Health,
-    Observed,
-    ProbeSpec,
     ReplicaContainer,
     Retirement,
-    RolloutSpec,
     RoutingState,
     Server,
     ServerState,
-    ServiceSpec,
-    backend_name,
-    replica_name,
     version_of,
 )
 

@@ -8,7 +8,7 @@ from pierhead.llm_config import LLMConfig, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.metrics import ControllerMetrics
+from controller.status.metrics import ControllerMetrics
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.server.engine import EngineLoad
 from services.llm.server.engines.mock.engine import MockEngine

@@ -1,0 +1,309 @@
+"""How many replicas a service needs for its load: one pure decision per tick, by Ray Serve's formula and delays.
+
+    samples of the load --> LoadHistory --(mean, max or min over look_back_period_s)--> load
+    load, running replicas --> wanted_replicas --(held for upscale_delay_s or downscale_delay_s)--> target
+
+The load is the number of requests that the service's replicas work on plus those that wait for it anywhere: in its
+callers, in HAProxy. A stream counts for as long as it is open.
+
+Two things are ours. A burst does not wait for `upscale_delay_s`: load of `panic_threshold` times what the running
+replicas are for, over `panic_window_s`, raises the target at once, as often as the mean of that window asks for more,
+and nothing is taken away, until it has been over for `look_back_period_s` (Knative's panic mode). And what was decided
+outlives the controller: the store keeps `Decided`.
+
+Another policy may stand in the formula's place (`controller/desired/policies.py`); bounds, factors, delays and bursts
+stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..model.spec import Aggregation, AutoscaleSpec
+
+SETTLE_S = 1.0
+"""What waited for the first replica comes all at once when it takes traffic; after this long its load is measured."""
+MIN_GAP_S = 0.25
+"""Samples closer together than this are one: ticks come in bursts, and the history must not grow with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load of one service at one moment: requests, each counted once."""
+
+    running: float = 0.0
+    """Replicas work on them."""
+    waiting: float = 0.0
+    """They wait for a replica: in callers, in HAProxy."""
+    held: float = 0.0
+    """Those among the waiting that HAProxy holds because no replica takes traffic; only of a single moment."""
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.running + self.waiting
+
+
+class LoadHistory:
+    """The load of one service in the last `keep_s` seconds. A sample holds until the next one."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, Load]] = deque()
+
+    def add(self, now: float, load: Load, keep_s: float) -> None:
+        """Note the load. Time that goes backwards begins a new history."""
+        samples = self._samples
+        if samples and now < samples[-1][0]:
+            samples.clear()
+        if samples and now - samples[-1][0] < MIN_GAP_S:
+            samples[-1] = (samples[-1][0], load)
+        else:
+            samples.append((now, load))
+        # The last one before the window holds at its beginning.
+        while len(samples) > 1 and samples[1][0] <= now - keep_s:
+            samples.popleft()
+
+    def over(self, window_s: float, now: float, aggregation: Aggregation = "mean", since: float = -math.inf) -> Load:
+        """The load over the window that ends `now`, or over what there is of it; no samples = no load.
+
+        Samples taken before `since` do not count, not even for what follows them.
+        """
+        begin = now - window_s
+        spans: list[tuple[float, Load]] = []
+        end = now
+        for at, load in reversed(self._samples):
+            if at < since:
+                break
+            spans.append((end - max(at, begin), load))
+            end = at
+            if at <= begin:
+                break
+        if not spans:
+            return Load()
+        if aggregation != "mean":
+            choose = max if aggregation == "max" else min
+            return choose((load for _, load in spans), key=lambda load: load.total)
+        length = sum(seconds for seconds, _ in spans)
+        if length <= 0:
+            return spans[0][1]
+        return Load(
+            sum(seconds * load.running for seconds, load in spans) / length,
+            sum(seconds * load.waiting for seconds, load in spans) / length,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided for one service, and since when something else is wanted. Kept across controllers."""
+
+    target: int
+    direction: Literal["up", "down", "zero", ""] = ""
+    """What has been wanted without a break since `since`; "" = nothing else."""
+    since: float = 0.0
+    panic_until: float = 0.0
+    """Nothing is taken away before this time."""
+    measured_from: float = -math.inf
+    """What waited before this time waited for the first replica, and says nothing of how many are needed.
+    inf = none takes traffic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a decision is made from; also what a policy of the user's gets to see."""
+
+    spec: AutoscaleSpec
+    load: Load
+    """Over `look_back_period_s`."""
+    recent: Load
+    """Over `panic_window_s`."""
+    latest: Load
+    """At the last look."""
+    running: int
+    """Replicas that are ready."""
+    target: int
+    """Replicas wanted so far."""
+    now: float
+    """Seconds since 1970. A function of the user's gets the machine's clock as it is set, for the hour of the day."""
+
+
+Policy = Callable[..., int]
+"""What a user's function is: (Situation, **policy_kwargs) -> how many replicas are wanted.
+
+Called at every look, on the controller's event loop: pure and quick. Bounds, factors and delays are applied to what it
+returns. `running` is 0 while none is ready: the first replica is started for any load, whatever the policy says.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a policy says of one situation."""
+
+    wanted: int
+    because: str
+    """What it goes by, in words with numbers."""
+
+
+def by_load(situation: Situation) -> Answer:
+    """The default policy's answer."""
+    spec = situation.spec
+    because = (
+        f"{_load_words(situation.load)} over {spec.look_back_period_s:g} s ({spec.aggregation_function}), "
+        f"{spec.target_ongoing_requests:g} per replica wanted"
+    )
+    return Answer(wanted_replicas(situation), because)
+
+
+def wanted_replicas(situation: Situation) -> int:
+    """The default policy. Ray Serve's `_calculate_desired_num_replicas`, within the bounds.
+
+    ratio = load / (target_ongoing_requests * running); wanted = ceil(running * (1 + factor * (ratio - 1))). A downscale
+    that the factor rounds back to `running` is one replica. Without a running replica any load asks for the first.
+    """
+    spec, running, load = situation.spec, situation.running, situation.load.total
+    if running == 0:
+        return spec.clamp(max(math.ceil(spec.upscaling_factor), situation.target)) if load > 0 else situation.target
+    return smoothed(spec, running, load / spec.target_ongoing_requests)
+
+
+def smoothed(spec: AutoscaleSpec, running: int, wanted: float) -> int:
+    """Go a factor of the way from the running replicas to the wanted ones, within the bounds.
+
+    A downscale that the factor rounds back to `running` is one replica.
+    """
+    factor = spec.upscaling_factor if wanted > running else spec.downscaling_factor
+    replicas = _ceil(running + factor * (wanted - running))
+    if replicas == running and _ceil(wanted) < running:
+        replicas -= 1
+    return spec.clamp(replicas)
+
+
+def decide(decided: Decided, situation: Situation, answer: Answer | None = None) -> tuple[Decided, str]:
+    """The next state, and why the target changed: one sentence with its numbers, "" when it did not.
+
+    Pure. `answer` is the policy's; None = the default one's. `decided.target` outside the bounds (they were edited) is
+    brought inside at once.
+    """
+    spec, now = situation.spec, situation.now
+    inside = spec.clamp(decided.target)
+    if inside != decided.target:
+        bounds = f"the bounds are {spec.min} to {spec.max} now"
+        return Decided(inside, measured_from=_measured_from(decided, situation)), bounds
+    decided = replace(decided, measured_from=_measured_from(decided, situation))
+    if situation.running and now < decided.measured_from + spec.panic_window_s:
+        # What waited for the first replica is no reason for more: they follow when its load is found to be too much.
+        return replace(decided, direction="", since=0.0), ""
+    if _is_burst(situation):
+        decided = replace(decided, panic_until=now + spec.look_back_period_s)
+    if now < decided.panic_until:
+        # Also when it is none any more, as the first replicas for it are there: its mean has only begun to tell.
+        at_once = _wanted_at_once(situation)
+        if at_once > decided.target:
+            found = Decided(at_once, panic_until=decided.panic_until, measured_from=decided.measured_from)
+            return found, _burst_words(situation)
+    answer = answer or by_load(situation)
+    wanted = spec.clamp(answer.wanted)
+    if wanted == decided.target or (wanted < decided.target and now < decided.panic_until):
+        return replace(decided, direction="", since=0.0), ""
+    direction, delay_s = _direction(spec, decided.target, wanted)
+    if direction == "down":
+        wanted = max(wanted, 1)  # the last one goes by itself, after a delay of its own
+    if decided.direction != direction or now < decided.since:
+        decided = replace(decided, direction=direction, since=now)
+    if now - decided.since < delay_s:
+        return decided, ""
+    side = "above" if direction == "up" else "below"
+    why = f"{answer.because}, {situation.running} running; {side} for {now - decided.since:.0f} s"
+    return Decided(wanted, panic_until=decided.panic_until, measured_from=decided.measured_from), why
+
+
+def due_in_s(decided: Decided, spec: AutoscaleSpec, now: float) -> float | None:
+    """Seconds until the delay that is running is over; None when none is."""
+    if not decided.direction:
+        return None
+    delay_s = {"up": spec.upscale_delay_s, "down": spec.downscale_delay_s, "zero": _zero_delay_s(spec)}
+    return max(0.0, decided.since + delay_s[decided.direction] - now)
+
+
+def _measured_from(decided: Decided, situation: Situation) -> float:
+    """Since when load counts: a moment after the first replica takes traffic. A clock that was set back begins anew."""
+    if situation.running == 0 or situation.latest.held:
+        return math.inf
+    return min(decided.measured_from, situation.now + SETTLE_S)
+
+
+def _direction(spec: AutoscaleSpec, target: int, wanted: int) -> tuple[Literal["up", "down", "zero"], float]:
+    if wanted > target:
+        return "up", spec.upscale_delay_s
+    if target == 1:
+        return "zero", _zero_delay_s(spec)
+    return "down", spec.downscale_delay_s
+
+
+def _zero_delay_s(spec: AutoscaleSpec) -> float:
+    return spec.downscale_delay_s if spec.downscale_to_zero_delay_s is None else spec.downscale_to_zero_delay_s
+
+
+def _is_burst(situation: Situation) -> bool:
+    """Whether load comes that cannot wait. From nothing to one is a burst of any size."""
+    spec = situation.spec
+    if situation.running == 0:
+        return situation.latest.total > 0
+    if spec.panic_threshold is None:
+        return False
+    return situation.recent.total >= spec.panic_threshold * spec.target_ongoing_requests * situation.running
+
+
+def _wanted_at_once(situation: Situation) -> int:
+    """How many replicas a burst asks for."""
+    spec = situation.spec
+    if situation.running == 0:
+        return wanted_replicas(replace(situation, load=situation.latest)) if situation.latest.total > 0 else 0
+    if spec.panic_threshold is None:
+        return 0
+    return spec.clamp(_ceil(situation.recent.total / spec.target_ongoing_requests))
+
+
+def _ceil(replicas: float) -> int:
+    """As math.ceil, but what is a whole number apart from rounding stays one: 3 * (1 + 1/3 - 1) is not 4."""
+    return math.ceil(replicas - 1e-9)
+
+
+def _burst_words(situation: Situation) -> str:
+    spec = situation.spec
+    if situation.running == 0:
+        held = situation.latest.held
+        woken = f"woken by {held:.0f} held request{'' if held == 1 else 's'}: " if held else ""
+        return f"{woken}{_load_words(situation.latest)}, no replica running"
+    return (
+        f"a burst: {_load_words(situation.recent)} over {spec.panic_window_s:g} s, "
+        f"{spec.target_ongoing_requests:g} per replica wanted, {situation.running} running"
+    )
+
+
+def _load_words(load: Load) -> str:
+    return f"{load.total:.1f} requests ({load.running:.1f} in work, {load.waiting:.1f} waiting)"
+
+
+def situation_of(
+    spec: AutoscaleSpec, history: LoadHistory, running: int, target: int, now: float, measured_from: float = -math.inf
+) -> Situation:
+    """Put together what a decision is made from. Once a replica runs, load before `measured_from` does not count."""
+    since = measured_from if running else -math.inf
+    return Situation(
+        spec,
+        load=history.over(spec.look_back_period_s, now, spec.aggregation_function, since),
+        recent=history.over(spec.panic_window_s, now, since=since),
+        latest=history.over(0.0, now),
+        running=running,
+        target=target,
+        now=now,
+    )
+
+
+def longest_window_s(specs: Sequence[AutoscaleSpec]) -> float:
+    """How much history the decisions of these need."""
+    return max((max(spec.look_back_period_s, spec.panic_window_s) for spec in specs), default=0.0)

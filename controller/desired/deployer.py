@@ -1,0 +1,531 @@
+"""Rollouts as the loop does them: facts in, goals out; keeps versions and states in the store, tells events.
+
+look()      once a tick: what is offered, what runs, what failed -> each service's state machine -> goals
+deploy(), roll_back(), abort(), promote()      what people ask for, between ticks
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ..errors import InvalidRequest, StoreError
+from ..model.actions import BeginRetirement, CreateContainer, RemoveContainer
+from ..model.desired import Revision, RolloutPhase, ServiceRollout, VersionGoal
+from ..model.observed import Observed
+from ..model.phases import gets_traffic, is_ready, staying
+from ..model.plan import PendingReplica, Refusal
+from ..model.spec import ServiceSpec, Spec
+from ..model.told import RolloutStatus
+from ..model.world import ContainerState, FailureKey, FailureRecord, current_version
+from ..storage.events import EventLog
+from ..storage.store import Store
+from . import rollout as machine
+from .answers import Answers
+from .revisions import differences, made_as, recorded, state_of, state_text, written
+from .rollout import Count, Facts, Rules, rollout_words
+
+logger = logging.getLogger(__name__)
+
+REVISIONS_KEPT = 10
+"""Versions of a service that can be gone back to."""
+
+REFUSED_FOR_S = 30.0
+"""How long the engine must have refused a version's container before that is held against the version. Three tries take
+two seconds: an engine that is busy, or begins again, needs longer than that to be itself, and a rejection stays until
+somebody asks for the version anew."""
+
+UNTRIED = "not tried yet, as no replica is wanted now: it will be at the next wake"
+"""Of a version that is taken while its service sleeps."""
+
+TOGETHER_S = 5.0
+"""Replicas that end by themselves within this time of each other may have ended of one cause: an engine that begins
+again, a machine without memory."""
+
+Callers = Callable[[], Mapping[str, frozenset[str]]]
+"""Who watches whom: name of a replica, or of anything else -> services."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """What rollouts say of every service now."""
+
+    services: Mapping[str, ServiceSpec] = field(default_factory=dict)
+    goals: Mapping[str, VersionGoal] = field(default_factory=dict)
+    rows: Mapping[str, RolloutStatus] = field(default_factory=dict)
+    made: Mapping[str, Mapping[str, ServiceSpec]] = field(default_factory=dict)
+    """By service and version, of those that have replicas: how it is made, where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One tick's material."""
+
+    spec: Spec
+    observed: Observed
+    targets: Mapping[str, int]
+    refusals: tuple[Refusal, ...]
+    callees: Mapping[str, frozenset[str]]
+    now: float
+    pending: tuple[PendingReplica, ...]
+    counts: Mapping[str, Mapping[str, Count]]
+    """By service and version, replicas that stay."""
+
+    def offered(self, name: str) -> str | None:
+        return current_version(self.spec.services[name], self.observed.images)
+
+
+class Deployer:
+    """Owns the rollout states of all services. The loop's thread only."""
+
+    def __init__(self, store: Store, events: EventLog, callers: Callers, *, is_manual: bool = False) -> None:
+        """`is_manual`: new versions wait for `deploy`."""
+        self._store = store
+        self._events = events
+        self._callers = callers
+        self._is_manual = is_manual
+        self._states = {service: state_of(text) for service, text in store.rollouts.items()}
+        self._answers: dict[str, Answers] = {}
+        self._offered: dict[str, str | None] = {}
+        self._absent: frozenset[str] = frozenset()
+        """Services without a replica that stays, as last seen."""
+        self._asleep: frozenset[str] = frozenset()
+        """Those among them without one wanted."""
+        self._ended: dict[str, tuple[FailureKey, float]] = {}
+        """By container id, replicas that have just ended by themselves: whose they were, and when last seen."""
+        self._user_configs: dict[tuple[str, str], str] = {}
+        """By service and version: the one that is known to be recorded."""
+        self.directions = Directions()
+
+    # -------------------------------------------------------------------------------------------------------- a look
+
+    def look(
+        self,
+        spec: Spec,
+        observed: Observed,
+        targets: Mapping[str, int],
+        refusals: Iterable[Refusal],
+        now: float,
+        pending: Iterable[PendingReplica] = (),
+    ) -> Directions:
+        """Advance every service's rollout by what is seen now, and say which versions there shall be.
+
+        `pending`: what the latest plan could not start.
+        """
+        callees = self._callees(spec, observed)
+        counts = {name: _counts(service, observed, now) for name, service in spec.services.items()}
+        look = _Look(spec, observed, targets, tuple(refusals), callees, now, tuple(pending), counts)
+        self._offered = {name: look.offered(name) for name in spec.services}
+        self._absent = frozenset(name for name in spec.services if not look.counts[name])
+        wanted = {name for name in spec.services if targets.get(name)}
+        self._asleep = self._absent - wanted - {container.service for container in observed.containers}
+        self._ended = {
+            container_id: (key, at) for container_id, (key, at) in self._ended.items() if now - at < TOGETHER_S
+        } | {container_id: (key, now) for container_id, key in _ended(observed).items()}
+        self._forget_others(spec)
+        services, goals, rows, made = {}, {}, {}, {}
+        for name, service in spec.services.items():
+            self._record(service, look)
+            facts, rules = self._facts(name, look), self._rules(service)
+            before = self._states.get(name, ServiceRollout())
+            state, notes = machine.advance(before, facts, rules, now)
+            if not self._settle(name, state):
+                state, notes = before, ()
+            for note in notes:
+                self._events.record(note.kind, f"{name}: {note.message}", service=name, outcome=note.outcome)
+            services[name], goals[name] = self._direction(service, state)
+            rows[name] = self._row(name, state, facts, rules, now)
+            made[name] = self._made(service, observed)
+        self.directions = Directions(services, goals, rows, made)
+        return self.directions
+
+    def _rules(self, service: ServiceSpec) -> Rules:
+        return Rules(service.rollout, service.startup_deadline_s, is_manual=self._is_manual)
+
+    def _facts(self, name: str, look: _Look) -> Facts:
+        state = self._states.get(name, ServiceRollout())
+        counts = look.counts[name]
+        return Facts(
+            target=look.targets.get(name, look.spec.services[name].replicas),
+            offered=self._offered[name],
+            counts=counts,
+            failures=_failures(name, look.observed, look.refusals, _begun_at(state), look.now),
+            tallies=self._tallies(name, state, look.observed),
+            waits_for=self._waits_for(name, state, look.callees),
+            no_place=_no_place(name, state, look),
+            is_shared=self._is_shared(name, state, counts),
+        )
+
+    def _is_shared(self, name: str, state: ServiceRollout, counts: Mapping[str, Count]) -> bool:
+        """Whether what ends replicas of a version that is rolled out has just ended others, too."""
+        if state.rollout is None:
+            return False
+        keys = [key for key, _ in self._ended.values()]
+        if any(key != (name, state.rollout.to) for key in keys):
+            return True
+        return len(keys) > 1 and not counts.get(state.stable or "", Count()).present
+
+    def _tallies(self, name: str, state: ServiceRollout, observed: Observed) -> Mapping[str, machine.Tally]:
+        rollout = state.rollout
+        if rollout is None or rollout.phase not in machine.ROLLING_FORWARD:
+            self._answers.pop(name, None)
+            return {}
+        book = self._answers.get(name)
+        if book is None or (book.to, book.begun_at) != (rollout.to, rollout.begun_at):
+            book = self._answers[name] = Answers(rollout.to, rollout.begun_at)
+        book.look(observed.containers_of(name), observed)
+        return {version: book.of(version) for version in book.versions()}
+
+    def _waits_for(self, name: str, state: ServiceRollout, callees: Mapping[str, frozenset[str]]) -> str:
+        """Why a new version of this service may not begin yet, in words."""
+        begun_at = state.rollout.begun_at if state.rollout else None
+        for callee in goes_before(name, callees):
+            theirs, offered = self._states.get(callee, ServiceRollout()), self._offered.get(callee)
+            if theirs.rollout is not None:
+                return f"{callee}, which it calls, goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
+            rejected = theirs.rejection_of(offered)
+            if rejected is not None:
+                if begun_at is not None and rejected.at > begun_at:
+                    return (
+                        f"the new version of {callee}, which it calls, was rolled back; it goes on with the next "
+                        f"version of {callee}, or with `pierhead deploy {name}`"
+                    )
+            elif (
+                theirs.stable is not None
+                and offered not in (None, theirs.stable)
+                and not self._is_manual
+                and callee not in self._absent  # it takes the new version at once
+            ):
+                return f"{callee}, which it calls, goes first: {offered}"
+        return ""
+
+    def _callees(self, spec: Spec, observed: Observed) -> Mapping[str, frozenset[str]]:
+        """Who calls whom: what the files say, and what callers that run now watch."""
+        service_of = {container.name: container.service for container in observed.containers}
+        found = {name: set(service.callees) for name, service in spec.services.items()}
+        for caller, watched in self._callers().items():
+            if (service := service_of.get(caller)) in found:
+                found[service] |= watched
+        return {name: frozenset(callees & set(spec.services)) - {name} for name, callees in found.items()}
+
+    # ------------------------------------------------------------------------------------------------- its consequences
+
+    def _direction(self, service: ServiceSpec, state: ServiceRollout) -> tuple[ServiceSpec, VersionGoal]:
+        """How the service is made now, and which versions of it there shall be."""
+        offered = self._offered[service.name]
+        version, keep = machine.goal_version(state, offered)
+        made = self._made_as(service, version)
+        keep_spec = self._made_as(service, keep) if keep else None
+        goal = VersionGoal(
+            version=version,
+            spec=made,
+            keep=keep,
+            keep_spec=keep_spec,
+            weight=service.rollout.canary_weight if keep else None,
+            goes_back=state.rollout is not None and state.rollout.phase is RolloutPhase.ROLLING_BACK,
+        )
+        return made or service, goal
+
+    def _made(self, service: ServiceSpec, observed: Observed) -> Mapping[str, ServiceSpec]:
+        there = {container.version for container in observed.containers_of(service.name)}
+        return {version: made for version in there if (made := self._made_as(service, version)) is not None}
+
+    def _made_as(self, service: ServiceSpec, version: str | None) -> ServiceSpec | None:
+        if version == self._offered[service.name]:
+            return service
+        revision = self._store.revisions.get((service.name, version or ""))
+        return made_as(service, revision) if revision else None
+
+    def _row(self, name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> RolloutStatus:
+        version, _ = machine.goal_version(state, facts.offered)
+        return RolloutStatus(
+            version=version or "",
+            offered=facts.offered or "",
+            state=state,
+            ready=facts.ready(state.rollout.to) if state.rollout else facts.ready(version),
+            message=rollout_words(name, state, facts, rules, now),
+            changes=self._changes(name, state.stable, facts.offered),
+        )
+
+    def _changes(self, name: str, stable: str | None, offered: str | None) -> tuple[str, ...]:
+        if stable is None or offered is None or stable == offered:
+            return ()
+        then, now = (self._store.revisions.get((name, version)) for version in (stable, offered))
+        if then is None or now is None:
+            return ()
+        before, after = written(then), written(now)
+        return differences(before, after, then.image_id, now.image_id) if before and after else ()
+
+    def _settle(self, name: str, state: ServiceRollout) -> bool:
+        """Take over a state. False when it cannot be kept: the next controller would forget it half-way."""
+        before = self._states.get(name)
+        if before == state:
+            return True
+        try:
+            if state.rollout is not None and state.rollout.phase is not RolloutPhase.ROLLING_BACK:
+                former = before.rollout.to if before and before.rollout else None
+                if former != state.rollout.to:  # what it did in an earlier rollout does not count
+                    self._store.clear_failure((name, state.rollout.to))
+            if before is not None and state.stable and state.stable != before.stable and state.is_unproven:
+                self._store.clear_failure((name, state.stable))
+            self._store.note_rollout(name, state_text(state))
+        except StoreError as error:
+            logger.error("a rollout does not go on: %s", error)  # noqa: TRY400 - the next tick tries again
+            return False
+        self._states[name] = state
+        return True
+
+    def _record(self, service: ServiceSpec, look: _Look) -> None:
+        """Remember how the offered version is made, and forget those that nobody will go back to."""
+        version, image_id = self._offered[service.name], look.observed.images.get(service.image)
+        if version is None or not image_id:
+            return
+        if (service.name, version) in self._store.revisions:
+            self._record_user_config(service, version)
+            return
+        state = self._states.get(service.name, ServiceRollout())
+        needed = {version, state.stable, *state.previous[:REVISIONS_KEPT]}
+        needed |= {state.rollout.to, state.rollout.source} if state.rollout else set()
+        needed |= {container.version for container in look.observed.containers_of(service.name)}
+        try:
+            self._store.keep_revision(recorded(service, version, image_id, look.now))
+            mine = [key for key in self._store.revisions if key[0] == service.name]
+            for key in [key for key in mine if key[1] not in needed][: max(0, len(mine) - REVISIONS_KEPT)]:
+                self._store.drop_revision(*key)
+        except StoreError as error:
+            logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
+
+    def _record_user_config(self, service: ServiceSpec, version: str) -> None:
+        """Remember the last user_config that the files had for a version: with it, it comes back."""
+        key = (service.name, version)
+        if self._user_configs.get(key) == service.user_config:
+            return
+        revision = self._store.revisions[key]
+        then = written(revision)
+        try:
+            if then is None or then.user_config != service.user_config:
+                self._store.renew_revision(recorded(service, version, revision.image_id, revision.first_at))
+            self._user_configs[key] = service.user_config
+        except StoreError as error:
+            logger.error("a user_config was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
+
+    def _forget_others(self, spec: Spec) -> None:
+        offered = set(self._offered.items())
+        self._user_configs = {key: text for key, text in self._user_configs.items() if key in offered}
+        for name in [name for name in self._states if name not in spec.services]:
+            try:
+                self._store.forget_rollout(name)
+                for key in [key for key in self._store.revisions if key[0] == name]:
+                    self._store.drop_revision(*key)
+            except StoreError as error:
+                logger.error("the rollouts of a removed service were kept: %s", error)  # noqa: TRY400 - harmless
+                continue
+            del self._states[name]
+
+    # ------------------------------------------------------------------------------------------------ what is asked for
+
+    def deploy(self, names: Iterable[str], now: float) -> Mapping[str, str]:
+        """Take what the files and images give, also where it was rolled back; return one sentence a service."""
+        said = {}
+        for name in names:
+            before = self._states.get(name, ServiceRollout())
+            offered = self._offered.get(name)
+            self._ask(name, machine.retried(before, offered, now))
+            if offered is None:
+                said[name] = "its image is not on this machine"
+            elif before.rollout is not None:
+                going_on = f"{before.rollout.phase.value} {before.rollout.to} already"
+                said[name] = going_on if before.rollout.to == offered else f"{offered} follows"
+            elif name in self._asleep and before.stable is not None and self._is_untried(before, offered):
+                said[name] = f"{offered} is taken, and {UNTRIED}"
+            elif before.stable is None or before.stable == offered:
+                said[name] = f"{offered} is what the files and its image give; nothing changes"
+            else:
+                said[name] = f"{before.stable} -> {offered} begins"
+                self._events.record("rollout", f"{name}: somebody asked for {offered}", service=name)
+        return said
+
+    @staticmethod
+    def _is_untried(state: ServiceRollout, offered: str) -> bool:
+        return state.stable != offered or state.is_unproven
+
+    def roll_back(self, name: str, to: str | None, now: float) -> str:
+        """Go back to an earlier version; from within a rollout, to the one before it. Raises InvalidRequest."""
+        version = self.way_back(name, to)
+        if version is None:
+            return self.abort(name, now)
+        state = self._states.get(name, ServiceRollout())
+        self._ask(name, machine.returned(state, version, self._offered.get(name), now))
+        message = f"{state.stable} -> {version}, an earlier version; the files' own waits for `pierhead deploy {name}`"
+        self._events.record("rollback", f"{name}: {message}", service=name)
+        return message
+
+    def way_back(self, name: str, to: str | None) -> str | None:
+        """The version that a rollback brings back; None where it just ends a rollout. Raises InvalidRequest."""
+        state = self._states.get(name, ServiceRollout())
+        if to is None and state.rollout is not None:
+            return None
+        version = next(iter(state.previous), None) if to is None else to
+        known = [revision.version for revision in self.revisions(name)]
+        if version is None:
+            raise InvalidRequest(f"{name}: there was no earlier version; known is {', '.join(known) or 'none'}")
+        if version not in known:
+            raise InvalidRequest(
+                f"{name}: nobody remembers how version {version} is made; known are {', '.join(known) or 'none'}"
+            )
+        if version == state.stable and state.rollout is None:
+            raise InvalidRequest(f"{name}: version {version} is what runs")
+        if version != self._offered.get(name) and written(self._store.revisions[(name, version)]) is None:
+            readable = [revision.version for revision in self.revisions(name) if written(revision) is not None]
+            raise InvalidRequest(
+                f"{name}: how version {version} is made was kept by an earlier controller in a form that this one "
+                f"cannot read; it can go back to {', '.join(readable) or 'none'}, and to {version} by the files that "
+                "it was made of"
+            )
+        if state.stable is None:
+            raise InvalidRequest(f"{name}: no version has ever been ready, so there is nothing to go back from")
+        return None if version == state.stable else version
+
+    def abort(self, name: str, now: float) -> str:
+        """End a rollout and go back. Raises InvalidRequest."""
+        state = self._states.get(name, ServiceRollout())
+        after = machine.aborted(state, now)
+        if after is None or after.rollout is None:
+            raise InvalidRequest(f"{name}: no rollout is going on that could be ended")
+        self._ask(name, after)
+        message = f"{after.rollout.source} goes, {after.rollout.to} stays: somebody asked for it"
+        self._events.record("rollback", f"{name}: {message}", service=name)
+        return message
+
+    def promote(self, name: str, now: float) -> str:
+        """End the watch over a first batch: the rest follows. Raises InvalidRequest."""
+        after = machine.promoted(self._states.get(name, ServiceRollout()), now)
+        if after is None or after.rollout is None:
+            raise InvalidRequest(f"{name}: no version is being watched (BAKING), so there is nothing to promote")
+        self._ask(name, after)
+        message = f"{after.rollout.to}: the rest follows, somebody asked for it"
+        self._events.record("rollout", f"{name}: {message}", service=name)
+        return message
+
+    def revisions(self, name: str) -> list[Revision]:
+        """Versions of a service that can be gone back to, the newest first."""
+        mine = [revision for revision in self._store.revisions.values() if revision.service == name]
+        return sorted(mine, key=lambda revision: revision.first_at, reverse=True)
+
+    def state(self, name: str) -> ServiceRollout:
+        """Where a service stands."""
+        return self._states.get(name, ServiceRollout())
+
+    def wanted(self, name: str) -> str | None:
+        """The version that new replicas of a service are made as; None before it was looked at, or not known."""
+        goal = self.directions.goals.get(name)
+        return goal.version if goal else None
+
+    def proven(self) -> Mapping[str, str]:
+        """The version of each service that is known to work, where there is one."""
+        return {name: state.stable for name, state in self._states.items() if state.stable and not state.is_unproven}
+
+    def _ask(self, name: str, state: ServiceRollout) -> None:
+        """Take over what somebody asked for; raises StoreError when it cannot be kept."""
+        self._store.note_rollout(name, state_text(state))
+        self._states[name] = state
+
+
+def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, Count]:
+    """By version."""
+    counts: dict[str, list[int]] = {}
+    for container, phase in staying(spec, observed, now):
+        count = counts.setdefault(container.version, [0, 0, 0])
+        count[0] += 1
+        if is_ready(container, phase):
+            count[1 if gets_traffic(container, spec, observed.routing) else 2] += 1
+    return {version: Count(present, ready, unreached) for version, (present, ready, unreached) in counts.items()}
+
+
+def _ended(observed: Observed) -> Mapping[str, FailureKey]:
+    """Replicas that have ended by themselves, those among them that are being removed: whose they are, by their id."""
+    found = {
+        container.id: (container.service, container.version)
+        for container in observed.containers
+        if not container.state.is_up
+        and container.state is not ContainerState.CREATED
+        and container.id not in observed.retirements
+    }
+    for action in observed.in_progress:
+        if isinstance(action, RemoveContainer) and action.failed:
+            found[action.container_id] = action.service, action.version
+    return found
+
+
+def _no_place(name: str, state: ServiceRollout, look: _Look) -> str:
+    """Why the next replica of a rollout has no place; "" where it has, or where it is too early to say."""
+    reason = next((one.reason for one in look.pending if one.service == name and one.has_no_place), "")
+    if state.rollout is None or not reason:
+        return ""
+    to = look.counts[name].get(state.rollout.to, Count())
+    marks = look.observed.retirements
+    going = any(one.id in marks and not marks[one.id].failed for one in look.observed.containers_of(name))
+    planned = any(
+        action.service == name
+        and (
+            (isinstance(action, CreateContainer) and action.version == state.rollout.to)
+            or (isinstance(action, BeginRetirement) and not action.failed)
+        )
+        for action in look.observed.in_progress
+    )
+    return "" if going or planned or to.present > to.ready else reason
+
+
+def _begun_at(state: ServiceRollout) -> float:
+    """When the rollout began, or the try of a version that was taken without one."""
+    since = state.tried_since if state.rollout is None else state.rollout.begun_at
+    return -math.inf if since is None else since
+
+
+def _failures(
+    name: str, observed: Observed, refusals: Iterable[Refusal], begun_at: float, now: float
+) -> Mapping[str, FailureRecord]:
+    """Failures by version; a container that the engine refuses to make, for long, counts as one that fails.
+
+    Refusals from before `begun_at` are not held against a version that somebody asks for again.
+    """
+    found = {version: record for (service, version), record in observed.failures.items() if service == name}
+    for refusal in refusals:
+        action = refusal.action
+        if not isinstance(action, CreateContainer) or action.service != name:
+            continue
+        if refusal.failures >= machine.MOST_FAILURES and now - max(refusal.since, begun_at) >= REFUSED_FOR_S:
+            found[action.version] = FailureRecord(
+                refusal.failures, refusal.last_at, f"it cannot be made: {refusal.error}"
+            )
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------
+# Order of rollouts: a service that is called changes before the services that call it.
+
+
+def all_callees(service: str, direct: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Services that a call of `service` may reach, through others too; itself only where it calls itself back."""
+    found: set[str] = set()
+    open_ends = [service]
+    while open_ends:
+        for callee in direct.get(open_ends.pop(), frozenset()):
+            if callee not in found:
+                found.add(callee)
+                open_ends.append(callee)
+    return frozenset(found)
+
+
+def goes_before(service: str, direct: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
+    """Services whose changes come before those of `service`, by name.
+
+    Of services that call each other the one whose name comes first goes first: some order there must be.
+    """
+    return tuple(
+        callee
+        for callee in sorted(all_callees(service, direct) - {service})
+        if callee < service or service not in all_callees(callee, direct)
+    )

@@ -1,0 +1,524 @@
+"""How a service goes from one version to the next, and back: one pure state machine per service.
+
+                 files or images give another version
+    (at rest) ------------------------------------------> WAITING    its callees change first
+        ^                                                    |
+        |                                                 STARTING   a first batch starts beside the old ones
+        |                                                    |       that batch is ready
+        |                                                 BAKING     both serve, for bake_s; error rates are compared
+        |                                                    |       bake_s is over
+        |                                                 ROLLING    the rest, within max_surge and max_unavailable
+        |                                                    |       every replica is new and ready
+        |   bake_s is over                                SETTLING   nothing old is left; errors are still compared
+        +----------------------------------------------------+
+        |
+        |   every replica is of the former version         ROLLING_BACK <--- from any of them: it does not become ready,
+        +------------------------------------------------------+             fails, has more errors, or was told to
+
+At rest `stable` is the version that runs. Where nothing of it runs, as after `make down` or while a service sleeps,
+another one is taken at once: nobody would serve while it proves itself, and its first replicas prove it
+(`is_unproven`). A version that was rolled back is `rejected` until the files give another one or somebody asks for it
+again. `advance` looks at one moment's facts and returns the next state and what to tell people; it is called every tick
+and after a restart with the state that was kept, so it must find its way from any state.
+
+Error rates are compared by Fisher's exact test, one-sided: how likely are that many errors in the new version's answers
+if both versions fail equally often? (R. A. Fisher, Statistical Methods for Research Workers, 1925, section 21.02.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ..model.desired import Rejection, Rollout, RolloutPhase, ServiceRollout
+from ..model.spec import RolloutSpec
+from ..model.told import EventOutcome
+from ..model.world import FailureRecord
+
+MOST_FAILURES = 3
+"""Failed tries in a row after which a new version counts as one that does not become ready."""
+PREVIOUS_KEPT = 10
+UNLIKELY = 0.001
+"""A new version is worse when so many errors come about by chance less often than this. It is asked each second, so the
+usual 0.05 would be wrong every few rollouts."""
+WORSE_BY = 0.01
+"""And only when its share of errors is greater by this: a difference of 0.1 % may be real and is no reason."""
+ROLLING_FORWARD = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
+STARTS_NEW = frozenset({RolloutPhase.STARTING, RolloutPhase.ROLLING})
+ON_TRIAL = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING})
+SERVES_NEW = frozenset({RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Answers of the replicas of one version since a rollout began."""
+
+    answered: int = 0
+    errors: int = 0
+
+    @property
+    def share(self) -> float:
+        """Errors among the answers, 0 to 1."""
+        return self.errors / self.answered if self.answered else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.errors} of {self.answered} requests ({100 * self.share:.1f} %)"
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Replicas of one version that stay: those that are there, and those of them that serve."""
+
+    present: int = 0
+    ready: int = 0
+    unreached: int = 0
+    """Ready by their own word, but HAProxy does not send to them: it refuses the server, or its own check fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one service at one moment."""
+
+    target: int
+    offered: str | None
+    """The version that the compose files and images give now; None while the image is not on this machine."""
+    counts: Mapping[str, Count] = field(default_factory=dict)
+    """By version."""
+    failures: Mapping[str, FailureRecord] = field(default_factory=dict)
+    """By version: failures in a row, since that version's rollout began."""
+    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    waits_for: str = ""
+    """Why a new version may not begin yet, in words: a callee of the service changes, too."""
+    no_place: str = ""
+    """Why the next replica cannot be started on this machine, in words, where nobody is on the way whose coming or
+    going may change that."""
+    is_shared: bool = False
+    """Replicas of other versions or services have just ended by themselves as well, or several at once where none of
+    the former version is left to compare with: what ended them may be the engine or the machine."""
+
+    def ready(self, version: str | None) -> int:
+        """Ready replicas of a version."""
+        return self.counts[version].ready if version is not None and version in self.counts else 0
+
+    def has_only(self, version: str | None) -> bool:
+        """Whether nothing of another version is left, and what there is of this one is ready.
+
+        How many there are does not matter: more may be wanted than the machine has room for.
+        """
+        if self.others(version):
+            return False
+        count = self.counts.get(version or "", Count())
+        return not self.target or 0 < count.present == count.ready
+
+    def others(self, version: str | None) -> int:
+        """Replicas of all other versions."""
+        return sum(count.present for name, count in self.counts.items() if name != version)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the compose files and the controller's settings say of a service's rollouts."""
+
+    spec: RolloutSpec
+    startup_deadline_s: float = 1800.0
+    is_manual: bool = False
+    """New versions wait for `pierhead deploy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that people want to know."""
+
+    kind: str
+    message: str
+    outcome: EventOutcome = "info"
+
+
+def advance(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, tuple[Note, ...]]:
+    """The next state, and what happened on the way there."""
+    notes: list[Note] = []
+    # Each step leads to another phase, and one rollout may end for another one to begin; more would be a circle.
+    for _ in range(2 * len(RolloutPhase)):
+        after, note = _step(state, facts, rules, now)
+        if note:
+            notes.append(note)
+        if after == state:
+            break
+        state = after
+    return state, tuple(notes)
+
+
+def goal_version(state: ServiceRollout, offered: str | None) -> tuple[str | None, str | None]:
+    """What new replicas are made as, and the version that goes on beside it until the new one has proved itself."""
+    rollout = state.rollout
+    if rollout is None:
+        return state.stable or offered, None
+    if rollout.phase in (RolloutPhase.WAITING, RolloutPhase.ROLLING_BACK):
+        return state.stable, None
+    return rollout.to, state.stable if rollout.phase in ON_TRIAL else None
+
+
+# ---------------------------------------------------------------------------------------------------------- asked for
+
+
+def retried(state: ServiceRollout, offered: str | None, now: float) -> ServiceRollout:
+    """Somebody asked for what the files give: also for a version that was rolled back, or that waits for one that was.
+
+    `now` becomes the begin of what waits: of its callees, only those that are rolled back later hold it up.
+    """
+    state = replace(state, approved=offered)
+    if state.rollout and state.rollout.phase is RolloutPhase.WAITING:
+        state = replace(state, rollout=replace(state.rollout, begun_at=now))
+    if state.rejection_of(offered):
+        state = replace(state, rejected=None)
+    return state
+
+
+def aborted(state: ServiceRollout, now: float) -> ServiceRollout | None:
+    """Somebody wants the rollout to end and the former version back; None when there is none to end."""
+    rollout = state.rollout
+    if rollout is None or rollout.phase is RolloutPhase.ROLLING_BACK:
+        return None
+    return _back(state, "somebody asked for it", now, is_asked=True)
+
+
+def returned(state: ServiceRollout, version: str, offered: str | None, now: float) -> ServiceRollout:
+    """Somebody wants an earlier version: a rollout that is not watched, and what the files give waits until asked for.
+
+    What they give and was rolled back before stays what it was: its reason is worth more than this one.
+    """
+    asked = Rejection(offered, f"{version} was asked for in its place", now, is_asked=True) if offered else None
+    rejected = state.rejection_of(offered) or asked
+    rollout = Rollout(state.stable, version, RolloutPhase.STARTING, now, now, "somebody asked for it", is_return=True)
+    return replace(state, rollout=rollout, rejected=rejected, approved=None)
+
+
+def promoted(state: ServiceRollout, now: float) -> ServiceRollout | None:
+    """Somebody has seen enough of the first batch; None when nothing is on trial."""
+    rollout = state.rollout
+    if rollout is None or rollout.phase is not RolloutPhase.BAKING:
+        return None
+    return replace(state, rollout=replace(rollout, phase=RolloutPhase.ROLLING, since=now))
+
+
+# -------------------------------------------------------------------------------------------------------------- steps
+
+
+def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
+    if state.is_unproven and facts.ready(state.stable):
+        state = replace(state, is_unproven=False, tried_since=None)
+    if state.rollout is None:
+        return _at_rest(state, facts, rules, now)
+    if state.stable is None:
+        return replace(state, rollout=None), None  # nothing to go back to: a first version is no rollout
+    superseded = _superseded(state, state.rollout, facts, rules, now)
+    if superseded:
+        return superseded
+    if state.rollout.phase is RolloutPhase.ROLLING_BACK:
+        return _rolling_back(state, state.rollout, facts, rules, now)
+    rollout = _excused(_timed(state.rollout, facts, now), state.stable, facts)
+    state = replace(state, rollout=rollout)
+    trouble = trouble_of(state, facts, rules, now)
+    if trouble and rules.spec.auto_rollback:
+        message = f"{rollout.to} is rolled back to {state.stable}: {trouble}"
+        return _back(state, trouble, now), Note("rollback", message, "warning")
+    return _forward(state, rollout, facts, rules, now)
+
+
+def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
+    """Keep since when the rollout cannot go on: for want of a place, or of HAProxy's way to one that is ready."""
+    unreached = rollout.phase is RolloutPhase.ROLLING and facts.counts.get(rollout.to, Count()).unreached
+    if rollout.phase not in STARTS_NEW or not (facts.no_place or unreached):
+        return replace(rollout, stuck_since=None)
+    return rollout if rollout.stuck_since is not None else replace(rollout, stuck_since=now)
+
+
+def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
+    """Keep how many failures of the new version are not held against it, as others have failed with it."""
+    count = _failed(rollout, facts)
+    shared = facts.is_shared or _fails_too(stable, rollout, facts)
+    return replace(rollout, excused=count if shared else min(rollout.excused, count))
+
+
+def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
+    offered = facts.offered
+    if state.is_unproven:
+        state = _tried(state, facts, now)
+        proved = _proved(state, facts, rules, now)
+        if proved:
+            return proved
+    if offered is None:
+        return state, None
+    if state.stable is None:
+        return _first(state, facts, offered)
+    if offered == state.stable:
+        return replace(state, rejected=None, approved=None), None
+    if state.rejection_of(offered):
+        return state, None
+    if rules.is_manual and state.approved != offered:
+        return state, None
+    if not facts.others(offered) and not (facts.target and facts.waits_for):
+        note = (
+            Note("rollout", f"{state.stable} -> {offered}: at once, as nothing of {state.stable} runs")
+            if facts.target
+            else None
+        )
+        return _done(state, offered, facts), note
+    rollout = Rollout(state.stable, offered, RolloutPhase.WAITING, now, now, "the files or its image changed")
+    return replace(state, rollout=rollout, rejected=None), None
+
+
+def _first(state: ServiceRollout, facts: Facts, offered: str) -> tuple[ServiceRollout, Note | None]:
+    """No version has been proved yet, or the memory of it was lost: what is ready counts as proved."""
+    if facts.ready(offered):
+        return replace(state, stable=offered), None
+    ready = [(-count.ready, version) for version, count in facts.counts.items() if count.ready]
+    return (replace(state, stable=min(ready)[1]) if ready else state), None
+
+
+def _superseded(
+    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note | None] | None:
+    """The files were changed again while something was going on."""
+    offered = facts.offered
+    if offered in (None, rollout.to) or state.rejection_of(offered):
+        return None
+    if offered == state.stable:
+        if rollout.phase is RolloutPhase.WAITING:
+            return replace(state, rollout=None), None
+        message = f"the files give {offered} again, which ran before: {rollout.to} goes"
+        return replace(_back(state, "the files give the former version again", now), rejected=None), Note(
+            "rollback", message
+        )
+    if rules.is_manual and state.approved != offered:
+        return None
+    fresh = Rollout(state.stable, offered, RolloutPhase.WAITING, now, now, "the files or its image changed again")
+    return replace(state, rollout=fresh, rejected=None), Note("rollout", f"{offered} takes the place of {rollout.to}")
+
+
+def _rolling_back(
+    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note | None]:
+    if state.is_unproven:
+        state = _tried(state, facts, now)
+        proved = _proved(state, facts, rules, now)
+        if proved:
+            return proved
+    if not facts.has_only(state.stable):
+        return state, None
+    ready = facts.ready(state.stable)
+    some, serve = ("1 replica", "serves") if ready == 1 else (f"{ready} replicas", "serve")
+    message = f"{some} of {state.stable} {serve} again, {rollout.source} is gone: {rollout.cause}"
+    return replace(state, rollout=None), Note("rolled_back", message, "warning")
+
+
+def _forward(
+    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note | None]:
+    target, to = facts.target, rollout.to
+    watched = now - rollout.since >= rules.spec.bake_s or rollout.is_return
+
+    def enter(phase: RolloutPhase, excused: int = rollout.excused) -> ServiceRollout:
+        return replace(state, rollout=replace(rollout, phase=phase, since=now, stuck_since=None, excused=excused))
+
+    match rollout.phase:
+        case RolloutPhase.WAITING if not facts.waits_for:
+            message = f"{state.stable} -> {to}: {rollout.cause}"
+            return enter(RolloutPhase.STARTING), Note("rollout", message, "ok")
+        case RolloutPhase.STARTING if facts.ready(to) >= min(1, target):
+            first = f"{facts.ready(to)} of {target} replicas"
+            message = f"{first} of {to} serve beside {state.stable}; watched for {rules.spec.bake_s:g} s"
+            # Tries before this one were part of becoming ready: what fails from now on is held against it.
+            return enter(RolloutPhase.BAKING, excused=_failed(rollout, facts)), Note("rollout", message)
+        case RolloutPhase.BAKING if watched or not target:
+            return enter(RolloutPhase.ROLLING), Note("rollout", f"{to} {_held_out(facts, to)}: the rest follows")
+        case RolloutPhase.ROLLING if facts.has_only(to):
+            message = f"all {facts.ready(to)} replicas are of {to}; watched for {rules.spec.bake_s:g} s more"
+            return enter(RolloutPhase.SETTLING), Note("rollout", message)
+        case RolloutPhase.SETTLING if watched or not target:
+            message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"
+            return _done(state, to, facts), Note("rolled_out", message, "ok")
+        case _:
+            return state, None
+
+
+def _held_out(facts: Facts, version: str) -> str:
+    tally = facts.tallies.get(version, Tally())
+    return f"answered {tally.answered} requests with {tally.errors} errors" if tally.answered else "is ready"
+
+
+def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
+    is_proven = state.stable and not state.is_unproven  # who goes back goes to a version that has worked
+    former = [state.stable] if state.stable and is_proven and state.stable != version else []
+    kept = [name for name in state.previous if name not in (version, *former)]
+    return ServiceRollout(
+        stable=version,
+        rejected=state.rejected,
+        previous=tuple([*former, *kept][:PREVIOUS_KEPT]),
+        is_unproven=not facts.ready(version),
+    )
+
+
+def _tried(state: ServiceRollout, facts: Facts, now: float) -> ServiceRollout:
+    """Keep since when an unproven version has its chance."""
+    if not facts.target:
+        return replace(state, tried_since=None)
+    return state if state.tried_since is not None else replace(state, tried_since=now)
+
+
+def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None] | None:
+    """A version that was taken while no replica was there gets its first ones now: it works, or the one before it
+    comes back. What the files give stays rejected where it was: it waits no less than the one that fails here.
+    """
+    version = state.stable or ""
+    failure, since = facts.failures.get(version), state.tried_since
+    if failure is None or since is None or failure.last_at < since:
+        return None
+    if failure.count < MOST_FAILURES and now - since < rules.startup_deadline_s:
+        return None
+    if not state.previous or not rules.spec.auto_rollback:
+        return None
+    former, *others = state.previous
+    why = f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
+    rollout = Rollout(version, former, RolloutPhase.ROLLING_BACK, now, now, why)
+    rejected = state.rejection_of(facts.offered) or Rejection(version, why, now)
+    # The former one has worked. When it fails as well the reason is elsewhere, and older ones would be no cure.
+    back = ServiceRollout(stable=former, rollout=rollout, rejected=rejected, previous=tuple(others))
+    return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
+
+
+def _back(state: ServiceRollout, why: str, now: float, *, is_asked: bool = False) -> ServiceRollout:
+    rollout = state.rollout
+    if rollout is None or state.stable is None:
+        raise AssertionError("internal: a rollback without a rollout, or without a version to go back to")
+    back = Rollout(rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why)
+    rejected = Rejection(rollout.to, why, now, is_asked)
+    if rollout.is_return and state.rejected and state.rejected.version != rollout.to:
+        rejected = state.rejected  # the files' version waits as before: nobody has asked for it
+    return replace(state, rollout=back, rejected=rejected, approved=None)
+
+
+# ------------------------------------------------------------------------------------------------------------ verdicts
+
+
+def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
+    """Why the new version cannot stay; "" when nothing speaks against it, or when nothing is being rolled out."""
+    rollout = state.rollout
+    if rollout is None or rollout.phase not in ROLLING_FORWARD:
+        return ""
+    failure = _failure(rollout, facts)
+    late = now - rollout.since >= rules.startup_deadline_s
+    if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
+        return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
+    if failure is not None:
+        if rollout.phase is RolloutPhase.STARTING:
+            if failure.count >= MOST_FAILURES or late:
+                return f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
+        elif failure.count >= MOST_FAILURES or failure.count > rollout.excused:
+            return f"a replica of it failed in its first minutes: {failure.detail}"
+    if rollout.stuck_since is not None and now - rollout.stuck_since >= rules.startup_deadline_s:
+        for_s = f"for {rules.startup_deadline_s:g} s (startup.deadline_s)"
+        if facts.no_place:
+            return f"it does not fit {for_s}: {facts.no_place}"
+        return f"it is ready, and {for_s} HAProxy has not sent to all of it"
+    if rollout.phase not in SERVES_NEW:
+        return ""
+    return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))
+
+
+def _failure(rollout: Rollout, facts: Facts) -> FailureRecord | None:
+    """How often the new version has failed; what an earlier attempt with it has met does not count."""
+    failure = facts.failures.get(rollout.to)
+    return failure if failure and failure.last_at >= rollout.begun_at else None
+
+
+def _failed(rollout: Rollout, facts: Facts) -> int:
+    """Its failures in a row."""
+    failure = _failure(rollout, facts)
+    return failure.count if failure else 0
+
+
+def _fails_too(version: str | None, rollout: Rollout, facts: Facts) -> bool:
+    """Whether the former version fails as well since the rollout began: then the reason is elsewhere."""
+    failure = facts.failures.get(version or "")
+    return failure is not None and failure.last_at >= rollout.begun_at
+
+
+def _times(count: int) -> str:
+    return "1 try" if count == 1 else f"{count} tries"
+
+
+def worse(new: Tally, old: Tally) -> str:
+    """Why the new version's errors are no accident; "" when they may be one, or are as many as the old one's."""
+    if new.share - old.share < WORSE_BY:
+        return ""
+    chance = chance_of(new, old)
+    if chance >= UNLIKELY:
+        return ""
+    odds = f"{1 / max(chance, 1e-9):,.0f}"
+    return f"it fails {new}, the former version {old}; by chance that is so once in {odds} rollouts"
+
+
+def chance_of(new: Tally, old: Tally) -> float:
+    """Probability of at least `new.errors` errors in the new version's answers if both versions fail equally often."""
+    errors, total = new.errors + old.errors, new.answered + old.answered
+    whole = _log_choose(total, errors)
+    most = min(errors, new.answered)
+    terms = (
+        math.exp(_log_choose(new.answered, count) + _log_choose(old.answered, errors - count) - whole)
+        for count in range(new.errors, most + 1)
+        if errors - count <= old.answered
+    )
+    return min(1.0, math.fsum(terms))
+
+
+def _log_choose(whole: int, part: int) -> float:
+    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
+
+
+# ----------------------------------------------------------------------------------------------------
+# What happens between the versions of a service, in one sentence.
+
+
+def rollout_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
+    """What is going on between versions, in one sentence; "" when nothing is."""
+    rollout = state.rollout
+    if rollout is None:
+        return _rest_words(name, state, facts, rules)
+    change = f"{state.stable} -> {rollout.to}"
+    trouble = trouble_of(state, facts, rules, now)
+    if trouble:
+        return f"{change}: {trouble}; auto_rollback is off: `pierhead abort {name}` takes it back"
+    left_s = max(0.0, rollout.since + rules.spec.bake_s - now)
+    match rollout.phase:
+        case RolloutPhase.WAITING:
+            return f"{change} waits: {facts.waits_for or 'it begins now'}"
+        case RolloutPhase.STARTING:
+            return f"{change}: the first of {rollout.to} is being started, {facts.ready(state.stable)} serve as before"
+        case RolloutPhase.BAKING:
+            return f"{change}: {facts.ready(rollout.to)} watched for {left_s:.0f} s more; {_errors(state, facts)}"
+        case RolloutPhase.ROLLING:
+            return f"{change}: {facts.ready(rollout.to)} of {facts.target} replaced"
+        case RolloutPhase.SETTLING:
+            return f"{change}: all replaced, watched for {left_s:.0f} s more; {_errors(state, facts)}"
+        case RolloutPhase.ROLLING_BACK:
+            return f"{rollout.source} is rolled back to {state.stable}: {rollout.cause}"
+
+
+def _errors(state: ServiceRollout, facts: Facts) -> str:
+    new = facts.tallies.get(state.rollout.to if state.rollout else "", Tally())
+    old = facts.tallies.get(state.stable or "", Tally())
+    return f"it fails {new}, the former version {old}"
+
+
+def _rest_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules) -> str:
+    rejected = state.rejection_of(facts.offered)
+    if rejected is not None:
+        return (
+            f"version {rejected.version} was rolled back ({rejected.reason}); {state.stable} runs; change "
+            f"it, or try it again with `pierhead deploy {name}`"
+        )
+    if rules.is_manual and state.stable and facts.offered not in (None, state.stable):
+        return f"{state.stable} -> {facts.offered} waits for `pierhead deploy {name}`"
+    return ""

@@ -1,0 +1,175 @@
+"""Autoscaling as the loop does it: loads in, targets out; keeps the histories, tells events, remembers targets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from ..errors import PolicyError, StoreError
+from ..model.observed import Observed
+from ..model.phases import Phase, is_ready, staying
+from ..model.spec import AutoscaleSpec, ServiceSpec
+from ..model.told import AutoscaleStatus
+from ..model.world import ReplicaContainer
+from ..storage.events import EventLog
+from ..storage.store import Store
+from .autoscale import Answer, Decided, LoadHistory, Situation, decide, due_in_s, longest_window_s, situation_of
+from .loads import loads
+from .policies import Ask, ask_formula
+
+logger = logging.getLogger(__name__)
+
+CALM_S = 60.0
+"""A policy that has failed counts as well again when it has not failed for so long: one event a spell, not a tick."""
+
+
+class Scaler:
+    """Decides for every service that has an `autoscale` block and that no operator has set a number for."""
+
+    def __init__(self, store: Store, events: EventLog, ask: Ask = ask_formula) -> None:
+        self._store = store
+        self._events = events
+        self._ask = ask
+        self._failed_at: dict[str, float] = {}
+        """When the policies that are in a bad spell failed last, by service."""
+        self._histories: dict[str, LoadHistory] = {}
+        self._decided: dict[str, Decided] = {}
+        self.rows: Mapping[str, AutoscaleStatus] = {}
+        """What status shows, by service."""
+
+    def targets(self, services: Mapping[str, ServiceSpec], observed: Observed, now: float) -> Mapping[str, int]:
+        """Look at the loads and return the targets of the autoscaled services, paused ones included."""
+        specs = {name: service.autoscale for name, service in services.items() if service.autoscale is not None}
+        self._forget_others(specs)
+        found = loads(specs, observed)
+        window_s = longest_window_s(list(specs.values()))
+        rows = {}
+        for name, spec in specs.items():
+            history = self._histories.setdefault(name, LoadHistory())
+            try:
+                history.add(now, found[name], window_s)
+                rows[name] = self._look(name, spec, staying(services[name], observed, now), history, now)
+            except Exception as error:
+                # What one service's numbers bring out must not keep all others from being scaled and healed.
+                rows[name] = self._hold(name, spec, error, now)
+        self.rows = rows
+        return {name: self._decided[name].target for name in specs}
+
+    def _look(
+        self,
+        name: str,
+        spec: AutoscaleSpec,
+        present: Sequence[tuple[ReplicaContainer, Phase]],
+        history: LoadHistory,
+        now: float,
+    ) -> AutoscaleStatus:
+        """Decide for one service."""
+        paused = self._store.overrides.get(name)
+        if paused is not None:
+            self._settle(name, Decided(spec.clamp(paused.replicas)))
+        before = self._begin(name, spec, present=len(present))
+        ready = sum(is_ready(container, phase) for container, phase in present)
+        situation = situation_of(spec, history, ready, before.target, now, before.measured_from)
+        answer, problem = self._answer(name, situation)
+        if paused is None:
+            self._decide(name, before, situation, answer)
+        return self._row(name, situation, answer, problem, paused=paused is not None)
+
+    def _hold(self, name: str, spec: AutoscaleSpec, error: Exception, now: float) -> AutoscaleStatus:
+        """After a defect: the target stays, told as that of a policy is which gives no number."""
+        target = self._begin(name, spec, present=0).target
+        words = f"internal: autoscaling raised {type(error).__name__}: {error}"
+        if name not in self._failed_at:
+            logger.error("internal: autoscaling of %s raised", name, exc_info=error)
+            said = f"{name}: {target} replicas are held: {words}"
+            self._events.record("policy_failed", said, service=name, outcome="warning")
+        self._failed_at[name] = now
+        before = self.rows.get(name)
+        return AutoscaleStatus(
+            spec.min,
+            spec.max,
+            target,
+            before.load if before else 0.0,
+            target,
+            paused=name in self._store.overrides,
+            problem=words,
+        )
+
+    def kept(self) -> Mapping[str, int]:
+        """The targets decided so far: from a world that cannot be seen nothing new is concluded."""
+        return {**self._store.autoscaled, **{name: decided.target for name, decided in self._decided.items()}}
+
+    def due_in_s(self, services: Mapping[str, ServiceSpec], now: float) -> float | None:
+        """Seconds until a decision is due that no event tells of; None when there is none."""
+        dues = [
+            due_in_s(decided, spec, now)
+            for name, decided in self._decided.items()
+            if name in services and (spec := services[name].autoscale) is not None
+        ]
+        return min((due for due in dues if due is not None), default=None)
+
+    def _begin(self, name: str, spec: AutoscaleSpec, *, present: int) -> Decided:
+        if name not in self._decided:
+            kept = self._store.autoscaled.get(name)
+            # Replicas of a service whose number was fixed until now are not taken away before their load is known.
+            first = kept if kept is not None else present or spec.first
+            self._settle(name, Decided(spec.clamp(first)))
+        return self._decided[name]
+
+    def _answer(self, name: str, situation: Situation) -> tuple[Answer, str]:
+        """What the policy says, or the target as it is and why the policy says nothing."""
+        failed_at = self._failed_at.get(name)
+        try:
+            answer = self._ask(name, situation)
+        except PolicyError as error:
+            if failed_at is None:
+                said = (
+                    f"{name}: the autoscaling policy gives no number, so {situation.target} replicas are held: {error}"
+                )
+                self._events.record("policy_failed", said, service=name, outcome="warning")
+            self._failed_at[name] = situation.now
+            return Answer(situation.target, "held"), str(error)
+        if failed_at is not None and not 0 <= situation.now - failed_at < CALM_S:
+            del self._failed_at[name]
+            self._events.record(
+                "policy_works", f"{name}: the autoscaling policy gives a number again", service=name, outcome="ok"
+            )
+        return answer, ""
+
+    def _decide(self, name: str, before: Decided, situation: Situation, answer: Answer) -> None:
+        decided, why = decide(before, situation, answer)
+        if why:
+            message = f"{name}: {before.target} -> {decided.target} replicas: {why}"
+            self._events.record("autoscale", message, service=name, outcome="ok")
+        self._settle(name, decided)
+
+    def _settle(self, name: str, decided: Decided) -> None:
+        self._decided[name] = decided
+        try:
+            self._store.note_autoscaled(name, decided.target)
+        except StoreError as error:
+            logger.error("an autoscaling target was not kept: %s", error)  # noqa: TRY400 - only a restart asks
+
+    def _row(self, name: str, situation: Situation, answer: Answer, problem: str, *, paused: bool) -> AutoscaleStatus:
+        spec = situation.spec
+        return AutoscaleStatus(
+            spec.min,
+            spec.max,
+            self._decided[name].target,
+            situation.load.total,
+            spec.clamp(answer.wanted),
+            paused=paused,
+            basis="" if spec.policy is None else answer.because,
+            problem=problem,
+        )
+
+    def _forget_others(self, specs: Mapping[str, AutoscaleSpec]) -> None:
+        for name in [name for name in self._decided if name not in specs]:
+            del self._decided[name]
+            self._histories.pop(name, None)
+            self._failed_at.pop(name, None)
+        for name in [name for name in self._store.autoscaled if name not in specs]:
+            try:
+                self._store.forget_autoscaled(name)
+            except StoreError as error:
+                logger.error("an autoscaling target was kept: %s", error)  # noqa: TRY400 - it harms nobody

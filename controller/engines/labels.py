@@ -1,0 +1,125 @@
+"""Labels of a replica's container: how a replica is described when it is created, and how it is read back.
+
+All that the controller knows of a container that runs is in these labels, so writing and reading stand side by side.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..model.spec import GPU_PARTS, NO_USER_CONFIG, GpuSlot, ServiceSpec
+from ..model.world import Gpu
+
+DEFAULT_CDI_KIND = "nvidia.com/gpu"
+
+
+def create_body(
+    spec: ServiceSpec,
+    replica: str,
+    version: str,
+    number: int,
+    gpus: Sequence[Gpu],
+    project: str,
+    cdi_kind: str = DEFAULT_CDI_KIND,
+    node: str = "",
+) -> dict[str, Any]:
+    """The body of POST /containers/create for one replica (its name travels in the query string).
+
+    `gpus` are the devices it is pinned to; `cdi_kind` is the vendor and class in front of a CDI device's name; `node`
+    is the engine's name for the machine. It is told to the replica and kept as a label, so that what a replica takes
+    for its own machine and what Discovery says of it stay the same, whatever the machine is called later.
+    """
+    body: dict[str, Any] = copy.deepcopy(dict(spec.container))
+    body["Labels"] = {**body.get("Labels", {}), **_labels(spec, replica, version, number, gpus, project, node)}
+    if spec.managed:
+        own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
+        # Not part of `container`, and so of no version: running replicas are given another one when it changes.
+        own += [f"PIERHEAD_USER_CONFIG={spec.user_config}"] if spec.user_config != NO_USER_CONFIG else []
+        body["Env"] = sorted([*body.get("Env", []), *own])
+    if slot := _slot_environment(spec, gpus):
+        body["Env"] = sorted([*body.get("Env", []), *slot])
+    requests = _device_requests(gpus, spec.gpu.capabilities if spec.gpu else ("gpu",), cdi_kind)
+    if requests:
+        body.setdefault("HostConfig", {})["DeviceRequests"] = requests
+    return body
+
+
+def _labels(
+    spec: ServiceSpec, replica: str, version: str, number: int, gpus: Sequence[Gpu], project: str, node: str
+) -> dict[str, str]:
+    """Ours, and those of a Compose one-off: `up` leaves such a container alone, `down --remove-orphans` removes it."""
+    slot = f"={spec.gpu.slot}" if spec.gpu and spec.gpu.slot else ""
+    return {
+        "pierhead.project": project,
+        "pierhead.service": spec.name,
+        "pierhead.version": version,
+        "pierhead.number": str(number),
+        "pierhead.replica": replica,
+        "pierhead.port": str(spec.port),
+        "pierhead.probe": f"{spec.probe.port}{spec.probe.path}",
+        "pierhead.graceful_shutdown_timeout_s": f"{spec.graceful_shutdown_timeout_s:.10g}",
+        "pierhead.stop_grace_period_s": f"{spec.stop_grace_period_s:.10g}",
+        "pierhead.gpus": ",".join(f"{gpu.uuid}{slot}" for gpu in gpus),
+        "pierhead.node": node,
+        "com.docker.compose.project": project,
+        "com.docker.compose.service": spec.name,
+        "com.docker.compose.version": "2",
+        "com.docker.compose.config-hash": spec.definition_hash,
+        "com.docker.compose.container-number": str(number),
+        "com.docker.compose.oneoff": "True",
+    }
+
+
+def _slot_environment(spec: ServiceSpec, gpus: Sequence[Gpu]) -> list[str]:
+    """What a replica is told of its slot: its memory, and what share of the GPU's that is (both rounded down).
+
+    One of the two is left out where it does not follow from the other because the GPU's memory is not known.
+    """
+    slot = spec.gpu.slot if spec.gpu else None
+    if slot is None or not gpus:
+        return []
+    whole, share, size = gpus[0].memory_bytes, slot.fraction, slot.memory_bytes
+    if whole and share is not None:
+        size = slot.of(whole)
+    elif whole and size is not None:
+        share = size * GPU_PARTS // whole / GPU_PARTS
+    told = [] if size is None else [f"PIERHEAD_GPU_MEMORY_BYTES={size}"]
+    return told if share is None else [*told, f"PIERHEAD_GPU_FRACTION={share:.10g}"]
+
+
+def _device_requests(gpus: Sequence[Gpu], capabilities: Sequence[str], cdi_kind: str) -> list[dict[str, Any]]:
+    requests: list[dict[str, Any]] = []
+    if cdi := [f"{cdi_kind}={gpu.uuid}" for gpu in gpus if gpu.driver == "cdi"]:
+        requests.append({"Driver": "cdi", "DeviceIDs": cdi})
+    if nvidia := [gpu.uuid for gpu in gpus if gpu.driver == "nvidia"]:
+        requests.append({"Driver": "nvidia", "DeviceIDs": nvidia, "Capabilities": [list(capabilities)]})
+    return requests
+
+
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,10})?")
+
+
+def _port(text: str) -> int | None:
+    """The port that a replica was made for; None where its label does not say."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None
+
+
+def _probe(text: str) -> tuple[int, str] | None:
+    """Port and path of the readiness probe a replica was made with; None where its label does not say."""
+    digits, slash, rest = text.partition("/")
+    port = _port(digits)
+    return (port, slash + rest) if port is not None and slash else None
+
+
+def _seconds(text: str) -> float | None:
+    """A duration that a replica was made with; None where its label does not say, or says what no file could."""
+    return float(text) if _SECONDS.fullmatch(text) else None
+
+
+def _gpus(text: str) -> tuple[tuple[str, ...], GpuSlot | None]:
+    """The GPUs of a replica, and what it has of its one GPU (None = all): "GPU-1,GPU-2", "GPU-1=fraction:0.5"."""
+    uuids, _, amount = text.partition("=")
+    return tuple(filter(None, uuids.split(","))), GpuSlot.read(amount)

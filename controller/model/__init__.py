@@ -1,0 +1,13 @@
+"""The controller's nouns: immutable values without I/O, shared by the planner, the executor and the boundaries.
+
+Spec (what the user wrote), desired (spec plus overrides) and observed (one snapshot of the world) are separate types.
+Times are seconds of one monotonic-enough wall clock (`time.time()`), handed in by the loop; durations end in `_s`.
+
+States of a replica, derived from the snapshot and never stored:
+
+    PENDING ----> STARTING ----> RUNNING ----> DRAINING ----> STOPPING ----> (gone)
+    no container  container,     ready by      no new calls,  SIGTERM sent,
+    yet: reason   not ready yet  its probe     finishing      until it exits
+                      |             |
+                      +--> FAILED <-+   exited by itself, startup deadline passed, or probe failed too often
+"""

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from .actions import Action
+from .world import (
+    FailureKey,
+    FailureRecord,
+    Gpu,
+    GpuReading,
+    ReplicaContainer,
+    Retirement,
+    RoutingState,
+    StrayContainer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One immutable snapshot of the real world, everything the planner may know."""
+
+    containers: tuple[ReplicaContainer, ...] = ()
+    strays: tuple[StrayContainer, ...] = ()
+    images: Mapping[str, str | None] = field(default_factory=dict)
+    """Image reference of a service -> image id; None = not on this machine."""
+    gpus: tuple[Gpu, ...] = ()
+    foreign_gpu_holders: Mapping[str, str] = field(default_factory=dict)
+    """GPU UUID -> name of a container that is not ours and holds it."""
+    gpu_reading: GpuReading | None = None
+    """None = memory in use cannot be read: what containers hold is all that is known of a GPU."""
+    routing: RoutingState | None = None
+    """None = HAProxy does not answer."""
+    retirements: Mapping[str, Retirement] = field(default_factory=dict)
+    """By container id."""
+    failures: Mapping[FailureKey, FailureRecord] = field(default_factory=dict)
+    gpu_faults: Mapping[str, str] = field(default_factory=dict)
+    """GPU UUID -> why no replica is to be placed on it."""
+    in_progress: tuple[Action, ...] = ()
+    """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
+    _by_service: Mapping[str, tuple[ReplicaContainer, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index the containers: every part of the controller asks for those of one service, several times a tick."""
+        found: dict[str, list[ReplicaContainer]] = {}
+        for container in sorted(self.containers, key=lambda container: (container.number, container.name)):
+            found.setdefault(container.service, []).append(container)
+        object.__setattr__(self, "_by_service", {name: tuple(listed) for name, listed in found.items()})
+
+    @property
+    def services(self) -> AbstractSet[str]:
+        """Names of the services that have containers."""
+        return self._by_service.keys()
+
+    def containers_of(self, service: str) -> tuple[ReplicaContainer, ...]:
+        """The containers of one service, in the order of their numbers."""
+        return self._by_service.get(service, ())

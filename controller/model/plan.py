@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .actions import (
+    Action,
+    AddServer,
+    BeginRetirement,
+    CreateContainer,
+    DeleteServer,
+    GiveUserConfig,
+    PullImage,
+    RemoveContainer,
+    SetServerState,
+    SetServerWeight,
+    SetWaitingRoom,
+    ShutdownSessions,
+    SignalContainer,
+    StartContainer,
+    WriteRouting,
+)
+from .spec import digest, slot_words
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one action ended. `error` is None on success."""
+
+    action: Action
+    took_s: float
+    error: Exception | None = None
+
+    @property
+    def message(self) -> str:
+        """The error in words; "" on success."""
+        return "" if self.error is None else str(self.error) or type(self.error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An action that failed and is not to be tried again before `until`."""
+
+    action: Action
+    error: Exception
+    failures: int
+    until: float
+    since: float = 0.0
+    """When the first of these failures in a row was."""
+    last_at: float = 0.0
+    """When the last one was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An action with its place in the plan: `after` holds the numbers of the steps that must succeed first."""
+
+    number: int
+    action: Action
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReplica:
+    """A replica that should exist and cannot be started yet; `reason` is one sentence with its numbers."""
+
+    service: str
+    reason: str
+    blocked: bool = False
+    """True when waiting alone will not help: no GPU is free, the image has to be built."""
+    has_no_place: bool = False
+    """True when this machine has no room for it: no GPU is free, or it may hold no more replicas of the service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The ordered difference of desired and observed; `str(plan)` is the dry run and what tests compare."""
+
+    steps: tuple[Step, ...] = ()
+    pending: tuple[PendingReplica, ...] = ()
+    next_look_s: float | None = None
+    """When something is waited for (a drain, a backoff): look again in this many seconds at the latest."""
+    awaits_gpu_memory: bool = False
+    """Whether a start waits for GPU memory that is in use, or for a reading of it."""
+
+    def __str__(self) -> str:
+
+        return render_plan(self)
+
+
+# ----------------------------------------------------------------------------------------------------
+# The plan as text: `make plan` prints it, tests compare it.
+
+
+def render_plan(plan: Plan) -> str:
+    """Return the dry run; "nothing to do" for a converged world."""
+    lines = [_step_line(step) for step in plan.steps]
+    lines += [f"pending {pending.service}: {pending.reason}" for pending in plan.pending]
+    return "\n".join(lines) if lines else "nothing to do"
+
+
+def describe(action: Action) -> str:  # noqa: C901 - one branch an action, each one line
+    """Return what an action does, without its cause: "create pierhead-ranker-1a2b3c4d-2 on GPU-0001"."""
+    match action:
+        case PullImage():
+            return f"pull {action.image} for {action.target}"
+        case CreateContainer():
+            slot = f"{slot_words(action.gpu_slot)} of " if action.gpu_slot else ""
+            gpus = f" on {slot}{', '.join(gpu.uuid for gpu in action.gpus)}" if action.gpus else ""
+            return f"create {action.target}{gpus}"
+        case StartContainer():
+            return f"start {action.target}"
+        case BeginRetirement():
+            return f"drain {action.target}"
+        case SignalContainer():
+            return f"send {action.signal} to {action.target}"
+        case RemoveContainer():
+            return f"remove {action.target}"
+        case AddServer():
+            return f"add server {action.backend}/{action.target} at {action.address}"
+        case GiveUserConfig():
+            return f"give user_config {digest(action.text)} to {action.target}"
+        case SetServerState():
+            return f"set server {action.backend}/{action.target} to {action.state}"
+        case SetServerWeight():
+            return f"set server {action.backend}/{action.target} to weight {action.weight}"
+        case ShutdownSessions():
+            return f"end the sessions of {action.backend}/{action.target}"
+        case DeleteServer():
+            return f"delete server {action.backend}/{action.target}"
+        case SetWaitingRoom():
+            return (
+                f"let requests wait for {action.target}"
+                if action.is_open
+                else f"let no request wait for {action.target}"
+            )
+        case WriteRouting():
+            names = ", ".join(service.name for service in action.services) or "no service"
+            return f"write routes of {names} and reload"
+        case _:
+            raise TypeError(f"internal: no words for {type(action).__name__}")
+
+
+def _step_line(step: Step) -> str:
+    after = f" after {', '.join(f'#{number}' for number in step.after)}" if step.after else ""
+    return f"#{step.number}{after} {describe(step.action)}: {step.action.cause}"

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+Protocol = Literal["http", "grpc"]
+Aggregation = Literal["mean", "max", "min"]
+Placement = Literal["pack", "spread"]
+
+DEFAULT_POLICY = "power_of_two"
+"""How callers choose among a service's replicas, unless it says otherwise."""
+
+NO_USER_CONFIG = "{}"
+"""The text of a user_config that sets nothing: what is in force in a replica that has just begun."""
+
+LABEL_PREFIX = "pierhead."
+"""What the names of the controller's own labels on containers begin with."""
+COMPOSE_LABEL_PREFIX = "com.docker.compose."
+
+GPU_PARTS = 10_000
+"""Into how many parts a GPU can be divided: the steps in which fractions count, as in Ray."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- spec
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSpec:
+    """How the controller and HAProxy ask a replica whether it is ready: GET http://<ip>:<port><path>, 2xx = ready."""
+
+    port: int
+    path: str
+    period_s: float = 1.0
+    timeout_s: float = 2.0
+    failures: int = 3
+    """Consecutive failures after which a replica that was ready counts as FAILED."""
+    progress_timeout_s: float | None = None
+    """How long a ready replica may have requests in flight of which none moves; None = for ever."""
+    haproxy_asks: bool = True
+    """False: HAProxy only sees whether a replica takes connections (controller/desired/edge.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlot:
+    """A share of one GPU, beside which others may stand: so many bytes of its memory, or a fraction of it.
+
+    Exactly one of the two. A fraction counts in steps of 0.0001, as Ray's do.
+    """
+
+    memory_bytes: int | None = None
+    fraction: float | None = None
+
+    def of(self, size: int) -> int | None:
+        """How much of a GPU of that size a fraction is, in the same unit; None for memory."""
+        return None if self.fraction is None else size * round(self.fraction * GPU_PARTS) // GPU_PARTS
+
+    def __str__(self) -> str:
+        """As a replica's label keeps it: "memory:17179869184", "fraction:0.5"."""
+        if self.fraction is None:
+            return f"memory:{self.memory_bytes}"
+        return f"fraction:{self.fraction:.4f}".rstrip("0").rstrip(".")
+
+    @classmethod
+    def read(cls, text: str) -> GpuSlot | None:
+        """The slot that `str` gave this text; None for any other text."""
+        kind, _, amount = text.partition(":")
+        if kind == "memory" and amount.isascii() and amount.isdecimal() and int(amount) > 0:
+            return cls(memory_bytes=int(amount))
+        if kind == "fraction" and re.fullmatch(r"0\.\d{1,4}|1", amount, re.ASCII) and float(amount) > 0:
+            return cls(fraction=float(amount))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """What one replica asks for: a number of whole GPUs, or a slot of one."""
+
+    count: int
+    device_ids: tuple[str, ...] = ()
+    """Only these UUIDs; empty = whichever GPUs there are."""
+    capabilities: tuple[str, ...] = ("gpu",)
+    """What the nvidia driver shall mount ("gpu", "utility", "video", ...); CDI files say it themselves."""
+    slot: GpuSlot | None = None
+    """None = whole GPUs; a slot is of one GPU, and `count` then is 1."""
+    placement: Placement = "pack"
+    """Where slots go: onto as few GPUs as they fit on, or onto as many as there are."""
+    kind: str = ""
+    """Only GPUs whose name has this in it, such as "H100"; "" = any."""
+
+    def takes(self, gpu_name: str) -> bool:
+        """Whether a GPU of that name will do. One whose name is not known does: nothing says that it is another."""
+        return not self.kind or not gpu_name or self.kind.casefold() in gpu_name.casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class Backpressure:
+    """What an HTTP client is told when there is no room for its request."""
+
+    status_code: Literal[503, 429] = 503
+    retry_after_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPolicy:
+    """A function of the user's own decides: `package.module:function`, called with these keyword arguments."""
+
+    path: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusPolicy:
+    """A measured value decides: replicas are wanted so that it comes to `target`, as Kubernetes' autoscaler does it."""
+
+    query: str
+    """PromQL with one number as its result; $service stands for the service's name."""
+    target: float
+    url: str = "http://prometheus:9090"
+    """The stack's own, unless written otherwise."""
+    period_s: float = 5.0
+    timeout_s: float = 4.0
+
+    @property
+    def stale_after_s(self) -> float:
+        """A value that is older counts no more. An answer may take longer than the pause between two questions."""
+        return 3 * max(self.period_s, self.timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleSpec:
+    """How many replicas a service may have, and what decides between. Names, meaning and defaults are Ray Serve's."""
+
+    min: int = 1
+    max: int = 1
+    initial: int | None = None
+    """Replicas of a service that was never scaled; None = `min`."""
+    target_ongoing_requests: float = 2.0
+    """Requests that one replica shall have, working and waiting, on average."""
+    look_back_period_s: float = 30.0
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
+    downscale_to_zero_delay_s: float | None = None
+    """For the step from one replica to none; None = `downscale_delay_s`."""
+    upscaling_factor: float = 1.0
+    downscaling_factor: float = 1.0
+    aggregation_function: Aggregation = "mean"
+    panic_threshold: float | None = 2.0
+    """A burst is load of this many times what the running replicas are for; None = no load is one."""
+    panic_window_s: float = 3.0
+    policy: FunctionPolicy | PrometheusPolicy | None = None
+    """What decides; None = Ray Serve's formula on the load."""
+
+    @property
+    def first(self) -> int:
+        """The target of a service that nothing was decided for."""
+        return self.clamp(self.min if self.initial is None else self.initial)
+
+    def clamp(self, replicas: int) -> int:
+        """The nearest number that the bounds allow."""
+        return max(self.min, min(self.max, replicas))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """How a service goes from one version to the next."""
+
+    max_surge: int = 1
+    """Replicas above the target while versions change."""
+    max_unavailable: int = 0
+    """Ready replicas that may be missing meanwhile."""
+    auto_rollback: bool = True
+    bake_s: float = 10.0
+    """How long the first replicas of a new version serve beside the old ones before more follow, and how long the whole
+    is watched once all are new."""
+    canary_weight: int | None = None
+    """Per cent of the requests that a new version gets while it bakes; None = what its number of replicas brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """One Compose service that carries an `x-serve` block, as the user wrote it (defaults filled in)."""
+
+    name: str
+    image: str
+    protocol: Protocol
+    port: int
+    """Port that takes the service's requests inside the container."""
+    replicas: int
+    """With `autoscale`: the first target."""
+    probe: ProbeSpec
+    autoscale: AutoscaleSpec | None = None
+    rollout: RolloutSpec = RolloutSpec()
+    callees: tuple[str, ...] = ()
+    """Services that it says it needs (Compose's depends_on): their new versions come first."""
+    route: str | None = None
+    """HTTP path prefix without a trailing slash ("/" = everything); None = not reachable over HTTP from outside."""
+    strip_prefix: bool = False
+    grpc_services: tuple[str, ...] = ()
+    """Full names of the gRPC services that port 9000 routes to this service."""
+    max_replicas_per_node: int | None = None
+    """How many replicas may be on this machine at a time; None = as many as fit."""
+    max_ongoing_requests: int = 100
+    max_queued_requests: int = -1
+    router_policy: str = DEFAULT_POLICY
+    """How its callers choose among its replicas: a name of the runtime's, or an import path for them."""
+    router_policy_kwargs: str = ""
+    """What they make that policy with: a JSON object, "" = nothing."""
+    backpressure: Backpressure = Backpressure()
+    request_timeout_s: float = 60.0
+    graceful_shutdown_wait_loop_s: float | None = None
+    """How long a draining replica goes on serving at least, for callers that have not heard of it yet; None = as long
+    as they need to hear of it."""
+    graceful_shutdown_timeout_s: float = 20.0
+    """How long a draining replica may finish what it has before it is told to stop regardless."""
+    stop_grace_period_s: float = 30.0
+    """Compose's stop_grace_period: time between SIGTERM and SIGKILL."""
+    startup_deadline_s: float = 1800.0
+    user_config: str = NO_USER_CONFIG
+    """What `reconfigure` of its replicas gets, as canonical JSON; running ones are given another one as it changes."""
+    metrics_port: int | None = None
+    """Port of GET <metrics_path>; None = the replica exports no metrics."""
+    metrics_path: str = "/metrics"
+    gpu: GpuRequest | None = None
+    managed: bool = True
+    """True when the image is built on our runtime: its admin port tells in-flight counts and takes environment."""
+    has_build: bool = False
+    """True when Compose can build the image; it is then never pulled."""
+    container: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for the engine's create call, without name, GPU and Pierhead labels. Canonical: sorted, JSON types."""
+    definition_hash: str = ""
+    """Hash of everything above that needs a new container when it changes (not of replicas, route or policies)."""
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether anything from outside reaches the service; only then HAProxy has a backend for it."""
+        return self.route is not None or bool(self.grpc_services)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Everything the user wrote; `project` is the Compose project name."""
+
+    project: str
+    services: Mapping[str, ServiceSpec] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    """What Compose said while it read the files, such as a variable that is not set and became empty."""
+
+
+def socket_address(ip: str, port: int) -> str:
+    """`ip:port`, an IPv6 address in brackets."""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def backend_name(service: str) -> str:
+    """HAProxy's backend of a service."""
+    return f"svc_{service}"
+
+
+_GIB, _MIB = 1024**3, 1024**2
+
+
+def slot_words(slot: GpuSlot) -> str:
+    """A slot's amount: "16 GiB", "0.5"."""
+    return _number(slot.fraction or 0.0) if slot.memory_bytes is None else size_words(slot.memory_bytes)
+
+
+def size_words(size_bytes: int) -> str:
+    """Bytes as people read them, rounded down: "2.1 GiB", "512 MiB"."""
+    if size_bytes < _GIB:
+        return f"{size_bytes // _MIB} MiB"
+    return f"{_number(size_bytes * 10 // _GIB / 10)} GiB"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}".rstrip("0").rstrip(".")
+
+
+@lru_cache(maxsize=1024)  # every replica is looked at in every tick
+def digest(text: str) -> str:
+    """Twelve hex digits that stand for a user_config; pierhead.replica.user_config makes the same."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,41 @@
+"""Text from outside, made fit to be kept and shown. Pure.
+
+A replica's JSON may hold any code point, half a character ("\\udce9") and line breaks among them. UTF-8 has no form for
+the former, so neither a file nor a socket takes it; the latter would break a table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+_BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+def storable(text: str) -> str:
+    """The text with every lone surrogate written as its escape: it has a form in UTF-8, and keeps its meaning."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def one_line(text: str) -> str:
+    """Storable text without line breaks and control characters, each run of which becomes one space."""
+    return _BREAKS.sub(" ", storable(text)).strip()
+
+
+_SHOWN_LENGTH = 80
+
+
+def shown(value: object) -> str:
+    """A value as the user wrote it, on one line and short: `"two"`, `2.5`, `null`, `a list`, `a mapping`."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return "a list"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
+        return "an integer of more than 64 bits"
+    text = json.dumps(value if value is None or isinstance(value, str | int | float) else str(value))
+    return text if len(text) <= _SHOWN_LENGTH else text[: _SHOWN_LENGTH - 4] + '..."'

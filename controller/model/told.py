@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .desired import ServiceRollout
+from .spec import DEFAULT_POLICY
+from .world import NO_STATS, PublishedStats
+
+EventOutcome = Literal["ok", "failed", "info", "warning"]
+"""How what an event tells of ended."""
+
+
+# ------------------------------------------------------------------------------------------------------------- outward
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One line of what Discovery tells callers."""
+
+    replica: str
+    address: str
+    draining: bool
+    max_ongoing_requests: int
+    version: str
+    node: str = ""
+    weight: int = 1
+    stats: PublishedStats = NO_STATS
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEndpoints:
+    """All that Discovery tells callers of one service."""
+
+    replicas: tuple[Endpoint, ...] = ()
+    max_queued_requests: int = -1
+    """How many calls may wait at each caller; -1 = no bound."""
+    policy: str = DEFAULT_POLICY
+    policy_kwargs: str = ""
+    """What callers make that policy with: a JSON object, "" = nothing."""
+    scaled_to_zero_by: str = ""
+    """What has set it to no replica, in words, so that no call wakes it; "" = nothing has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, for `GET /api/v1/events` and `make events`."""
+
+    at: float
+    kind: str
+    """Action class name in snake case, or a state change: replica_ready, replica_failed, spec_error, scale, ..."""
+    service: str
+    target: str
+    message: str
+    outcome: EventOutcome = "info"
+
+
+ReplicaState = Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED", "CRASH_LOOP"]
+"""CRASH_LOOP is a PENDING replica whose predecessors failed again and again: it waits before it is tried once more."""
+
+ServiceState = Literal["UPDATING", "HEALTHY", "UNHEALTHY", "DEPLOY_FAILED", "UPSCALING", "DOWNSCALING"]
+"""Ray Serve's words for a deployment."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One row of the status table."""
+
+    name: str
+    wanted: int
+    ready: int
+    message: str
+    state: ServiceState = "HEALTHY"
+    replicas: tuple[ReplicaStatus, ...] = ()
+    converged: bool = False
+    """As many as wanted, all of them ready and of the current version, nothing on its way out."""
+    blocked: str = ""
+    """Why it will not converge by waiting; "" when it may."""
+    override: int | None = None
+    """What `make scale` set, when it did."""
+    autoscale: AutoscaleStatus | None = None
+    """None for a service whose number of replicas is fixed."""
+    rollout: RolloutStatus | None = None
+    """None for a service that the compose files do not have any more."""
+    user_config: UserConfigStatus | None = None
+    """None where nothing is set, and nothing is in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatus:
+    """Which version of a service is wanted, and what is going on between versions."""
+
+    version: str
+    """What new replicas are made as; "" = not known."""
+    offered: str
+    """What the files and the image give; "" = the image is not on this machine."""
+    state: ServiceRollout = field(default_factory=ServiceRollout)
+    ready: int = 0
+    """Ready replicas of the version that is being rolled out, else of `version`."""
+    message: str = ""
+    changes: tuple[str, ...] = ()
+    """What makes `offered` another version than the stable one."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserConfigStatus:
+    """How far a service's user_config has come. Replicas are those that serve and have the wanted version."""
+
+    wanted: str
+    """Its digest."""
+    applied: int
+    """Replicas in which it is in force."""
+    replicas: int
+    refused: tuple[str, ...] = ()
+    """One sentence for each replica that does not take it, those that start included."""
+    changes: tuple[str, ...] = ()
+    """What is another value in it than in the one that a replica has now; empty when all have it."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every replica has it."""
+        return self.applied == self.replicas and not self.refused
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleStatus:
+    """What the autoscaler sees of a service, and wants."""
+
+    min: int
+    max: int
+    target: int
+    load: float
+    """Requests in work and waiting, over the service's look_back_period_s."""
+    wanted: int
+    """Replicas that this load asks for; it becomes the target when it has lasted."""
+    paused: bool = False
+    """`make scale` has set a number."""
+    basis: str = ""
+    """What a policy of the user's goes by, in words; "" = the load."""
+    problem: str = ""
+    """Why the policy gives no number, so that the target is held; "" when it gives one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One replica as people see it."""
+
+    name: str
+    state: ReplicaState
+    version: str
+    address: str
+    gpus: tuple[str, ...]
+    ongoing: int | None
+    message: str

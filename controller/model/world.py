@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .spec import GpuSlot, ServiceSpec, backend_name, socket_address
+
+# ------------------------------------------------------------------------------------------------------------ observed
+
+
+class ContainerState(enum.StrEnum):
+    """What the engine says of a container."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    REMOVING = "removing"
+    EXITED = "exited"
+    DEAD = "dead"
+
+    @property
+    def is_up(self) -> bool:
+        """True while processes of the container may exist."""
+        return self in (ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.RESTARTING)
+
+
+class Health(enum.StrEnum):
+    """Verdict of the controller's own probe."""
+
+    UNKNOWN = "unknown"  # not asked yet, or not ready yet since it started
+    READY = "ready"
+    FAILED = "failed"  # was ready, then failed `probe.failures` times in a row, or gave itself up
+
+
+@dataclass(frozen=True, slots=True)
+class UserConfigReport:
+    """Which user_config a replica was last given, and which one is in force there, each by its digest."""
+
+    wanted: str
+    applied: str
+    error: str = ""
+    """Why the one that it was given is not in force; "" when it is, or is being applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStats:
+    """Numbers that a replica tells callers, for their policies. The controller passes them on and reads none."""
+
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    version: int = 0
+    """The replica's own: of two, the greater one is newer. 0 = it publishes nothing."""
+
+
+NO_STATS = PublishedStats()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaContainer:
+    """One container that carries our labels, with what the probe knows of it."""
+
+    id: str
+    name: str
+    service: str
+    version: str
+    number: int
+    state: ContainerState
+    ip: str | None = None
+    port: int | None = None
+    """Where it takes requests: a replica of an older version may listen elsewhere than the spec says now. None = the
+    container does not say (an earlier controller made it): the spec's port."""
+    probe: tuple[int, str] | None = None
+    """Port and path that it is asked at whether it is ready; None = the container does not say: the spec's."""
+    graceful_shutdown_timeout_s: float | None = None
+    stop_grace_period_s: float | None = None
+    """What it was made with, for when its service is no longer in the files; None = the container does not say."""
+    node: str = ""
+    """The machine that it was made on, by the engine's name for it; "" = the container does not say."""
+    gpus: tuple[str, ...] = ()
+    gpu_slot: GpuSlot | None = None
+    """What it has of its GPU; None = all of each (also where the container does not say)."""
+    created_at: float = 0.0
+    started_at: float | None = None
+    exit_code: int | None = None
+    oom_killed: bool = False
+    health: Health = Health.UNKNOWN
+    health_detail: str = ""
+    """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
+    reported_draining: bool = False
+    ongoing: int | None = None
+    """Calls in flight as the replica itself reports them; None where it does not (a foreign image)."""
+    ongoing_at: float | None = None
+    """When `ongoing` was read."""
+    queued: int | None = None
+    """Calls of this replica that wait for replicas of other services."""
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """The same by the service that they wait for."""
+    answered: int | None = None
+    """Requests that it has answered since its start, refusals left out; None where it does not say."""
+    errors: int | None = None
+    """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
+    told: str = ""
+    """What it says itself of why it is not ready: "loading weights, 37 %"."""
+    broken: bool = False
+    """Whether it says itself that it will not get well."""
+    progressed_at: float | None = None
+    """When its work, or its start, was last seen to move, or when this controller began to ask it; None where it does
+    not say."""
+    stalled_since: float | None = None
+    """Since when it has had requests in flight at every look, and none of them moved; None when it works."""
+    user_config: UserConfigReport | None = None
+    """None where it does not say: a foreign image, an earlier runtime, a program that does not listen yet."""
+    stats: PublishedStats = NO_STATS
+    """What it publishes for its callers' policies."""
+    gpu_fault: str = ""
+    """Why it cannot stay on its GPUs; "" when it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrayContainer:
+    """A container of one of our services that we did not launch (`docker compose up --scale`, an old one-off)."""
+
+    id: str
+    name: str
+    service: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU (or MIG device) the engine can hand out."""
+
+    uuid: str
+    driver: Literal["cdi", "nvidia"] = "cdi"
+    name: str = ""
+    memory_bytes: int | None = None
+    """None where nothing tells it."""
+    parent: str = ""
+    """Of a MIG device: the UUID of the GPU that it is a part of, where that is known."""
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a part of a GPU. Software can use one such part at a time."""
+        return self.uuid.startswith("MIG-") or ":" in self.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """How much of each GPU's memory was in use, by whomever, at one moment."""
+
+    at: float
+    used_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By UUID. A GPU that does not tell (its memory is the host's) is not in it."""
+
+
+class ServerState(enum.StrEnum):
+    """HAProxy's administrative state of a server."""
+
+    READY = "ready"
+    DRAIN = "drain"
+    MAINT = "maint"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One HAProxy server; its name is the replica's name."""
+
+    backend: str
+    name: str
+    address: str
+    """ip:port"""
+    state: ServerState
+    up: bool
+    sessions: int = 0
+    queued: int = 0
+    weight: int = 1
+    answered: int = 0
+    """HTTP responses since it was added."""
+    errors: int = 0
+    """How many of them were 5xx."""
+    is_asked: bool = True
+    """Whether `up` says that it is ready; False: only that it takes connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Requests that HAProxy holds for a service without a server; and how those before ended, since its last start."""
+
+    now: int = 0
+    served: int = 0
+    """A server came, and they went on."""
+    expired: int = 0
+    """None came in time."""
+    left: int = 0
+    """Their clients went away."""
+    refused: int = 0
+    """As many as may wait did already; or nobody may wait for it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingState:
+    """What HAProxy is doing now. `pid` and `started_at` tell a restart; `routing_hash` the configuration it runs."""
+
+    pid: int
+    started_at: float
+    version: str
+    routing_hash: str
+    servers: tuple[Server, ...] = ()
+    backends: frozenset[str] = frozenset()
+    """Names of the backends that the running configuration has."""
+    queued: Mapping[str, int] = field(default_factory=dict)
+    """By backend: requests that wait for any of its servers; those that wait for a certain one are the server's."""
+    held: Mapping[str, Held] = field(default_factory=dict)
+    """By backend, those of which any was ever held."""
+    closed: frozenset[str] = frozenset()
+    """Backends whose waiting room is closed: without a server their requests are refused at once."""
+    _by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index the servers: with hundreds of replicas each is looked up several times a tick."""
+        places = {(server.backend, server.name): server for server in reversed(self.servers)}
+        object.__setattr__(self, "_by_place", places)
+
+    def server_of(self, service: str, replica: str) -> Server | None:
+        """The server of a replica; None where HAProxy has none."""
+        return self._by_place.get((backend_name(service), replica))
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """A replica on its way out. Kept in the store: a label cannot be added to a running container."""
+
+    replica: str
+    container_id: str
+    draining_since: float
+    stopping_since: float | None
+    cause: str
+    failed: bool = False
+    """True when it goes because it failed: its end then counts as a failure of the service."""
+
+
+FailureKey = tuple[str, str]
+"""Service and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRecord:
+    """How often in a row a version of a service was tried and failed; gives the next start its backoff.
+
+    Replicas that were there together are one try, however many of them fail: of what ends them all nobody knows whether
+    it is theirs.
+    """
+
+    count: int
+    last_at: float
+    """When the last try failed: the first of its replicas."""
+    detail: str
+
+
+def is_another_try(before: FailureRecord | None, began_at: float | None) -> bool:
+    """Whether a replica that has failed and began then (None = not known) counts, after those that have before."""
+    return before is None or began_at is None or began_at >= before.last_at
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFault:
+    """Why no replica is placed on a GPU; see controller/observe/gpu_faults.py."""
+
+    uuid: str
+    reason: str
+    at: float
+    kind: Literal["gone", "failing", "marked"]
+
+
+def version_of(definition_hash: str, image_id: str) -> str:
+    """Eight hex digits over the definition and the image's content: what a replica was made from."""
+    return hashlib.sha256(f"{definition_hash}\n{image_id}".encode()).hexdigest()[:8]
+
+
+def current_version(spec: ServiceSpec, images: Mapping[str, str | None]) -> str | None:
+    """The version that new replicas of a service would have; None while its image is not on this machine."""
+    image_id = images.get(spec.image)
+    return version_of(spec.definition_hash, image_id) if image_id else None
+
+
+def service_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:
+    """Where a replica takes the service's requests; None while it has no address."""
+    port = spec.port if container.port is None else container.port
+    return None if container.ip is None else socket_address(container.ip, port)

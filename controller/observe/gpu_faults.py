@@ -1,0 +1,159 @@
+"""Which GPUs are not to be trusted: what is noticed of them, tick by tick. Pure but for what it remembers.
+
+    gone      it is no longer among the GPUs that the engine lists, and a replica holds it
+    failing   replicas of one version fail on it again and again, and are well on another one
+    marked    somebody said so
+
+No replica is placed on a GPU with a mark. A mark of the first kind is taken back when the GPU is listed again, one of
+the second when it was away and is back (somebody has reset it), or when the version turns out to fail everywhere.
+Anybody may take back any of them.
+
+Xid errors, the driver's own words, are in the kernel's log, which no container can read; what they do to replicas is
+what is seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ..model.observed import Observed
+from ..model.world import FailureKey, GpuFault, Health, ReplicaContainer
+
+GONE_AFTER_S = 60.0
+"""The engine's list is read every half a minute, and its files are rewritten in place now and then."""
+STRIKES = 3
+"""Failures in a row on one GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A GPU is not to be used."""
+
+    fault: GpuFault
+
+
+@dataclass(frozen=True, slots=True)
+class Unmark:
+    """A GPU may be used again. `asked`: somebody said so."""
+
+    uuid: str
+    why: str
+    asked: bool = False
+
+
+@dataclass(slots=True)
+class GpuWatch:
+    """What has been seen of each GPU so far. A controller that starts begins with nothing, and concludes nothing."""
+
+    _known: set[str] = field(default_factory=set)
+    _missing_since: dict[str, float] = field(default_factory=dict)
+    _strikes: dict[tuple[str, FailureKey], int] = field(default_factory=dict)
+    _away: set[str] = field(default_factory=set)
+
+    def failed(self, replica: ReplicaContainer) -> None:
+        """A replica has failed on its GPUs."""
+        for uuid in replica.gpus:
+            key = (uuid, (replica.service, replica.version))
+            self._strikes[key] = self._strikes.get(key, 0) + 1
+
+    def forget(self, uuid: str) -> None:
+        """Somebody says that it is well: it begins anew."""
+        self._strikes = {key: count for key, count in self._strikes.items() if key[0] != uuid}
+        self._missing_since.pop(uuid, None)
+
+    def look(
+        self,
+        observed: Observed,
+        faults: Mapping[str, GpuFault],
+        now: float,
+        proven: Mapping[str, str] = MappingProxyType({}),
+    ) -> tuple[Mark | Unmark, ...]:
+        """Conclude from a snapshot. Where no GPU is listed at all it is the list that has failed, not the GPUs.
+
+        `proven`: the version of each service that is known to work, where there is one. Another version, which may be
+        what is wrong, says nothing of the GPU that it fails on.
+        """
+        listed = {gpu.uuid for gpu in observed.gpus}
+        if not listed:
+            return ()
+        if listed - self._known:
+            # The first look; or names that were never there: an index became a UUID, a MIG layout changed. What is
+            # missing then has another name, as far as anybody can tell.
+            self._known = set(listed)
+        well = self._forgive(observed)
+        telling = [key for _, key in self._strikes if proven.get(key[0], key[1]) == key[1] or well.get(key)]
+        gone = self._gone(observed, faults, listed, now)
+        failing = self._failing(faults, listed, well, set(telling), now)
+        return (*gone, *failing, *self._back(faults, listed))
+
+    def _gone(
+        self, observed: Observed, faults: Mapping[str, GpuFault], listed: set[str], now: float
+    ) -> list[Mark | Unmark]:
+        held = {uuid: one.name for one in observed.containers if one.state.is_up for uuid in one.gpus}
+        missing = {uuid for uuid in held if uuid in self._known and uuid not in listed}
+        self._missing_since = {uuid: self._missing_since.get(uuid, now) for uuid in sorted(missing)}
+        return [
+            Mark(GpuFault(uuid, f"the engine does not list it any more, and {held[uuid]} holds it", now, "gone"))
+            for uuid, since in self._missing_since.items()
+            if now - since >= GONE_AFTER_S and uuid not in faults
+        ]
+
+    def _failing(
+        self,
+        faults: Mapping[str, GpuFault],
+        listed: set[str],
+        well: Mapping[FailureKey, set[str]],
+        telling: Collection[FailureKey],
+        now: float,
+    ) -> list[Mark | Unmark]:
+        changes: list[Mark | Unmark] = []
+        for (uuid, key), strikes in sorted(self._strikes.items()):
+            if strikes < STRIKES or uuid not in listed or key not in telling:
+                continue
+            if self._fails_elsewhere(uuid, key):
+                if uuid in faults and faults[uuid].kind == "failing":
+                    changes.append(Unmark(uuid, f"version {key[1]} of {key[0]} fails on other GPUs as well"))
+            elif uuid not in faults and (well.get(key) or listed - set(faults) - {uuid}):
+                others = f", and work on {', '.join(sorted(well[key]))}" if well.get(key) else ""
+                words = f"replicas of {key[0]} failed on it {strikes} times in a row{others}"
+                changes.append(Mark(GpuFault(uuid, words, now, "failing")))
+        return changes
+
+    def _fails_elsewhere(self, uuid: str, key: FailureKey) -> bool:
+        counts = [count for (other, whose), count in self._strikes.items() if other != uuid and whose == key]
+        return max(counts, default=0) >= STRIKES
+
+    def _back(self, faults: Mapping[str, GpuFault], listed: set[str]) -> list[Mark | Unmark]:
+        self._away = {uuid for uuid in self._away | (set(faults) - listed) if uuid in faults}
+        back = sorted(
+            uuid for uuid, fault in faults.items() if uuid in listed and uuid in self._away and fault.kind != "marked"
+        )
+        for uuid in back:
+            self._away.discard(uuid)
+            self.forget(uuid)
+        return [Unmark(uuid, "the engine lists it again") for uuid in back]
+
+    def _forgive(self, observed: Observed) -> Mapping[FailureKey, set[str]]:
+        """Forget strikes of GPUs on which a replica of that version is ready, and of versions that are gone.
+
+        Returns the GPUs on which each version is well.
+        """
+        well: dict[FailureKey, set[str]] = {}
+        for container in observed.containers:
+            if container.health is Health.READY:
+                well.setdefault((container.service, container.version), set()).update(container.gpus)
+        present = {(container.service, container.version) for container in observed.containers} | set(observed.failures)
+        self._strikes = {
+            (uuid, key): count
+            for (uuid, key), count in self._strikes.items()
+            if key in present and uuid not in well.get(key, set())
+        }
+        return well
+
+
+def struck(container: ReplicaContainer, faults: Mapping[str, GpuFault]) -> str:
+    """Why a replica cannot stay where it is: one of its GPUs is gone; "" when it may."""
+    gone = [uuid for uuid in container.gpus if uuid in faults and faults[uuid].kind == "gone"]
+    return f"its GPU {gone[0]} is gone: {faults[gone[0]].reason}" if gone else ""

@@ -1,0 +1,106 @@
+"""How much of the GPUs' memory is in use: read when a start waits for it, and now and then for who looks at the status.
+
+Reading takes a container that runs `nvidia-smi`, so it is asked for, runs beside the loop, and wakes it. A reading from
+before a holder of a GPU ended says nothing any more: it is awaited anew. Where nothing can be read (CDI without a
+driver), replicas are placed by what containers hold alone, and status says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from ..engines.base import ClusterEngine
+from ..errors import EngineError
+from ..model.desired import Desired
+from ..model.observed import Observed
+from ..model.plan import Plan
+from ..model.world import GpuReading
+
+logger = logging.getLogger(__name__)
+
+WAITING_S = 5.0
+"""Between two readings while a start waits for memory that is in use."""
+RESTING_S = 60.0
+"""The same while nothing waits: what status and metrics show may be that old."""
+RETRY_S = 30.0
+"""Pause after a reading that failed, where others did not."""
+HOPELESS_S = 300.0
+"""The same where none has succeeded: there is probably no nvidia-smi."""
+
+AWAITED = GpuReading(at=-math.inf)
+
+
+class GpuMemoryWatch:
+    """Keeps the last reading. `seen` and `refresh` are the loop's; readings run in tasks of `spawn`."""
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._spawn = spawn
+        self._wake = wake
+        self._clock = clock
+        self._reading: GpuReading | None = AWAITED
+        self._begun = -math.inf
+        self._running = False
+        self._worked = False
+        self._holders: frozenset[str] = frozenset()
+        self._changed_at = -math.inf
+        self.problem = ""
+        """Why nothing can be read, in words; "" when it can, or was not tried."""
+
+    def seen(self, observed: Observed) -> Observed:
+        """Return the snapshot with the last reading, if that still holds in it."""
+        holders = frozenset(c.id for c in observed.containers if c.gpus and c.state.is_up)
+        holders |= {f"{uuid} {name}" for uuid, name in observed.foreign_gpu_holders.items()}
+        if self._holders - holders:
+            self._changed_at = self._clock()
+        self._holders = holders
+        return replace(observed, gpu_reading=self._current())
+
+    def refresh(self, desired: Desired, observed: Observed, plan: Plan) -> None:
+        """Begin a reading if one is due; nothing is read while no service asks for GPUs or there are none."""
+        if self._running or not observed.gpus or not any(spec.gpu for spec in desired.services.values()):
+            return
+        if self.problem:
+            pause_s = RETRY_S if self._worked else HOPELESS_S
+        elif plan.awaits_gpu_memory:
+            pause_s = 0.0 if self._current() is AWAITED else WAITING_S
+        else:
+            pause_s = RESTING_S
+        if self._clock() - self._begun >= pause_s:
+            self._running = True
+            self._spawn(self._read())
+
+    def _current(self) -> GpuReading | None:
+        outdated = self._reading is not None and self._reading.at < self._changed_at
+        return AWAITED if outdated else self._reading
+
+    async def _read(self) -> None:
+        self._begun = self._clock()
+        try:
+            used = await self._engine.used_gpu_memory()
+        except EngineError as error:
+            if str(error) != self.problem:
+                logger.warning("%s", error)
+            self._reading, self.problem = None, str(error)
+        except Exception as error:
+            # A defect that one machine brings out must not end the controller: placed is by what containers hold.
+            words = f"internal: reading the memory of the GPUs raised {type(error).__name__}: {error}"
+            if words != self.problem:
+                logger.exception("internal: reading the memory of the GPUs raised")
+            self._reading, self.problem = None, words
+        else:
+            self._reading, self.problem, self._worked = GpuReading(self._begun, used), "", True
+        finally:
+            self._running = False
+        self._wake()

@@ -1,0 +1,519 @@
+"""Asks every replica that is up whether it is ready, each by a task of its own.
+
+    Judge       pure: readings in, verdict and pace out
+    HttpProbe   one question over HTTP, its answer in words
+    Prober      the tasks and the book of verdicts; a verdict that changes wakes the loop
+
+Health: UNKNOWN until ready first; READY; FAILED after `probe.failures` bad readings in a row, or after one in which the
+replica itself says that it is broken, and READY again if it answers before it is replaced. "Draining" is an answer too,
+neither good nor bad: the replica was told to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import aiohttp
+
+from ..errors import ReplicaError
+from ..model.spec import ProbeSpec, ServiceSpec
+from ..model.text import one_line, storable
+from ..model.world import NO_STATS, Health, PublishedStats, ReplicaContainer, UserConfigReport
+from ..outlive import outlive
+
+EAGER_S = 0.25
+"""Between readings of a replica that was never ready, for its first EAGER_FOR_S."""
+EAGER_FOR_S = 30.0
+PATIENT_S = 1.0
+"""The same afterwards: a model that loads for minutes is not hurried by questions."""
+RETIRING_S = 0.1
+"""Between readings of a replica that drains: its end is waited for."""
+EARLY = 0.9
+"""Part of a period after the last bad answer from which on another one counts: timers are not exact."""
+BODY_LIMIT = 64 * 1024
+MOST_COUNTED = 2**53
+"""Up to here a float counts one by one, as the autoscaler does; a greater number of a replica is taken as none."""
+MOST_STATS = 16
+"""Numbers that a replica publishes, at most: the runtime has the same bound."""
+MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
+"""How a replica is asked that nobody describes: one of a service that was removed while no controller ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one question brought. `detail` is in words; the numbers are None where the replica does not tell them."""
+
+    ok: bool
+    detail: str
+    draining: bool = False
+    ongoing: int | None = None
+    queued: int | None = None
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    answered: int | None = None
+    errors: int | None = None
+    progress: int | None = None
+    """Another number whenever its work, or its start, has moved."""
+    told: str = ""
+    """Why it is not ready, in the replica's own words."""
+    user_config: UserConfigReport | None = None
+    stats: PublishedStats = NO_STATS
+    broken: bool = False
+    """It is not ready, and says that it will not be by itself."""
+
+
+NOT_ASKED = Reading(ok=False, detail="not asked yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a replica: the last reading, and what the readings so far make of it."""
+
+    health: Health = Health.UNKNOWN
+    detail: str = NOT_ASKED.detail
+    reading: Reading = NOT_ASKED
+    progressed_at: float | None = None
+    stalled_since: float | None = None
+    read_at: float | None = None
+    ready_since: float | None = None
+    user_config: UserConfigReport | None = None
+    """The last that it told, in a reading or in between."""
+
+    def fill_in(self, container: ReplicaContainer) -> ReplicaContainer:
+        """Return the container with what is known of it."""
+        reading = self.reading
+        return replace(
+            container,
+            health=self.health,
+            health_detail=self.detail,
+            reported_draining=reading.draining,
+            ongoing=reading.ongoing,
+            ongoing_at=self.read_at if reading.ongoing is not None else None,
+            queued=reading.queued,
+            waiting=reading.waiting,
+            answered=reading.answered,
+            errors=reading.errors,
+            told=reading.told,
+            broken=reading.broken,
+            progressed_at=self.progressed_at,
+            stalled_since=self.stalled_since,
+            user_config=self.user_config,
+            stats=reading.stats,
+        )
+
+
+class Judge:
+    """One replica's verdict, from its readings. Times are seconds of the caller's clock."""
+
+    def __init__(self, spec: ProbeSpec, since: float, *, was_ready: bool = False, tells_progress: bool = False) -> None:
+        """`was_ready`: it was ready before this controller began, and counts as ready until it has failed.
+
+        A controller that starts on a busy machine must not take from callers what serves them. `tells_progress`: it
+        says so when its start moves. Who begins to listen cannot know what it said before, and counts from now.
+        """
+        self._spec = spec
+        self._since = since
+        self._was_ready = was_ready
+        self._tells_progress = tells_progress
+        self._bad_in_a_row = 0
+        self._bad_at = since
+        """When the last bad answer was counted."""
+        self._progress: int | None = None
+        self.verdict = Verdict(progressed_at=since)
+        if was_ready:
+            before = "was ready when last asked"
+            self.verdict = replace(self.verdict, health=Health.READY, detail=before, ready_since=since)
+
+    def record(self, reading: Reading, now: float) -> bool:
+        """Learn one reading; return whether the verdict changed in a way that somebody waits for."""
+        before = self.verdict
+        health = self._health_after(reading, now)
+        detail = reading.detail
+        if health is Health.FAILED and reading.broken:
+            detail = f"the replica gives itself up: {reading.told or reading.detail}"
+        elif health is Health.FAILED:
+            detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
+        progressed_at = self._progressed_at(reading, now)
+        ready_since = before.ready_since if before.health is Health.READY else now
+        self.verdict = Verdict(
+            health=health,
+            detail=detail,
+            reading=reading,
+            progressed_at=progressed_at,
+            stalled_since=self._stalled_since(reading, progressed_at, now),
+            read_at=now,
+            ready_since=ready_since if health is Health.READY else None,
+            user_config=reading.user_config or before.user_config,
+        )
+        return before.health is not health or before.reading.draining is not reading.draining
+
+    def asked_as(self, spec: ProbeSpec) -> None:
+        """It is asked in another way from now on; what is known of it stays."""
+        self._spec = spec
+
+    def learn(self, report: UserConfigReport) -> None:
+        """The replica has said between two readings which user_config it has."""
+        self.verdict = replace(self.verdict, user_config=report)
+
+    def pause_s(self, now: float, *, retiring: bool) -> float:
+        """Seconds until the next question."""
+        if retiring:
+            return RETIRING_S
+        config = self.verdict.user_config
+        if self._was_ready and config is not None and config.applied != config.wanted:
+            return min(PATIENT_S, self._spec.period_s)
+        if self._was_ready:
+            return self._spec.period_s
+        pause_s = EAGER_S if now - self._since < EAGER_FOR_S else PATIENT_S
+        return min(pause_s, self._spec.period_s)
+
+    def _progressed_at(self, reading: Reading, now: float) -> float | None:
+        """When it last moved. Who asks for the first time cannot know, and does not hold it against the replica."""
+        if not self._tells_progress and reading.progress is None:
+            return None
+        if reading.progress is None or reading.progress == self._progress:
+            return self.verdict.progressed_at
+        self._progress = reading.progress
+        return now
+
+    def _stalled_since(self, reading: Reading, progressed_at: float | None, now: float) -> float | None:
+        """Since when it has work that does not move. Calls in a line for another service are not its to move."""
+        if not (reading.ok and reading.ongoing) or reading.queued or reading.progress is None or progressed_at == now:
+            return None
+        before = self.verdict.stalled_since
+        return now if before is None else before
+
+    def _health_after(self, reading: Reading, now: float) -> Health:
+        """The health after one more reading. Of bad ones about one a period counts: one that is asked more often, as
+        somebody waits for its end, may fail for no less time.
+        """
+        if reading.ok:
+            self._bad_in_a_row = 0
+            self._was_ready = True
+            return Health.READY
+        if reading.draining:
+            self._bad_in_a_row = 0
+            return self.verdict.health
+        if reading.broken:
+            self._bad_in_a_row, self._bad_at = max(self._bad_in_a_row + 1, self._spec.failures), now
+            return Health.FAILED
+        if self._bad_in_a_row and now - self._bad_at < EARLY * self._spec.period_s:
+            return self.verdict.health
+        self._bad_in_a_row += 1
+        self._bad_at = now
+        if not self._was_ready:
+            return Health.UNKNOWN
+        return Health.FAILED if self._bad_in_a_row >= self._spec.failures else self.verdict.health
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Who is asked where. Another start or address of the same container is another subject, judged afresh; one that
+    is only asked in another way is the same."""
+
+    container_id: str
+    started_at: float
+    ip: str
+    spec: ProbeSpec
+    managed: bool
+
+    def is_same_as(self, other: Subject | None) -> bool:
+        """Whether what is known of one is known of the other."""
+        return other is not None and replace(other, spec=self.spec) == self
+
+
+class _Watch:
+    """One subject's task and what it shares with the prober."""
+
+    def __init__(self, subject: Subject, judge: Judge) -> None:
+        self.subject = subject
+        self.judge = judge
+        self.retiring = False
+        self.nudge = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._judged: tuple[ReplicaContainer, Verdict, ReplicaContainer] | None = None
+        """The last container, the verdict on it, and what came of both."""
+
+    def judged(self, container: ReplicaContainer) -> ReplicaContainer:
+        """The container with its verdict filled in; the very same as before while neither is another."""
+        verdict = self.judge.verdict
+        if self._judged is None or self._judged[0] is not container or self._judged[1] is not verdict:
+            self._judged = container, verdict, verdict.fill_in(container)
+        return self._judged[2]
+
+
+class Prober:
+    """Owns one asking task for each replica that is up. `changed` is called when a verdict changes."""
+
+    def __init__(
+        self,
+        ask: Callable[[Subject], Awaitable[Reading]],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        changed: Callable[[], None],
+        was_ready: Callable[[str, float], bool] = lambda container_id, started_at: False,
+        note_ready: Callable[[str, float], None] = lambda container_id, started_at: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`ask` must not raise for what a replica does.
+
+        `was_ready` and `note_ready` are the memory (container id, start time) that outlives this controller.
+        """
+        self._ask = ask
+        self._spawn = spawn
+        self._changed = changed
+        self._was_ready = was_ready
+        self._note_ready = note_ready
+        self._clock = clock
+        self._watches: dict[str, _Watch] = {}
+
+    def sync(
+        self,
+        containers: Iterable[ReplicaContainer],
+        services: Mapping[str, ServiceSpec],
+        retiring: Collection[str],
+        outdated: Collection[str] = (),
+    ) -> None:
+        """Ask exactly these from now on (those that are up and have an address).
+
+        `retiring` and `outdated` hold container ids. One that is outdated, or whose service was removed, is asked the
+        way it was asked so far: the compose files no longer describe it.
+        """
+        subjects = {}
+        for container in containers:
+            spec = services.get(container.service)
+            known = self._watches.get(container.id)
+            if spec is not None and not (known and container.id in outdated):
+                subject = _subject(container, _probe_of(container, spec), managed=spec.managed)
+            elif known is not None:
+                subject = _subject(container, known.subject.spec, managed=known.subject.managed)
+            else:
+                subject = _subject(container, MANAGED_PROBE, managed=True)
+            if subject is not None:
+                subjects[container.id] = subject
+        for container_id, watch in list(self._watches.items()):
+            if not watch.subject.is_same_as(subjects.get(container_id)):
+                self._stop(container_id)
+        for container_id, subject in subjects.items():
+            watch = self._watches.get(container_id) or self._start(subject)
+            if watch.subject != subject:
+                watch.subject = subject
+                watch.judge.asked_as(subject.spec)
+                watch.nudge.set()
+            if watch.retiring != (container_id in retiring):
+                watch.retiring = container_id in retiring
+                watch.nudge.set()
+
+    def judged(self, container: ReplicaContainer) -> ReplicaContainer:
+        """Return the container with what is known of its health filled in; one never asked is UNKNOWN."""
+        watch = self._watches.get(container.id)
+        return watch.judged(container) if watch else container
+
+    def learn(self, container_id: str, report: UserConfigReport) -> None:
+        """A replica has said which user_config it has; soon it is asked whether that is in force."""
+        watch = self._watches.get(container_id)
+        if watch is not None:
+            watch.judge.learn(report)
+            watch.nudge.set()
+
+    def ready_since(self, container_id: str) -> float | None:
+        """Since when the replica is ready without a break; None when it is not."""
+        watch = self._watches.get(container_id)
+        return watch.judge.verdict.ready_since if watch else None
+
+    async def first_round(self, limit_s: float) -> None:
+        """Return when everybody was asked once, or after `limit_s` seconds."""
+        pending = [watch.asked.wait() for watch in self._watches.values()]
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.gather(*pending)
+        except TimeoutError:
+            return  # who has not answered by now stays UNKNOWN, which the planner leaves alone
+
+    def _start(self, subject: Subject) -> _Watch:
+        was_ready = self._was_ready(subject.container_id, subject.started_at)
+        judge = Judge(subject.spec, self._clock(), was_ready=was_ready, tells_progress=subject.managed)
+        watch = _Watch(subject, judge)
+        self._watches[subject.container_id] = watch
+        # What it was judged to be it stays meanwhile: a defect of ours says nothing of the replica.
+        watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))
+        return watch
+
+    def _stop(self, container_id: str) -> None:
+        watch = self._watches.pop(container_id)
+        if watch.task is not None:
+            watch.task.cancel()
+
+    async def _ask_forever(self, watch: _Watch) -> None:
+        while True:
+            reading = await self._ask(watch.subject)
+            now = self._clock()
+            before = watch.judge.verdict
+            changed = watch.judge.record(reading, now)
+            if reading.ok and changed:
+                self._note_ready(watch.subject.container_id, watch.subject.started_at)
+            if changed or not watch.asked.is_set() or _is_awaited(before, watch):
+                watch.asked.set()
+                self._changed()
+            await self._pause(watch, watch.judge.pause_s(now, retiring=watch.retiring))
+
+    @staticmethod
+    async def _pause(watch: _Watch, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await watch.nudge.wait()
+        except TimeoutError:
+            return  # nobody was in a hurry: the usual case
+        watch.nudge.clear()
+
+
+def _is_awaited(before: Verdict, watch: _Watch) -> bool:
+    """Whether the last reading says something else that the loop waits for."""
+    now = watch.judge.verdict
+    return before.user_config != now.user_config or (watch.retiring and before.reading.ongoing != now.reading.ongoing)
+
+
+def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
+    """The service's probe, at the port and path that the replica was made with."""
+    if container.probe is None:
+        return spec.probe
+    port, path = container.probe
+    return replace(spec.probe, port=port, path=path)
+
+
+def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> Subject | None:
+    if container.ip is None or not container.state.is_up:
+        return None
+    started_at = container.started_at if container.started_at is not None else container.created_at
+    return Subject(container.id, started_at, container.ip, spec, managed)
+
+
+class HttpProbe:
+    """GET http://<ip>:<port><path>, 2xx = ready. One kept connection a replica, nothing remembered, no proxy."""
+
+    def __init__(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=1, keepalive_timeout=30.0, use_dns_cache=False)
+        self._session = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "pierhead-probe"}
+        )
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._session.close()
+
+    async def __call__(self, subject: Subject) -> Reading:
+        """Ask one replica once. Never raises for what the replica does."""
+        spec = subject.spec
+        where = f":{spec.port}{spec.path}"
+        host = f"[{subject.ip}]" if ":" in subject.ip else subject.ip
+        timeout = aiohttp.ClientTimeout(total=spec.timeout_s)
+        try:
+            async with self._session.get(f"http://{host}{where}", timeout=timeout, allow_redirects=False) as response:
+                body = await _body(response) if subject.managed else b""
+                if not response.content.at_eof():
+                    response.close()  # nobody reads what a foreign image says, or the rest of an endless answer
+        except TimeoutError:
+            return Reading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
+        except aiohttp.ClientConnectorError as error:
+            return Reading(ok=False, detail=f"no connection to {where}: {error.os_error.strerror or error.os_error}")
+        except (aiohttp.ClientError, OSError) as error:
+            return Reading(ok=False, detail=f"no valid answer from {where}: {str(error) or type(error).__name__}")
+        return _reading(response.status, where, _report(body) if subject.managed else {})
+
+    async def give(self, address: str, text: str) -> UserConfigReport:
+        """Give a replica a user_config; returns what it says of it. The caller sets a limit. Raises ReplicaError."""
+        url = f"http://{address}/user-config"
+        try:
+            async with self._session.put(url, data=text.encode(), allow_redirects=False) as response:
+                said = _report(await _body(response))
+                if not response.content.at_eof():
+                    response.close()
+        except (aiohttp.ClientError, OSError) as error:
+            why = str(error) or type(error).__name__
+            raise ReplicaError(f"{url} does not answer: {why}; it is tried again") from error
+        report = _config_report(said.get("user_config"))
+        if response.status != 200 or report is None:
+            why = one_line(str(said.get("error") or "no reason is given"))
+            raise ReplicaError(f"{url} refused it with {response.status}: {why}")
+        return report
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    body = b""
+    while len(body) <= BODY_LIMIT and (chunk := await response.content.readany()):
+        body += chunk
+    return body
+
+
+def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
+    ok = 200 <= status < 300
+    said = report.get("detail")
+    told = one_line(said) if isinstance(said, str) else ""
+    detail = f"{status} from {where}" + (f": {told}" if told else "")
+    draining = not ok and report.get("state") == "draining"
+    return Reading(
+        ok,
+        detail,
+        draining,
+        _count(report.get("ongoing")),
+        _count(report.get("queued")),
+        _counts(report.get("waiting")),
+        _count(report.get("answered")),
+        _count(report.get("errors")),
+        _count(report.get("progress")),
+        "" if ok else told,
+        _config_report(report.get("user_config")),
+        _published(report.get("stats"), report.get("stats_version")),
+        not ok and not draining and report.get("broken") is True,
+    )
+
+
+def _report(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object of a managed replica's answer; empty when it is none (an old or a broken runtime)."""
+    try:
+        report = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _config_report(value: object) -> UserConfigReport | None:
+    """What a replica says of its user_config; None where it cannot be read (an earlier runtime)."""
+    if not isinstance(value, dict):
+        return None
+    wanted, applied, error = value.get("wanted"), value.get("applied"), value.get("error")
+    if not (isinstance(wanted, str) and isinstance(applied, str) and isinstance(error, str)):
+        return None
+    return UserConfigReport(storable(wanted), storable(applied), one_line(error))
+
+
+def _published(numbers: object, version: object) -> PublishedStats:
+    """What a replica publishes; nothing where it cannot be read. Callers keep what they knew of it."""
+    known = _count(version)
+    if not known or not isinstance(numbers, dict) or len(numbers) > MOST_STATS:
+        return NO_STATS
+    found = {storable(str(name)): value for name, value in numbers.items() if _is_finite(value) and len(name) <= 64}
+    return PublishedStats({name: float(value) for name, value in found.items()}, known)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max
+
+
+def _counts(value: object) -> Mapping[str, int]:
+    """A replica's calls that wait, by service; what cannot be read counts as none."""
+    if not isinstance(value, dict):
+        return {}
+    return {storable(str(name)): count for name, found in value.items() if (count := _count(found)) is not None}
+
+
+def _count(value: object) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MOST_COUNTED else None

@@ -1,0 +1,205 @@
+"""Puts one snapshot of the world together from its parts: engine, HAProxy, probes, store, executor.
+
+Engine and HAProxy are read beside the ticks (engine_watch.py, router_watch.py). A tick waits a moment for a fresh
+reading and then takes the previous one. Reading the engine is expensive, so it happens only when something says that it
+changed (an engine event, an action that ended, a timer). Reading HAProxy is one line on a socket and happens each tick.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ..engines.base import ClusterEngine, EngineAction
+from ..errors import StoreError
+from ..model.actions import Action
+from ..model.observed import Observed
+from ..model.spec import Spec
+from ..model.world import GpuFault, Health, ReplicaContainer, Retirement, RoutingState, ServerState, current_version
+from ..routing.base import Router, RoutingAction
+from ..storage.clock import ContainerTimes
+from ..storage.store import Store
+from .engine_watch import EngineWatch, Reading
+from .gpu_faults import struck
+from .probe import Prober
+from .router_watch import RouterWatch
+
+logger = logging.getLogger(__name__)
+
+RELIABLE_S = 10.0
+"""Oldest engine snapshot to plan from while its event stream is open: images and foreign containers send no events."""
+UNRELIABLE_S = 1.0
+"""The same while the stream is broken, or while something is waited for that no event tells."""
+FIRST_ROUND_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A snapshot and how good it is. With an `engine_error` it is the last good one: for showing, not for planning."""
+
+    observed: Observed
+    engine_error: str = ""
+    complete: bool = True
+    """False while the engine was never read: containers are not known at all."""
+
+
+class Observer:
+    """Reads the world. The loop is its only caller."""
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        router: Router,
+        prober: Prober,
+        store: Store,
+        wake: Callable[[], None],
+        took: Callable[[float], None] = lambda seconds: None,
+        clock: Callable[[], float] = time.time,
+        wall: Callable[[], float] = time.time,
+        router_took: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        """`wake` and `took` as in `EngineWatch`; `wall` is the clock that the engine's times are of."""
+        self._engine = EngineWatch(engine, store.containers, wake, took, clock)
+        self._router = RouterWatch(router.observe, wake, router_took, clock)
+        self._prober = prober
+        self._store = store
+        self._times = ContainerTimes(clock, wall)
+        self._taken: Reading | None = None
+        """What the last look has taken of the engine."""
+        self._asked_for: tuple[Reading, Spec, Mapping[str, Retirement]] | None = None
+        """By which it was decided last who is asked how."""
+        self._marks: Mapping[str, Retirement] = {}
+        self.stream_open = False
+
+    async def run(self) -> None:
+        """Read the engine whenever it is due, for ever."""
+        await self._engine.run()
+
+    async def run_router(self) -> None:
+        """Read HAProxy whenever a look asks, for ever."""
+        await self._router.run()
+
+    def engine_changed(self) -> None:
+        """Say that the engine's world is another now: it is read again, and whoever looks is woken."""
+        self._engine.changed()
+
+    def action_ended(self, action: EngineAction) -> None:
+        """The same of an action: until a reading has begun from now on, it counts as going on."""
+        self._engine.ended(action)
+
+    def routing_action_ended(self, action: RoutingAction) -> None:
+        """The same of an action on HAProxy."""
+        self._router.ended(action)
+
+    async def look(
+        self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
+    ) -> Sight:
+        """Return the world now. `in_progress` must have been read before: an action that ends meanwhile then counts
+        as going on, and nobody plans for its target from a reading that may have missed its effect.
+
+        `impatient`: something is waited for that no event tells (a GPU that others hold, an image). `thorough`: every
+        change of the engine's world that is known now is in it, and HAProxy as it is now, however long that takes.
+        """
+        retirements, failures = self._store.retirements, self._store.failures
+        age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
+        with self._engine.looking(), self._router.looking():
+            # One after the other, both asked before: a task for each would cost a look two turns of the event loop, and
+            # a turn is the work of everybody who is due.
+            asked = self._router.ask(thorough=thorough)
+            await self._engine.await_reading(spec, age_s, thorough=thorough)
+            await self._router.await_answer(asked)
+        reading, routing = self._engine.reading, self._router.state
+        engine_error = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
+        if reading is None:
+            return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
+        # All of it at one moment, the newest reading and what it has not seen; only the first round of questions waits.
+        in_progress = with_unseen(in_progress, itertools.chain(self._engine.unseen, self._router.unseen))
+        retirements = self._kept_marks(reading, retirements)
+        await self._take(reading, spec)
+        state, faults = reading.state, self._store.gpu_faults
+        judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
+        observed = Observed(
+            containers=self._times.brought_over(judged),
+            strays=state.strays,
+            images=state.images,
+            gpus=state.gpus,
+            foreign_gpu_holders=state.foreign_gpu_holders,
+            routing=routing,
+            retirements=retirements,
+            failures=failures,
+            gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},
+            in_progress=in_progress,
+        )
+        return Sight(observed, engine_error)
+
+    def _kept_marks(self, reading: Reading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
+        """Who retires. The store forgets it with the container, which an earlier reading may still have."""
+        there = {container.id for container in reading.state.containers}
+        self._marks = {key: mark for key, mark in self._marks.items() if key in there} | dict(marks)
+        return self._marks
+
+    async def _take(self, reading: Reading, spec: Spec) -> None:
+        """Ask the replicas that are there now."""
+        before, self._taken = self._taken, reading
+        if reading is not before:
+            self._forget_gone(reading)
+        retiring, asked_for = self._store.retirements, self._asked_for
+        is_same = asked_for is not None and asked_for[0] is reading and asked_for[1] is spec
+        if asked_for is None or not is_same or asked_for[2] != retiring:
+            outdated = outdated_containers(reading.state.containers, spec, reading.state.images)
+            self._prober.sync(reading.state.containers, spec.services, retiring, outdated)
+            self._asked_for = reading, spec, retiring
+        if before is None:
+            await self._prober.first_round(FIRST_ROUND_S)
+
+    def _forget_gone(self, reading: Reading) -> None:
+        """Drop notes about containers somebody else removed."""
+        try:
+            for container_id in reading.noted - {container.id for container in reading.state.containers}:
+                self._store.forget(container_id)
+        except StoreError as error:
+            logger.error("notes of removed containers were kept: %s", error)  # noqa: TRY400 - they harm nobody
+
+
+def with_unseen(in_progress: tuple[Action, ...], unseen: Iterable[Action]) -> tuple[Action, ...]:
+    """Return the actions that go on, and those that have ended and may not have been seen, each once."""
+    listed = {id(action) for action in in_progress}
+    return (*in_progress, *(action for action in unseen if id(action) not in listed))
+
+
+def second_opinion(container: ReplicaContainer, routing: RoutingState | None) -> ReplicaContainer:
+    """Return a replica that fails our probe and passes HAProxy's as ready.
+
+    HAProxy asks the same question from elsewhere. When only we get no answer, the fault is ours (a firewall, a network
+    that was taken away), and replacing every replica for it would be the outage. Where it asks nothing (controller/
+    edge.py) it has no opinion: a replica that hangs takes connections, too. Nor does its opinion count on a replica
+    that says itself that it is broken: that is an answer, and HAProxy may have an older one.
+    """
+    if container.health is not Health.FAILED or container.broken or routing is None:
+        return container
+    server = routing.server_of(container.service, container.name)
+    if server is not None and server.up and server.is_asked and server.state is ServerState.READY:
+        detail = f"{container.health_detail}; HAProxy's own check passes"
+        return replace(container, health=Health.READY, health_detail=detail)
+    return container
+
+
+def with_fault(container: ReplicaContainer, faults: Mapping[str, GpuFault]) -> ReplicaContainer:
+    """Return the replica with what is wrong with its GPUs, if there is anything."""
+    fault = struck(container, faults) if faults else ""
+    return replace(container, gpu_fault=fault) if fault else container
+
+
+def outdated_containers(
+    containers: tuple[ReplicaContainer, ...], spec: Spec, images: Mapping[str, str | None]
+) -> frozenset[str]:
+    """Return ids of the containers whose version is not their service's current one."""
+    versions = {name: current_version(service, images) for name, service in spec.services.items()}
+    return frozenset(
+        container.id
+        for container in containers
+        if (versions.get(container.service) or container.version) != container.version
+    )

@@ -1,0 +1,71 @@
+"""plan(desired, observed, now) -> Plan: what has to be done, and why.
+
+Pure: no I/O, no clock, no randomness, no logging.
+
+Per service, in this order, each a module of `controller.planning`:
+
+    1. leave    replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed
+    2. retire   failed ones at once; outdated ones when enough others are ready; surplus, not-ready ones first
+    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/plan/shares.py; who
+                replaces somebody comes before who is one more than there were
+    4. register ready ones with HAProxy, and only those
+    5. configure those that were given another user_config than they shall have
+
+Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
+actions still in progress are left alone, but count: they hold their number, their GPUs and their place.
+"""
+
+from __future__ import annotations
+
+from ..model.desired import Desired
+from ..model.observed import Observed
+from ..model.plan import Plan
+from .draft import Draft
+from .leave import finish
+from .outlook import ServiceOutlook, bounds_of
+from .placement import GpuLedger
+from .retire import retire
+from .route import delete_ghost_servers, register, remove_strays, set_waiting_rooms, write_routing
+from .start import mends, start_created, start_missing, start_rest, start_successors
+from .swaps import hold_for_next_try
+from .user_config import configure
+
+
+def plan(desired: Desired, observed: Observed, now: float) -> Plan:
+    """Return the ordered difference of desired and observed at time `now` (seconds, same clock as the snapshot).
+
+    A converged world gives an empty plan. Deterministic: the same arguments give the same text.
+    """
+    draft = Draft(desired=desired, observed=observed, now=now, gpus=GpuLedger.of(observed, now))
+    write_routing(draft)
+    set_waiting_rooms(draft)
+    remove_strays(draft)
+    names = sorted({*desired.services, *observed.services})
+    outlooks = [ServiceOutlook.of(draft, name) for name in names]
+    for outlook in outlooks:
+        finish(draft, outlook)
+    for outlook in outlooks:
+        hold_for_next_try(draft, outlook)
+    for outlook in outlooks:
+        outlook.bounds = bounds_of(draft, outlook)
+    # GPUs are given out in this order: to those who follow somebody, to what is missing where versions change or
+    # replicas failed, to what is missing elsewhere, and to who comes for a while in addition.
+    for outlook in outlooks:
+        start_successors(draft, outlook)
+    for outlook in outlooks:
+        retire(draft, outlook)
+        start_created(draft, outlook)
+        start_successors(draft, outlook)
+    for outlook in sorted(outlooks, key=lambda outlook: not mends(draft, outlook)):
+        start_missing(draft, outlook, outlook.target - outlook.total())
+    for outlook in outlooks:
+        start_rest(draft, outlook)
+        register(draft, outlook)
+        configure(draft, outlook)
+    delete_ghost_servers(draft)
+    return Plan(
+        steps=tuple(draft.steps),
+        pending=tuple(draft.pending),
+        next_look_s=draft.next_look_s,
+        awaits_gpu_memory=draft.gpus.awaits_memory,
+    )

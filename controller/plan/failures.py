@@ -1,0 +1,83 @@
+"""How long a version that failed is not tried again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..model.desired import Desired
+from ..model.observed import Observed
+from ..model.world import FailureKey, FailureRecord, Health, is_another_try
+from .draft import Draft
+
+BACKOFF_MAX_S = 60.0
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds between a failure and the next start: none after the first, then 1, 2, 4 ... up to 60."""
+    return 0.0 if failures <= 1 else min(BACKOFF_MAX_S, 2.0 ** (failures - 2))
+
+
+def backing_off(draft: Draft, service: str, version: str) -> str | None:
+    """Return why a version that failed is not started again yet, or None."""
+    failure = _failure(draft, service, version)
+    if failure is None:
+        return None
+    left_s = failure.last_at + backoff_s(failure.count) - draft.now
+    if left_s <= 0:
+        return None
+    draft.look_again_in(left_s)
+    return f"failed {failure.count} times in a row, next try in {math.ceil(left_s)} s; last: {failure.detail}"
+
+
+def _failure(draft: Draft, service: str, version: str) -> FailureRecord | None:
+    """How often a version has failed by now. What is kept counts a replica when it is gone, this also before."""
+    failure = draft.observed.failures.get((service, version))
+    for action in draft.failed:
+        if (action.service, action.version) == (service, version) and is_another_try(failure, action.began_at):
+            return FailureRecord(failure.count + 1 if failure else 1, draft.now, action.cause)
+    return failure
+
+
+# ----------------------------------------------------------------------------------------------------
+# When a service's failures are forgiven.
+
+
+STEADY_S = 60.0
+
+
+def recovered(
+    desired: Desired, observed: Observed, ready_since: Callable[[str], float | None], now: float
+) -> frozenset[FailureKey]:
+    """Return services and versions whose failure record is out of date.
+
+    A version has recovered once a replica that became ready after its last failure has been ready for STEADY_S: a
+    healthy sibling says nothing about a replica that crashes. Or once its service has had all it wants, ready, for that
+    long.
+    """
+    return frozenset(
+        key
+        for key, failure in observed.failures.items()
+        if _has_recovered(key, failure, desired, observed, ready_since, now)
+    )
+
+
+def _has_recovered(
+    key: FailureKey,
+    failure: FailureRecord,
+    desired: Desired,
+    observed: Observed,
+    ready_since: Callable[[str], float | None],
+    now: float,
+) -> bool:
+    service, version = key
+    replicas = [c for c in observed.containers_of(service) if c.id not in observed.retirements]
+    times = [
+        (container.version, since)
+        for container in replicas
+        if container.health is Health.READY and (since := ready_since(container.id)) is not None
+    ]
+    if any(made_as == version and since >= failure.last_at and now - since >= STEADY_S for made_as, since in times):
+        return True
+    complete = len(times) == len(replicas) >= desired.targets.get(service, 0)
+    return complete and now - failure.last_at >= STEADY_S and all(now - since >= STEADY_S for _, since in times)

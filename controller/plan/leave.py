@@ -1,0 +1,191 @@
+"""Replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..model.actions import RemoveContainer, SignalContainer
+from ..model.phases import Phase
+from ..model.world import ContainerState, Health, ReplicaContainer, Retirement, Server, ServerState
+from .draft import Draft
+from .outlook import ReplicaOutlook, ServiceOutlook
+
+PROPAGATION_S = 0.25
+"""An in-flight count of zero counts as drained when it was read this long after callers were told."""
+BLIND_DRAIN_S = 2.0
+"""Drain time of a replica that reports nothing, once HAProxy has nothing for it."""
+FAILED_GRACE_S = 5.0
+"""SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
+begun as a container's first ignores SIGTERM), and nobody waits for it."""
+USUAL_DRAIN_S = 20.0
+USUAL_GRACE_S = 30.0
+"""Of a replica whose service is gone from the files and which does not say what it was made with."""
+DRAIN_LOOK_S = 0.1
+
+
+def finish(draft: Draft, outlook: ServiceOutlook) -> None:
+    """Take who is on the way out, or has failed and exited, one step further."""
+    for replica in outlook.replicas:
+        if replica.busy:
+            continue
+        match replica.phase:
+            case Phase.DRAINING:
+                _drain(draft, outlook, replica)
+            case Phase.STOPPING:
+                _await_exit(draft, outlook, replica)
+            case Phase.STOPPED:
+                cause = replica.retirement.cause if replica.retirement else "it was told to stop"
+                failed = bool(replica.retirement and replica.retirement.failed)
+                remove(draft, outlook, replica, cause, failed=failed)
+            case Phase.FAILED if not replica.container.state.is_up:
+                if replica.container.state is not ContainerState.REMOVING:
+                    remove(draft, outlook, replica, replica.detail, failed=True)
+            case _:
+                pass
+
+
+def _drain(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> None:
+    retirement = replica.retirement
+    if retirement is None:
+        raise AssertionError("internal: a replica drains without a retirement")
+    server = draft.server_of(outlook.name, replica.name)
+    if server and server.state is ServerState.READY:
+        draft.set_server(outlook.name, replica.name, ServerState.DRAIN, retirement.cause)
+    why = _drained(draft, outlook, replica, retirement, server)
+    if why is None:
+        draft.look_again_in(DRAIN_LOOK_S)
+        return
+    _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; {why}")
+
+
+def _drained(
+    draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, retirement: Retirement, server: Server | None
+) -> str | None:
+    """Return why the replica may be stopped now, or None while it must be waited for."""
+    container = replica.container
+    waited_s = draft.now - retirement.draining_since
+    limit_s = _drain_s(outlook, container)
+    if waited_s >= limit_s:
+        return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
+    if container.health is not Health.READY and (retirement.failed or not _may_be_at_work(draft, outlook, replica)):
+        return "it serves nobody: it is not ready"
+    if retirement.failed and container.stalled_since is not None:
+        return "it makes no progress"
+    routed = outlook.spec is not None and outlook.spec.is_routed
+    if routed and not draft.routing_usable:
+        return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
+    if server and (server.state is ServerState.READY or server.sessions or server.queued):
+        return None
+    stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
+    if container.ongoing is not None and container.ongoing_at is not None:
+        # Not only that it has stayed: callers that have not heard of it may have begun something meanwhile.
+        fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
+        return "nothing in flight" if fresh and container.ongoing == 0 else None
+    if outlook.spec is None:
+        return None  # its backend is gone, so HAProxy's earlier worker finishes what it has, and tells nobody how much
+    least_s = BLIND_DRAIN_S if stay_s is None else stay_s
+    return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
+
+
+def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> bool:
+    """Whether one that is not ready may have requests that it can finish: by its own word, or by HAProxy's.
+
+    One that was never ready has none. One that was, and does not answer while it finishes them, is slow as often as it
+    is dead; who is dead ends by itself, or its clients give up.
+    """
+    container = replica.container
+    if container.ongoing:
+        return True
+    if container.health is Health.UNKNOWN or outlook.spec is None or not outlook.spec.is_routed:
+        return False
+    server = draft.server_of(outlook.name, replica.name)
+    return not draft.routing_usable or (server is not None and bool(server.sessions or server.queued))
+
+
+def _drain_s(outlook: ServiceOutlook, container: ReplicaContainer) -> float:
+    """How long it may go on with its requests."""
+    now_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else None
+    return _patience_s(outlook, container, now_s, container.graceful_shutdown_timeout_s, USUAL_DRAIN_S)
+
+
+def _grace_s(outlook: ServiceOutlook, container: ReplicaContainer) -> float:
+    """The time from SIGTERM to SIGKILL."""
+    now_s = outlook.spec.stop_grace_period_s if outlook.spec else None
+    return _patience_s(outlook, container, now_s, container.stop_grace_period_s, USUAL_GRACE_S)
+
+
+def _patience_s(
+    outlook: ServiceOutlook, container: ReplicaContainer, now_s: float | None, made_with_s: float | None, usual_s: float
+) -> float:
+    """As the wanted version says, where it is of that one; else the longer of that and what it was made with: its
+    requests have begun with its own limits, and what is said of another version may be shorter than these.
+    """
+    if now_s is not None and container.version == outlook.version:
+        return now_s
+    said = [seconds for seconds in (now_s, made_with_s) if seconds is not None]
+    return max(said, default=usual_s)
+
+
+def _await_exit(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> None:
+    retirement = replica.retirement
+    if retirement is None or retirement.stopping_since is None:
+        raise AssertionError("internal: a replica stops without a time of its SIGTERM")
+    grace_s = _grace_s(outlook, replica.container)
+    never_served = replica.container.health is Health.UNKNOWN and not replica.container.reported_draining
+    if retirement.failed or never_served:
+        grace_s = min(grace_s, FAILED_GRACE_S)
+    left_s = retirement.stopping_since + grace_s - draft.now
+    if left_s > 0 and _missed_its_signal(draft, outlook, replica, retirement.stopping_since):
+        _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; it was not listening yet when first told")
+    elif left_s > 0:
+        draft.look_again_in(left_s)
+    else:
+        _signal(draft, outlook, replica, "SIGKILL", f"{retirement.cause}; still running {grace_s:g} s after SIGTERM")
+        draft.look_again_in(1.0)
+
+
+def _missed_its_signal(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, told_at: float) -> bool:
+    """Whether a replica goes on as if nobody had told it.
+
+    A container's first process ignores SIGTERM until it has a handler, which is after its imports. One that heard says
+    so in its answers; one that never does is not told for ever.
+    """
+    container = replica.container
+    heard = container.health is not Health.READY or container.reported_draining
+    managed = outlook.spec is not None and outlook.spec.managed
+    return managed and not heard and FAILED_GRACE_S <= draft.now - told_at < 2 * FAILED_GRACE_S
+
+
+def _signal(
+    draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, signal: Literal["SIGTERM", "SIGKILL"], cause: str
+) -> None:
+    draft.add(
+        SignalContainer(
+            target=replica.name,
+            service=outlook.name,
+            container_id=replica.container.id,
+            signal=signal,
+            cause=cause,
+        )
+    )
+
+
+def remove(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, cause: str, *, failed: bool) -> None:
+    """Remove a replica's server, then its container; its GPUs are free after that step."""
+    server = draft.server_of(outlook.name, replica.name)
+    server_step = draft.delete_server(server, outlook.name, cause) if server else None
+    container = replica.container
+    action = RemoveContainer(
+        target=replica.name,
+        service=outlook.name,
+        container_id=container.id,
+        failed=failed,
+        version=container.version,
+        began_at=container.created_at if container.started_at is None else container.started_at,
+        cause=cause,
+    )
+    step = draft.add(action, server_step)
+    outlook.leaving.add(replica.container.id)
+    outlook.removal_steps[replica.name] = step
+    outlook.numbers = None
+    draft.gpus.free_after(replica.container, step)

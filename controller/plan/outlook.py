@@ -1,0 +1,236 @@
+"""One service and its replicas as a plan sees them: who stays, who goes, who comes, and how many are lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..model.actions import BeginRetirement, CreateContainer, RemoveContainer
+from ..model.desired import VersionGoal, goal_of
+from ..model.phases import Phase, gets_traffic, is_ready, phase_of
+from ..model.spec import ServiceSpec
+from ..model.world import ReplicaContainer, Retirement
+from .draft import Draft
+from .shares import Bounds, bounds
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOutlook:
+    """One replica as the plan sees it."""
+
+    container: ReplicaContainer
+    phase: Phase
+    detail: str
+    retirement: Retirement | None
+    outdated: bool
+    busy: bool
+    is_reached: bool
+    """Whether requests from outside would get to it."""
+
+    @property
+    def name(self) -> str:
+        """The container's."""
+        return self.container.name
+
+    @property
+    def is_ready(self) -> bool:
+        """By its own word."""
+        return is_ready(self.container, self.phase)
+
+    @property
+    def serves(self) -> bool:
+        """Ready, and requests get to it."""
+        return self.is_ready and self.is_reached
+
+
+@dataclass(slots=True)
+class ServiceOutlook:
+    """One service as the plan sees it. `leaving` are ids of containers that are being, or by this plan will be, retired
+    or removed."""
+
+    name: str
+    spec: ServiceSpec | None
+    target: int
+    goal: VersionGoal
+    replicas: tuple[ReplicaOutlook, ...]
+    creating: tuple[CreateContainer, ...]
+    leaving: set[str] = field(default_factory=set)
+    removal_steps: dict[str, int] = field(default_factory=dict)
+    """Replica name -> the step that removes its container."""
+    bounds: Bounds | None = None
+    """While versions change."""
+    planned: list[CreateContainer] = field(default_factory=list)
+    """What this plan makes."""
+    room: int = 0
+    """How many replicas this machine has room for, while versions change."""
+    reachable: int = 0
+    """How many of the target there can be, of whatever version, while versions change."""
+    has_place: bool = True
+    """False when the new version finds no place, and would find none if as many went as may."""
+    held: dict[str | None, int] = field(default_factory=dict)
+    """By version: replicas that cannot be made yet and for which this plan keeps a place."""
+    numbers: Numbers | None = None
+    """Which numbers new replicas may have; None = to be worked out."""
+    _alive: tuple[int, list[ReplicaOutlook]] | None = None
+
+    @property
+    def version(self) -> str | None:
+        """The wanted one; None while its image is not there."""
+        return self.goal.version
+
+    @classmethod
+    def of(cls, draft: Draft, name: str) -> ServiceOutlook:
+        """Sum up what the snapshot says of a service."""
+        spec = draft.desired.services.get(name)
+        goal = goal_of(draft.desired, draft.observed, name)
+        busy = draft.busy
+        replicas = []
+        for container in draft.observed.containers_of(name):
+            retirement = draft.observed.retirements.get(container.id)
+            phase, detail = phase_of(container, spec, retirement, draft.now)
+            outdated = goal.version is not None and container.version != goal.version
+            reached = gets_traffic(container, spec, draft.observed.routing)
+            is_busy = container.name in busy
+            replicas.append(ReplicaOutlook(container, phase, detail, retirement, outdated, is_busy, reached))
+        # A replacement has the name of the one it follows: until that is gone, the name is not yet the new one's.
+        seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
+        creating = tuple(
+            action
+            for action in draft.observed.in_progress
+            if isinstance(action, CreateContainer) and action.service == name and action.target not in seen
+        )
+        leaving = {
+            action.container_id
+            for action in draft.observed.in_progress
+            if isinstance(action, BeginRetirement | RemoveContainer) and action.service == name
+        }
+        target = draft.desired.targets.get(name, spec.replicas) if spec else 0
+        return cls(name, spec, target, goal, tuple(replicas), creating, leaving)
+
+    def alive(self) -> list[ReplicaOutlook]:
+        """Replicas that count towards the target and stay after what is planned so far."""
+        # Asked for several times a replica; it changes only when another one leaves.
+        if self._alive is None or self._alive[0] != len(self.leaving):
+            stay = [r for r in self.replicas if r.phase.serves_or_will and r.container.id not in self.leaving]
+            self._alive = (len(self.leaving), stay)
+        return list(self._alive[1])
+
+    def without(self, gone: Iterable[ReplicaOutlook] = ()) -> tuple[int, int]:
+        """How many serve, and how many are ready by their own word, once these have gone.
+
+        Who is ready and not reached by HAProxy serves nobody. But HAProxy may reach all of them the next moment (it has
+        just been started, its checks have not passed yet), so they count where it is asked how many may go.
+        """
+        names = {replica.name for replica in gone}
+        stay = [replica for replica in self.alive() if replica.name not in names]
+        return sum(replica.serves for replica in stay), sum(replica.is_ready for replica in stay)
+
+    def made_as(self, version: str | None) -> int:
+        """Replicas of a version that are there and stay, or are being made."""
+        alive = sum(replica.container.version == version for replica in self.alive())
+        return alive + sum(action.version == version for action in (*self.creating, *self.planned))
+
+    def total(self) -> int:
+        """Replicas that are there and stay, are being made, or are made by this plan."""
+        return len(self.alive()) + len(self.creating) + len(self.planned)
+
+    def lacking(self) -> int:
+        """Replicas of the wanted version that are to be started now."""
+        wanted, ceiling = self.target, self.target
+        if self.bounds:
+            wanted, ceiling = min(wanted, self.bounds.goal), self.bounds.ceiling
+        return max(0, min(wanted - self.made_as(self.version), ceiling - self.total()))
+
+    def kept_lacking(self) -> int:
+        """Replicas of the kept version that are to be started now.
+
+        While a version is tried, replicas of the one that works are replaced as they were: the new one is not proven.
+        """
+        keep, limits = self.goal.keep, self.bounds
+        if keep is None or limits is None or self.goal.keep_spec is None:
+            return 0
+        alive = self.alive()
+        of_goal = sum(replica.serves and not replica.outdated for replica in alive)
+        wanted = max(limits.keep, limits.floor - of_goal)
+        return max(0, min(wanted - self.made_as(keep), limits.ceiling - self.total()))
+
+    def here(self) -> int:
+        """Replicas on this machine, those to come among them, without those that this plan removes."""
+        return len(self.replicas) - len(self.removal_steps) + len(self.creating) + len(self.planned)
+
+    def going(self) -> list[ReplicaOutlook]:
+        """Those who are on their way out, and still have what they have."""
+        staying = {replica.name for replica in self.alive()}
+        return [
+            replica
+            for replica in self.replicas
+            if replica.name not in staying and replica.name not in self.removal_steps
+            if replica.retirement is not None or replica.container.id in self.leaving
+        ]
+
+
+@dataclass(slots=True)
+class Numbers:
+    """The numbers of a service's replicas while new ones are planned: each takes the lowest that is free."""
+
+    taken: set[int]
+    leaving: dict[int, list[ReplicaOutlook]]
+    """By number: replicas that this plan removes."""
+    here: int
+    """Replicas on this machine, those to come among them."""
+    _next: int = 1
+
+    @classmethod
+    def of(cls, outlook: ServiceOutlook) -> Numbers:
+        """Work them out, before the first new replica is planned."""
+        leaving: dict[int, list[ReplicaOutlook]] = {}
+        for replica in outlook.replicas:
+            if replica.name in outlook.removal_steps:
+                leaving.setdefault(replica.container.number, []).append(replica)
+        staying = [replica for replica in outlook.replicas if replica.name not in outlook.removal_steps]
+        coming = {action.number for action in (*outlook.creating, *outlook.planned)}
+        return cls({replica.container.number for replica in staying} | coming, leaving, here=outlook.here())
+
+    def lowest_free(self) -> tuple[int, list[ReplicaOutlook]]:
+        """The next number, and those that had it and leave."""
+        while self._next in self.taken:
+            self._next += 1
+        return self._next, self.leaving.get(self._next, [])
+
+    def give(self, number: int) -> None:
+        """A new replica has this number."""
+        self.taken.add(number)
+        self.here += 1
+
+
+# ----------------------------------------------------------------------------------------------------
+# Room: how many replicas of each version there may be during a rolling update, and how many fit on this machine.
+
+
+def bounds_of(draft: Draft, outlook: ServiceOutlook, *, has_place: bool = True) -> Bounds | None:
+    """How many replicas of which version there may be now; None when versions do not change. Before anything starts."""
+    spec, goal = outlook.spec, outlook.goal
+    if spec is None or not (goal.keep or any(replica.outdated for replica in outlook.alive())):
+        return None
+    outlook.has_place = has_place
+    if has_place:
+        outlook.room = _room(draft, outlook, goal.spec or spec)
+        kept = _room(draft, outlook, goal.keep_spec) if goal.keep_spec else outlook.room
+        outlook.reachable = min(outlook.target, max(outlook.room, kept))
+    return bounds(
+        outlook.target,
+        spec.rollout,
+        on_trial=goal.keep is not None,
+        room=outlook.room,
+        reachable=outlook.reachable,
+        has_place=has_place,
+    )
+
+
+def _room(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> int:
+    """How many replicas of the service fit on this machine, those that are there included; no more than are needed."""
+    present = outlook.here() + sum(outlook.held.values())
+    room = max(present, outlook.target + spec.rollout.max_surge)
+    if spec.gpu is not None and spec.gpu.count:
+        room = present + draft.gpus.room(outlook.name, spec.gpu, room - present)
+    return room if spec.max_replicas_per_node is None else min(room, spec.max_replicas_per_node)

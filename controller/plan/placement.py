@@ -1,0 +1,395 @@
+"""Which GPUs a new replica gets. Pure.
+
+A replica holds whole GPUs, or a slot of one: so many bytes of its memory, or a fraction of it. Slots stand beside each
+other as far as they fit; who holds a GPU whole holds it alone. A GPU or a slot is taken while any container names it,
+running or not: a container that is being removed frees it only when the removal has succeeded, so a new owner waits for
+the former one to be gone.
+
+Memory that is in use and that no slot explains belongs to processes nobody told us of (or to a former owner's that have
+not ended): it counts as taken, and a GPU that has such memory is not given out whole. `IDLE_BYTES` of it are nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..model.actions import CreateContainer
+from ..model.observed import Observed
+from ..model.spec import GPU_PARTS, GpuRequest, GpuSlot, _number, size_words, slot_words
+from ..model.world import Gpu, ReplicaContainer
+
+IDLE_BYTES = 1024**3
+"""Memory in use that no slot explains and that is passed over: what drivers, displays and monitors have on an idle GPU,
+and what replicas take beyond their slots (a CUDA context of each process is some hundred MiB)."""
+FRESH_S = 15.0
+"""An older reading of the memory in use says nothing about now."""
+
+_GIB, _MIB = 1024**3, 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The GPUs for one replica, and the numbers of the plan's steps that it has to wait for."""
+
+    gpus: tuple[Gpu, ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why there is no GPU for a replica now, in one sentence with numbers."""
+
+    reason: str
+    blocked: bool = True
+    """False when waiting may help: for the end of processes, or for what is only being read."""
+
+
+@dataclass(slots=True)
+class _Card:
+    """One GPU in the ledger. Amounts are bytes of its memory; parts of `GPU_PARTS` where its memory is not known."""
+
+    gpu: Gpu
+    order: int
+    size: int
+    owners: list[str] = field(default_factory=list)
+    """Who holds all of it and stays."""
+    used: int = 0
+    """What slots hold that stay."""
+    slots: int = 0
+    sharers: dict[str, int] = field(default_factory=dict)
+    """How many of those slots each service has."""
+    strangers: int = 0
+    """Memory in use that nothing here explains."""
+    leaving: int = 0
+    """What is held by those whom the steps `freed_by` remove; `size` for one who holds all."""
+    freed_by: set[int] = field(default_factory=set)
+    left: int = 0
+    """What slots may still have; -1 where somebody holds all of it. Kept up to date, for it is asked most."""
+
+    def __post_init__(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Work out what is left, after a change of anything above."""
+        self.left = -1 if self.owners else self.size - self.used - self.strangers
+
+    @property
+    def size_known(self) -> bool:
+        return bool(self.gpu.memory_bytes)  # a driver that tells none of it does not know it
+
+    @property
+    def free(self) -> int:
+        return max(self.left, 0)
+
+    def copy(self) -> _Card:
+        return replace(self, owners=[*self.owners], sharers={**self.sharers}, freed_by={*self.freed_by})
+
+    def amount(self, slot: GpuSlot) -> int | None:
+        """What a slot is here; None where it cannot be told: memory of a GPU whose memory is not known."""
+        if slot.fraction is not None:
+            return slot.of(self.size)
+        return slot.memory_bytes if self.size_known else None
+
+    def hold(self, service: str, slot: GpuSlot | None) -> None:
+        amount = None if slot is None else self.amount(slot)
+        if amount is None:  # of a slot that cannot be measured: nobody may stand beside it
+            self.owners.append(service)
+        else:
+            self.used += amount
+            self.slots += 1
+            self.sharers[service] = self.sharers.get(service, 0) + 1
+        self.settle()
+
+    def release(self, service: str, slot: GpuSlot | None, step: int) -> None:
+        amount = None if slot is None else self.amount(slot)
+        if amount is None:
+            self.owners.remove(service)
+            self.leaving = self.size
+        else:
+            self.used -= amount
+            self.leaving += amount
+            self.slots -= 1
+            self.sharers[service] -= 1
+        self.freed_by.add(step)
+        self.settle()
+
+
+@dataclass(slots=True)
+class GpuLedger:
+    """Free and taken GPUs while one plan is being made."""
+
+    awaits_reading: bool = False
+    """Whether the memory in use is being read: what is free on paper may not be free."""
+    awaits_memory: bool = False
+    """Whether somebody was refused for memory in use alone, or for want of a reading of it."""
+    _cards: dict[str, _Card] = field(default_factory=dict)
+    _parts: dict[str, list[_Card]] = field(default_factory=dict)
+    """GPU UUID -> its MIG devices."""
+    _pools: dict[GpuRequest, list[_Card]] = field(default_factory=dict)
+    _amounts: dict[GpuRequest, list[tuple[_Card, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, observed: Observed, now: float) -> GpuLedger:
+        """Read who holds what from a snapshot, creations in progress included. `now` as in `plan`."""
+        reading = observed.gpu_reading
+        ledger = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S)
+        for order, gpu in enumerate(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults):
+            card = _Card(gpu, order, gpu.memory_bytes or GPU_PARTS)
+            ledger._cards[gpu.uuid] = card
+            if gpu.parent:
+                ledger._parts.setdefault(gpu.parent, []).append(card)
+        for uuid, name in sorted(observed.foreign_gpu_holders.items()):
+            ledger._hold((uuid,), f"container {name}", None)
+        present = {(container.name, container.gpus, container.gpu_slot) for container in observed.containers}
+        for container in observed.containers:
+            ledger._hold(container.gpus, container.service, container.gpu_slot)
+        for action in observed.in_progress:
+            if isinstance(action, CreateContainer):
+                uuids = tuple(gpu.uuid for gpu in action.gpus)
+                # A replica has its predecessor's name, and often its GPU: one of the two is there at a time.
+                if (action.target, uuids, action.gpu_slot) not in present:
+                    ledger._hold(uuids, action.service, action.gpu_slot)
+        if reading is not None and not ledger.awaits_reading:
+            ledger._find_strangers(observed, reading.used_bytes)
+        return ledger
+
+    def free_bytes(self, uuid: str) -> int | None:
+        """Memory of a GPU that a new slot could have; None where the GPU's memory is not known."""
+        card = self._cards.get(uuid)  # one that is not used because of a fault has none
+        return card.free if card is not None and card.size_known else None
+
+    def free_after(self, container: ReplicaContainer, step: int) -> None:
+        """Count what a container holds as free for whoever waits for that step."""
+        for card in self._named(container.gpus):
+            card.release(container.service, container.gpu_slot, step)
+
+    def take(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> Grant | Shortage:
+        """Return the GPUs for one replica and the steps to wait for, or why there are not enough.
+
+        `preferred` are those of the replica that the new one replaces; what is free comes before what is about to be.
+        """
+        granted = self._take(service, request, preferred)
+        self.awaits_memory |= isinstance(granted, Shortage) and not granted.blocked
+        return granted
+
+    def room(self, service: str, request: GpuRequest, most: int) -> int:
+        """How many more replicas would find a place, `most` at the most. Takes nothing, and waits for no reading."""
+        trial = self.trial()
+        return next((fits for fits in range(most) if not trial.place(service, request)), max(most, 0))
+
+    def trial(self) -> GpuLedger:
+        """A copy in which to try what would be if; it waits for no reading of the memory in use."""
+        cards = {uuid: card.copy() for uuid, card in self._cards.items()}
+        parts = {uuid: [cards[card.gpu.uuid] for card in listed] for uuid, listed in self._parts.items()}
+        return GpuLedger(_cards=cards, _parts=parts)
+
+    def fits(self, service: str, request: GpuRequest) -> bool:
+        """Whether there is a place for one more replica."""
+        return bool(self._choose(service, request, ()))
+
+    def place(self, service: str, request: GpuRequest) -> tuple[str, ...]:
+        """Take a place as `take` does, without words; return its GPUs, none when there is no place."""
+        chosen = self._choose(service, request, ())
+        for card in chosen:
+            card.hold(service, request.slot)
+        return tuple(card.gpu.uuid for card in chosen)
+
+    def hold(self, service: str, uuids: Iterable[str], slot: GpuSlot | None) -> None:
+        """Count GPUs, or a slot of each, as taken, whoever else has them: somebody of the service will come there."""
+        self._hold(uuids, service, slot)
+
+    def release(self, container: ReplicaContainer) -> None:
+        """Count what a container holds as free. For trials: nobody is told whose removal to wait for."""
+        self.free_after(container, 0)
+
+    def hold_again(self, container: ReplicaContainer) -> None:
+        """Take back a `release`."""
+        self._hold(container.gpus, container.service, container.gpu_slot)
+
+    # ---------------------------------------------------------------------------------------------------------- inside
+
+    def _take(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> Grant | Shortage:
+        pool, chosen = self._pool(request), self._choose(service, request, preferred)
+        if self.awaits_reading and pool and (chosen or not all(card.size_known for card in pool)):
+            return Shortage(f"it asks for {asked_words(request)}: what is really free is being read", blocked=False)
+        if not chosen:
+            return self._shortage(request, pool)
+        after: set[int] = set()
+        for card in chosen:
+            if card.leaving > (0 if request.slot is None else card.free - (card.amount(request.slot) or 0)):
+                after |= card.freed_by
+            card.hold(service, request.slot)
+        return Grant(tuple(card.gpu for card in chosen), tuple(sorted(after)))
+
+    def _choose(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> list[_Card]:
+        """The GPUs for one replica; none when there are not enough."""
+        if request.slot:
+            return self._best(service, request, preferred)
+        return _whole(self._pool(request), request, preferred)
+
+    def _named(self, uuids: Iterable[str]) -> Iterable[_Card]:
+        """The GPUs of these names; a GPU that was divided since is its parts."""
+        for uuid in uuids:
+            if uuid in self._cards:
+                yield self._cards[uuid]
+            yield from self._parts.get(uuid, ())
+
+    def _hold(self, uuids: Iterable[str], holder: str, slot: GpuSlot | None) -> None:
+        for card in self._named(uuids):
+            card.hold(holder, slot)
+
+    def _find_strangers(self, observed: Observed, used_bytes: Mapping[str, int]) -> None:
+        """Compare memory in use with what those may use who run. Who has not begun, or has ended, explains nothing."""
+        explained: dict[str, int] = {}
+        running = [(c.gpus, c.gpu_slot) for c in observed.containers if c.state.is_up]
+        running += [((uuid,), None) for uuid in observed.foreign_gpu_holders]
+        for uuids, slot in running:
+            for card in self._named(uuids):
+                amount = card.size if slot is None else card.amount(slot)
+                explained[card.gpu.uuid] = explained.get(card.gpu.uuid, 0) + (card.size if amount is None else amount)
+        for uuid, card in self._cards.items():
+            unexplained = used_bytes.get(uuid, 0) - explained.get(uuid, 0)
+            if card.size_known and unexplained > IDLE_BYTES:
+                card.strangers = unexplained
+                card.settle()
+
+    def _pool(self, request: GpuRequest) -> list[_Card]:
+        """The GPUs that may be given to a request, free or not. Software can use one MIG device at a time."""
+        pool = self._pools.get(request)
+        if pool is None:
+            pool = [
+                card
+                for uuid, card in self._cards.items()
+                if (not request.device_ids or uuid in request.device_ids)
+                and request.takes(card.gpu.name)
+                and not (request.count > 1 and card.gpu.is_mig)
+            ]
+            self._pools[request] = pool
+        return pool
+
+    def _best(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> list[_Card]:
+        """The one GPU on which a slot goes; empty when it fits on none."""
+        pairs = self._amounts.get(request)
+        if pairs is None:
+            slot = request.slot or GpuSlot()
+            measured = [(card, card.amount(slot)) for card in self._pool(request)]
+            pairs = self._amounts[request] = [(card, amount) for card, amount in measured if amount is not None]
+        before = [pair for pair in pairs if pair[0].gpu.uuid in preferred] if preferred else []
+        fitting = _fitting(before) or _fitting(pairs)
+        rank = _packing if request.placement == "pack" else _spreading(service)
+        return [min(fitting, key=lambda one: (one[0].leaving > one[1], rank(*one)))[0]] if fitting else []
+
+    def _shortage(self, request: GpuRequest, pool: list[_Card]) -> Shortage:
+        asked = asked_words(request)
+        if not self._cards:
+            return Shortage(
+                f"it asks for {asked} and this machine offers none: check the driver and CDI (`docker info`)"
+            )
+        missing = [uuid for uuid in sorted(request.device_ids) if uuid not in self._cards]
+        if missing and len(pool) < request.count:
+            known = ", ".join(self._cards)
+            return Shortage(f"it asks for GPU {', '.join(missing)}, which this machine does not have; it has {known}")
+        if not any(request.takes(card.gpu.name) for card in self._cards.values()):
+            names = ", ".join(sorted({card.gpu.name for card in self._cards.values()}))
+            return Shortage(f'it asks for {asked} whose name has "{request.kind}" in it; this machine has {names}')
+        if not pool:
+            return Shortage(
+                f"it asks for {asked} and all here are MIG devices, of which software can use one at a time"
+            )
+        if request.slot is None:
+            free = len(_whole_free(pool))
+            words = f"it asks for {asked} and {free} of {len(pool)} are free: {_who_is_in_the_way(pool)}"
+            freed = sum(not card.owners and not card.slots for card in pool)
+            return Shortage(words, blocked=freed < request.count)
+        return _slot_shortage(request.slot, pool)
+
+
+def asked_words(request: GpuRequest) -> str:
+    """What a request asks for: "1 GPU", "16 GiB of a GPU", "0.5 of a GPU"."""
+    if request.slot is None:
+        return "1 GPU" if request.count == 1 else f"{request.count} GPUs"
+    return f"{slot_words(request.slot)} of a GPU"
+
+
+# ------------------------------------------------------------------------------------------------------------- choosing
+
+
+def _whole_free(pool: list[_Card]) -> list[_Card]:
+    return [card for card in pool if not card.owners and not card.slots and not card.strangers]
+
+
+def _whole(pool: list[_Card], request: GpuRequest, preferred: tuple[str, ...]) -> list[_Card]:
+    """The GPUs for a request of whole ones; empty when there are not enough."""
+    free = sorted(_whole_free(pool), key=lambda card: (card.gpu.uuid not in preferred, card.leaving > 0, card.order))
+    return free[: request.count] if len(free) >= request.count else []
+
+
+def _fitting(pairs: Iterable[tuple[_Card, int]]) -> list[tuple[_Card, int]]:
+    """Of GPUs and what a slot is on them: those on which it fits, and the room that it leaves."""
+    return [(card, card.left - amount) for card, amount in pairs if card.left >= amount]
+
+
+def _packing(card: _Card, room: int) -> tuple[float, ...]:
+    """A GPU that others use already, and of those the one on which the least is left over."""
+    return not (card.slots or card.strangers), room, card.order
+
+
+def _spreading(service: str) -> Callable[[_Card, int], tuple[float, ...]]:
+    """A GPU with the fewest replicas of this service, and of those the one that is filled least."""
+
+    def rank(card: _Card, room: int) -> tuple[float, ...]:
+        return card.sharers.get(service, 0), (card.used + card.strangers) / card.size, card.order
+
+    return rank
+
+
+# ------------------------------------------------------------------------------------------------------------- in words
+
+
+def _who_is_in_the_way(pool: list[_Card]) -> str:
+    """Of whole GPUs: "3 held by ranker, 1 shared by a, b, 1 with 2.1 GiB in use by other processes"."""
+    held = _counted(f"held by {card.owners[-1]}" for card in pool if card.owners)
+    shared = _counted(f"shared by {_sharers(card)}" for card in pool if card.slots and not card.owners)
+    strange = [card.strangers for card in pool if card.strangers and not card.slots and not card.owners]
+    if strange:
+        most = "up to " if len(set(strange)) > 1 else ""
+        shared.append(f"{len(strange)} with {most}{size_words(max(strange))} in use by other processes")
+    return ", ".join(held + shared)
+
+
+def _slot_shortage(slot: GpuSlot, pool: list[_Card]) -> Shortage:
+    """Of slots: "3 held by ranker, 1 has 2.1 GiB free"."""
+    parts = _counted(f"held by {card.owners[-1]}" for card in pool if card.owners)
+    open_cards = [card for card in pool if not card.owners]
+    unknown = [card for card in open_cards if card.amount(slot) is None]
+    known = [card for card in open_cards if card.amount(slot) is not None]
+    if known:
+        roomiest = max(known, key=lambda card: card.free if slot.fraction is None else card.free / card.size)
+        has = "has" if len(known) == 1 else "have at most"
+        free = (
+            size_words(roomiest.free)
+            if slot.fraction is None
+            else _number(roomiest.free * GPU_PARTS // roomiest.size / GPU_PARTS)
+        )
+        use = f" (other processes use {size_words(roomiest.strangers)})" if roomiest.strangers else ""
+        parts.append(f"{len(known)} {has} {free} free{use}")
+    if unknown:
+        parts.append(
+            f"the memory of {len(unknown)} is not known, as nvidia-smi cannot be asked: write x-serve.gpu.fraction"
+        )
+    words = f"it asks for {slot_words(slot)} of a GPU and 0 of {len(pool)} GPUs fit: {', '.join(parts)}"
+    would_fit = any(card.size - card.used >= (card.amount(slot) or 0) for card in known)
+    return Shortage(words, blocked=not would_fit)
+
+
+def _sharers(card: _Card) -> str:
+    return ", ".join(sorted(service for service, slots in card.sharers.items() if slots))
+
+
+def _counted(words: Iterable[str]) -> list[str]:
+    """ "2 held by a", those of the most first."""
+    counts: dict[str, int] = {}
+    for one in words:
+        counts[one] = counts.get(one, 0) + 1
+    return [f"{count} {one}" for one, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]

@@ -1,0 +1,186 @@
+"""Who has to go: failed ones at once, outdated ones when enough others are ready, surplus, not-ready ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..model.actions import BeginRetirement
+from ..model.phases import Phase
+from ..model.spec import ServiceSpec
+from ..model.world import Health, ServerState
+from .draft import Draft
+from .leave import DRAIN_LOOK_S, remove
+from .outlook import ReplicaOutlook, ServiceOutlook, bounds_of
+from .shares import Bounds
+from .swaps import Places, Swap, swap
+
+
+def retire(draft: Draft, outlook: ServiceOutlook) -> None:
+    """Begin the retirement of who has failed, and of who is superfluous."""
+    for replica in outlook.replicas:
+        if replica.phase is Phase.FAILED and replica.container.state.is_up and not replica.busy:
+            if _serves_in_spite(replica) and not _has_gpu_elsewhere(draft, outlook):
+                continue
+            _begin_retirement(draft, outlook, replica, replica.detail, failed=True)
+    for replica, cause in _superfluous(draft, outlook):
+        if replica.busy:
+            continue
+        if replica.phase is Phase.CREATED:
+            remove(draft, outlook, replica, cause, failed=False)
+        else:
+            _begin_retirement(draft, outlook, replica, cause, failed=False)
+
+
+def _serves_in_spite(replica: ReplicaOutlook) -> bool:
+    """Whether a replica answers although its GPU is said to be gone: the engine's list may be wrong, too."""
+    container = replica.container
+    return bool(container.gpu_fault) and container.health is Health.READY
+
+
+def _has_gpu_elsewhere(draft: Draft, outlook: ServiceOutlook) -> bool:
+    spec = outlook.spec
+    if spec is None or spec.gpu is None:
+        return True
+    return draft.gpus.room(outlook.name, spec.gpu, 1) == 1
+
+
+def _superfluous(draft: Draft, outlook: ServiceOutlook) -> list[tuple[ReplicaOutlook, str]]:
+    """Choose who goes: outdated replicas as far as readiness allows, then those above the target.
+
+    A ready outdated one goes only while enough others are ready, so the last ready one never goes first. Of a version
+    that is kept while another one is tried, as many stay as the trial needs.
+    """
+    alive = outlook.alive()
+    current = [replica for replica in alive if not replica.outdated]
+    surplus = len(current) - outlook.target
+    # Creations in progress count towards the target but cannot be taken back: wait until they are there.
+    above = _least_useful_first(current)[: max(surplus, 0)]
+    return [*_outdated(draft, outlook), *((replica, _scale_cause(outlook)) for replica in above)]
+
+
+def _outdated(draft: Draft, outlook: ServiceOutlook) -> list[tuple[ReplicaOutlook, str]]:
+    """Choose the outdated ones who go. Beyond what there is too much of, only those go whose successors find room."""
+    spec, limits = outlook.spec, outlook.bounds
+    if spec is None or limits is None:
+        return []
+    chosen, others = _may_go(outlook, limits)
+    candidates, most = _at_a_time(outlook, limits, chosen, others)
+    found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=candidates, most=most)
+    if not found.has_place and outlook.goal.goes_back:
+        most = len(others) - int(not spec.rollout.max_unavailable)
+        found = _swap(draft, outlook, spec, limits, gone=chosen, candidates=others, most=most, fewest=True)
+    if not found.has_place:
+        outlook.bounds = limits = bounds_of(draft, outlook, has_place=False) or limits
+        chosen, _ = _may_go(outlook, limits)
+    else:
+        names = {container.name for container in found.victims}
+        chosen += [replica for replica in others if replica.name in names]
+    cause = _outdated_cause(outlook, limits)
+    return [(replica, cause) for replica in chosen]
+
+
+def _may_go(outlook: ServiceOutlook, limits: Bounds) -> tuple[list[ReplicaOutlook], list[ReplicaOutlook]]:
+    """Who goes in any case, and who may go for a successor."""
+    outdated = [replica for replica in outlook.alive() if replica.outdated]
+    kept = [replica for replica in outdated if replica.container.version == outlook.goal.keep]
+    others = [replica for replica in outdated if replica.container.version != outlook.goal.keep]
+    spare = max(0, len(kept) - limits.keep)
+    sure: list[ReplicaOutlook] = []
+    maybe: list[ReplicaOutlook] = []
+    least = max(limits.floor, outlook.reachable)
+    serving, ready = outlook.without()
+    for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
+        # One that HAProxy does not reach takes nothing from those who serve, however few they are.
+        if not replica.is_ready or (ready > least and (serving > least or not replica.serves)):
+            sure.append(replica)
+            serving -= replica.serves
+            ready -= replica.is_ready
+        else:
+            maybe.append(replica)
+    return sure, maybe
+
+
+def _at_a_time(
+    outlook: ServiceOutlook, limits: Bounds, gone: list[ReplicaOutlook], others: list[ReplicaOutlook]
+) -> tuple[list[ReplicaOutlook], int]:
+    """Who of the others may go for successors now, beside `gone`, and how many of them."""
+    serving, ready = outlook.without(gone)
+    if serving > limits.floor:
+        return others, serving - limits.floor
+    return [replica for replica in others if not replica.serves], max(0, ready - limits.floor)
+
+
+def _swap(
+    draft: Draft,
+    outlook: ServiceOutlook,
+    spec: ServiceSpec,
+    limits: Bounds,
+    *,
+    gone: list[ReplicaOutlook],
+    candidates: list[ReplicaOutlook],
+    most: int,
+    fewest: bool = False,
+) -> Swap:
+    """Try out who of the candidates has to go for replicas of the wanted version to find a place, once `gone` are.
+
+    `fewest`: for one of them only.
+    """
+    goal, made = outlook.goal, outlook.made_as(outlook.version) + outlook.held.get(outlook.version, 0)
+    total = outlook.total() - len(gone) - min(most, len(candidates))
+    count = max(0, min(limits.goal - made, limits.ceiling - total, 1 if fewest else limits.goal))
+    kept = 0 if goal.keep_spec is None else max(0, limits.keep - outlook.made_as(goal.keep))
+    if count and (goal.spec is None or goal.version is None):
+        return Swap((), has_place=False)
+    if not count and not candidates:
+        return Swap((), has_place=True)
+    left = None if spec.max_replicas_per_node is None else spec.max_replicas_per_node - outlook.here()
+    leaving = [replica.container for replica in (*outlook.going(), *gone)]
+    places = Places.after(draft.gpus, outlook.name, leaving, left)
+    return swap(
+        places,
+        [replica.container for replica in candidates],
+        (count, (goal.spec or spec).gpu),
+        (kept, goal.keep_spec.gpu if goal.keep_spec else None),
+        most,
+    )
+
+
+def _outdated_cause(outlook: ServiceOutlook, limits: Bounds) -> str:
+    if not outlook.target:
+        return _scale_cause(outlook)
+    cause = f"its version is not {outlook.version}"
+    return f"{cause}; no GPU is free for one more, so they are replaced one by one" if limits.one_by_one else cause
+
+
+def _least_useful_first(replicas: Iterable[ReplicaOutlook]) -> list[ReplicaOutlook]:
+    """Those that do not serve yet, then those with the least to finish; of equals the youngest number."""
+    order = {Phase.CREATED: 0, Phase.STARTING: 1, Phase.RUNNING: 2}
+
+    def usefulness(replica: ReplicaOutlook) -> tuple[int, bool, int, int, str]:
+        container = replica.container
+        return order[replica.phase], replica.serves, container.ongoing or 0, -container.number, replica.name
+
+    return sorted(replicas, key=usefulness)
+
+
+def _scale_cause(outlook: ServiceOutlook) -> str:
+    if outlook.spec is None:
+        return f"the compose files have no service {outlook.name} any more"
+    return f"{len(outlook.alive())} replicas, {outlook.target} wanted"
+
+
+def _begin_retirement(
+    draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, cause: str, *, failed: bool
+) -> None:
+    server = draft.server_of(outlook.name, replica.name)
+    if server:
+        wanted = ServerState.MAINT if failed else ServerState.DRAIN
+        if server.state is not wanted:
+            draft.set_server(outlook.name, replica.name, wanted, cause)
+    draft.add(
+        BeginRetirement(
+            target=replica.name, service=outlook.name, container_id=replica.container.id, failed=failed, cause=cause
+        )
+    )
+    outlook.leaving.add(replica.container.id)
+    draft.look_again_in(DRAIN_LOOK_S)

@@ -1,0 +1,135 @@
+"""Who is ready gets a server in HAProxy, and only who is ready."""
+
+from __future__ import annotations
+
+from ..model.actions import AddServer, RemoveContainer, SetServerWeight, SetWaitingRoom, WriteRouting
+from ..model.phases import Phase
+from ..model.spec import ServiceSpec, backend_name
+from ..model.world import Server, ServerState, service_address
+from .draft import Draft
+from .outlook import ReplicaOutlook, ServiceOutlook
+from .shares import weights
+
+
+def register(draft: Draft, outlook: ServiceOutlook) -> None:
+    """Give who is ready a server of its address, state and weight; take those away that lead to somebody else."""
+    spec = outlook.spec
+    if spec is None or not spec.is_routed or not draft.routing_usable:
+        return
+    shares = _server_weights(outlook)
+    for replica in outlook.alive():
+        # A server whose replica is not known to be ready stays: HAProxy asks the same question and keeps traffic away,
+        # while a controller that has just started, or a busy machine, must not take away what serves.
+        server = draft.server_of(outlook.name, replica.name)
+        if replica.busy:
+            continue
+        if replica.phase is Phase.RUNNING:
+            _register_ready(draft, outlook, spec, replica, server, shares[int(replica.outdated)])
+        elif server and server.address != service_address(replica.container, spec):
+            # Of a container that had its name before: somebody else may have the address by now.
+            draft.delete_server(server, outlook.name, "its replica is gone, another one has its name", force=True)
+
+
+def _register_ready(
+    draft: Draft,
+    outlook: ServiceOutlook,
+    spec: ServiceSpec,
+    replica: ReplicaOutlook,
+    server: Server | None,
+    weight: int,
+) -> None:
+    address = service_address(replica.container, spec)
+    if address is None:
+        return
+    deleted: int | None = None
+    if server and server.address != address:
+        deleted = draft.delete_server(server, outlook.name, f"the replica moved to {address}", force=True)
+        server = None
+    if server is None:
+        add = AddServer(
+            target=replica.name,
+            service=outlook.name,
+            backend=backend_name(outlook.name),
+            address=address,
+            weight=weight,
+            cause="its replica is ready",
+        )
+        draft.add(add, draft.routing_step if _needs_reload(draft, add.backend) else None, deleted)
+    elif server.state is not ServerState.READY:
+        draft.set_server(outlook.name, replica.name, ServerState.READY, "its replica is ready")
+    elif server.weight != weight:
+        percent = outlook.goal.weight
+        cause = f"{outlook.version} is tried with {percent} % of the requests" if percent else "no version is tried"
+        names = {"target": replica.name, "service": outlook.name, "backend": server.backend, "cause": cause}
+        draft.add(SetServerWeight(**names, weight=weight))
+
+
+def _server_weights(outlook: ServiceOutlook) -> tuple[int, int]:
+    """Weight of a server of the wanted version, and of one of any other."""
+    if outlook.goal.keep is None:
+        return 1, 1
+    serving = [replica.outdated for replica in outlook.alive() if replica.is_ready]
+    return weights(outlook.goal.weight, serving.count(False), serving.count(True))
+
+
+def _needs_reload(draft: Draft, backend: str) -> bool:
+    """Whether the backend comes only with the new routes: a reload that fails must not keep others from scaling."""
+    return draft.observed.routing is None or backend not in draft.observed.routing.backends
+
+
+# ----------------------------------------------------------------------------------------------------
+# Routes: what HAProxy serves as a whole, and which services hold requests until a replica is ready.
+
+
+def write_routing(draft: Draft) -> None:
+    """Plan another configuration where the services need other routes than HAProxy has."""
+    routing = draft.observed.routing
+    if not draft.routing_usable or routing is None or not draft.desired.routing_hash:
+        return
+    if routing.routing_hash == draft.desired.routing_hash:
+        return
+    routed = tuple(spec for _, spec in sorted(draft.desired.services.items()) if spec.is_routed)
+    cause = f"HAProxy runs routes {routing.routing_hash or 'none'}, the services need {draft.desired.routing_hash}"
+    action = WriteRouting(target="routing", services=routed, routing_hash=draft.desired.routing_hash, cause=cause)
+    draft.routing_step = draft.add(action)
+
+
+def set_waiting_rooms(draft: Draft) -> None:
+    """Open and close waiting rooms of backends that HAProxy has.
+
+    A process that begins has all of them open: they are closed again.
+    """
+    routing = draft.observed.routing
+    if not draft.routing_usable or routing is None or draft.routing_step is not None:
+        return
+    changing = {action.backend for action in draft.observed.in_progress if isinstance(action, SetWaitingRoom)}
+    for name in sorted(draft.desired.services):
+        backend, is_open = backend_name(name), name not in draft.desired.switched_off
+        if backend not in routing.backends or backend in changing or is_open == (backend not in routing.closed):
+            continue
+        cause = "it shall have replicas again" if is_open else "0 wanted, and no request wakes it"
+        draft.add(SetWaitingRoom(target=name, service=name, backend=backend, is_open=is_open, cause=cause))
+
+
+# ----------------------------------------------------------------------------------------------------
+# Strays: containers that Compose started as replicas, and servers whose container is gone.
+
+
+def remove_strays(draft: Draft) -> None:
+    """Remove what `docker compose up --scale` started: nobody pinned it to a GPU."""
+    for stray in sorted(draft.observed.strays, key=lambda stray: stray.name):
+        if stray.name in draft.busy or stray.service not in draft.desired.services:
+            continue
+        cause = f"started by Compose, which pins no GPU: use `make scale SERVICE={stray.service} N=...` instead"
+        draft.add(
+            RemoveContainer(target=stray.name, service=stray.service, container_id=stray.id, force=True, cause=cause)
+        )
+
+
+def delete_ghost_servers(draft: Draft) -> None:
+    """Delete servers of containers that are not there any more."""
+    known = {(backend_name(c.service), c.name) for c in draft.observed.containers}
+    for server in sorted(draft.servers(), key=lambda server: (server.backend, server.name)):
+        if (server.backend, server.name) not in known and server.name not in draft.busy:
+            service = server.backend.removeprefix(backend_name(""))
+            draft.delete_server(server, service, "no container of that name exists")

@@ -1,0 +1,97 @@
+"""How many replicas of which version there may be while a service goes from one version to another. Pure arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from ..model.spec import RolloutSpec
+
+MOST_WEIGHT = 256
+"""HAProxy's greatest weight of a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the planner keeps to at one moment of a change."""
+
+    floor: int
+    """Ready replicas, of any version, that must not become fewer."""
+    ceiling: int
+    """Replicas, of all versions, that must not become more; those on their way out are not counted."""
+    goal: int
+    """Replicas of the new version that are wanted now."""
+    keep: int
+    """Replicas of the former version that may stay now."""
+    one_by_one: bool = False
+    """No replica can be started before another has gone: there is no GPU for one more."""
+
+
+def bounds(
+    target: int,
+    rollout: RolloutSpec,
+    *,
+    on_trial: bool,
+    room: int | None = None,
+    reachable: int | None = None,
+    has_place: bool = True,
+) -> Bounds:
+    """Return the bounds for `target` replicas.
+
+    `on_trial`: only the first batch of the new version is to start, the former version keeps serving. `room`: how many
+    replicas the machine's GPUs can hold, those that are there and more of the new version; None = any number.
+    `reachable`: how many of `target` there can be of any version; None = as many as there is room for. `has_place`:
+    whether a replica of the new version fits anywhere once those have gone who may go.
+
+    Where nothing fits beside the replicas that are there, one of several goes before its successor comes, whatever
+    `max_unavailable` says: waiting would be for ever. A single replica stays, as nobody could answer meanwhile. And
+    where the successor would find no place even then, nobody goes, whatever `max_unavailable` says: it would be for
+    nothing.
+    """
+    surge = rollout.max_surge if room is None else max(0, min(rollout.max_surge, room - target))
+    unavailable = rollout.max_unavailable if has_place else 0
+    stuck = not surge and not unavailable
+    if reachable is None:
+        reachable = target if room is None else min(target, room)
+    one_by_one = stuck and reachable > 1 and has_place
+    if one_by_one:
+        unavailable = 1
+    batch = min(target, max(surge, unavailable, 1))
+    return Bounds(
+        # Several may go for one that asks for more, so what is reachable gets less on the way: it is no measure of how
+        # many may be missing, but for one at a time.
+        floor=max(0, min(target - unavailable, reachable - 1)) if unavailable else reachable,
+        # One that is stuck is planned nevertheless: the attempt says what is in the way.
+        ceiling=target + max(surge, int(stuck and not one_by_one)),
+        goal=batch if on_trial else target,
+        keep=_kept(reachable, surge, batch, has_place=has_place) if on_trial else 0,
+        one_by_one=one_by_one,
+    )
+
+
+def _kept(reachable: int, surge: int, batch: int, *, has_place: bool) -> int:
+    """Replicas of the former version that stay while the first batch of the new one has its place, or has none."""
+    return max(0, reachable + surge - batch) if has_place else reachable
+
+
+def weights(percent: int | None, new: int, old: int) -> tuple[int, int]:
+    """Weights of one new and of one old server, so that `new` new ones together get `percent` of the requests.
+
+    1 and 1 where no percentage is set, or one of the two versions has no server: then there is nothing to share.
+    """
+    if percent is None or not new or not old:
+        return 1, 1
+    ratio = Fraction(percent * old, (100 - percent) * new)  # of a new one's weight to an old one's
+    if ratio > 1:
+        of_old, of_new = _near(1 / ratio)
+    else:
+        of_new, of_old = _near(ratio)
+    return of_new, of_old
+
+
+def _near(ratio: Fraction) -> tuple[int, int]:
+    """Two weights of nearly that ratio, which is at most 1."""
+    if ratio * MOST_WEIGHT <= 1:
+        return 1, MOST_WEIGHT
+    near = ratio.limit_denominator(MOST_WEIGHT)
+    return near.numerator, near.denominator

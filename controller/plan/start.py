@@ -1,0 +1,182 @@
+"""Who is missing is started, with GPUs; while a version changes, within the bounds of `controller.shares`."""
+
+from __future__ import annotations
+
+from ..model.actions import CreateContainer, PullImage, StartContainer, replica_name
+from ..model.phases import Phase
+from ..model.plan import PendingReplica
+from ..model.spec import ServiceSpec
+from ..model.world import FailureRecord, Gpu
+from .draft import Draft
+from .failures import backing_off
+from .outlook import Numbers, ServiceOutlook
+from .placement import Shortage
+from .swaps import hold_for_successors
+
+
+def mends(draft: Draft, outlook: ServiceOutlook) -> bool:
+    """Whether a service misses replicas that it had, as far as can be told: its versions change, or one failed."""
+    failed = (
+        (outlook.name, version or "") in draft.observed.failures for version in (outlook.version, outlook.goal.keep)
+    )
+    return outlook.bounds is not None or any(failed)
+
+
+def start_created(draft: Draft, outlook: ServiceOutlook) -> None:
+    """Start containers that an earlier controller has created and not started."""
+    for replica in outlook.alive() if outlook.spec else ():
+        if replica.phase is Phase.CREATED and not replica.busy:
+            cause = "created and never started"
+            draft.add(StartContainer(target=replica.name, service=outlook.name, cause=cause))
+
+
+def start_successors(draft: Draft, outlook: ServiceOutlook) -> None:
+    """Start as many as are removed, or are about to be; where these are still in the way, keep what else it takes."""
+    going = outlook.going()
+    followed = len(outlook.removal_steps) + len(going)
+    start_missing(draft, outlook, followed - len(outlook.planned) - sum(outlook.held.values()))
+    if going:
+        hold_for_successors(draft, outlook, going)
+
+
+def start_missing(draft: Draft, outlook: ServiceOutlook, most: int) -> Shortage | None:
+    """Plan what is missing, `most` replicas at most; return why not when this machine has no place for it."""
+    spec = outlook.spec
+    if spec is None or most <= 0:
+        return None
+    most -= _restore_kept(draft, outlook, most)
+    lacking = min(outlook.lacking() - outlook.held.get(outlook.version, 0), most)
+    if lacking <= 0 or _obstacle(draft, outlook, spec) is not None:
+        return None
+    cause = _start_cause(outlook, draft.observed.failures.get((outlook.name, outlook.version or "")))
+    for _ in range(lacking):
+        shortage = _create(draft, outlook, outlook.goal.spec or spec, outlook.version, cause)
+        if shortage is not None:
+            return shortage
+    return None
+
+
+def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
+    """Plan what else there may be, and say why what is missing then cannot be started."""
+    spec = outlook.spec
+    if spec is None:
+        return
+    _pull_image(draft, outlook, spec)
+    outlook.held.clear()  # whoever had to wait for them has waited
+    shortage = start_missing(draft, outlook, outlook.lacking() + outlook.kept_lacking())
+    missing = outlook.lacking()
+    if not missing:
+        return
+    obstacle = _obstacle(draft, outlook, spec)
+    if shortage is None:
+        if obstacle is None:
+            raise AssertionError("internal: a replica that could be started was not")
+        to_be_built = outlook.version is None and spec.has_build
+        pending = PendingReplica(outlook.name, obstacle, blocked=to_be_built)
+    else:
+        words = shortage.reason + _shortage_remedy(outlook) + _faults_words(draft)
+        pending = PendingReplica(outlook.name, words, shortage.blocked, has_no_place=True)
+    draft.pending += [pending] * missing
+
+
+def _restore_kept(draft: Draft, outlook: ServiceOutlook, most: int) -> int:
+    """Replace replicas of the version that is kept. Returns how many that adds."""
+    keep, keep_spec = outlook.goal.keep, outlook.goal.keep_spec
+    missing = min(outlook.kept_lacking() - outlook.held.get(keep, 0), most)
+    if missing <= 0 or keep_spec is None or backing_off(draft, outlook.name, keep or "") is not None:
+        return 0
+    for restored in range(missing):
+        cause = f"{keep} goes on serving while {outlook.version} is tried"
+        if _create(draft, outlook, keep_spec, keep, cause) is not None:
+            return restored  # no GPU: the new version holds it, or somebody else; either is told elsewhere
+    return missing
+
+
+def _shortage_remedy(outlook: ServiceOutlook) -> str:
+    spec, ready = outlook.spec, sum(replica.serves and replica.outdated for replica in outlook.alive())
+    if spec is None or outlook.has_place or not ready:
+        return ""
+    unavailable = spec.rollout.max_unavailable
+    if unavailable < ready == 1:
+        return "; the only replica stays until then, unless x-serve.rollout.max_unavailable is 1"
+    return (
+        f"; the {ready} that serve stay, as {max(unavailable, 1)} less would not make room: raise "
+        "x-serve.rollout.max_unavailable, or ask for less"
+    )
+
+
+def _faults_words(draft: Draft) -> str:
+    faults = sorted(draft.observed.gpu_faults)
+    if not faults:
+        return ""
+    return f"; not used because of a fault: {', '.join(faults)} (`pierhead status` says why, `pierhead unmark` ends it)"
+
+
+def _pull_image(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> None:
+    """Fetch an image that is not there, also when nothing is to be started: else nobody knows the new version."""
+    image_missing = spec.image in draft.observed.images and draft.observed.images[spec.image] is None
+    if image_missing and outlook.target and not spec.has_build and outlook.name not in draft.busy:
+        cause = "a replica is to be started and the image is not on this machine"
+        cause = cause if outlook.lacking() else "without it nobody can tell the service's new version"
+        draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, cause=cause))
+
+
+def _obstacle(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> str | None:
+    """Return why nothing of this service can be started now, or None."""
+    if outlook.version is None:
+        if spec.has_build:
+            return f"image {spec.image} is not on this machine: build it (`make build`)"
+        return f"image {spec.image} is not on this machine: it is being pulled"
+    if outlook.goal.spec is None:
+        return f"nobody remembers how version {outlook.version} is made: `pierhead deploy` takes what the files give"
+    return backing_off(draft, outlook.name, outlook.version)
+
+
+def _start_cause(outlook: ServiceOutlook, failure: FailureRecord | None) -> str:
+    cause = f"{len(outlook.alive()) + len(outlook.creating)} of {outlook.target} replicas exist"
+    former = sorted({replica.container.version for replica in outlook.alive() if replica.outdated})
+    if former:
+        return f"version {outlook.version} replaces {', '.join(former)}"
+    if failure is not None:
+        return f"{cause}; failure {failure.count}: {failure.detail}"
+    return cause
+
+
+def _create(
+    draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, version: str | None, cause: str
+) -> Shortage | None:
+    """Add the steps for one new replica; return why not when this machine has no place for it."""
+    if version is None:
+        raise AssertionError("internal: a replica is created without a version")
+    if outlook.numbers is None:
+        outlook.numbers = Numbers.of(outlook)
+    here, most = outlook.numbers.here, spec.max_replicas_per_node
+    if most is not None and here >= most:
+        there = "1 replica is" if here == 1 else f"{here} replicas are"
+        return Shortage(f"{there} on this machine and max_replicas_per_node is {most}: raise it, or ask for fewer")
+    number, predecessors = outlook.numbers.lowest_free()
+    after = [outlook.removal_steps[replica.name] for replica in predecessors]
+    gpus: tuple[Gpu, ...] = ()
+    if spec.gpu is not None and spec.gpu.count:
+        preferred = tuple(uuid for replica in predecessors for uuid in replica.container.gpus)
+        granted = draft.gpus.take(outlook.name, spec.gpu, preferred)
+        if isinstance(granted, Shortage):
+            return granted
+        gpus = granted.gpus
+        after += granted.after
+    outlook.numbers.give(number)
+    name = replica_name(draft.desired.project, outlook.name, version, number)
+    create = CreateContainer(
+        target=name,
+        service=outlook.name,
+        version=version,
+        number=number,
+        gpus=gpus,
+        gpu_slot=spec.gpu.slot if spec.gpu else None,
+        spec=spec,
+        cause=cause,
+    )
+    created = draft.add(create, *after)
+    outlook.planned.append(create)
+    draft.add(StartContainer(target=name, service=outlook.name, cause=cause), created)
+    return None

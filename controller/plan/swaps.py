@@ -1,0 +1,187 @@
+"""Whom a new version takes the place of: nobody goes to make room that is then too small. Pure.
+
+Tried out on a copy of the GPU ledger: what is free now, what those leave who are on their way out, and what one more,
+or several together, would leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..model.spec import GpuRequest, ServiceSpec
+from ..model.world import ReplicaContainer
+from .draft import Draft
+from .failures import backing_off
+from .outlook import ReplicaOutlook, ServiceOutlook
+from .placement import GpuLedger
+
+
+@dataclass(slots=True)
+class Places:
+    """The places for replicas of one service on this machine, while it is tried who finds one."""
+
+    service: str
+    ledger: GpuLedger
+    """A trial's: it is written to."""
+    left: int | None = None
+    """How many more replicas max_replicas_per_node allows; None = any number."""
+
+    @classmethod
+    def after(
+        cls, ledger: GpuLedger, service: str, leaving: Iterable[ReplicaContainer], left: int | None = None
+    ) -> Places:
+        """The places once those who are on their way out are gone; `left`: without them, before that."""
+        places = cls(service, ledger.trial(), left)
+        for container in leaving:
+            places.free(container)
+        return places
+
+    def free(self, container: ReplicaContainer) -> None:
+        """Let a replica go."""
+        self.ledger.release(container)
+        self.left = None if self.left is None else self.left + 1
+
+    def keep(self, container: ReplicaContainer) -> None:
+        """Let it stay after all."""
+        self.ledger.hold_again(container)
+        self.left = None if self.left is None else self.left - 1
+
+    def take(self, request: GpuRequest | None) -> bool:
+        """Take a place for one replica; False when there is none."""
+        if not self.fits(request):
+            return False
+        if request is not None and request.count:
+            self.ledger.place(self.service, request)
+        self.left = None if self.left is None else self.left - 1
+        return True
+
+    def fits(self, request: GpuRequest | None) -> bool:
+        """Whether there is a place for one replica."""
+        if self.left is not None and self.left <= 0:
+            return False
+        return request is None or not request.count or self.ledger.fits(self.service, request)
+
+    def take_after(
+        self, candidates: Sequence[ReplicaContainer], request: GpuRequest | None, most: int
+    ) -> list[ReplicaContainer]:
+        """Take a place by letting as few candidates go as it needs, `most` at the most; none when that is too few.
+
+        Candidates are tried in their order; of several, those on the same GPU go together, as slots need it.
+        """
+        fewest: list[ReplicaContainer] = []
+        tried = set()
+        for first in candidates:
+            kind = (first.gpus, first.gpu_slot)
+            if kind in tried:
+                continue  # it leaves what one left that was tried
+            tried.add(kind)
+            beside = sorted(candidates, key=lambda one: (one is not first, one.gpus != first.gpus))
+            group = self._enough(beside[: most if not fewest else len(fewest) - 1], request)
+            if group:
+                fewest = group
+            if len(fewest) == 1 or not most:
+                break
+        for container in fewest:
+            self.free(container)
+        if fewest:
+            self.take(request)
+        return fewest
+
+    def _enough(self, candidates: Sequence[ReplicaContainer], request: GpuRequest | None) -> list[ReplicaContainer]:
+        """So many of the candidates, from the first on, that a place is free without them; none if all are too few."""
+        group: list[ReplicaContainer] = []
+        fits = False
+        for container in candidates:
+            self.free(container)
+            group.append(container)
+            fits = self.fits(request)
+            if fits:
+                break
+        for container in group:
+            self.keep(container)
+        return group if fits else []
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What may go, and whether that helps."""
+
+    victims: tuple[ReplicaContainer, ...]
+    """Those whose going makes room for a successor."""
+    has_place: bool
+    """Whether a replica of the new version finds a place: now, once others are gone, or by that."""
+
+
+def swap(
+    places: Places,
+    candidates: Sequence[ReplicaContainer],
+    wanted: tuple[int, GpuRequest | None],
+    kept: tuple[int, GpuRequest | None],
+    most: int,
+) -> Swap:
+    """Choose at most `most` of the candidates, who serve, to go for replicas of the new version, and of the kept one.
+
+    `wanted` and `kept`: how many are to be started of each, and what one asks for. Where they find places without it,
+    any candidates may go; else no more than it takes. Writes to `places`.
+    """
+    count, request = wanted
+    victims: list[ReplicaContainer] = []
+    placed = 0
+    lacking = False
+    for asked, is_new in [(request, True)] * count + [(kept[1], False)] * kept[0]:
+        found = places.take(asked)
+        if not found:
+            others = [one for one in candidates if one not in victims]
+            freed = places.take_after(others, asked, most - len(victims))
+            victims += freed
+            found = bool(freed)
+        lacking |= not found
+        placed += found and is_new
+        if lacking:
+            break
+    if not lacking and not victims:
+        victims += candidates[:most]
+    return Swap(tuple(victims), has_place=placed > 0 or not count)
+
+
+# ----------------------------------------------------------------------------------------------------
+# GPUs that are kept for a replica that waits for its next try, and for successors of replicas that leave.
+
+
+def hold_for_next_try(draft: Draft, outlook: ServiceOutlook) -> None:
+    """Keep the places of replicas that failed and wait for their next try: nobody else gets them meanwhile."""
+    goal, spec = outlook.goal, outlook.spec
+    if spec is None:
+        return
+    missing = outlook.target - outlook.total()
+    begins = goal.keep is not None and not outlook.made_as(goal.version)
+    if goal.version and backing_off(draft, outlook.name, goal.version) is not None:
+        _hold(draft, outlook, goal.version, goal.spec or spec, max(missing, int(begins)))
+    elif goal.keep and goal.keep_spec and backing_off(draft, outlook.name, goal.keep) is not None:
+        # The first one of the new version may have such a place: it may be the cure.
+        _hold(draft, outlook, goal.keep, goal.keep_spec, missing - int(begins))
+
+
+def _hold(draft: Draft, outlook: ServiceOutlook, version: str, spec: ServiceSpec, count: int) -> None:
+    for _ in range(count):
+        if spec.gpu is None or not spec.gpu.count or not draft.gpus.place(outlook.name, spec.gpu):
+            return
+        outlook.held[version] = outlook.held.get(version, 0) + 1
+
+
+def hold_for_successors(draft: Draft, outlook: ServiceOutlook, going: list[ReplicaOutlook]) -> None:
+    """Keep what successors need beside what those leave who go: they wait for all of it, or for none."""
+    goal, spec = outlook.goal, outlook.spec
+    most = len(going) - sum(outlook.held.values())
+    if spec is None or most <= 0:
+        return
+    places = Places.after(draft.gpus, outlook.name, [replica.container for replica in going])
+    wanted = [(goal.version, goal.spec or spec)] * (outlook.lacking() - outlook.held.get(goal.version, 0))
+    if goal.keep_spec:
+        wanted += [(goal.keep, goal.keep_spec)] * (outlook.kept_lacking() - outlook.held.get(goal.keep, 0))
+    for version, made in wanted[:most]:
+        uuids = places.ledger.place(outlook.name, made.gpu) if made.gpu and made.gpu.count else ()
+        if uuids and made.gpu:
+            draft.gpus.hold(outlook.name, uuids, made.gpu.slot)
+            outlook.held[version] = outlook.held.get(version, 0) + 1

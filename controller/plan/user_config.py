@@ -1,0 +1,150 @@
+"""Which user_config each replica is to have, which one it has, and how far a change has come. Pure.
+
+A replica says with each answer of /readyz which one it was last given and which one is in force, each by its digest.
+Whoever was given another one than it shall have is given it (`GiveUserConfig`): so a change goes on wherever an earlier
+controller left it. One that refuses it says why, keeps the former one, and tries again by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..model.actions import GiveUserConfig
+from ..model.desired import VersionGoal
+from ..model.phases import Phase, is_ready, phase_of
+from ..model.spec import NO_USER_CONFIG, ServiceSpec, digest, socket_address
+from ..model.told import UserConfigStatus
+from ..model.world import ReplicaContainer, Retirement
+from .draft import Draft
+from .outlook import ServiceOutlook
+
+LONGEST = 60
+MOST_KNOWN = 1000
+NOT_TAKEN = "the runtime in its image is of before user_config; build the image anew"
+MOST_CHANGES = 20
+
+
+def wanted_in(container: ReplicaContainer, spec: ServiceSpec, goal: VersionGoal) -> str | None:
+    """The user_config (its text) that a replica shall have. None: it keeps what it has, as its version is replaced, and
+    may know nothing of what the files say for the next one.
+    """
+    if goal.version is None or container.version == goal.version:
+        return (goal.spec or spec).user_config
+    if container.version == goal.keep and goal.keep_spec is not None:
+        return goal.keep_spec.user_config
+    return None
+
+
+def is_due(container: ReplicaContainer, text: str | None) -> bool:
+    """Whether a replica is to be given that user_config now."""
+    return text is not None and container.user_config is not None and container.user_config.wanted != digest(text)
+
+
+def remembered(texts: Mapping[str, str], specs: Iterable[ServiceSpec | None]) -> Mapping[str, str]:
+    """The user_configs by their digests that have been seen, with those of these services; the oldest are forgotten.
+
+    For words only: it is how a change is told as a difference.
+    """
+    seen = {digest(text): text for text in {spec.user_config for spec in specs if spec is not None}}
+    if seen.keys() <= texts.keys():
+        return texts
+    return dict([*{digest(NO_USER_CONFIG): NO_USER_CONFIG, **texts, **seen}.items()][-MOST_KNOWN:])
+
+
+def user_config_status(
+    containers: Iterable[ReplicaContainer],
+    spec: ServiceSpec,
+    goal: VersionGoal,
+    retirements: Mapping[str, Retirement],
+    texts: Mapping[str, str],
+    now: float,
+) -> UserConfigStatus | None:
+    """How far a service's user_config has come; None where nothing is set, and nothing is in force. `texts`: those that
+    were seen, by digest.
+    """
+    text = (goal.spec or spec).user_config
+    wanted = digest(text)
+    applied, serving, refused, others = 0, 0, [], set()
+    for container in containers:
+        report = container.user_config
+        phase, _ = phase_of(container, spec, retirements.get(container.id), now)
+        serves = is_ready(container, phase)
+        if wanted_in(container, spec, goal) != text or not (serves or phase is Phase.STARTING):
+            continue
+        if report is None:
+            if serves and container.ongoing is not None and text != NO_USER_CONFIG:
+                serving += 1
+                refused.append(f"{container.name}: {NOT_TAKEN}")
+            continue
+        serving += serves
+        applied += serves and report.applied == wanted
+        if report.applied != wanted and report.applied:
+            others.add(report.applied)
+        if report.wanted == wanted and report.error:
+            stays = "the former user_config stays in force" if serves else "it is not ready without it"
+            refused.append(f"{container.name}: {report.error}; {stays}")
+    if text == NO_USER_CONFIG and not others and not refused:
+        return None
+    changes = tuple(_changes([texts.get(other) for other in sorted(others)], text))
+    return UserConfigStatus(wanted, applied, serving, tuple(refused), changes if applied < serving or refused else ())
+
+
+def progress_words(status: UserConfigStatus) -> str:
+    """How far it has come: "in force in 2 of 3 replicas"."""
+    return f"user_config {status.wanted} is in force in {status.applied} of {status.replicas} replicas"
+
+
+def differences(then: str, now: str) -> list[str]:
+    """What differs between two user_configs, one line each: "model.threshold: 0.5 -> 0.7"."""
+    before, after = (dict(_flat(json.loads(text), "")) for text in (then, now))
+    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    lines = [f"{key}: {before.get(key, 'nothing')} -> {after.get(key, 'nothing')}" for key in keys[:MOST_CHANGES]]
+    return [*lines, f"and {len(keys) - MOST_CHANGES} more"] if len(keys) > MOST_CHANGES else lines
+
+
+def _changes(others: list[str | None], now: str) -> Iterator[str]:
+    """The difference from every other one that is in force somewhere."""
+    for then in others:
+        if then is None:
+            yield "from one that this controller has not seen"
+        else:
+            yield from differences(then, now)
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every value by its path, as JSON; what is long is cut where it cannot be read at a glance any more."""
+    if isinstance(value, dict) and (value or not path):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}" if path else key)
+    else:
+        text = json.dumps(value, ensure_ascii=False)
+        short = text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({digest(text)})"
+        yield path, short
+
+
+# ----------------------------------------------------------------------------------------------------
+# Replicas that run with another user_config than they should get the right one, without a restart.
+
+
+def configure(draft: Draft, outlook: ServiceOutlook) -> None:
+    """Give those their user_config who are there to stay and have another one."""
+    spec = outlook.spec
+    for replica in outlook.alive():
+        container = replica.container
+        text = None if spec is None else wanted_in(container, spec, outlook.goal)
+        if spec is None or text is None or replica.busy or container.ip is None or not is_due(container, text):
+            continue
+        former = container.user_config.wanted if container.user_config else "none"
+        port = spec.probe.port if container.probe is None else container.probe[0]
+        draft.add(
+            GiveUserConfig(
+                target=replica.name,
+                service=outlook.name,
+                container_id=container.id,
+                address=socket_address(container.ip, port),
+                text=text,
+                cause=f"it was given {former}, and shall have {digest(text)}; no restart",
+            )
+        )

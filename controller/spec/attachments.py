@@ -1,0 +1,249 @@
+"""Volumes, tmpfs, secrets and configs of a Compose service -> the engine's mounts.
+
+Secrets and configs are files of the host, bound read-only as Compose does it; their uid, gid and mode have no effect
+there either. A file that changes in place is seen by running replicas and does not make a new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .problems import Problems, ServiceSource, at
+
+_Mount = dict[str, Any]
+
+
+def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) -> None:
+    """Put everything that is mounted into `body["HostConfig"]`."""
+    path, definition = source.path, source.definition
+    host_config = body.setdefault("HostConfig", {})
+    mounts: list[_Mount] = []
+    binds: list[str] = []
+    for item_path, item in problems.items(at(path, "volumes"), definition.get("volumes")):
+        volume = problems.mapping(item_path, item)
+        if not isinstance(item, Mapping) or not _has_target(item_path, volume, problems):
+            if not isinstance(item, Mapping):
+                problems.expected(item_path, "a volume in the long form that `docker compose config` prints", item)
+            continue
+        bind_options = volume.get("bind")
+        if volume.get("type") == "bind" and isinstance(bind_options, Mapping) and bind_options.get("selinux"):
+            binds.append(_selinux_bind(item_path, volume, bind_options, problems))
+        elif mount := _mount(item_path, source.project, volume, source.sections.get("volumes", {}), problems):
+            mounts.append(mount)
+    for kind, directory in (("secrets", "/run/secrets/"), ("configs", "/")):
+        for item_path, item in problems.items(at(path, kind), definition.get(kind)):
+            if mount := _file_mount(item_path, kind, directory, item, source.sections.get(kind, {}), problems):
+                mounts.append(mount)
+    tmpfs = {}
+    for entry in problems.texts(at(path, "tmpfs"), definition.get("tmpfs") or []) or ():
+        target, _, options = entry.partition(":")
+        tmpfs[target] = options
+    host_config.update({"Mounts": mounts or None, "Binds": binds or None, "Tmpfs": tmpfs or None})
+
+
+def _has_target(path: str, volume: Mapping[str, Any], problems: Problems) -> bool:
+    target = volume.get("target")
+    if isinstance(target, str) and target.startswith("/"):
+        return True
+    problems.expected(at(path, "target"), "an absolute path inside the container", target)
+    return False
+
+
+def _mount(
+    path: str, project: str, volume: Mapping[str, Any], volumes: Mapping[str, Any], problems: Problems
+) -> _Mount | None:
+    kind = volume.get("type")
+    mount: _Mount = {"Type": kind, "Target": volume["target"]}
+    if volume.get("read_only") is not None:
+        mount["ReadOnly"] = problems.flag(at(path, "read_only"), volume["read_only"])
+    if volume.get("consistency") is not None:
+        mount["Consistency"] = problems.text(at(path, "consistency"), volume["consistency"])
+    options = problems.mapping(at(path, str(kind)), volume.get(str(kind)))
+    if kind == "bind":
+        return mount | _bind(path, volume, options, problems)
+    if kind == "volume":
+        return mount | _named_volume(path, project, volume, options, volumes, problems)
+    if kind == "tmpfs":
+        return mount | _tmpfs(path, options, problems)
+    problems.expected(at(path, "type"), '"bind", "volume" or "tmpfs"', kind)
+    return None
+
+
+def _bind_source(path: str, volume: Mapping[str, Any], problems: Problems) -> str:
+    source = volume.get("source")
+    if isinstance(source, str) and source.startswith("/"):
+        return source
+    problems.expected(at(path, "source"), "an absolute path of the host", source)
+    return ""
+
+
+def _bind(path: str, volume: Mapping[str, Any], options: Mapping[str, Any], problems: Problems) -> _Mount:
+    _refuse_others(at(path, "bind"), options, ("create_host_path", "propagation", "recursive"), problems)
+    bind_options: dict[str, Any] = {}
+    # Compose prints true for the short form "./data:/data" only: there a missing directory is made, as by `docker run`.
+    if options.get("create_host_path") is True:
+        bind_options["CreateMountpoint"] = True
+    if options.get("propagation"):
+        bind_options["Propagation"] = problems.text(at(path, "bind.propagation"), options["propagation"])
+    if (recursive := options.get("recursive")) not in (None, "enabled"):
+        if recursive == "disabled":
+            bind_options["NonRecursive"] = True
+        else:
+            problems.expected(at(path, "bind.recursive"), '"enabled" or "disabled"', recursive)
+    return {"Source": _bind_source(path, volume, problems), "BindOptions": bind_options or None}
+
+
+def _selinux_bind(path: str, volume: Mapping[str, Any], options: Mapping[str, Any], problems: Problems) -> str:
+    """Only the short form of the engine's API can ask for an SELinux label."""
+    _refuse_others(at(path, "bind"), options, ("create_host_path", "propagation", "selinux"), problems)
+    flags = ["ro" if volume.get("read_only") is True else "rw"]
+    wanted = [key for key in ("selinux", "propagation") if options.get(key)]
+    flags += [problems.text(at(path, f"bind.{key}"), options[key]) or "" for key in wanted]
+    return f"{_bind_source(path, volume, problems)}:{volume['target']}:{','.join(flags)}"
+
+
+def _named_volume(
+    path: str,
+    project: str,
+    volume: Mapping[str, Any],
+    options: Mapping[str, Any],
+    volumes: Mapping[str, Any],
+    problems: Problems,
+) -> _Mount:
+    _refuse_others(at(path, "volume"), options, ("nocopy", "subpath"), problems)
+    volume_options: dict[str, Any] = {}
+    if options.get("nocopy") is not None:
+        volume_options["NoCopy"] = problems.flag(at(path, "volume.nocopy"), options["nocopy"])
+    if options.get("subpath"):
+        volume_options["Subpath"] = problems.text(at(path, "volume.subpath"), options["subpath"])
+    name = volume.get("source")
+    if name is None:
+        return {"VolumeOptions": volume_options or None}  # anonymous: one for each replica, gone with it
+    if not isinstance(name, str) or name not in volumes:
+        problems.expected(at(path, "source"), "a name of the top-level volumes section", name)
+        return {}
+    definition = problems.mapping(at("volumes", name), volumes[name])
+    engine_name = problems.text(at(at("volumes", name), "name"), definition.get("name", f"{project}_{name}"))
+    if not definition.get("external"):
+        # Should the engine have to make it: Compose must know it again, and `down --volumes` remove it.
+        volume_options["Labels"] = {
+            **(problems.text_map(at(at("volumes", name), "labels"), definition.get("labels") or {}) or {}),
+            "com.docker.compose.project": project,
+            "com.docker.compose.volume": name,
+        }
+        if definition.get("driver") or definition.get("driver_opts"):
+            volume_options["DriverConfig"] = {
+                "Name": problems.text(at(at("volumes", name), "driver"), definition.get("driver", "local")),
+                "Options": problems.text_map(
+                    at(at("volumes", name), "driver_opts"), definition.get("driver_opts") or {}
+                ),
+            }
+    return {"Source": engine_name, "VolumeOptions": volume_options or None}
+
+
+def _tmpfs(path: str, options: Mapping[str, Any], problems: Problems) -> _Mount:
+    _refuse_others(at(path, "tmpfs"), options, ("size", "mode"), problems)
+    tmpfs_options: dict[str, Any] = {}
+    if options.get("size") is not None:
+        tmpfs_options["SizeBytes"] = problems.size(at(path, "tmpfs.size"), options["size"])
+    if options.get("mode") is not None:
+        tmpfs_options["Mode"] = problems.whole(at(path, "tmpfs.mode"), options["mode"])
+    return {"TmpfsOptions": tmpfs_options or None}
+
+
+def _refuse_others(path: str, options: Mapping[str, Any], known: tuple[str, ...], problems: Problems) -> None:
+    for key in options:
+        if key not in known:
+            problems.unknown_key(path, key, known)
+
+
+def _file_mount(
+    path: str, kind: str, directory: str, value: Any, section: Mapping[str, Any], problems: Problems
+) -> _Mount | None:
+    entry = {"source": value} if isinstance(value, str) else problems.mapping(path, value)
+    name, target = entry.get("source"), entry.get("target")
+    if not isinstance(name, str) or name not in section:
+        problems.expected(at(path, "source"), f"a name of the top-level {kind} section", name)
+        return None
+    definition = problems.mapping(at(kind, name), section[name])
+    file = definition.get("file")
+    if not isinstance(file, str) or not file.startswith("/"):
+        what = kind.removesuffix("s")
+        problems.add(path, f"replicas can only be given a {what} from a file; write {kind}.{name}.file")
+        return None
+    target = target if isinstance(target, str) and target else name
+    return {
+        "Type": "bind",
+        "Source": file,
+        "Target": target if target.startswith("/") else directory + target,
+        "ReadOnly": True,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------
+# Networks: those of a Compose service as the engine's endpoints of a replica.
+
+
+_NETWORK_KEYS = frozenset({"aliases", "driver_opts", "priority"})
+
+
+def add_networks(source: ServiceSource, body: dict[str, Any], problems: Problems) -> None:
+    """Connect to every network of the service, under its service name; the first one is where replicas are reached."""
+    path = at(source.path, "networks")
+    joined = source.definition.get("networks")
+    if isinstance(joined, list):
+        joined = dict.fromkeys((name for name in joined if isinstance(name, str)), None)
+    attachments: Mapping[str, Any] = problems.mapping(path, joined) or {"default": None}
+    if any(not isinstance(name, str) for name in attachments):
+        problems.expected(path, "names of networks", joined)
+        return
+    endpoints: dict[str, Any] = {}
+    for name in attachments:
+        engine_name = _engine_network(source, path, name, problems)
+        endpoints[engine_name] = _endpoint(source, at(path, name), attachments[name], problems)
+    first = _primary_network(source, path, attachments, problems)
+    body["NetworkingConfig"] = {"EndpointsConfig": endpoints}
+    body.setdefault("HostConfig", {})["NetworkMode"] = _engine_network(source, path, first, Problems())
+
+
+def _engine_network(source: ServiceSource, path: str, name: str, problems: Problems) -> str:
+    networks = source.sections.get("networks", {})
+    if name not in networks and name != "default":
+        problems.add(at(path, name), "no such network in the top-level networks section")
+    definition = networks.get(name)
+    engine_name = definition.get("name") if isinstance(definition, Mapping) else None
+    return engine_name if isinstance(engine_name, str) and engine_name else f"{source.project}_{name}"
+
+
+def _endpoint(source: ServiceSource, path: str, value: Any, problems: Problems) -> dict[str, Any]:
+    options = problems.mapping(path, value)
+    for key in options:
+        if key not in _NETWORK_KEYS:
+            problems.add(at(path, str(key)), "not possible with x-serve: it fits one container only; remove it")
+    aliases = problems.texts(at(path, "aliases"), options.get("aliases") or []) or []
+    endpoint: dict[str, Any] = {"Aliases": list(dict.fromkeys([source.name, *aliases]))}
+    if options.get("driver_opts"):
+        endpoint["DriverOpts"] = problems.text_map(at(path, "driver_opts"), options["driver_opts"])
+    return endpoint
+
+
+def _primary_network(source: ServiceSource, path: str, attachments: Mapping[str, Any], problems: Problems) -> str:
+    """The network whose address counts: one that the controller is on too; by Compose's priority, then by name."""
+
+    def rank(name: str) -> tuple[int, str]:
+        options = attachments[name]
+        priority = options.get("priority") if isinstance(options, Mapping) else None
+        return -(priority if isinstance(priority, int) else 0), name
+
+    ranked = sorted(attachments, key=rank)
+    if source.control_networks is None:
+        return ranked[0]
+    shared = [name for name in ranked if name in source.control_networks]
+    if not shared:
+        control = ", ".join(sorted(source.control_networks))
+        problems.add(
+            path, f"the controller and HAProxy are on none of these and would not reach it; add one of: {control}"
+        )
+        return ranked[0]
+    return shared[0]

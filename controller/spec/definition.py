@@ -1,0 +1,118 @@
+"""What a replica's container is made of: the body of the engine's create call, its labels, and the definition's hash.
+
+`controller/spec/translate.py` makes the part that all replicas of a service share (`ServiceSpec.container`); this
+module adds what belongs to one replica. Pure: the same arguments give the same body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..model.spec import Backpressure, GpuRequest, ProbeSpec
+
+ADMIN_PORT = 9100
+DISCOVERY_ADDRESS = "controller:8101"
+
+RESERVED_ENVIRONMENT = frozenset(
+    {
+        "PIERHEAD_PROJECT",
+        "PIERHEAD_SERVICE",
+        "PIERHEAD_REPLICA",
+        "PIERHEAD_VERSION",
+        "PIERHEAD_NODE",
+        "PIERHEAD_PORT",
+        "PIERHEAD_ADMIN_PORT",
+        "PIERHEAD_DISCOVERY",
+        "PIERHEAD_MAX_ONGOING_REQUESTS",
+        "PIERHEAD_REQUEST_TIMEOUT_S",
+        "PIERHEAD_DRAIN_TIMEOUT_S",
+        "PIERHEAD_BACKPRESSURE_STATUS_CODE",
+        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S",
+        "PIERHEAD_DEBUG",
+        "PIERHEAD_WORKERS",
+        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD",
+        "PIERHEAD_LOG_LEVEL",
+        "PIERHEAD_LOG_ENCODING",
+        "PIERHEAD_ACCESS_LOG",
+        "PIERHEAD_USER_CONFIG",
+        "PIERHEAD_GPU_MEMORY_BYTES",
+        "PIERHEAD_GPU_FRACTION",
+    }
+)
+"""Names the controller sets; nobody else may. It sets those of the GPU in any replica that has a slot, the others in
+managed replicas. PIERHEAD_MAX_QUEUED_REQUESTS is not among them: a service's max_queued_requests bounds the lines at
+its callers, who hear it from Discovery."""
+
+_HASH_FORMAT = 1
+"""Raise it when the meaning of `container` changes: every replica is then replaced."""
+
+
+def managed_environment(
+    *,
+    project: str,
+    service: str,
+    port: int,
+    max_ongoing_requests: int,
+    request_timeout_s: float,
+    drain_timeout_s: float,
+    backpressure: Backpressure,
+    debug: bool,
+    workers: int,
+    run_user_code_in_separate_thread: bool,
+    log_level: str,
+    log_encoding: str,
+    access_log: bool,
+) -> dict[str, str]:
+    """The environment that every replica of a managed service gets; `create_body` adds its name, version and machine.
+
+    Every value is told, defaults too: what a replica does must not depend on which defaults its image was built with.
+    """
+    return {
+        "PIERHEAD_PROJECT": project,
+        "PIERHEAD_SERVICE": service,
+        "PIERHEAD_PORT": str(port),
+        "PIERHEAD_ADMIN_PORT": str(ADMIN_PORT),
+        "PIERHEAD_DISCOVERY": DISCOVERY_ADDRESS,
+        "PIERHEAD_MAX_ONGOING_REQUESTS": str(max_ongoing_requests),
+        "PIERHEAD_REQUEST_TIMEOUT_S": f"{request_timeout_s:.10g}",
+        "PIERHEAD_DRAIN_TIMEOUT_S": f"{drain_timeout_s:.10g}",
+        "PIERHEAD_BACKPRESSURE_STATUS_CODE": str(backpressure.status_code),
+        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S": f"{backpressure.retry_after_s:.10g}",
+        "PIERHEAD_DEBUG": _flag(debug),
+        "PIERHEAD_WORKERS": str(workers),
+        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": _flag(run_user_code_in_separate_thread),
+        "PIERHEAD_LOG_LEVEL": log_level,
+        "PIERHEAD_LOG_ENCODING": log_encoding,
+        "PIERHEAD_ACCESS_LOG": _flag(access_log),
+    }
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def definition_hash(
+    container: Mapping[str, Any], *, port: int, managed: bool, gpu: GpuRequest | None, probe: ProbeSpec
+) -> str:
+    """Sha256 (hex) over everything that needs a new container when it changes.
+
+    Request limits and timeouts count where they reach the container as environment, so only for managed services.
+    Replicas, routes, placement, the line at callers, user_config, the pace of probes and metrics do not count: they
+    change without touching a container. Where the probe goes does: a question that nobody answers must fail on a new
+    replica, not on those that serve.
+    """
+    if not managed:
+        # How long Docker's own `stop` waits: the controller's patience is the spec's, whatever the container says.
+        container = {key: value for key, value in container.items() if key != "StopTimeout"}
+    gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
+    if gpu_part is not None and gpu is not None and gpu.slot is not None:
+        gpu_part.append(str(gpu.slot))
+    if gpu_part is not None and gpu is not None and gpu.kind:
+        gpu_part.append({"kind": gpu.kind})
+    whole = {"format": _HASH_FORMAT, "container": container, "port": port, "managed": managed, "gpu": gpu_part}
+    whole["probe"] = [probe.port, probe.path]
+    text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,148 @@
+"""Which files a Compose project consists of, and whether one of them has changed. Reads and stats; runs nothing.
+
+Found are: COMPOSE_FILE or the default names, `.env`, and what the files name in `include`, `extends.file`, `env_file`
+and `label_file`. A name with a variable in it is skipped, as only Compose can tell what it means; a file that does not
+exist is watched all the same, because its arrival changes the project.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from .yaml import load_written
+
+DEFAULT_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml")
+OVERRIDE_NAMES = (
+    "compose.override.yml",
+    "compose.override.yaml",
+    "docker-compose.override.yml",
+    "docker-compose.override.yaml",
+)
+_MAX_FILES = 1000
+
+_Kind = Literal["compose", "directory", "other"]
+
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+"""(path, mtime_ns, size, inode) of every file; three times -1 for one that does not exist."""
+
+
+def compose_files(project_dir: Path, environment: Mapping[str, str]) -> list[Path]:
+    """The files that COMPOSE_FILE names (else the default names), as absolute paths; they need not exist."""
+    named = environment.get("COMPOSE_FILE", "") or _compose_file_of_dotenv(project_dir)
+    separator = environment.get("COMPOSE_PATH_SEPARATOR", os.pathsep)
+    if named:
+        return [_absolute(project_dir, name) for name in named.split(separator) if name]
+    return [project_dir / name for name in (*DEFAULT_NAMES, *OVERRIDE_NAMES) if (project_dir / name).exists()]
+
+
+def _compose_file_of_dotenv(project_dir: Path) -> str:
+    try:
+        lines = (project_dir / ".env").read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""  # Compose itself says what is wrong with it
+    values = [line.partition("=")[2].strip().strip("'\"") for line in lines if line.startswith("COMPOSE_FILE=")]
+    return values[-1] if values else ""
+
+
+class ProjectFiles:
+    """The files of one project. Not thread-safe; owned by the loop."""
+
+    def __init__(self, project_dir: Path, environment: Mapping[str, str]) -> None:
+        self._project_dir = project_dir
+        self._environment = dict(environment)
+        self._watched: tuple[Path, ...] = ()
+        self._fingerprint: Fingerprint | None = None
+
+    def fingerprint(self) -> Fingerprint:
+        """Changes when a file of the project does: a few `stat` calls; files are read only when one has changed."""
+        if self._fingerprint is None or _stat_all(self._watched) != self._fingerprint:
+            self._watched = tuple(sorted(self._find()))
+            self._fingerprint = _stat_all(self._watched)
+        return self._fingerprint
+
+    def _find(self) -> set[Path]:
+        roots = compose_files(self._project_dir, self._environment)
+        first_dir = roots[0].parent if roots else self._project_dir
+        found = {directory / ".env" for directory in (self._project_dir, first_dir)}
+        found |= {_absolute(self._project_dir, name) for name in _split(self._environment.get("COMPOSE_ENV_FILES", ""))}
+        if not self._environment.get("COMPOSE_FILE"):
+            found |= {self._project_dir / name for name in (*DEFAULT_NAMES, *OVERRIDE_NAMES)}
+        pending = list(roots)
+        bases = {first_dir}
+        while pending and len(found) < _MAX_FILES:
+            file = pending.pop()
+            if file in found and file not in roots:
+                continue
+            found.add(file)
+            for named, kind in _named_in(file):
+                # Relative to the file that names it (include, extends) or to the project (env_file): watch both.
+                candidates = {_absolute(base, named) for base in {file.parent, *bases}}
+                if kind == "compose":
+                    pending += sorted(candidates - found)
+                    found |= {candidate.parent / ".env" for candidate in candidates}
+                elif kind == "directory":
+                    bases |= candidates
+                    found |= {candidate / ".env" for candidate in candidates}
+                else:
+                    found |= candidates
+        return found
+
+
+def _split(names: str) -> list[str]:
+    return [name for name in names.split(",") if name]
+
+
+def _absolute(base: Path, name: str) -> Path:
+    return Path(os.path.normpath(base / name))
+
+
+def _stat_all(files: tuple[Path, ...]) -> Fingerprint:
+    return tuple(_stat(file) for file in files)
+
+
+def _stat(file: Path) -> tuple[str, int, int, int]:
+    try:
+        status = file.stat()
+    except (OSError, ValueError):  # ValueError: no file can have such a name
+        return (str(file), -1, -1, -1)
+    return (str(file), status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _named_in(file: Path) -> list[tuple[str, _Kind]]:
+    """What one compose file names: (name, whether that is a compose file, a project's directory, or another file)."""
+    try:
+        written = load_written(file.read_text())
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError):
+        return []  # Compose reports it; the file itself is watched, so its repair is seen
+    return [(name, kind) for name, kind in _names(written) if name and "$" not in name]
+
+
+def _names(written: Any) -> Iterator[tuple[str, _Kind]]:
+    if not isinstance(written, Mapping):
+        return
+    for entry in _as_list(written.get("include")):
+        fields = entry if isinstance(entry, Mapping) else {"path": entry}
+        if isinstance(fields.get("project_directory"), str):
+            yield fields["project_directory"], "directory"
+        yield from ((name, "compose") for name in _as_list(fields.get("path")) if isinstance(name, str))
+        yield from ((name, "other") for name in _as_list(fields.get("env_file")) if isinstance(name, str))
+    services = written.get("services")
+    for service in services.values() if isinstance(services, Mapping) else ():
+        if not isinstance(service, Mapping):
+            continue
+        extends = service.get("extends")
+        if isinstance(extends, Mapping) and isinstance(extends.get("file"), str):
+            yield extends["file"], "compose"
+        for entry in (*_as_list(service.get("env_file")), *_as_list(service.get("label_file"))):
+            name = entry.get("path") if isinstance(entry, Mapping) else entry
+            if isinstance(name, str):
+                yield name, "other"
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]

@@ -1,0 +1,80 @@
+"""`x-serve.llm`: what goes with the rest of a service, and what does not. Its keys: LLMConfig's. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pierhead.llm_config import VARIABLE as LLM_VARIABLE
+from pierhead.llm_config import LLMConfig
+
+from ..model.spec import GpuRequest, Protocol
+from ..model.text import shown
+from .problems import Problems, at
+from .serve_block import ServeBlock
+
+__all__ = ["LLM_VARIABLE", "check_llm", "llm_gpus"]
+
+
+def check_llm(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:
+    """Write down what keeps a service with `llm` from being one. `path` is the block's."""
+    if block.llm is None:
+        return
+    _check_server(at(path, "llm"), block.llm, problems)
+    if not managed:
+        problems.add(
+            at(path, "llm"),
+            "needs an image that is built on Pierhead's runtime (managed: true), such as pierhead/llm; an unmodified "
+            "server image is told its model by its own command, and a service with engine: openai brings it to the "
+            "gateway",
+        )
+    if protocol != "grpc":
+        problems.add(
+            at(path, "llm"),
+            'needs protocol "grpc" and this service has "http" (the default of a service with a route): clients reach '
+            "it through the gateway; remove route and protocol",
+        )
+
+
+def _check_server(path: str, llm: LLMConfig, problems: Problems) -> None:
+    """The engine openai is nothing without a server; its other arguments are the replica's to check."""
+    if llm.engine != "openai":
+        return
+    url = llm.engine_kwargs.get("base_url")
+    if not (isinstance(url, str) and url):
+        found = shown(url) if "base_url" in llm.engine_kwargs else "nothing"
+        problems.add(
+            at(at(path, "engine_kwargs"), "base_url"),
+            "expected the address of the server that the engine openai asks, such as "
+            f'"http://sglang:30000/v1", found {found}',
+        )
+
+
+def llm_gpus(path: str, llm: LLMConfig, gpu: GpuRequest | None, problems: Problems) -> GpuRequest | None:
+    """The GPUs of one replica: as many as the model is spread over, of the kind that it asks for.
+
+    No reservation is no problem for a model on one device: it may be meant for the CPU.
+    """
+    here = at(path, "llm")
+    spread = f"tensor_parallel_size x pipeline_parallel_size = {llm.gpus}"
+    if gpu is None and llm.gpus > 1:
+        problems.add(
+            here,
+            f"is spread over {llm.gpus} GPUs ({spread}) and the service asks for none; write "
+            f"deploy.resources.reservations.devices: [{{driver: nvidia, count: {llm.gpus}, capabilities: [gpu]}}]",
+        )
+    elif gpu is None and llm.accelerator_type:
+        problems.add(
+            at(here, "accelerator_type"),
+            "says which GPUs and the service asks for none; write deploy.resources.reservations.devices: "
+            "[{driver: nvidia, count: 1, capabilities: [gpu]}]",
+        )
+    elif gpu is not None and gpu.count != llm.gpus:
+        problems.add(
+            here,
+            f"is spread over {_gpus(llm.gpus)} ({spread}) and each replica asks for {gpu.count}; make the two equal",
+        )
+    return replace(gpu, kind=llm.accelerator_type or "") if gpu else None
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -1,0 +1,497 @@
+"""What the user wrote: the parsed output of `docker compose config` -> Spec. Pure.
+
+All problems are told at once, each as "path: what was expected, what was found": nothing is changed by half a spec.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SpecError
+from ..model.spec import (
+    AutoscaleSpec,
+    Backpressure,
+    FunctionPolicy,
+    GpuRequest,
+    ProbeSpec,
+    PrometheusPolicy,
+    Protocol,
+    RolloutSpec,
+    ServiceSpec,
+    Spec,
+)
+from ..model.text import shown
+from .definition import ADMIN_PORT, definition_hash, managed_environment
+from .gpus import gpu_request
+from .llm_block import LLM_VARIABLE, check_llm, llm_gpus
+from .problems import Problems, ServiceSource, at
+from .serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
+from .translate import translate
+
+CONTROLLER_SERVICE = "controller"
+DEFAULT_PORTS: Mapping[Protocol, int] = {"http": 8080, "grpc": 50051}
+DRAIN_MARGIN_S = 5.0
+"""Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
+STOP_MARGIN_S = 10.0
+"""Between the end of the drain and SIGKILL, where stop_grace_period is not written."""
+
+_BLOCK = "x-serve"
+_ALIKE = 0.85
+"""One letter too many, too few, another or in another place; difflib's ratio."""
+_SERVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_SECTIONS = ("networks", "volumes", "secrets", "configs")
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """A block with every derived value in its place."""
+
+    protocol: Protocol
+    port: int
+    managed: bool
+    probe: ProbeSpec
+    metrics_port: int | None
+
+
+def parse(project_name: str, config: object) -> Spec:
+    """Read the services that carry `x-serve`. Raises SpecError with every problem found."""
+    problems = Problems()
+    if not _PROJECT_NAME.fullmatch(project_name):
+        problems.expected("name", "a project name of lower-case letters, digits, hyphens and underscores", project_name)
+    if not isinstance(config, Mapping):
+        problems.expected("compose file", "a mapping", config)
+        raise SpecError(problems.lines)
+    sections = {section: problems.mapping(section, config.get(section)) for section in _SECTIONS}
+    definitions = problems.mapping("services", config.get("services"))
+    control_networks = _control_networks(definitions)
+    services: dict[str, ServiceSpec] = {}
+    for name in sorted(definitions, key=str):
+        definition = definitions[name]
+        if not isinstance(definition, Mapping):
+            continue
+        _check_extensions(at("services", str(name)), definition, problems)
+        if _BLOCK not in definition:
+            continue
+        source = ServiceSource(project_name, str(name), definition, sections, control_networks)
+        if service := _service(source, problems):
+            services[service.name] = service
+    _check_routes(services.values(), problems)
+    _check_grpc_services(services.values(), problems)
+    if problems.lines:
+        raise SpecError(list(dict.fromkeys(problems.lines)))
+    return Spec(project=project_name, services=services)
+
+
+def _check_extensions(path: str, definition: Mapping[Any, Any], problems: Problems) -> None:
+    """Write down what can only be meant as x-serve: taken for somebody's own extension, it would end the service."""
+    for key in map(str, definition):
+        written = key.lower()
+        if key != _BLOCK and written.startswith("x-") and difflib.get_close_matches(written, [_BLOCK], cutoff=_ALIKE):
+            problems.add(
+                at(path, key),
+                f'unknown key; did you mean "{_BLOCK}"? A service without it is left to Compose; an extension of your '
+                "own needs a name that is less like it",
+            )
+
+
+def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
+    controller = definitions.get(CONTROLLER_SERVICE)
+    if not isinstance(controller, Mapping) or "network_mode" in controller:
+        return None
+    networks = controller.get("networks")
+    return frozenset(str(name) for name in networks) if isinstance(networks, Mapping | list) else frozenset({"default"})
+
+
+def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
+    before = len(problems.lines)
+    path = source.path
+    if not _SERVICE_NAME.fullmatch(source.name):
+        problems.add(
+            path,
+            "expected a service name of lower-case letters, digits and hyphens (at most 40, no hyphen at the ends), "
+            "as it becomes a name in DNS and in HAProxy",
+        )
+    _check_scale(path, source.definition, problems)
+    block = parse_block(at(path, _BLOCK), source.definition[_BLOCK], problems)
+    autoscale = _autoscale(at(path, _BLOCK), block, problems) if block else None
+    most = 0 if block is None else autoscale.max if autoscale else block.replicas
+    rollout = _rollout(at(path, _BLOCK), block, problems) if block else RolloutSpec()
+    gpu = gpu_request(path, source.definition, block.gpu if block else None, most, problems)
+    if block and block.llm:
+        gpu = llm_gpus(at(path, _BLOCK), block.llm, gpu, problems)
+    _check_gpu_isolation(path, source.definition, gpu, problems)
+    settings = _settings(at(path, _BLOCK), block, problems) if block else None
+    drain_s = _drain_s(at(path, _BLOCK), block, problems) if block else 0.0
+    grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
+    image = _image(source, problems)
+    environment = _managed_environment(source, block, settings, drain_s) if block and settings else {}
+    container = translate(source, image, environment, grace_s, problems)
+    if block is None or settings is None or len(problems.lines) > before:
+        return _outline(source, image, block)
+    return ServiceSpec(
+        name=source.name,
+        image=image,
+        protocol=settings.protocol,
+        port=settings.port,
+        replicas=autoscale.first if autoscale else block.replicas,
+        autoscale=autoscale,
+        rollout=rollout,
+        callees=_callees(source.definition),
+        probe=settings.probe,
+        route=block.route,
+        strip_prefix=block.strip_prefix,
+        grpc_services=tuple(block.grpc_services),
+        max_replicas_per_node=block.max_replicas_per_node,
+        max_ongoing_requests=block.max_ongoing_requests,
+        max_queued_requests=block.max_queued_requests,
+        router_policy=block.router.policy,
+        router_policy_kwargs=user_config_text(block.router.policy_kwargs) if block.router.policy_kwargs else "",
+        backpressure=_backpressure(block),
+        request_timeout_s=block.request_timeout_s,
+        graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,
+        graceful_shutdown_timeout_s=drain_s,
+        stop_grace_period_s=grace_s,
+        startup_deadline_s=block.startup.deadline_s,
+        user_config=user_config_text(block.user_config),
+        metrics_port=settings.metrics_port,
+        metrics_path=block.metrics.path,
+        gpu=gpu,
+        managed=settings.managed,
+        has_build=_has_build(source.definition),
+        container=container,
+        definition_hash=definition_hash(
+            container, port=settings.port, managed=settings.managed, gpu=gpu, probe=settings.probe
+        ),
+    )
+
+
+def _outline(source: ServiceSource, image: str, block: ServeBlock | None) -> ServiceSpec | None:
+    """Enough of a service that has problems to compare its routes with those of others."""
+    if block is None:
+        return None
+    return ServiceSpec(
+        name=source.name,
+        image=image,
+        protocol="http",
+        port=1,
+        replicas=0,
+        probe=ProbeSpec(port=1, path="/"),
+        route=block.route,
+        grpc_services=tuple(block.grpc_services),
+    )
+
+
+def _has_build(definition: Mapping[str, Any]) -> bool:
+    return definition.get("build") is not None
+
+
+def _image(source: ServiceSource, problems: Problems) -> str:
+    image = source.definition.get("image")
+    if image is None and _has_build(source.definition):
+        return f"{source.project}-{source.name}"  # the name that Compose gives to what it builds
+    return problems.text(at(source.path, "image"), image) or ""
+
+
+def _check_scale(path: str, definition: Mapping[str, Any], problems: Problems) -> None:
+    deploy = definition.get("deploy")
+    written = definition.get("scale")
+    if written is None and isinstance(deploy, Mapping):
+        written = deploy.get("replicas")
+    if written != 0 or isinstance(written, bool):
+        found = "nothing, which means 1" if written is None else shown(written)
+        problems.add(
+            at(path, "scale"),
+            f"expected 0, found {found}: Compose would start containers without GPUs of their own that no request "
+            "reaches; write scale: 0 here, and the number of replicas into x-serve.replicas",
+        )
+
+
+def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpec | None:
+    """The bounds and what decides between them; None for a fixed number of replicas."""
+    if block.autoscale is None:
+        return None
+    if "replicas" in block.model_fields_set:
+        problems.add(
+            at(path, "replicas"),
+            "stands beside autoscale, which decides the number; remove it (autoscale.initial is what it begins with)",
+        )
+    bounds, here = block.autoscale, at(path, "autoscale")
+    if bounds.max < max(bounds.min, 1):
+        problems.expected(at(here, "max"), f"an integer from {max(bounds.min, 1)} (min) to {MAX_REPLICAS}", bounds.max)
+    elif bounds.initial is not None and not bounds.min <= bounds.initial <= bounds.max:
+        problems.expected(
+            at(here, "initial"), f"an integer from {bounds.min} (min) to {bounds.max} (max)", bounds.initial
+        )
+    fields = bounds.model_dump(exclude={"policy", "policy_kwargs"})
+    policy = _policy(here, bounds, problems)
+    if policy is not None and "target_ongoing_requests" not in bounds.model_fields_set:
+        fields["panic_threshold"] = None  # what a replica is for is not known: no load is a burst
+    return AutoscaleSpec(**fields, policy=policy)
+
+
+def _policy(path: str, bounds: AutoscaleBlock, problems: Problems) -> FunctionPolicy | PrometheusPolicy | None:
+    if isinstance(bounds.policy, str):
+        return FunctionPolicy(bounds.policy, bounds.policy_kwargs)
+    if bounds.policy_kwargs:
+        problems.add(at(path, "policy_kwargs"), "has no effect without a policy that is an import path; remove it")
+    if bounds.policy is None:
+        return None
+    block = parse_policy(at(path, "policy"), bounds.policy, problems)
+    return PrometheusPolicy(**block.prometheus.model_dump()) if block else None
+
+
+def _rollout(path: str, block: ServeBlock, problems: Problems) -> RolloutSpec:
+    rules = block.rollout
+    if not rules.max_surge and not rules.max_unavailable:
+        problems.add(
+            at(path, "rollout.max_surge"),
+            "expected at least 1, found 0, while max_unavailable is 0: no version could ever follow another one; raise "
+            "one of the two",
+        )
+    weight = block.canary.weight if block.canary else None
+    return RolloutSpec(**rules.model_dump(), canary_weight=weight)
+
+
+def _callees(definition: Mapping[str, Any]) -> tuple[str, ...]:
+    """What Compose's depends_on names; other services than those with x-serve are sorted out where it is used."""
+    named = definition.get("depends_on")
+    return tuple(sorted(str(name) for name in named)) if isinstance(named, Mapping | list) else ()
+
+
+def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:
+    """Fill in what is derived, and check that the settings go together."""
+    protocol: Protocol = block.protocol or ("http" if block.route is not None else "grpc")
+    managed = block.managed if block.managed is not None else block.health.probe.path is None
+    port = block.port or DEFAULT_PORTS[protocol]
+    _check_protocol(path, block, protocol, problems)
+    _check_process(path, block, protocol, managed, problems)
+    check_llm(path, block, protocol, managed, problems)
+    if managed and port == ADMIN_PORT:
+        problems.add(at(path, "port"), f"{ADMIN_PORT} is the admin port of a managed replica; choose another one")
+    return _Settings(
+        protocol=protocol,
+        port=port,
+        managed=managed,
+        probe=_probe(path, block, protocol, port, managed, problems),
+        metrics_port=_metrics_port(path, block, managed, problems),
+    )
+
+
+def _check_protocol(path: str, block: ServeBlock, protocol: Protocol, problems: Problems) -> None:
+    if protocol == "grpc" and block.route is not None:
+        problems.add(
+            at(path, "route"),
+            'a route takes HTTP requests and this service has protocol "grpc"; write grpc_services in its place, '
+            "or protocol: http",
+        )
+    if protocol == "http" and block.grpc_services:
+        problems.add(
+            at(path, "grpc_services"),
+            'gRPC needs protocol "grpc" and this service has "http" (the default of a service with a route)',
+        )
+    if block.strip_prefix and block.route is None:
+        problems.add(at(path, "strip_prefix"), "strips the route from the path, and this service has no route")
+
+
+def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:
+    """What only processes of our runtime can do, and each only with one of the two protocols."""
+    for key in ("workers", "run_user_code_in_separate_thread", "debug"):
+        if not managed and getattr(block, key) != ServeBlock.model_fields[key].default:
+            problems.add(
+                at(path, key), "has no effect on an image that is not built on Pierhead's runtime (managed: false)"
+            )
+    if not managed and "logging" in block.model_fields_set:
+        problems.add(
+            at(path, "logging"),
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): what it writes is "
+            "decided by its own program, by the means that has (command, environment); remove it",
+        )
+    if block.user_config and (not managed or block.health.probe.path is not None):
+        why = (
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): nothing in it could "
+            "be told of a change while it runs; write environment, or a file that it reads"
+            if not managed
+            else "needs the probe path of a managed replica (/readyz), where it says which one it has; remove "
+            "health.probe.path"
+        )
+        problems.add(at(path, "user_config"), why)
+    if managed and protocol == "grpc" and block.workers > 1:
+        problems.add(
+            at(path, "workers"),
+            'needs protocol "http": gRPC callers keep one connection to each replica, so one worker would get all of '
+            "their calls; write replicas in its place",
+        )
+    if managed and protocol == "http" and block.run_user_code_in_separate_thread:
+        problems.add(
+            at(path, "run_user_code_in_separate_thread"),
+            'needs protocol "grpc": the handlers of an HTTP application read and write their connections and stay on '
+            "the server's event loop; put what blocks into asyncio.to_thread, or write workers in its place",
+        )
+
+
+def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed: bool, problems: Problems) -> ProbeSpec:
+    health, asked = block.health, block.health.probe
+    here = at(path, "health.probe")
+    if asked.path is None and not managed:
+        problems.add(
+            at(here, "path"),
+            "expected a path, found null: an image that is not built on Pierhead's runtime (managed: false) must be "
+            "asked somewhere whether it is ready",
+        )
+    elif asked.path is None and asked.port is not None:
+        problems.add(at(here, "port"), "has no effect without health.probe.path; write both or none")
+    elif asked.path is not None and asked.port is None and not managed and protocol == "grpc":
+        problems.add(at(here, "port"), "expected a port, found null: readiness is asked over HTTP, and port takes gRPC")
+    if health.progress_timeout_s is not None and not managed:
+        problems.add(
+            at(path, "health.progress_timeout_s"),
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): only a replica that "
+            "tells what it has in flight can be seen to stand still",
+        )
+    return ProbeSpec(
+        port=asked.port or (ADMIN_PORT if managed else port),
+        path=asked.path or "/readyz",
+        period_s=health.period_s,
+        timeout_s=health.timeout_s,
+        failures=health.failures,
+        progress_timeout_s=health.progress_timeout_s,
+    )
+
+
+def _metrics_port(path: str, block: ServeBlock, managed: bool, problems: Problems) -> int | None:
+    if block.metrics.port is not None:
+        return block.metrics.port
+    if "path" in block.metrics.model_fields_set and not managed:
+        problems.add(at(path, "metrics.port"), "expected a port, found null: metrics.path has no effect without it")
+    return ADMIN_PORT if managed else None
+
+
+def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:
+    """How long a replica may finish what it has begun; longer than the longest request, or requests would be lost, and
+    longer than it has to stay."""
+    written = block.graceful_shutdown_timeout_s
+    drain_s = block.request_timeout_s + DRAIN_MARGIN_S if written is None else written
+    _check_stay(path, block, drain_s, problems)
+    if written is not None and written <= block.request_timeout_s:
+        problems.add(
+            at(path, "graceful_shutdown_timeout_s"),
+            f"expected more than request_timeout_s ({block.request_timeout_s:.10g} s), found {written:.10g}: a replica "
+            "that leaves would cut off requests that are still allowed to run; raise it, lower request_timeout_s, or "
+            f"leave it out (then it is {block.request_timeout_s + DRAIN_MARGIN_S:.10g} s)",
+        )
+    return drain_s
+
+
+def _check_stay(path: str, block: ServeBlock, drain_s: float, problems: Problems) -> None:
+    stay_s = block.graceful_shutdown_wait_loop_s
+    if stay_s is None or stay_s < drain_s:
+        return
+    problems.add(
+        at(path, "graceful_shutdown_wait_loop_s"),
+        f"expected less than graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found {stay_s:.10g}: a "
+        "replica that leaves would be told to stop before it has stayed that long; lower it, or raise "
+        "graceful_shutdown_timeout_s",
+    )
+
+
+def _drain_words(block: ServeBlock | None, drain_s: float) -> str:
+    derived = block is not None and block.graceful_shutdown_timeout_s is None
+    return f"{drain_s:.10g} s" + (f", {DRAIN_MARGIN_S:g} s more than request_timeout_s" if derived else "")
+
+
+def _stop_grace_period_s(
+    path: str, definition: Mapping[str, Any], block: ServeBlock | None, drain_s: float, problems: Problems
+) -> float:
+    """SIGTERM to SIGKILL; must be longer than the drain that SIGTERM starts."""
+    written = definition.get("stop_grace_period")
+    if written is None:
+        return drain_s + STOP_MARGIN_S
+    nanoseconds = problems.duration_ns(at(path, "stop_grace_period"), written)
+    grace_s = (nanoseconds or 0) / 1e9
+    if nanoseconds is not None and drain_s and grace_s <= drain_s:
+        problems.add(
+            at(path, "stop_grace_period"),
+            f"expected more than x-serve.graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found "
+            f"{shown(written)}: the engine would kill replicas that still finish requests; raise it, lower "
+            f"graceful_shutdown_timeout_s, or leave it out (then it is {drain_s + STOP_MARGIN_S:.10g} s)",
+        )
+    return grace_s
+
+
+def _check_gpu_isolation(path: str, definition: Mapping[str, Any], gpu: GpuRequest | None, problems: Problems) -> None:
+    """Nothing in the definition may show a replica other GPUs than its own."""
+    if gpu is None:
+        return
+    if definition.get("privileged") is True:
+        problems.add(
+            at(path, "privileged"), "shows a replica every GPU of the machine; remove it or the GPU reservation"
+        )
+    environment = definition.get("environment")
+    if isinstance(environment, Mapping) and "NVIDIA_VISIBLE_DEVICES" in environment:
+        problems.add(
+            at(path, "environment.NVIDIA_VISIBLE_DEVICES"),
+            "the controller chooses the GPUs of each replica; remove it or the GPU reservation",
+        )
+
+
+def _managed_environment(
+    source: ServiceSource, block: ServeBlock, settings: _Settings, drain_s: float
+) -> dict[str, str]:
+    if not settings.managed:
+        return {}
+    own = {LLM_VARIABLE: block.llm.to_json()} if block.llm else {}
+    return own | managed_environment(
+        project=source.project,
+        service=source.name,
+        port=settings.port,
+        max_ongoing_requests=block.max_ongoing_requests,
+        request_timeout_s=block.request_timeout_s,
+        drain_timeout_s=drain_s,
+        backpressure=_backpressure(block),
+        debug=block.debug,
+        workers=block.workers,
+        run_user_code_in_separate_thread=block.run_user_code_in_separate_thread,
+        log_level=block.logging.log_level,
+        log_encoding=block.logging.encoding,
+        access_log=block.logging.enable_access_log,
+    )
+
+
+def _backpressure(block: ServeBlock) -> Backpressure:
+    return Backpressure(block.backpressure.status_code, block.backpressure.retry_after_s)
+
+
+# ------------------------------------------------------------------------------------------- across all services
+
+
+def _check_routes(services: Iterable[ServiceSpec], problems: Problems) -> None:
+    owners: dict[str, str] = {}
+    for service in services:
+        if service.route is None:
+            continue
+        if owner := owners.get(service.route):
+            problems.add(
+                at(at("services", service.name), "x-serve.route"),
+                f'route "{service.route}" is already taken by service "{owner}"; each route belongs to one service',
+            )
+        owners.setdefault(service.route, service.name)
+
+
+def _check_grpc_services(services: Iterable[ServiceSpec], problems: Problems) -> None:
+    owners: dict[str, str] = {}
+    for service in services:
+        for number, grpc_service in enumerate(service.grpc_services):
+            here = at(at(at("services", service.name), "x-serve.grpc_services"), number)
+            owner = owners.get(grpc_service)
+            if owner == service.name:
+                problems.add(here, f'"{grpc_service}" is named twice')
+            elif owner:
+                problems.add(
+                    here, f'"{grpc_service}" is already taken by service "{owner}"; port 9000 sends it to one service'
+                )
+            owners.setdefault(grpc_service, service.name)

@@ -1,0 +1,147 @@
+"""Keeps the last good spec: reads the compose files when they change, and says what is wrong with them.
+
+A changed file is read once it has stayed the same for one look, so that a half-written one is not taken at its word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+from ..errors import ControllerError, SpecError
+from ..model.spec import Spec
+from ..model.told import EventOutcome
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+RETRY_S = 30.0
+"""Between readings of files that could not be used and have not changed: what they need may have come meanwhile."""
+
+
+class SpecSource(Protocol):
+    """Where the spec comes from."""
+
+    async def load(self) -> Spec:
+        """Read the compose files. Raises SpecError with every problem."""
+        ...
+
+    def fingerprint(self) -> Hashable:
+        """Return something cheap that changes when the files do."""
+        ...
+
+
+class EventRecorder(Protocol):
+    """Keeps what happened for people to read."""
+
+    def record(self, kind: str, message: str, *, outcome: EventOutcome) -> None:
+        """Keep one event."""
+        ...
+
+
+class SpecWatch:
+    """The spec as the controller knows it. `changed` is called after each reading that changes anything."""
+
+    def __init__(self, source: SpecSource, events: EventRecorder, changed: Callable[[], None]) -> None:
+        self._source = source
+        self._events = events
+        self._changed = changed
+        self.current: Spec | None = None
+        self.problems: tuple[str, ...] = ()
+        self.files: Hashable = None
+        """The fingerprint of the files that `current` and `problems` were read from."""
+        self._reading = asyncio.Lock()
+        self._blind = ""
+        """Why it cannot be told whether the files have changed; "" when it can."""
+
+    async def run(self) -> None:
+        """Read now, then whenever the files change; ends when cancelled."""
+        read = self._fingerprint()
+        await self._read()
+        self.files = read
+        before, waited_s = read, 0.0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            waited_s += LOOK_S
+            now = self._fingerprint()
+            settled, before = now == before, now
+            retry = bool(self.problems or self._blind) and waited_s >= RETRY_S
+            if settled and (now != read or retry):
+                read, waited_s = now, 0.0
+                await self._read()
+                self.files = read
+
+    def _fingerprint(self) -> Hashable:
+        """The files' fingerprint. What stands in for one that cannot be taken is another: they count as changed once,
+        reading them tells what is wrong with them, and from then on they are read now and then."""
+        try:
+            found = self._source.fingerprint()
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            if words != self._blind:
+                logger.exception("internal: looking whether the compose files have changed raised")
+            self._blind = words
+            return words
+        self._blind = ""
+        return found
+
+    def is_current(self, files: Hashable) -> bool:
+        """Whether the files are still those that had this fingerprint."""
+        return self._fingerprint() == files
+
+    async def read_again(self) -> None:
+        """Read the files now, whether they seem to have changed or not."""
+        await self._read()
+
+    async def _read(self) -> None:
+        async with self._reading:
+            await self._read_files()
+
+    async def _read_files(self) -> None:
+        try:
+            spec = await self._source.load()
+        except ControllerError as error:
+            self._failed(error.problems if isinstance(error, SpecError) else (str(error),))
+        except Exception as error:
+            # A defect that one file brings out must not take the controller down, now and at each of its starts.
+            logger.exception("internal: reading the compose files raised")
+            self._failed((f"internal: reading the compose files raised {type(error).__name__}: {error}",))
+        else:
+            self._succeeded(spec)
+        self._changed()
+
+    def _failed(self, problems: tuple[str, ...]) -> None:
+        if problems == self.problems:
+            return
+        self.problems = problems
+        kept = "the last good ones stay in force" if self.current else "nothing is started or stopped until they are"
+        text = "\n".join(problems)
+        self._events.record("spec_error", f"the compose files cannot be used, {kept}:\n{text}", outcome="failed")
+
+    def _succeeded(self, spec: Spec) -> None:
+        recovered, self.problems = bool(self.problems), ()
+        if spec == self.current:
+            if recovered:
+                self._events.record("spec_read", "the compose files can be used again; nothing changed", outcome="ok")
+            return
+        message = _difference(self.current, spec)
+        self.current = spec
+        self._events.record("spec_read", message, outcome="ok")
+        for warning in spec.warnings:
+            self._events.record("spec_warning", warning, outcome="warning")
+
+
+def _difference(before: Spec | None, after: Spec) -> str:
+    if before is None:
+        return f"read the compose files: {', '.join(sorted(after.services)) or 'no service has an x-serve block'}"
+    added = sorted(set(after.services) - set(before.services))
+    removed = sorted(set(before.services) - set(after.services))
+    common = set(after.services) & set(before.services)
+    changed = sorted(name for name in common if after.services[name] != before.services[name])
+    parts = [
+        f"{word} {', '.join(names)}" for word, names in (("added", added), ("removed", removed), ("changed", changed))
+    ]
+    kept = [part for part, names in zip(parts, (added, removed, changed), strict=True) if names]
+    return f"the compose files changed: {'; '.join(kept) or 'nothing that matters to a running replica'}"

@@ -1,0 +1,218 @@
+"""Discovery: tells callers which replicas of a service may be called, and whenever that changes.
+
+    Board     what is known of each service, numbered; and who watches what
+    Watcher   the changes one caller has not been sent yet: at most one state a service, the newest wins
+
+Numbers that replicas publish for policies (`Endpoint.stats`) change all the time. A change of them alone waits until
+STATS_PERIOD_S have passed since the last state of that service, and goes with whatever is told earlier.
+
+Before the loop has seen the world once nothing is sent: a caller that knew replicas from an earlier controller keeps
+them rather than being told that there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+import grpc
+from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
+
+from ..model.told import Endpoint, ServiceEndpoints
+
+logger = logging.getLogger(__name__)
+
+MOST_WATCHED = 1000
+STATS_PERIOD_S = 1.0
+OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # A caller's machine that vanished is noticed within half a minute, so its watcher goes.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_receive_message_length", 256 * 1024),
+)
+
+
+class Watcher:
+    """What one caller is still to be told."""
+
+    def __init__(self, services: Iterable[str], name: str = "") -> None:
+        self.services = tuple(dict.fromkeys(services))
+        self.name = name
+        self._due: dict[str, discovery_pb2.ServiceEndpoints] = {}
+        self._news = asyncio.Event()
+
+    def put(self, state: discovery_pb2.ServiceEndpoints) -> None:
+        """Owe the caller this state, instead of an older one of the same service."""
+        self._due[state.service] = state
+        self._news.set()
+
+    async def take(self) -> list[discovery_pb2.ServiceEndpoints]:
+        """Wait for states to send; what is put meanwhile is for the next time."""
+        await self._news.wait()
+        self._news.clear()
+        due, self._due = self._due, {}
+        return list(due.values())
+
+
+class Board:
+    """The current state of every service. One owner: the loop's thread."""
+
+    def __init__(self, epoch: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._epoch = time.time_ns() if epoch is None else epoch
+        self._clock = clock
+        self._told_at: dict[str, float] = {}
+        """When each service's state was taken over last."""
+        self._states: dict[str, discovery_pb2.ServiceEndpoints] = {}
+        self._published = False
+        self._watchers: set[Watcher] = set()
+
+    @property
+    def watchers(self) -> int:
+        """How many callers watch now."""
+        return len(self._watchers)
+
+    def callers(self) -> Mapping[str, frozenset[str]]:
+        """What each caller that says its name watches."""
+        found: dict[str, frozenset[str]] = {}
+        for watcher in self._watchers:
+            if watcher.name:
+                found[watcher.name] = found.get(watcher.name, frozenset()) | frozenset(watcher.services)
+        return found
+
+    def publish(self, endpoints: Mapping[str, ServiceEndpoints]) -> None:
+        """Take over the world as it is now: all services there are, each with its complete list."""
+        first, self._published = not self._published, True
+        changed = set()
+        for service in sorted(set(endpoints) | set(self._states)):
+            if self._take_over(service, endpoints.get(service)):
+                changed.add(service)
+        for watcher in self._watchers:
+            for service in watcher.services:
+                if first or service in changed:
+                    watcher.put(self.state(service))
+
+    def state(self, service: str) -> discovery_pb2.ServiceEndpoints:
+        """Return a service's state; one nobody has heard of is `unknown`, generation 0."""
+        known = self._states.get(service)
+        return known or discovery_pb2.ServiceEndpoints(service=service, epoch=self._epoch, unknown=True)
+
+    def watch(self, services: Iterable[str], name: str = "") -> Watcher:
+        """Begin to tell somebody; whole states at once when there are any. To be ended with `leave`."""
+        watcher = Watcher(services, name)
+        self._watchers.add(watcher)
+        if self._published:
+            for service in watcher.services:
+                watcher.put(self.state(service))
+        return watcher
+
+    def leave(self, watcher: Watcher) -> None:
+        """End a watch."""
+        self._watchers.discard(watcher)
+
+    def _take_over(self, service: str, told: ServiceEndpoints | None) -> bool:
+        old = self._states.get(service)
+        new = discovery_pb2.ServiceEndpoints(
+            service=service,
+            endpoints=[_message(endpoint) for endpoint in told.replicas] if told else (),
+            generation=old.generation if old else 0,
+            epoch=self._epoch,
+            unknown=told is None,
+            max_queued_requests=told.max_queued_requests if told else None,
+            policy=told.policy if told else "",
+            policy_kwargs=told.policy_kwargs if told else "",
+            scaled_to_zero_by=told.scaled_to_zero_by if told else "",
+        )
+        now = self._clock()
+        if new == old or (
+            old is not None and now < self._told_at[service] + STATS_PERIOD_S and _same_but_stats(old, new)
+        ):
+            return False
+        new.generation += 1
+        self._states[service] = new
+        self._told_at[service] = now
+        return True
+
+
+class DiscoveryService(discovery_pb2_grpc.DiscoveryServicer):
+    """The gRPC side of the board."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    async def Watch(
+        self,
+        request: discovery_pb2.WatchRequest,
+        context: grpc.aio.ServicerContext[discovery_pb2.WatchRequest, discovery_pb2.ServiceEndpoints],
+    ) -> AsyncIterator[discovery_pb2.ServiceEndpoints]:
+        """Send the whole state at once, then on every change, until the caller leaves."""
+        problem = _problem(request)
+        if problem:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        watcher = self._board.watch(request.services, request.watcher)
+        logger.debug("%s watches %s", request.watcher or context.peer(), ", ".join(watcher.services))
+        try:
+            while True:
+                for state in await watcher.take():
+                    yield state
+        finally:
+            self._board.leave(watcher)
+
+
+class DiscoveryServer:
+    """Listens for callers. `port` is the one in use after `start` (asked for as 0: any)."""
+
+    def __init__(self, board: Board, host: str, port: int) -> None:
+        self._server = grpc.aio.server(options=OPTIONS)
+        discovery_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(board), self._server)
+        self.port = self._server.add_insecure_port(f"{host}:{port}")
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End all watches at once: callers keep their last list and come back."""
+        await self._server.stop(grace=None)
+
+
+def _problem(request: discovery_pb2.WatchRequest) -> str:
+    if not request.services:
+        return "WatchRequest.services: expected at least one service name, found none"
+    if len(request.services) > MOST_WATCHED:
+        return f"WatchRequest.services: expected at most {MOST_WATCHED} names, found {len(request.services)}"
+    if not all(request.services):
+        return "WatchRequest.services: expected service names, found an empty one"
+    return ""
+
+
+def _same_but_stats(one: discovery_pb2.ServiceEndpoints, other: discovery_pb2.ServiceEndpoints) -> bool:
+    return _without_stats(one) == _without_stats(other)
+
+
+def _without_stats(state: discovery_pb2.ServiceEndpoints) -> discovery_pb2.ServiceEndpoints:
+    bare = discovery_pb2.ServiceEndpoints()
+    bare.CopyFrom(state)
+    for endpoint in bare.endpoints:
+        endpoint.ClearField("stats")
+        endpoint.ClearField("stats_version")
+    return bare
+
+
+def _message(endpoint: Endpoint) -> discovery_pb2.Endpoint:
+    return discovery_pb2.Endpoint(
+        replica=endpoint.replica,
+        address=endpoint.address,
+        state=discovery_pb2.Endpoint.DRAINING if endpoint.draining else discovery_pb2.Endpoint.READY,
+        max_ongoing_requests=endpoint.max_ongoing_requests,
+        version=endpoint.version,
+        node=endpoint.node,
+        weight=endpoint.weight,
+        stats=endpoint.stats.numbers,
+        stats_version=endpoint.stats.version,
+    )

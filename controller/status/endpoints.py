@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ..model.desired import Desired, VersionGoal, goal_of
+from ..model.observed import Observed
+from ..model.spec import ServiceSpec, socket_address
+from ..model.told import Endpoint, ServiceEndpoints
+from ..model.world import Health, ReplicaContainer, service_address
+from ..plan.shares import weights
+
+
+def endpoints(
+    desired: Desired, observed: Observed, overrides: Mapping[str, int] = MappingProxyType({})
+) -> Mapping[str, ServiceEndpoints]:
+    """Return, for every service of the spec, who may be called (and who is finishing), by replica name.
+
+    `overrides`: how many replicas `make scale` has set, by service.
+    """
+    found: dict[str, list[Endpoint]] = {name: [] for name in desired.services}
+    for container in sorted(observed.containers, key=lambda container: container.name):
+        spec = desired.services.get(container.service)
+        if spec is None:
+            continue
+        spec = _made(container, goal_of(desired, observed, container.service)) or spec
+        endpoint = _endpoint(container, spec, retiring=container.id in observed.retirements)
+        if endpoint is not None:
+            found[container.service].append(endpoint)
+    return {
+        name: ServiceEndpoints(
+            tuple(_weighed(listed, goal_of(desired, observed, name))),
+            desired.services[name].max_queued_requests,
+            desired.services[name].router_policy,
+            desired.services[name].router_policy_kwargs,
+            _set_to_zero_by(name, overrides) if name in desired.switched_off else "",
+        )
+        for name, listed in found.items()
+    }
+
+
+def _set_to_zero_by(service: str, overrides: Mapping[str, int]) -> str:
+    return "`make scale`" if service in overrides else "`replicas: 0` in the compose files"
+
+
+def _made(container: ReplicaContainer, goal: VersionGoal) -> ServiceSpec | None:
+    """How the replica is made, where its version is one of those that there shall be."""
+    if container.version == goal.version:
+        return goal.spec
+    return goal.keep_spec if container.version == goal.keep else None
+
+
+def _weighed(listed: list[Endpoint], goal: VersionGoal) -> list[Endpoint]:
+    """Give each endpoint its share of the calls while a version is tried with a part of them."""
+    if goal.keep is None or goal.weight is None:
+        return listed
+    serving = [endpoint.version == goal.version for endpoint in listed if not endpoint.draining]
+    of_new, of_old = weights(goal.weight, serving.count(True), serving.count(False))
+    return [replace(one, weight=of_new if one.version == goal.version else of_old) for one in listed]
+
+
+def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, Any], ...]:
+    """Return Prometheus http_sd groups: every replica that is up and exports metrics, from its start on.
+
+    Prometheus needs a moment to take up a new target; one that is listed while it loads is scraped once it is ready.
+    """
+    groups = []
+    for container in sorted(observed.containers, key=lambda container: container.name):
+        spec = desired.services.get(container.service)
+        if spec is None or spec.metrics_port is None:
+            continue
+        if container.state.is_up and container.ip:
+            labels = {
+                "job": "replicas",
+                "service": container.service,
+                "replica": container.name,
+                "version": container.version,
+                "gpu": ",".join(container.gpus),
+                "__metrics_path__": spec.metrics_path,
+            }
+            groups.append({"targets": [socket_address(container.ip, spec.metrics_port)], "labels": labels})
+    return tuple(groups)
+
+
+# ------------------------------------------------------------------------------------------------------------ addresses
+
+
+def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> Endpoint | None:
+    address = service_address(container, spec)
+    if address is None or not container.state.is_up:
+        return None
+    serving = container.health is Health.READY
+    finishing = container.reported_draining or (retiring and container.health is not Health.UNKNOWN)
+    if not serving and not finishing:
+        return None
+    return Endpoint(
+        replica=container.name,
+        address=address,
+        draining=retiring or container.reported_draining,
+        max_ongoing_requests=max(spec.max_ongoing_requests, 0),
+        version=container.version,
+        node=container.node,
+        stats=container.stats,
+    )

@@ -1,0 +1,307 @@
+"""The controller's own metrics. What describes the world is made from the published view when Prometheus asks, so the
+series of a service or replica that is gone go with it; what counts is counted where it happens.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from ..model.actions import action_name
+from ..model.plan import Outcome
+from ..model.spec import backend_name
+from ..model.world import Held
+from .view import View
+
+TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
+ACTION_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class ControllerMetrics(Collector):
+    """A registry of its own; `view` gives what the loop published last (None before the first tick)."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, view: Callable[[], View | None] = lambda: None) -> None:
+        self._view = view
+        self.registry = CollectorRegistry()
+        self._ticks = Histogram(
+            "pierhead_controller_tick_seconds",
+            "Time of one look at the world, plan and publication (actions not included).",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._tick_cpu = Histogram(
+            "pierhead_controller_tick_cpu_seconds",
+            "CPU time of one look at the world, plan and publication; what else ran meanwhile is not in it.",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._tick_core_wait = Histogram(
+            "pierhead_controller_tick_core_wait_seconds",
+            "How long a look, plan and publication could have gone on and had no core.",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._engine_readings = Histogram(
+            "pierhead_controller_engine_reading_seconds",
+            "Time of one reading of the engine. Ticks go on meanwhile, with the reading before.",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._haproxy_readings = Histogram(
+            "pierhead_controller_haproxy_reading_seconds",
+            "Time of one reading of HAProxy. Ticks go on meanwhile, with the reading before.",
+            buckets=TICK_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._failed_ticks = Counter(
+            "pierhead_controller_failed_ticks", "Looks that ended in a defect; the log has it.", registry=self.registry
+        )
+        self._actions = Counter(
+            "pierhead_controller_actions",
+            "Actions carried out, by what they were and how they ended.",
+            ["action", "outcome"],
+            registry=self.registry,
+        )
+        self._action_seconds = Histogram(
+            "pierhead_controller_action_seconds",
+            "Time that actions took.",
+            ["action"],
+            buckets=ACTION_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+    def tick(self, took_s: float, spent: OwnTime) -> None:
+        """Count one tick: how long it took, and what of that was its own."""
+        self._ticks.observe(took_s)
+        self._tick_cpu.observe(spent.cpu_s)
+        self._tick_core_wait.observe(spent.core_wait_s)
+
+    def engine_reading(self, took_s: float) -> None:
+        """Count one reading of the engine."""
+        self._engine_readings.observe(took_s)
+
+    def haproxy_reading(self, took_s: float) -> None:
+        """Count one reading of HAProxy."""
+        self._haproxy_readings.observe(took_s)
+
+    def tick_failed(self) -> None:
+        """Count one that raised."""
+        self._failed_ticks.inc()
+
+    def action(self, outcome: Outcome) -> None:
+        """Count one action's end."""
+        name = action_name(outcome.action)
+        self._actions.labels(name, "failed" if outcome.error else "ok").inc()
+        self._action_seconds.labels(name).observe(outcome.took_s)
+
+    def page(self) -> bytes:
+        """Return the metrics in Prometheus's text form."""
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is true now; families without a sample while nothing is known."""
+        view = self._view()
+        yield from _services(view)
+        yield from _replicas(view)
+        yield from _gpu_memory(view)
+        yield from _stack(view)
+
+
+def _services(view: View | None) -> Iterator[Metric]:
+    wanted = GaugeMetricFamily("pierhead_service_wanted_replicas", "Replicas a service shall have.", labels=["service"])
+    ready = GaugeMetricFamily("pierhead_service_ready_replicas", "Replicas that take traffic.", labels=["service"])
+    pending = GaugeMetricFamily(
+        "pierhead_service_pending_replicas", "Replicas that cannot be started yet.", labels=["service"]
+    )
+    failures = GaugeMetricFamily(
+        "pierhead_service_failures_in_a_row", "Replicas that failed since the service last worked.", labels=["service"]
+    )
+    for row in view.services if view else ():
+        wanted.add_metric([row.name], row.wanted)
+        ready.add_metric([row.name], row.ready)
+        pending.add_metric([row.name], sum(replica.state == "PENDING" for replica in row.replicas))
+        records = view.observed.failures if view and view.observed else {}
+        in_a_row = [record.count for (service, _), record in records.items() if service == row.name]
+        failures.add_metric([row.name], max(in_a_row, default=0))
+    yield from (wanted, ready, pending, failures)
+    yield from _autoscaling(view)
+    yield from _rollouts(view)
+    yield from _held(view)
+
+
+def _rollouts(view: View | None) -> Iterator[Metric]:
+    age = GaugeMetricFamily(
+        "pierhead_service_rollout_age_seconds", "Since a change of version began; 0 = none goes on.", labels=["service"]
+    )
+    rejected = GaugeMetricFamily(
+        "pierhead_service_rolled_back",
+        "1 while the files give a version that was rolled back, unless somebody asked for that.",
+        labels=["service"],
+    )
+    for row in view.services if view else ():
+        if view is None or row.rollout is None:
+            continue
+        state = row.rollout.state
+        age.add_metric([row.name], view.at - state.rollout.begun_at if state.rollout else 0.0)
+        rejection = state.rejection_of(row.rollout.offered)
+        rejected.add_metric([row.name], float(rejection is not None and not rejection.is_asked))
+    yield from (age, rejected)
+
+
+def _held(view: View | None) -> Iterator[Metric]:
+    held = GaugeMetricFamily(
+        "pierhead_edge_held_requests", "Requests that wait at HAProxy for a first replica.", labels=["service"]
+    )
+    ended = CounterMetricFamily(
+        "pierhead_edge_ended_holds",
+        "Requests that waited at HAProxy for a first replica, by how that ended. Begins anew with HAProxy.",
+        labels=["service", "ending"],
+    )
+    routing = view.observed.routing if view and view.observed else None
+    specs = view.desired.services if view and view.desired and routing else {}
+    for name in sorted(name for name, spec in specs.items() if spec.is_routed):
+        found = routing.held.get(backend_name(name), Held()) if routing else Held()
+        held.add_metric([name], found.now)
+        for ending in ("served", "expired", "left", "refused"):
+            ended.add_metric([name, ending], getattr(found, ending))
+    yield from (held, ended)
+
+
+def _autoscaling(view: View | None) -> Iterator[Metric]:
+    load = GaugeMetricFamily(
+        "pierhead_service_autoscale_load",
+        "Requests in work and waiting, as the autoscaler sees them.",
+        labels=["service"],
+    )
+    asked = GaugeMetricFamily(
+        "pierhead_service_autoscale_wanted_replicas", "Replicas that this load asks for.", labels=["service"]
+    )
+    for row in view.services if view else ():
+        if row.autoscale is not None:
+            load.add_metric([row.name], row.autoscale.load)
+            asked.add_metric([row.name], row.autoscale.wanted)
+    yield from (load, asked)
+
+
+def _replicas(view: View | None) -> Iterator[Metric]:
+    labels = ["service", "replica", "version", "gpu", "state"]
+    state = GaugeMetricFamily("pierhead_service_replica_state", "1 for the state a replica is in.", labels=labels)
+    for row in view.services if view else ():
+        for replica in row.replicas:
+            if replica.name:
+                values = [row.name, replica.name, replica.version, ",".join(replica.gpus), replica.state]
+                state.add_metric(values, 1)
+    yield state
+
+
+def _gpu_memory(view: View | None) -> Iterator[Metric]:
+    total = GaugeMetricFamily("pierhead_gpu_memory_bytes", "Memory of a GPU.", labels=["gpu"])
+    used = GaugeMetricFamily("pierhead_gpu_memory_used_bytes", "Memory in use, by whomever.", labels=["gpu"])
+    free = GaugeMetricFamily("pierhead_gpu_memory_free_bytes", "Memory that a new slot could have.", labels=["gpu"])
+    for gpu in view.gpus if view else ():
+        for family, value in ((total, gpu.memory_bytes), (used, gpu.used_bytes), (free, gpu.free_bytes)):
+            if value is not None:
+                family.add_metric([gpu.uuid], value)
+    yield from (total, used, free)
+
+
+def _stack(view: View | None) -> Iterator[Metric]:
+    view = view or View(at=0.0, project="")
+    gpus = view.gpus
+    facts = (
+        ("pierhead_gpu_slots", "GPU slots this machine has, those with a fault included.", len(gpus)),
+        ("pierhead_gpu_faults", "GPUs that are not used because of a fault.", sum(bool(gpu.fault) for gpu in gpus)),
+        ("pierhead_gpu_slots_used", "GPU slots that a container holds.", sum(bool(gpu.holder) for gpu in gpus)),
+        ("pierhead_controller_haproxy_reachable", "1 when HAProxy's socket answers.", view.haproxy_reachable),
+        ("pierhead_controller_engine_reachable", "1 when the Docker Engine answers.", view.engine_reachable),
+        ("pierhead_controller_spec_error", "1 while the compose files cannot be used.", bool(view.spec_problems)),
+    )
+    for name, documentation, value in facts:
+        family = GaugeMetricFamily(name, documentation)
+        if value is not None:
+            family.add_metric([], float(value))
+        yield family
+
+
+T = TypeVar("T")
+
+# ----------------------------------------------------------------------------------------------------
+# CPU time of a coroutine's own steps, and how long its thread waited for a core meanwhile.
+
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+
+
+@dataclass(slots=True)
+class OwnTime:
+    """Seconds, so far."""
+
+    cpu_s: float = 0.0
+    core_wait_s: float = 0.0
+    """The thread could have run, and another one had the core. 0 where the kernel does not count that."""
+
+
+def core_wait_s() -> float:
+    """Seconds that this thread has waited for a core since it began; 0 where the kernel does not count that.
+
+    The second number of /proc/thread-self/schedstat (Documentation/scheduler/sched-stats.rst of the kernel).
+    """
+    try:
+        file = os.open(SCHEDSTAT, os.O_RDONLY)
+    except OSError:
+        return 0.0
+    try:
+        return int(os.read(file, 100).split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # a kernel that was built without it
+        return 0.0
+    finally:
+        os.close(file)
+
+
+class Measured(Awaitable[T]):
+    """A coroutine whose own steps are added up in `spent` while it is awaited; what others do in between is not."""
+
+    def __init__(
+        self,
+        coroutine: Awaitable[T],
+        spent: OwnTime,
+        cpu_s: Callable[[], float] = time.thread_time,
+        waited_s: Callable[[], float] = core_wait_s,
+    ) -> None:
+        self._coroutine = coroutine
+        self._spent = spent
+        self._cpu_s = cpu_s
+        self._waited_s = waited_s
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Run it, step by step, in the task that awaits."""
+        steps: Generator[Any, Any, T] = self._coroutine.__await__()
+        error: BaseException | None = None
+        while True:
+            cpu_s, waited_s = self._cpu_s(), self._waited_s()
+            try:
+                waits_for = next(steps) if error is None else steps.throw(error)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            finally:
+                self._spent.cpu_s += self._cpu_s() - cpu_s
+                self._spent.core_wait_s += self._waited_s() - waited_s
+            error = None
+            try:
+                yield waits_for
+            except BaseException as thrown:
+                error = thrown

@@ -1,0 +1,331 @@
+"""What people and machines are told: status rows, Discovery's endpoints, Prometheus's targets. Pure.
+
+Everything here is derived from one snapshot, so that no two of these ever disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..desired.loads import held_at_edge
+from ..errors import ImageNotFound
+from ..model.actions import CreateContainer, PullImage
+from ..model.desired import Desired, RolloutPhase, ServiceRollout, VersionGoal, goal_of
+from ..model.observed import Observed
+from ..model.phases import Phase, gets_traffic, phase_of
+from ..model.plan import PendingReplica, Plan, Refusal, describe
+from ..model.spec import ServiceSpec
+from ..model.told import (
+    AutoscaleStatus,
+    ReplicaState,
+    ReplicaStatus,
+    RolloutStatus,
+    ServiceState,
+    ServiceStatus,
+    UserConfigStatus,
+)
+from ..model.world import FailureRecord, ReplicaContainer, ServerState, service_address
+from ..plan.user_config import progress_words, user_config_status
+
+CRASH_LOOP_FAILURES = 3
+
+SHOWN_AS: Mapping[Phase, ReplicaState] = {
+    Phase.CREATED: "STARTING",
+    Phase.STARTING: "STARTING",
+    Phase.RUNNING: "RUNNING",
+    Phase.DRAINING: "DRAINING",
+    Phase.STOPPING: "STOPPING",
+    Phase.STOPPED: "STOPPING",
+    Phase.FAILED: "FAILED",
+}
+
+
+def service_rows(
+    desired: Desired,
+    observed: Observed,
+    plan: Plan,
+    refusals: Iterable[Refusal],
+    overrides: Mapping[str, int],
+    now: float,
+    autoscaled: Mapping[str, AutoscaleStatus] | None = None,
+    rollouts: Mapping[str, RolloutStatus] | None = None,
+    user_configs: Mapping[str, str] | None = None,
+) -> tuple[ServiceStatus, ...]:
+    """Return one row a service, by name; services that were removed and still have replicas are among them.
+
+    `user_configs`: those that were seen, by digest; a change is told as the difference from them.
+    """
+    refusals = tuple(refusals)
+    names = sorted({*desired.services, *observed.services})
+    return tuple(
+        _row(
+            _Material(
+                name=name,
+                spec=desired.services.get(name),
+                goal=goal_of(desired, observed, name),
+                wanted=desired.targets.get(name, 0),
+                observed=observed,
+                containers=observed.containers_of(name),
+                pending=tuple(pending for pending in plan.pending if pending.service == name),
+                creating=_creations(name, observed, plan),
+                refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
+                override=overrides.get(name) if name in desired.services else None,
+                autoscale=(autoscaled or {}).get(name),
+                rollout=(rollouts or {}).get(name),
+                user_config=_user_config(name, desired, observed, user_configs or {}, now),
+                now=now,
+            )
+        )
+        for name in names
+    )
+
+
+def _user_config(
+    name: str, desired: Desired, observed: Observed, texts: Mapping[str, str], now: float
+) -> UserConfigStatus | None:
+    spec = desired.services.get(name)
+    if spec is None:
+        return None
+    goal, mine = goal_of(desired, observed, name), observed.containers_of(name)
+    return user_config_status(mine, spec, goal, observed.retirements, texts, now)
+
+
+# ------------------------------------------------------------------------------------------------------------ one row
+
+
+@dataclass(frozen=True, slots=True)
+class _Material:
+    name: str
+    spec: ServiceSpec | None
+    goal: VersionGoal
+    wanted: int
+    observed: Observed
+    containers: tuple[ReplicaContainer, ...]
+    pending: tuple[PendingReplica, ...]
+    creating: tuple[CreateContainer, ...]
+    refusals: tuple[Refusal, ...]
+    override: int | None
+    autoscale: AutoscaleStatus | None
+    rollout: RolloutStatus | None
+    user_config: UserConfigStatus | None
+    now: float
+
+
+def _row(material: _Material) -> ServiceStatus:
+    replicas = [_replica(material, container) for container in material.containers]
+    replicas += [
+        ReplicaStatus(action.target, "PENDING", action.version, "", tuple(gpu.uuid for gpu in action.gpus), None, why)
+        for action in material.creating
+        for why in [f"is being created: {action.cause}"]
+    ]
+    waiting: ReplicaState = "CRASH_LOOP" if _is_crash_loop(material) else "PENDING"
+    replicas += [ReplicaStatus("", waiting, "", "", (), None, pending.reason) for pending in material.pending]
+    ready = sum(replica.state == "RUNNING" for replica in replicas)
+    settled = ready == material.wanted == len(replicas)
+    return ServiceStatus(
+        name=material.name,
+        wanted=material.wanted,
+        ready=ready,
+        message=_message(material, replicas, ready),
+        state=_state(material, replicas, ready),
+        replicas=tuple(replicas),
+        converged=settled and not any(_is_outdated(material, container) for container in material.containers),
+        blocked=_blocked(material),
+        override=material.override,
+        autoscale=material.autoscale,
+        rollout=material.rollout,
+        user_config=material.user_config,
+    )
+
+
+def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
+    phase, detail = phase_of(container, material.spec, material.observed.retirements.get(container.id), material.now)
+    state, message = SHOWN_AS[phase], detail
+    match phase:
+        case Phase.CREATED:
+            message = "is being started"
+        case Phase.STARTING:
+            message = f"not ready yet: {container.health_detail}" if container.health_detail else "not ready yet"
+        case Phase.RUNNING if container.reported_draining:
+            state, message = "DRAINING", "somebody told it to stop: it finishes what it has"
+        case Phase.RUNNING if not gets_traffic(container, material.spec, material.observed.routing):
+            state, message = "STARTING", _unreached_words(material, container)
+        case Phase.RUNNING if container.user_config is not None and container.user_config.error:
+            message = f"goes on with its former user_config: {container.user_config.error}"
+        case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
+            message = material.observed.retirements[container.id].cause
+        case _:
+            pass
+    address = service_address(container, material.spec) if material.spec else container.ip
+    return ReplicaStatus(
+        container.name, state, container.version, address or "", container.gpus, container.ongoing, message
+    )
+
+
+def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> ServiceState:
+    """Say in Ray Serve's words how a service is."""
+    rollout = material.rollout.state if material.rollout else ServiceRollout()
+    offered = material.rollout.offered if material.rollout else ""
+    if rollout.rollout is not None and rollout.rollout.phase is not RolloutPhase.WAITING:
+        return "UPDATING"
+    rejection = rollout.rejection_of(offered)
+    if rejection is not None and not rejection.is_asked:
+        return "DEPLOY_FAILED"
+    if ready < material.wanted:
+        if material.rollout is not None and rollout.stable is None:
+            return "DEPLOY_FAILED" if _is_crash_loop(material) else "UPDATING"
+        failing = _failure(material) is not None or any(replica.state == "FAILED" for replica in replicas)
+        return "UNHEALTHY" if failing or material.refusals or _blocked(material) else "UPSCALING"
+    if len(replicas) > material.wanted:
+        return "DOWNSCALING"
+    config = material.user_config
+    if config is None or config.everywhere:
+        return "HEALTHY"
+    return "DEPLOY_FAILED" if config.refused else "UPDATING"
+
+
+def _failure(material: _Material) -> FailureRecord | None:
+    return material.observed.failures.get((material.name, material.goal.version or ""))
+
+
+def _is_crash_loop(material: _Material) -> bool:
+    failure = _failure(material)
+    return failure is not None and failure.count >= CRASH_LOOP_FAILURES
+
+
+def _unreached_words(material: _Material, container: ReplicaContainer) -> str:
+    routing = material.observed.routing
+    server = routing.server_of(material.name, container.name) if routing else None
+    if server is not None and server.state is ServerState.READY:
+        return "ready, but HAProxy's own check of it fails, so HAProxy does not send to it"
+    return "ready, HAProxy does not send to it yet"
+
+
+def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:
+    if material.spec is None:
+        return True
+    version = material.goal.version
+    return version is not None and version != container.version
+
+
+def _creations(name: str, observed: Observed, plan: Plan) -> tuple[CreateContainer, ...]:
+    """Return replicas of a service that have no container yet and get one now."""
+    present = {container.name for container in observed.containers}
+    actions = [*observed.in_progress, *(step.action for step in plan.steps)]
+    found = {
+        action.target: action
+        for action in actions
+        if isinstance(action, CreateContainer) and action.service == name and action.target not in present
+    }
+    return tuple(found[target] for target in sorted(found))
+
+
+# ------------------------------------------------------------------------------------------------------------- in words
+
+
+def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> str:
+    """Say the one thing that matters most: what is in the way, else what is going on, else where the number is from."""
+    if material.spec is None:
+        return "the compose files have it no more: its replicas finish and go"
+    obstacles = [*_obstacles(material, ready), *(material.user_config.refused if material.user_config else ())]
+    rollout = material.rollout
+    if rollout is not None and rollout.state.rollout is not None:
+        return "; ".join([rollout.message, *obstacles])
+    going_on = ", ".join([*_going_on(replicas), *_held_words(material), *_config_words(material)])
+    said = "; ".join(obstacles) or going_on or (rollout.message if rollout else "")
+    return said or _rest_words(material, material.spec)
+
+
+def _obstacles(material: _Material, ready: int) -> list[str]:
+    found = [*_pending_words(material.pending), *(_refusal_words(r, material.now) for r in material.refusals)]
+    failure = _failure(material)
+    if failure is None or ready >= material.wanted:
+        return found
+    if _is_crash_loop(material):
+        detail = found or [f"failed {failure.count} times in a row; last: {failure.detail}"]
+        return ["CRASH_LOOP: " + "; ".join(detail)]
+    return found or [f"failed, is being replaced: {failure.detail}"]
+
+
+def _rest_words(material: _Material, spec: ServiceSpec) -> str:
+    """Say where the number of replicas is from, unless it is simply what the files say."""
+    if material.wanted and spec.image in material.observed.images and material.observed.images[spec.image] is None:
+        remedy = "build it (`make build`)" if spec.has_build else "check the name, or pull it"
+        version = material.goal.version
+        missing = f"version {version} goes on" if version else "what runs stays as it is, nothing new can be started"
+        return f"image {spec.image} is not on this machine: {missing}; {remedy}"
+    if material.autoscale is not None:
+        return _autoscale_words(material.name, material.autoscale)
+    if material.override is not None and material.override != spec.replicas:
+        return f"set by scale; the compose files say {spec.replicas}"
+    return ""
+
+
+def _autoscale_words(name: str, autoscale: AutoscaleStatus) -> str:
+    bounds = f"{autoscale.min} to {autoscale.max}"
+    if autoscale.paused:
+        return f"set by scale; the autoscaler ({bounds}) pauses until `make scale SERVICE={name} N=auto`"
+    if autoscale.problem:
+        return f"autoscaled, {bounds}: its policy gives no number, so {autoscale.target} are held: {autoscale.problem}"
+    found = f"autoscaled, {bounds}: {autoscale.basis or f'{autoscale.load:.1f} requests'}"
+    if autoscale.wanted == autoscale.target:
+        return found
+    if autoscale.basis:
+        return f"{found}; {autoscale.wanted} replicas if that lasts"
+    return f"{found}, which are for {autoscale.wanted} replicas if they last"
+
+
+def _pending_words(pending: Iterable[PendingReplica]) -> list[str]:
+    counts: dict[str, int] = {}
+    for replica in pending:
+        counts[replica.reason] = counts.get(replica.reason, 0) + 1
+    return [f"{count} pending: {reason}" for reason, count in counts.items()]
+
+
+def _refusal_words(refusal: Refusal, now: float) -> str:
+    wait_s = max(refusal.until - now, 0.0)
+    retry = f"next try in {wait_s:.0f} s" if wait_s >= 1 else "trying again"
+    times = f" {refusal.failures} times" if refusal.failures > 1 else ""
+    return f"could not {describe(refusal.action)}{times}, {retry}: {refusal.error}"
+
+
+def _held_words(material: _Material) -> Iterable[str]:
+    held = held_at_edge(material.name, material.observed)
+    if not held:
+        return
+    requests, wait = ("1 held request", "waits") if held == 1 else (f"{held} held requests", "wait")
+    scaled = material.autoscale
+    if material.override == 0:  # nothing wakes it; HAProxy lets go of them when it is told, at once as a rule
+        yield f"{requests} {wait}; set to 0 by scale"
+    elif scaled and scaled.min == 0 and not scaled.paused:
+        yield f"woken by {requests}"
+    else:
+        yield f"{requests} {wait} for it"
+
+
+def _config_words(material: _Material) -> Iterable[str]:
+    if material.user_config is not None and not material.user_config.everywhere:
+        yield progress_words(material.user_config)
+
+
+def _going_on(replicas: Iterable[ReplicaStatus]) -> Iterable[str]:
+    words = {
+        "PENDING": "being created",
+        "STARTING": "starting",
+        "DRAINING": "draining",
+        "STOPPING": "stopping",
+        "FAILED": "failed",
+    }
+    counts = {state: sum(replica.state == state for replica in replicas) for state in words}
+    return [f"{count} {words[state]}" for state, count in counts.items() if count]
+
+
+def _blocked(material: _Material) -> str:
+    """Return why waiting will not help. While anything is on its way out, what it holds may yet become free."""
+    missing = [r for r in material.refusals if isinstance(r.action, PullImage) and isinstance(r.error, ImageNotFound)]
+    if missing:
+        return str(missing[0].error)
+    if material.observed.retirements or material.observed.in_progress:
+        return ""
+    return next((pending.reason for pending in material.pending if pending.blocked), "")

@@ -1,0 +1,129 @@
+"""What changed between two published views and is worth an event. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ..model.told import ReplicaStatus, UserConfigStatus
+from ..plan.user_config import progress_words
+from .view import View
+
+_HOW_FAR = re.compile(r", \d+ %$")
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The arguments of one event."""
+
+    kind: str
+    message: str
+    service: str = ""
+    target: str = ""
+    outcome: Literal["ok", "failed", "info", "warning"] = "info"
+
+
+def transitions(before: View, after: View) -> tuple[Transition, ...]:
+    """Return the changes of state that people want to know of, in a fixed order."""
+    return (
+        *_edges(before, after),
+        *_replicas(before, after),
+        *_blocked(before, after),
+        *_user_configs(before, after),
+    )
+
+
+def _edges(before: View, after: View) -> Iterator[Transition]:
+    if after.observed is None:
+        return
+    # That they answer at the start is nothing to tell.
+    if bool(after.haproxy_reachable) != (before.haproxy_reachable is not False):
+        yield _reachability("haproxy", "HAProxy", up=bool(after.haproxy_reachable))
+    if bool(after.engine_reachable) != (before.engine_reachable is not False):
+        yield _reachability("engine", "the Docker Engine", up=bool(after.engine_reachable))
+    was, now = before.observed and before.observed.routing, after.observed.routing
+    if was and now and (was.pid, was.started_at) != (now.pid, now.started_at):
+        message = f"HAProxy was restarted or reloaded: process {was.pid} -> {now.pid}"
+        yield Transition("haproxy_restarted", message, target="haproxy")
+
+
+def _reachability(kind: str, name: str, *, up: bool) -> Transition:
+    if up:
+        return Transition(f"{kind}_answers", f"{name} answers", target=kind, outcome="ok")
+    return Transition(f"{kind}_silent", f"{name} does not answer", target=kind, outcome="warning")
+
+
+def _replicas(before: View, after: View) -> Iterator[Transition]:
+    old = {replica.name: replica for service in before.services for replica in service.replicas if replica.name}
+    fresh = before.observed is None
+    adopted = 0
+    for service in after.services:
+        for replica in service.replicas:
+            if replica.name and fresh:
+                adopted += 1
+            elif replica.name:
+                yield from _replica(service.name, old.get(replica.name), replica, before, after)
+    if adopted:
+        message = f"found {adopted} replicas of {sum(bool(s.replicas) for s in after.services)} services, adopted them"
+        yield Transition("adopted", message)
+
+
+def _stage(replica: ReplicaStatus, view: View) -> str:
+    """What a replica that starts says it is doing, without how far it has come; "" when it does not say."""
+    containers = view.observed.containers if view.observed else ()
+    told = next((c.told for c in containers if c.name == replica.name), "")
+    return _HOW_FAR.sub("", told)
+
+
+def _replica(
+    service: str, old: ReplicaStatus | None, new: ReplicaStatus, before: View, after: View
+) -> Iterator[Transition]:
+    state = old.state if old else None
+    if new.state == state:
+        if old is not None and state == "STARTING" and _stage(new, after) not in ("", _stage(old, before)):
+            yield Transition("replica_progress", f"{new.name}: {_stage(new, after)}", service, new.name)
+        return
+    if new.state == "RUNNING":
+        took = _start_time(new.name, after)
+        yield Transition("replica_ready", f"{new.name} is ready{took}", service, new.name, "ok")
+    elif state == "RUNNING" and new.state in ("FAILED", "STARTING"):
+        yield Transition("replica_not_ready", f"{new.name}: {new.message}", service, new.name, "warning")
+
+
+def _start_time(replica: str, view: View) -> str:
+    containers = view.observed.containers if view.observed else ()
+    started_at = next((c.started_at for c in containers if c.name == replica), None)
+    return "" if started_at is None else f", {max(view.at - started_at, 0.0):.1f} s after its start"
+
+
+def _blocked(before: View, after: View) -> Iterator[Transition]:
+    old = {service.name: service.blocked for service in before.services}
+    for service in after.services:
+        if service.blocked and service.blocked != old.get(service.name, ""):
+            yield Transition("replica_pending", service.blocked, service.name, outcome="warning")
+
+
+def _user_configs(before: View, after: View) -> Iterator[Transition]:
+    """A change that begins, that has come everywhere, and who refuses it."""
+    if before.observed is None:
+        return  # what this controller has found is no change
+    old = {service.name: service.user_config for service in before.services}
+    for service in after.services:
+        name, then, now = service.name, old.get(service.name), service.user_config
+        if now is not None and now != then:
+            yield from _user_config(name, then, now)
+        elif now is None and then is not None and not then.everywhere:
+            yield Transition("user_config_applied", f"{name}: no user_config is set any more", name, outcome="ok")
+
+
+def _user_config(name: str, then: UserConfigStatus | None, now: UserConfigStatus) -> Iterator[Transition]:
+    is_new = then is None or then.wanted != now.wanted
+    if is_new and now.changes:
+        yield Transition("user_config", f"{name}: user_config {now.wanted}: {'; '.join(now.changes)}; no restart", name)
+    for sentence in now.refused:
+        if then is None or sentence not in then.refused:
+            yield Transition("user_config_refused", sentence, name, sentence.partition(":")[0], "failed")
+    if now.everywhere and now.replicas and (is_new or not (then and then.everywhere)):
+        yield Transition("user_config_applied", f"{name}: {progress_words(now)}", name, outcome="ok")

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..model.desired import Desired
+from ..model.observed import Observed
+from ..model.plan import Plan, Refusal
+from ..model.spec import slot_words
+from ..model.told import ServiceEndpoints, ServiceStatus
+from ..model.world import Gpu, GpuReading
+from ..plan.placement import GpuLedger
+from .services import _refusal_words
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSlotUse:
+    """One replica's slot of a GPU."""
+
+    replica: str
+    amount: str
+    """In words: "16 GiB", "0.5"."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU (or MIG device) and who holds it ("" = nobody). Sizes are None where they are not known."""
+
+    uuid: str
+    name: str
+    holder: str
+    """Who holds all of it, or all who have slots of it."""
+    slots: tuple[GpuSlotUse, ...] = ()
+    memory_bytes: int | None = None
+    used_bytes: int | None = None
+    """Memory in use by anybody, as last read."""
+    free_bytes: int | None = None
+    """What a new slot could have."""
+    fault: str = ""
+    """Why no replica is placed on it; "" when one may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec.
+
+    All times in it are the controller's clock's; what people are told goes through `wall_time`.
+    """
+
+    at: float
+    project: str
+    desired: Desired | None = None
+    observed: Observed | None = None
+    plan: Plan = field(default_factory=Plan)
+    services: tuple[ServiceStatus, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
+    gpu_memory_problem: str = ""
+    """Why the memory in use is not known, in words."""
+    endpoints: Mapping[str, ServiceEndpoints] = field(default_factory=dict)
+    targets: tuple[Mapping[str, Any], ...] = ()
+    spec_problems: tuple[str, ...] = ()
+    files: Hashable = None
+    """The fingerprint of the compose files that it is made from."""
+    notices: tuple[str, ...] = ()
+    """What is wrong beyond a single service, one sentence each."""
+    refusals: tuple[Refusal, ...] = ()
+    """Actions that failed and are not to be tried again yet."""
+    engine_reachable: bool | None = None
+    """None = not asked yet."""
+    haproxy_reachable: bool | None = None
+    ahead_s: float = 0.0
+    """By how much the wall clock was ahead of the controller's at `at`; behind it, where negative."""
+
+    def wall_time(self, at: float) -> float:
+        """What the wall clock would have said at a time of the controller's clock, as it is set now.
+
+        Ages are then right whenever somebody set it; and what events carry is of the same clock.
+        """
+        return at + self.ahead_s
+
+
+def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error: str, now: float) -> tuple[str, ...]:
+    """Return what is wrong beyond a single service."""
+    found = []
+    if engine_error:
+        found.append(f"the Docker Engine does not answer, what is shown is old: {engine_error}")
+    if observed is not None and observed.routing is None:
+        found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
+    for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
+        found.append(f"GPU {uuid} is not used: {reason}; `pierhead unmark {uuid}` when it is well again")
+    found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]
+    return tuple(found)
+
+
+def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
+    """Return every GPU with its holders, in the engine's order."""
+    reading = observed.gpu_reading or GpuReading(0.0)
+    # However old the reading is: it is what there is to show.
+    ledger = GpuLedger.of(observed, now=reading.at)
+    holders = dict(observed.foreign_gpu_holders)
+    slots: dict[str, list[GpuSlotUse]] = {}
+    for container in sorted(observed.containers, key=lambda container: container.name):
+        for uuid in container.gpus:
+            if container.gpu_slot is None:
+                holders[uuid] = container.name
+            else:
+                slots.setdefault(uuid, []).append(GpuSlotUse(container.name, slot_words(container.gpu_slot)))
+    uses = []
+    listed = {gpu.uuid for gpu in observed.gpus}
+    vanished = [Gpu(uuid) for uuid in sorted(observed.gpu_faults) if uuid not in listed]
+    for gpu in (*observed.gpus, *vanished):
+        shares = tuple(slots.get(gpu.uuid, ()))
+        # Who holds a GPU that was divided since holds its parts.
+        whole = holders.get(gpu.uuid) or holders.get(gpu.parent, "")
+        holder = whole or ", ".join(share.replica for share in shares)
+        used_bytes, free_bytes = reading.used_bytes.get(gpu.uuid), ledger.free_bytes(gpu.uuid)
+        fault = observed.gpu_faults.get(gpu.uuid, "")
+        uses.append(GpuUse(gpu.uuid, gpu.name, holder, shares, gpu.memory_bytes, used_bytes, free_bytes, fault))
+    return tuple(uses)
