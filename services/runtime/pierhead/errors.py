@@ -172,6 +172,8 @@ class UserCodeError(PierheadError):
     def details(self) -> str:
         """First line the message, then the traceback, cut from its oldest end so that all fits the wire."""
         first = clip(self.message, MAX_DETAILS // 2)
+        if not self.traceback:
+            return first
         return clip(first + "\n" + clip(self.traceback, MAX_DETAILS - len(quote(first)) - 8, keep="end"), MAX_DETAILS)
 
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]  # the stubs are wrong

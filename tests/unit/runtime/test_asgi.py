@@ -172,7 +172,7 @@ class TestErrors:
         ("how", "status", "code", "message"),
         [
             ("bad", 400, "bad_request", "user_id: expected an integer >= 0, found -1"),
-            ("boom", 500, "internal", "ValueError: boom [error id "),
+            ("boom", 500, "internal", "internal error [error id "),
         ],
     )
     async def test_what_nothing_handles_has_the_one_shape(

@@ -153,7 +153,7 @@ class TestErrors:
         assert caught.value.http_status == 400
 
     async def test_a_user_s_exception_arrives_with_its_traceback(self, cluster: Cluster) -> None:
-        know(await cluster.start(EchoService()))
+        know(await cluster.start(EchoService(), debug=True))
         with pytest.raises(UserCodeError, match=r"^ValueError: boom \[error id \w{16}\](\n|$)") as caught:
             await make()[0].Echo(echo("boom"))
         assert 'raise ValueError("boom")' in caught.value.traceback
@@ -173,7 +173,7 @@ class TestErrors:
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     async def test_an_error_in_the_middle_of_a_stream(self, cluster: Cluster) -> None:
-        know(await cluster.start(EchoService()))
+        know(await cluster.start(EchoService(), debug=True))
         seen = []
         with pytest.raises(UserCodeError, match="boom"):  # noqa: PT012 - what came before the error counts
             async for token in make()[0].Generate(generate("boom")):

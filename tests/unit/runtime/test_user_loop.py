@@ -52,7 +52,7 @@ async def pipes(cluster: Cluster, transport: str) -> tuple[PipesStub, Pipes, Rep
     service = Pipes()
     service.gate = Gate()
     service.gate.set()
-    server = await cluster.start(service, run_user_code_in_separate_thread=True)
+    server = await cluster.start(service, run_user_code_in_separate_thread=True, debug=True)
     know(server)
     return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)), service, server
 
@@ -120,7 +120,7 @@ class Threaded(echo_pb2_grpc.EchoServicer):
 async def served(cluster: Cluster) -> AsyncIterator[tuple[echo_pb2_grpc.EchoAsyncStub, Threaded, ReplicaServer]]:
     service = Threaded()
     server = await cluster.start(
-        service, run_user_code_in_separate_thread=True, max_ongoing_requests=2, health_period_s=0.01
+        service, run_user_code_in_separate_thread=True, max_ongoing_requests=2, health_period_s=0.01, debug=True
     )
     know(server)
     yield handle(echo_pb2_grpc.EchoStub, "echo-child", timeout_s=PATIENCE_S), service, server

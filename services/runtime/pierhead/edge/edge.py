@@ -11,7 +11,7 @@ import grpc
 
 from pierhead.edge import logs
 from pierhead.edge.admission import Admission
-from pierhead.errors import Draining, PierheadError, UserCodeError
+from pierhead.errors import DeadlineExceeded, Draining, PierheadError, RemoteError, SettingsError, UserCodeError
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import current_request, new_request_id
 from pierhead.settings import Settings
@@ -94,14 +94,47 @@ class Edge:
         if isinstance(exception, grpc.aio.AioRpcError):  # a call through a plain stub: as a handle would have told it
             trailers = Trailers(exception.trailing_metadata())
             return from_status(exception.code(), exception.details() or "", trailers)
-        error_id = vars(exception).get(_LOGGED_AS)
-        if error_id is None:
-            error_id = new_request_id()
-            BaseException.__setattr__(exception, _LOGGED_AS, error_id)  # its own may refuse: a frozen dataclass's does
-            logger.error("%s failed [error id %s]", method, error_id, exc_info=exception)
+        error_id = _logged(exception, method)
         summary = "".join(traceback.format_exception_only(exception)).strip().replace("\n", " ")
         return UserCodeError(
             f"{summary} [error id {error_id}]",
             error_id=error_id,
             traceback="".join(traceback.format_exception(exception)),
         )
+
+    def public_error_for(self, exception: BaseException, method: str) -> PierheadError:
+        """The same for callers that may be outside the stack: over HTTP and plain gRPC.
+
+        Texts of errors that no code wrote for callers (exceptions, settings, what a server that is not ours says of a
+        failure of its own) may hold secrets: the caller gets the id alone, which finds the text in the log. Debug
+        shows all.
+        """
+        error = self.error_for(exception, method)
+        if self.settings.debug or not _is_internal(error):
+            return error
+        error_id = error.error_id if isinstance(error, UserCodeError) else _logged(_first_known(exception), method)
+        return UserCodeError(f"internal error [error id {error_id}]", error_id=error_id)
+
+
+def too_long(method: str, settings: Settings) -> DeadlineExceeded:
+    """What ends a call at the service's own deadline."""
+    return DeadlineExceeded(
+        f"{method} was not done within {settings.request_timeout_s:g} s, the longest that this service works on a call "
+        "(x-serve.request_timeout_s)"
+    )
+
+
+def _is_internal(error: PierheadError) -> bool:
+    return isinstance(error, UserCodeError | SettingsError) or (
+        isinstance(error, RemoteError) and error.http_status == UserCodeError.http_status
+    )
+
+
+def _logged(exception: BaseException, method: str) -> str:
+    """Log an exception, once; returns the id that it was logged with."""
+    error_id = vars(exception).get(_LOGGED_AS)
+    if error_id is None:
+        error_id = new_request_id()
+        BaseException.__setattr__(exception, _LOGGED_AS, error_id)  # its own may refuse: a frozen dataclass's does
+        logger.error("%s failed [error id %s]", method, error_id, exc_info=exception)
+    return str(error_id)

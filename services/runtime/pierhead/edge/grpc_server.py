@@ -10,9 +10,9 @@ from typing import Any, NoReturn, cast
 
 import grpc
 
-from pierhead.edge.edge import Edge, is_answerable
+from pierhead.edge.edge import Edge, is_answerable, too_long
 from pierhead.edge.methods import Context, ServedMethod
-from pierhead.errors import ONGOING_KEY, REFUSED_KEY, DeadlineExceeded, PierheadError
+from pierhead.errors import ONGOING_KEY, REFUSED_KEY, PierheadError
 from pierhead.held import HELD, MODELS_KEY
 from pierhead.request import CURRENT, RequestContext, from_metadata
 from pierhead.routing_stats import STATS, STATS_KEY
@@ -33,6 +33,9 @@ SERVER_OPTIONS = (
 DEADLINE_MOMENT_S = 0.02
 """A call that is cancelled with less time left than this has met its deadline."""
 
+ANSWER_S = 1.0
+"""How long a call that failed may take to hand its status to its caller's connection; meanwhile it keeps its place."""
+
 _ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY, STATS_KEY)
 
 _STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
@@ -50,12 +53,14 @@ def register(methods: Iterable[ServedMethod], server: grpc.aio.Server, edge: Edg
 
 
 def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
-    """The same method behind the edge. Requests come in undecoded: refusing must not cost the parsing of a tensor."""
+    """The same method behind the edge, which decodes and encodes: a refusal must not cost the parsing of a tensor, and
+    a reply that cannot be encoded is a failure of the service as any other.
+    """
     kind = grpc.stream_stream_rpc_method_handler if method.request_streaming else grpc.unary_stream_rpc_method_handler
     if method.response_streaming:
-        return kind(_streaming(method, edge), None, method.encode)
+        return kind(_streaming(method, edge))
     kind = grpc.stream_unary_rpc_method_handler if method.request_streaming else grpc.unary_unary_rpc_method_handler
-    return kind(_unary(method, edge), None, method.encode)
+    return kind(_unary(method, edge))
 
 
 class _Call:
@@ -70,12 +75,13 @@ class _Call:
         self.code = "OK"
         self.started = time.monotonic()
         remaining = cast("float | None", context.time_remaining())  # None = the caller set no deadline
-        limit = edge.settings.request_timeout_s if remaining is None else remaining
+        longest = edge.settings.request_timeout_s
+        limit = longest if remaining is None else min(remaining, longest)
         request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
         context.set_trailing_metadata(self._about_replica())  # also on a reply that the service itself aborts
-        # gRPC itself ends calls that bring a deadline; the others get the service's.
-        self._timeout = asyncio.timeout(limit) if remaining is None else None
+        # gRPC itself ends a call at its caller's deadline. One that has none, or a later one, ends at the service's.
+        self._timeout = asyncio.timeout(limit) if remaining is None or remaining > longest else None
 
     async def __aenter__(self) -> _Call:
         if self._timeout is not None:
@@ -87,10 +93,7 @@ class _Call:
             try:
                 await self._timeout.__aexit__(kind, error, trace)
             except TimeoutError:
-                error = DeadlineExceeded(
-                    f"{self.method} was not done within {self.edge.settings.request_timeout_s:g} s, the default of "
-                    "this service for calls that bring no deadline"
-                )
+                error = too_long(self.method, self.edge.settings)
         try:
             if error is None:
                 self._succeed()
@@ -128,9 +131,14 @@ class _Call:
             late = self._timeout is None and self.context.time_remaining() <= DEADLINE_MOMENT_S
             self.code = (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
             return
-        answer = self.edge.error_for(error, self.method)
+        answer = self.edge.public_error_for(error, self.method)
         self.code = answer.grpc_status.name
-        await abort(self.context, answer, *self._about_replica())
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await abort(self.context, answer, *self._about_replica())
+        except TimeoutError:
+            # The status waits behind messages that the caller does not read. This ends the stream without one.
+            raise asyncio.CancelledError from None
 
 
 def _status_name(code: object) -> str:
@@ -157,7 +165,8 @@ def _unary(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitab
             await _refuse(edge, method.name, context, refusal)
         try:
             async with _Call(edge, method.name, context):
-                return await method.behaviour(method.decode(raw), context)
+                reply = await method.behaviour(method.decode(raw), context)
+                return b"" if context.code() else method.encode(reply)  # gRPC sends no reply beside such a status
         finally:
             edge.admission.leave()
 
@@ -171,7 +180,7 @@ def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awa
             await _refuse(edge, method.name, context, refusal)
         try:
             async with _Call(edge, method.name, context):
-                counted: Any = _CountedWrites(context, edge)
+                counted: Any = _Writes(context, method, edge)
                 await _stream(method.behaviour(method.decode(raw), counted), counted)
         finally:
             edge.admission.leave()
@@ -179,13 +188,14 @@ def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awa
     return call
 
 
-class _CountedWrites:
-    """A call's context whose messages are seen to be sent, whoever writes them: the method itself, or `_stream`."""
+class _Writes:
+    """A call's context that encodes and counts each message that the method itself, or `_stream`, writes."""
 
-    __slots__ = ("_context", "_edge")
+    __slots__ = ("_context", "_edge", "_method")
 
-    def __init__(self, context: Context, edge: Edge) -> None:
+    def __init__(self, context: Context, method: ServedMethod, edge: Edge) -> None:
         self._context = context
+        self._method = method
         self._edge = edge
 
     def __getattr__(self, name: str) -> Any:
@@ -193,7 +203,7 @@ class _CountedWrites:
 
     async def write(self, message: Any) -> None:
         """Send a reply message."""
-        await self._context.write(message)
+        await self._context.write(self._method.encode(message))
         self._edge.moved += 1
 
 

@@ -129,7 +129,7 @@ class Visit:
     def known(self, error: BaseException, what: str) -> PierheadError | None:
         """What to answer to an exception of `what`; None when nobody waits for an answer any more."""
         told = self.told(error, what)
-        return self.edge.error_for(told, what) if is_answerable(told) else None
+        return self.edge.public_error_for(told, what) if is_answerable(told) else None
 
     def end(self, method: str, code: str) -> None:
         """Undo what `begin` did, however far it came, and count the request."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from pierhead.edge.edge import is_answerable
-from pierhead.errors import MAX_DETAILS, DeadlineExceeded, clip
+from pierhead.edge.edge import is_answerable, too_long
+from pierhead.errors import MAX_DETAILS, clip
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.calls import STATUS
 from pierhead.lanes.metadata import Pair, flatten, size_of, unflatten
@@ -47,8 +47,10 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._request_id = frame.request_id
         self._metadata = unflatten(frame.metadata)
         self._started = now = time.monotonic()
-        self._brought_deadline = frame.timeout_us > 0
-        self.until = now + (frame.timeout_us / 1e6 if frame.timeout_us else lane.edge.settings.request_timeout_s)
+        longest = lane.edge.settings.request_timeout_s
+        self._callers_deadline = 0 < frame.timeout_us <= longest * 1e6
+        """Whether its deadline is its caller's, and not the service's own."""
+        self.until = now + (frame.timeout_us / 1e6 if self._callers_deadline else longest)
         """Its deadline, in `time.monotonic()` seconds."""
         self._deadline = lane.deadlines.add(self.until, self._expire)
 
@@ -210,12 +212,9 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             self._lane.refuse(self.number, status, self._details, self._trailers, self._lane.load)
             return status.name
         if self._late and isinstance(error, asyncio.CancelledError):
-            if self._brought_deadline:  # the caller has told itself so by its own clock
+            if self._callers_deadline:  # which the caller measures by its own clock
                 return grpc.StatusCode.DEADLINE_EXCEEDED.name
-            error = DeadlineExceeded(
-                f"{self.method.name} was not done within {self._lane.edge.settings.request_timeout_s:g} s, the default "
-                "of this service for calls that bring no deadline"
-            )
+            error = too_long(self.method.name, self._lane.edge.settings)
         elif not is_answerable(error):
             return grpc.StatusCode.CANCELLED.name
         answer = self._lane.edge.error_for(error, self.method.name)
