@@ -25,7 +25,7 @@ from pierhead.errors import (
 from pierhead.handle import handle
 from pierhead.http.asgi_edge import asgi
 from pierhead.local import local, override_handle
-from pierhead.multiplex.loans import multiplexed
+from pierhead.multiplex.multiplexed import multiplexed
 from pierhead.policies.registry import register_policy
 from pierhead.replica.health import recheck
 from pierhead.replica.process import serve, serve_async

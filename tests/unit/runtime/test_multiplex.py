@@ -14,7 +14,7 @@ import pytest
 from pierhead import Backpressure, BadRequest, Unavailable, batch, multiplexed
 from pierhead.held import MAX_TEXT, Held, announcement, parse_announcement
 from pierhead.metrics import RuntimeMetrics
-from pierhead.multiplex.loans import Multiplexed, close_models
+from pierhead.multiplex.multiplexed import Multiplexed, close_models
 from pierhead.request import CURRENT, RequestContext, current_request
 
 from tests.unit.runtime.harness import Cluster, EchoService, until
@@ -209,18 +209,12 @@ class TestUnloading:
         async def load(model_id: str) -> Stuck:
             return Stuck()
 
-        monkeypatch.setattr("pierhead.multiplex.library.CLOSE_TIMEOUT_S", 0.01)
+        monkeypatch.setattr("pierhead.multiplex.cache.CLOSE_TIMEOUT_S", 0.01)
         get = Multiplexed(load, 1, name="load", metrics=RuntimeMetrics(), held=Held())
         for model_id in "ab":
             async with get(model_id):
                 pass
         assert get.models == ("b",)
-
-    async def test_a_smaller_bound_unloads_at_once_what_is_not_in_use(self) -> None:
-        loader = Loader(3)
-        models = [await loader.use(model_id) for model_id in "abc"]
-        loader.get.set_max_num_models_per_replica(1)
-        await until(lambda: [model.closed for model in models] == [1, 1, 0], "two are closed")
 
     async def test_at_the_end_everything_is_unloaded(self) -> None:
         loader = Loader(2)
@@ -336,48 +330,29 @@ class TestWaiting:
 
 
 class TestCancellation:
-    async def test_one_who_leaves_does_not_stop_the_load_of_others_the_last_one_does(self) -> None:
+    async def test_a_load_that_all_callers_have_left_goes_on_and_the_model_is_kept(self) -> None:
         loader = Loader()
         loader.gate.clear()
-        tasks = [asyncio.create_task(loader.use("a")) for _ in range(2)]
+        task = asyncio.create_task(loader.use("a"))
         await until(lambda: loader.loads == ["a"], "it is being loaded")
-        tasks[0].cancel()
-        await asyncio.wait([tasks[0]])
-        await turns(3)
-        assert loader.cancelled == []
-        tasks[1].cancel()
-        await until(lambda: loader.cancelled == ["a"], "the load is cancelled")
+        task.cancel()
+        await asyncio.wait([task])
         loader.gate.set()
         assert (await loader.use("a")).model_id == "a"
+        assert (loader.loads, loader.cancelled) == (["a"], [])
 
-    async def test_one_who_asks_while_a_load_is_being_cancelled_gets_a_new_one(self) -> None:
-        stubborn = asyncio.Event()
-        loads = 0
-
-        async def load(model_id: str) -> int:
-            nonlocal loads
-            loads += 1
-            if loads == 1:
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    await stubborn.wait()
-            return loads
-
-        get = Multiplexed(load, 2, name="load", metrics=RuntimeMetrics(), held=Held())
-
-        async def use() -> int:
-            async with get("a") as model:
-                return model
-
-        first = asyncio.create_task(use())
-        await until(lambda: loads == 1, "it is being loaded")
-        first.cancel()
-        second = asyncio.create_task(use())
-        await turns(5)
-        assert loads == 1, "one load at a time of a model, also one that does not end"
-        stubborn.set()
-        assert await second == 2
+    async def test_a_failure_that_no_caller_waits_for_is_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        loader = Loader()
+        loader.gate.clear()
+        task = asyncio.create_task(loader.use("bad"))
+        await until(lambda: loader.loads == ["bad"], "it is being loaded")
+        task.cancel()
+        await asyncio.wait([task])
+        loader.gate.set()
+        await until(
+            lambda: caplog.messages == ['load: loading model "bad" failed; no caller waits for it'], "it is logged"
+        )
+        assert loader.held.models() == frozenset()
 
     @pytest.mark.parametrize("after", range(12))
     async def test_wherever_users_are_cancelled_nothing_is_left(self, after: int) -> None:
@@ -394,12 +369,24 @@ class TestCancellation:
     async def test_ten_thousand_random_cancellations_leave_nothing(self) -> None:
         rng = Random(20)
         loader = Loader(3)
+        here: list[str] = []
+        """Being loaded, loaded or being closed."""
+
+        class Counted(Model):
+            async def aclose(self) -> None:
+                await super().aclose()
+                await turns(rng.randrange(3))
+                here.remove(self.model_id)
 
         async def load(model_id: str) -> Model:
+            assert model_id not in here, "loaded twice at a time"
+            here.append(model_id)
+            assert len(here) <= 3
             await turns(rng.randrange(4))
             if rng.random() < 0.1:
+                here.remove(model_id)
                 raise OSError("no such file")
-            return Model(model_id)
+            return Counted(model_id)
 
         loader.get = Multiplexed(load, 3, name="load", metrics=loader.metrics, held=loader.held)
 
@@ -432,10 +419,10 @@ class TestCancellation:
 
 async def assert_unused(loader: Loader) -> None:
     """No user, load or waiter is left, and what is told is what is there."""
-    library = loader.get._library
-    await until(lambda: not library._tasks, "nothing is being loaded or unloaded")
+    cache = loader.get._cache
+    await until(lambda: not cache._tasks, "nothing is being loaded or unloaded")
     await until(lambda: not loader.get._kept, "every task has given its models back")
-    entries = list(library.shelf.entries.values())
+    entries = list(cache.entries.values())
     assert all((entry.users, entry.waiters) == (0, set()) for entry in entries)
     assert {entry.model_id for entry in entries} == set(loader.get.models) == loader.held.models()
     assert loader.metrics.multiplex_models.values["load",] == len(entries)
@@ -509,11 +496,11 @@ class TestDoor:
         assert list(results) == ["a1", "b2", "a3"]
         assert translator.batches == [("a", [1, 3]), ("b", [2])]
 
-    async def test_a_loan_is_for_one_block(self) -> None:
-        loan = Translator().get_model("a")
-        async with loan:
+    async def test_a_use_is_for_one_block(self) -> None:
+        use = Translator().get_model("a")
+        async with use:
             with pytest.raises(RuntimeError, match="entered already"):
-                await loan.__aenter__()
+                await use.__aenter__()
 
     @pytest.mark.parametrize("bound", [0, -2, 1.5, True])
     def test_a_bound_that_makes_no_sense_is_named(self, bound: Any) -> None:

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 from pierhead.errors import Backpressure, SettingsError
+from pierhead.held import loaded_models
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.llm_config import ENGINE_EXPECTED, ENGINE_NAMES, LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
-from pierhead.multiplex.loans import loaded_models
 from pydantic import ValidationError
 
 from services.llm.server import bodies
 from services.llm.server.engine import EngineLoad
 from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
-from services.llm.server.models.adapters import MOST_FETCHES, Adapters
+from services.llm.server.models.adapters import Adapters
 from services.llm.server.registry import ENGINES, engine_class
 from services.llm.server.settings import ServerSettings
 from services.llm.server.watchdog import TokenWatchdog
@@ -242,7 +242,7 @@ async def test_an_engine_is_not_left_in_the_middle_of_a_load(loras: Path) -> Non
     assert adapters.held == ("a",)
 
 
-async def test_a_download_that_nobody_waits_for_is_joined_and_there_are_not_many(tmp_path: Path) -> None:
+async def test_a_download_that_all_callers_have_left_goes_on_and_its_adapter_is_kept(tmp_path: Path) -> None:
     go_on, asked = threading.Event(), []
 
     def fetch(source: str, cache: Path, report: Any) -> Path:
@@ -251,28 +251,15 @@ async def test_a_download_that_nobody_waits_for_is_joined_and_there_are_not_many
         return tmp_path
 
     adapters = await some_adapters("s3://bucket/loras", 1, fetch=fetch)
-
-    async def ask_and_leave(name: str) -> None:
-        asking = asyncio.ensure_future(adapters.load(name))
-        await until(lambda: bool(adapters._loaded._library.shelf.entries), "it is to be loaded")
-        await until(lambda: f"s3://bucket/loras/{name}" in asked, "it is being fetched")
+    for _ in range(3):
+        asking = asyncio.ensure_future(adapters.load("a"))
+        await until(lambda: asked == ["s3://bucket/loras/a"], "it is being fetched")
         asking.cancel()
         await asyncio.wait([asking])
-        await until(lambda: not adapters._loaded._library.shelf.entries, "it is not to be loaded any more")
-
-    for _ in range(3):
-        await ask_and_leave("a")
-    assert asked == ["s3://bucket/loras/a"]
-    for number in range(MOST_FETCHES - 1):
-        await ask_and_leave(f"b{number}")
-    with pytest.raises(Backpressure, match="8 other adapters are, the first of them s3://bucket/loras/a; try later"):
-        await adapters.load("c")
-    last = asyncio.ensure_future(adapters.load("a"))
     go_on.set()
-    await last
-    assert len(asked) == MOST_FETCHES
-    await until(lambda: not adapters._fetches, "all downloads have ended")
-    await adapters.load("c")
+    await until(lambda: adapters.held == ("a",), "it is loaded")
+    await adapters.load("a")
+    assert asked == ["s3://bucket/loras/a"]
 
 
 async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(loras: Path) -> None:

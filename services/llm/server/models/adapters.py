@@ -15,7 +15,7 @@ from pathlib import Path
 from pierhead.errors import Backpressure
 from pierhead.llm_config import Lora
 from pierhead.metrics import PROCESS, RuntimeMetrics
-from pierhead.multiplex.loans import Loan, Multiplexed
+from pierhead.multiplex.multiplexed import ModelUse, Multiplexed
 
 from services.llm.server.background import in_background
 from services.llm.server.engine import LLMEngine, Report
@@ -24,9 +24,6 @@ from services.llm.server.errors import LLMRequestError, LLMStartError, SourceNot
 Fetch = Callable[[str, Path, Report], Path]
 """A local directory with everything of a source, `s3://...`, kept below a cache directory. Blocks: it is called in a
 thread. Raises SourceNotFoundError where there is nothing."""
-
-MOST_FETCHES = 8
-"""Adapters that are fetched at a time. Whoever asked may have left: a download cannot be told to stop."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """No slash and no dot in front: a name is one directory of those below the given one."""
@@ -65,10 +62,9 @@ class Adapters:
         self._cache = cache
         self._report = report
         self._loaded: Multiplexed[LoadedAdapter] = Multiplexed(self._load, self._bound, name="lora", metrics=metrics)
-        self._pins: dict[str, Loan[LoadedAdapter]] = {}
+        self._pins: dict[str, ModelUse[LoadedAdapter]] = {}
         self._pinning = asyncio.Lock()
         """Of those who change them: of two loans for one pin nobody would give back the first."""
-        self._fetches: dict[str, asyncio.Future[Path]] = {}
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -146,8 +142,8 @@ class Adapters:
         await self._pins.pop(adapter).__aexit__(None, None, None)
 
     async def _load(self, adapter: str) -> LoadedAdapter:
-        """Cancelled when nobody waits for it any more; what the engine has begun it then brings to its end: an engine
-        that is left in the middle may have the adapter, and nobody would know."""
+        """Cancelled when the replica ends. A load that the engine has begun is then awaited: the engine may have the
+        adapter all the same, and the cache has to unload it."""
         path = await self._find(adapter)
         loading = asyncio.ensure_future(self._engine.load_adapter(adapter, str(path)))
         try:
@@ -165,31 +161,11 @@ class Adapters:
                 raise unknown_adapter(adapter, where)
             return path
         try:
-            return await asyncio.shield(self._fetched(where))
+            return await in_background(self._fetch, where, self._cache, self._report)
         except SourceNotFoundError as error:
             raise unknown_adapter(adapter, where) from error
         except LLMStartError as error:
             raise LLMStartError(f'the adapter "{adapter}" cannot be fetched: {error}') from error
-
-    def _fetched(self, where: str) -> asyncio.Future[Path]:
-        """One download of an adapter at a time, also when those who asked for it have left. Raises Backpressure."""
-        going_on = self._fetches.get(where)
-        if going_on is not None:
-            return going_on
-        if len(self._fetches) >= MOST_FETCHES:
-            raise Backpressure(
-                f"{where} is not fetched now: {MOST_FETCHES} other adapters are, the first of them "
-                f"{next(iter(self._fetches))}; try later"
-            )
-        fetch = asyncio.ensure_future(in_background(self._fetch, where, self._cache, self._report))
-        self._fetches[where] = fetch
-        fetch.add_done_callback(lambda ended: self._forget_fetch(where, ended))
-        return fetch
-
-    def _forget_fetch(self, where: str, ended: asyncio.Future[Path]) -> None:
-        del self._fetches[where]
-        if not ended.cancelled():
-            ended.exception()  # told to those who still wait; if none does, nobody misses it
 
 
 def check_name(adapter: str) -> None:

@@ -13,7 +13,7 @@ from pierhead.calls.clients import Clients, close_handles
 from pierhead.edge import logs
 from pierhead.edge.methods import registration_of
 from pierhead.errors import PierheadError, SettingsError
-from pierhead.multiplex.loans import close_models
+from pierhead.multiplex.multiplexed import close_models
 from pierhead.replica.server import ReplicaServer, listeners_of
 from pierhead.replica.watchdog import Watchdog
 from pierhead.settings import Settings

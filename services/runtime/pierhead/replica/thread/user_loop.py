@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from pierhead.calls.clients import Clients, close_handles
 from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import Unavailable
-from pierhead.multiplex.loans import close_models
+from pierhead.multiplex.multiplexed import close_models
 from pierhead.replica.thread.crossing import Crossing, HandOver, Mailbox
 from pierhead.replica.thread.user_context import UserContext, UserRequests
 from pierhead.settings import Settings

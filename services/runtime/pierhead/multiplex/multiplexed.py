@@ -1,7 +1,6 @@
 """`@multiplexed`: one replica serves many models, loads each when it is asked for, and keeps those used last.
 
-`multiplex_shelf` decides what is loaded and unloaded, `multiplex_library` does it, `multiplex_held` tells callers what
-a replica holds and `multiplex_routing` is what they make of it; here is the door.
+`cache.py` loads and unloads the models. `pierhead.held` tells callers which models a replica holds.
 """
 
 from __future__ import annotations
@@ -15,18 +14,15 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from pierhead import metrics as runtime_metrics
 from pierhead.errors import BadRequest
-from pierhead.held import HELD, MODELS_KEY, Held, loaded_models
-from pierhead.multiplex.library import Library
-from pierhead.multiplex.shelf import Entry, State
+from pierhead.held import HELD, Held
+from pierhead.multiplex.cache import Entry, ModelCache, ModelState
 from pierhead.request import CURRENT, MODEL_KEY
-
-__all__ = ["HELD", "MODELS_KEY", "Loan", "Multiplexed", "close_models", "loaded_models", "multiplexed"]
 
 M = TypeVar("M")
 
 
-class Loan(Generic[M]):
-    """A model that was asked for: await it, or enter it. See `Multiplexed`."""
+class ModelUse(Generic[M]):
+    """A model that was asked for: await it, or use it with `async with`. See `Multiplexed`."""
 
     __slots__ = ("_entry", "_model_id", "_models", "_task")
 
@@ -34,24 +30,24 @@ class Loan(Generic[M]):
         self._models = models
         self._model_id = model_id
         self._task = task
-        self._entry: Entry | None = None
+        self._entry: Entry[M] | None = None
 
     def __await__(self) -> Generator[Any, None, M]:
-        """The model; nobody unloads it before the task that asked for it has ended."""
+        """The model; it is not unloaded before the task that asked for it has ended."""
         return self._models._keep(self._model_id, self._task).__await__()
 
     async def __aenter__(self) -> M:
-        """The model; nobody unloads it before the block is left."""
+        """The model; it is not unloaded before the block is left."""
         if self._entry is not None:
-            raise RuntimeError("this loan was entered already: call the multiplexed function again for another")
-        self._entry = await self._models._library.acquire(self._model_id)
+            raise RuntimeError("this use was entered already: call the multiplexed function again for another")
+        self._entry = await self._models._cache.acquire(self._model_id)
         return cast("M", self._entry.model)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._entry is not None:
-            self._models._library.release(self._entry)
+            self._models._cache.release(self._entry)
 
 
 class Multiplexed(Generic[M]):
@@ -80,10 +76,10 @@ class Multiplexed(Generic[M]):
         self._metrics = metrics or runtime_metrics.PROCESS
         self._held = held
         self._function = function
-        self._library: Library[M] = Library(
+        self._cache: ModelCache[M] = ModelCache(
             function, _places(max_num_models_per_replica), self._name, self._metrics, held
         )
-        self._kept: dict[asyncio.Task[Any], dict[str, Entry]] = {}
+        self._kept: dict[asyncio.Task[Any], dict[str, Entry[M]]] = {}
         """What tasks have awaited, until they end."""
         held.begin()
 
@@ -100,7 +96,7 @@ class Multiplexed(Generic[M]):
         vars(instance)[self._attribute] = made
         return made
 
-    def __call__(self, model_id: str | None = None) -> Loan[M]:
+    def __call__(self, model_id: str | None = None) -> ModelUse[M]:
         """A model, loaded when it is not: await the result, or use it with `async with`.
 
         Without an id: the one that the current request is for; raises BadRequest when it names none. Awaiting raises
@@ -112,61 +108,51 @@ class Multiplexed(Generic[M]):
             raise ValueError(f"{self._name}: expected the id of a model, some text, found {model_id!r}")
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError(f"{self._name} was called outside of a task: nobody would give the model back")
-        return Loan(self, model_id, task)
+            raise RuntimeError(
+                f"{self._name} was called outside of a task: a model is in use until the task that asked for it ends"
+            )
+        return ModelUse(self, model_id, task)
 
     @property
     def models(self) -> tuple[str, ...]:
         """The ids of the models that are loaded; the one whose last use is longest ago comes first."""
-        entries = self._library.shelf.entries.values()
-        return tuple(entry.model_id for entry in entries if entry.state is State.LOADED)
+        entries = self._cache.entries.values()
+        return tuple(entry.model_id for entry in entries if entry.state is ModelState.LOADED)
 
     async def drop(self, model_id: str) -> bool:
-        """Unload a model, and return when it is gone; False where somebody uses it or waits for it."""
-        return await self._library.drop(model_id)
-
-    def set_max_num_models_per_replica(self, value: int) -> None:
-        """Change how many models may be held, -1 = any number. Models in use stay until they are not.
-
-        Raises ValueError.
-        """
-        self._library.shelf.bound = _places(value)
-        self._bound = value
-        if self._library.shelf.entries:
-            self._library.go_on()
+        """Unload a model, and return when it is gone; False where a caller uses it or waits for it."""
+        return await self._cache.drop(model_id)
 
     async def _keep(self, model_id: str, task: asyncio.Task[Any]) -> M:
         """A model that is in use until `task` ends."""
         self._reject_more_than_fit(model_id, self._kept.get(task, {}))
-        entry = await self._library.acquire(model_id)
+        entry = await self._cache.acquire(model_id)
         model = cast("M", entry.model)
         if task.done():
-            self._library.release(entry)
+            self._cache.release(entry)
             return model
         kept = self._kept.get(task)
         if kept is None:
             kept = self._kept[task] = {}
             task.add_done_callback(self._give_back)
         if model_id in kept:
-            self._library.release(entry)
+            self._cache.release(entry)
         else:
             kept[model_id] = entry
         return model
 
     def _give_back(self, task: asyncio.Task[Any]) -> None:
         for entry in self._kept.pop(task).values():
-            self._library.shelf.leave(entry)
-        self._library.go_on()
+            self._cache.release(entry)
 
-    def _reject_more_than_fit(self, model_id: str, kept: dict[str, Entry]) -> None:
-        """One who keeps every place and waits for another would wait for itself."""
-        shelf = self._library.shelf
-        known = shelf.entries.get(model_id)
-        if shelf.bound is None or len(kept) < shelf.bound or (known is not None and known.state is not State.WANTED):
+    def _reject_more_than_fit(self, model_id: str, kept: dict[str, Entry[M]]) -> None:
+        """A task that keeps every place and waits for another would wait for itself."""
+        bound, known = self._cache.bound, self._cache.entries.get(model_id)
+        if bound is None or len(kept) < bound or (known is not None and known.state is not ModelState.WANTED):
             return
         raise RuntimeError(
             f'{self._name}: this task keeps {", ".join(sorted(kept))} until it ends and asks for "{model_id}", but '
-            f"max_num_models_per_replica is {shelf.bound}: raise that, or give models back earlier with `async with`"
+            f"max_num_models_per_replica is {bound}: raise that, or give models back earlier with `async with`"
         )
 
 
@@ -214,7 +200,7 @@ class _Decorator:
 
 async def close_models() -> None:
     """Unload every model that multiplexed functions of the running loop hold. `serve` does it at its end."""
-    await asyncio.gather(*[library.close() for library in Library.of_running_loop()])
+    await asyncio.gather(*[cache.close() for cache in ModelCache.of_running_loop()])
 
 
 def _requested_model() -> str:
