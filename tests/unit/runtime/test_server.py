@@ -181,7 +181,7 @@ class TestGrpc:
                 await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=PATIENCE_S)
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert str(caught.value.details()).startswith("asyncio.exceptions.CancelledError")
-        assert server.metrics.requests.values == {(f"{ECHO}/Echo", "INTERNAL"): 1}
+        await until(lambda: server.metrics.requests.values == {(f"{ECHO}/Echo", "INTERNAL"): 1}, "it is counted")
 
     async def test_a_method_that_the_service_lacks(self, cluster: Cluster) -> None:
         class Half(echo_pb2_grpc.EchoServicer):
