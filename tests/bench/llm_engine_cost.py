@@ -35,7 +35,7 @@ class Case:
 
     streams: int
     tokens_per_s: float
-    tick_s: float
+    step_s: float
 
 
 CASES = (
@@ -50,7 +50,7 @@ CASES = (
 async def measure(case: Case) -> str:
     """One line of the table."""
     port, admin = _free_port(), _free_port()
-    kwargs = {"tokens_per_s": case.tokens_per_s, "tick_s": case.tick_s, "max_num_seqs": case.streams}
+    kwargs = {"tokens_per_s": case.tokens_per_s, "step_s": case.step_s, "max_num_seqs": case.streams}
     config = {"engine": "mock", "model_loading": {"model_id": "mock"}, "engine_kwargs": kwargs}
     environ = os.environ | {
         "PIERHEAD_LLM_CONFIG": json.dumps(config), "PIERHEAD_PORT": str(port), "PIERHEAD_ADMIN_PORT": str(admin),
@@ -94,7 +94,7 @@ async def _load(case: Case, port: int, process: psutil.Process) -> str:
     took = time.monotonic() - first[0]
     cpu = sum(process.cpu_times()[:2]) - before
     return (
-        f"{case.streams:7} {case.tokens_per_s:12.0f} {case.tick_s * 1000:7.0f} {counts['tokens'] / took:10.0f} "
+        f"{case.streams:7} {case.tokens_per_s:12.0f} {case.step_s * 1000:7.0f} {counts['tokens'] / took:10.0f} "
         f"{counts['tokens'] / counts['replies']:12.2f} {cpu / took * 100:7.1f} {counts['tokens'] / cpu:16.0f} "
         f"{cpu / counts['replies'] * 1e6:12.1f} {statistics.median(ttfts) * 1000:9.1f}"
     )
@@ -113,7 +113,7 @@ def _free_port() -> int:
 
 def main() -> None:
     """Print the table."""
-    print("streams  tokens/s set  tick ms  tokens/s  tokens/reply  core %  tokens/core-s  us CPU/reply  TTFT p50 ms")
+    print("streams  tokens/s set  step ms  tokens/s  tokens/reply  core %  tokens/core-s  us CPU/reply  TTFT p50 ms")
     for case in CASES:
         print(asyncio.run(measure(case)), flush=True)
 

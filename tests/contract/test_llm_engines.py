@@ -33,6 +33,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Looks it up.", "parameters": SCHEMA}}
+LOOK_UP = "Look up the capital of France."
 PATIENCE_S = 60.0
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -53,8 +54,8 @@ class Candidate:
     """Whether it asks another server, whose address is its base_url."""
     lora: Lora | None = None
     has: frozenset[str] = frozenset()
-    """Beyond chat and completions: real (a model that knows something), kv_use, embeddings, score, tokenize, adapters,
-    weights (adapters are files that are read), sleep, reset_prefix_cache, tools, schema."""
+    """Beyond chat and completions: real (a model that knows something), kv_use, logprobs, embeddings, score, tokenize,
+    adapters, weights (adapters are files that are read), sleep, reset_prefix_cache, tools, schema (and grammars)."""
 
 
 def module_missing(name: str) -> str:
@@ -68,15 +69,17 @@ def variable_missing(name: str) -> str:
 ENGINES = [
     Candidate(
         "mock",
-        engine_kwargs={"tokens_per_s": 2000.0, "max_model_len": 2048},
+        engine_kwargs={
+            "tokens_per_s": 2000.0,
+            "max_model_len": 2048,
+            "script": [{"when": LOOK_UP, "text": '{"city": "Paris", "sure": true}', "tool": "look_up"}],
+        },
         has=frozenset(
             (
                 "adapters",
                 "embeddings",
                 "kv_use",
-                "regex",
                 "reset_prefix_cache",
-                "schema",
                 "score",
                 "sleep",
                 "tokenize",
@@ -87,7 +90,7 @@ ENGINES = [
     Candidate(
         "openai",
         behind=True,
-        has=frozenset(("adapters", "embeddings", "score", "tokenize", "tools", "schema", "regex")),
+        has=frozenset(("adapters", "embeddings", "score", "tokenize", "tools")),
     ),
     Candidate(
         "vllm",
@@ -103,7 +106,9 @@ ENGINES = [
         kept=True,
         missing=lambda: module_missing("vllm") or variable_missing("PIERHEAD_TEST_LLM_MODEL"),
         lora=Lora(dynamic_lora_loading_path="/adapters", max_num_adapters_per_replica=2),
-        has=frozenset(("real", "kv_use", "tokenize", "adapters", "weights", "reset_prefix_cache", "schema", "regex")),
+        has=frozenset(
+            ("real", "kv_use", "logprobs", "tokenize", "adapters", "weights", "reset_prefix_cache", "schema")
+        ),
     ),
 ]
 
@@ -280,7 +285,8 @@ async def test_overrides_take_the_place_of_members(engine: LLMEngine) -> None:
     assert (await one(engine.chat(request)))["usage"]["completion_tokens"] == 1
 
 
-async def test_logprobs(engine: LLMEngine) -> None:
+async def test_logprobs(engine: LLMEngine, candidate: Candidate) -> None:
+    need(candidate, "logprobs")
     body = await one(engine.chat(chat(logprobs=True, top_logprobs=2, max_tokens=3)))
     content = body["choices"][0]["logprobs"]["content"]
     assert len(content) == body["usage"]["completion_tokens"]
@@ -308,7 +314,8 @@ async def test_a_schema_is_kept_to(engine: LLMEngine, candidate: Candidate) -> N
 )
 async def test_a_tool_is_called(engine: LLMEngine, candidate: Candidate, choice: Any) -> None:
     need(candidate, "tools")
-    body = await one(engine.chat(chat(tools=[TOOL], tool_choice=choice, max_tokens=128)))
+    messages = [{"role": "user", "content": LOOK_UP}]
+    body = await one(engine.chat(chat(messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=128)))
     (call,) = body["choices"][0]["message"]["tool_calls"]
     assert call["type"] == "function"
     assert call["id"]
@@ -364,7 +371,8 @@ async def test_several_choices_are_streamed(engine: LLMEngine) -> None:
 
 async def test_a_tool_call_is_streamed(engine: LLMEngine, candidate: Candidate) -> None:
     need(candidate, "tools")
-    request = chat(tools=[TOOL], tool_choice="required", stream=True, max_tokens=128)
+    messages = [{"role": "user", "content": LOOK_UP}]
+    request = chat(messages=messages, tools=[TOOL], tool_choice="required", stream=True, max_tokens=128)
     name, arguments = "", ""
     for event in events_of(await all_of(engine.chat(request))):
         for call in event["choices"][0]["delta"].get("tool_calls") or []:
@@ -422,7 +430,6 @@ async def test_bad_grammars_are_refused(engine: LLMEngine, candidate: Candidate)
     need(candidate, "schema")
     bad = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "objekt"}}}
     await error_of(engine.chat(chat(response_format=bad)), 400)
-    need(candidate, "regex")
     await error_of(engine.chat(chat(structured_outputs={"regex": "(["})), 400)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
@@ -21,23 +20,6 @@ error object; what the engine raises is a failure of its own. Closing the iterat
 
 Report = Callable[[str, float | None, float], None]
 """Told of the start's progress: what it does, how much is done (None = not known), of how much; `pierhead.progress`."""
-
-Sink = Callable[[LLMReply], bool]
-"""Takes the reply that it is given; False = no more for now."""
-
-
-@runtime_checkable
-class Delivering(Protocol):
-    """What an engine's replies may be beside an iterator: they then reach the wire without the task that reads them."""
-
-    def deliver(self, sink: Sink) -> None:
-        """Have `sink` called with replies in the turn of the event loop in which they are made: no task is woken for
-        them. To be called after the first reply, and again when it has returned False.
-
-        What it is not given is there to be read as ever: the last reply always, what was made before, and everything
-        where this does nothing. So is what `sink` raises. It is given events, never a whole body, which may be too
-        large to be sent.
-        """
 
 
 @dataclass(frozen=True, slots=True)

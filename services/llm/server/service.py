@@ -27,7 +27,7 @@ from pierhead.routing_stats import publish
 from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
 from services.llm.server.background import in_background
-from services.llm.server.engine import Delivering, EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
 from services.llm.server.exposition import show
 from services.llm.server.models import loading
@@ -67,13 +67,11 @@ def _answered(call_of: Callable[[LLMServer], Call]) -> Method:
         try:
             async with self._adapter_of(request):
                 replies = call(request)
-                pass_on = _passing_on(replies, context)
                 try:
                     async for reply in replies:
                         _reject_too_large(reply)
                         begun = True
                         yield reply
-                        pass_on()
                 finally:
                     await _close(replies)  # an abort, where the caller has gone and so closed this
         except LLMRequestError as error:
@@ -414,24 +412,6 @@ async def _close(replies: Replies) -> None:
     aclose = getattr(replies, "aclose", None)
     if aclose is not None:
         await aclose()
-
-
-def _passing_on(replies: Replies, context: Any) -> Callable[[], None]:
-    """What has the engine's next replies sent as they are made, past the task that answers: where the engine can do so
-    (`Delivering`), and the caller is reached without waiting. Nothing elsewhere."""
-    write_now = getattr(context, "write_now", None)
-    if write_now is None or not isinstance(replies, Delivering):
-        return _nothing
-    deliver = replies.deliver
-
-    def pass_on() -> None:
-        if context.takes_now:
-            deliver(write_now)
-
-    return pass_on
-
-
-def _nothing() -> None: ...
 
 
 def _reject_too_large(reply: LLMReply) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,12 +15,10 @@ from hypothesis import strategies as st
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
-from services.llm.server.engine import Replies
 from services.llm.server.engines.mock import text as mock_text
 from services.llm.server.engines.mock.cache import BlockCache, chain_of
 from services.llm.server.engines.mock.engine import MockEngine
-from services.llm.server.engines.mock.schedule import Pace, Schedule, Sequence, Stage
-from services.llm.server.engines.mock.schema import smallest, smallest_match
+from services.llm.server.engines.mock.schedule import Pace, Schedule, Sequence
 from services.llm.server.errors import LLMRequestError
 
 pytestmark = pytest.mark.virtual_time
@@ -27,116 +26,103 @@ pytestmark = pytest.mark.virtual_time
 # ---------------------------------------------------------------------------------------------------------- schedule
 
 
-def pace(
+def schedule(
+    blocks: int = 1_000_000,
     tokens_per_s: float = 100.0,
     request_tokens_per_s: float = math.inf,
     ttft_s: float = 0.0,
     prefill_tokens_per_s: float = math.inf,
     max_num_seqs: int = 1000,
-    block_size: int = 4,
-) -> Pace:
-    return Pace(tokens_per_s, request_tokens_per_s, ttft_s, prefill_tokens_per_s, max_num_seqs, block_size)
-
-
-def schedule(blocks: int = 1_000_000, **of_pace: Any) -> Schedule:
-    return Schedule(pace(**of_pace), BlockCache(blocks), 0.0)
+) -> Schedule:
+    """Blocks of 4 tokens, and steps of 10 ms: one token for a request that runs alone."""
+    pace = Pace(tokens_per_s, request_tokens_per_s, ttft_s, prefill_tokens_per_s, max_num_seqs, 4, 0.01)
+    return Schedule(pace, BlockCache(blocks))
 
 
 def look(world: Schedule, now: float) -> dict[object, int]:
     """Tokens that came since the last look, by owner."""
-    told: dict[object, int] = {}
-    for sequence, count in world.advance(now):
-        told[sequence.owner] = told.get(sequence.owner, 0) + count
-        assert (sequence.given == sequence.total) == (sequence.stage is Stage.DONE), "the last tokens tell the end"
-    return told
+    return {sequence.owner: count for sequence, count in world.advance(now).items()}
 
 
 def test_one_request_has_the_whole_rate() -> None:
     world = schedule()
     world.add(Sequence("a", 8, (), 11), 0.0)
-    assert look(world, 0.0) == {"a": 1}, "the first token takes no time of its own"
-    assert look(world, 0.05) == {"a": 5}
-    assert look(world, 0.1) == {"a": 5}
-    assert (world.running, world.tokens) == (0, 19)
+    assert world.next_at() == 0.01
+    assert look(world, 0.01) == {"a": 1}
+    assert look(world, 0.05) == {"a": 4}
+    assert look(world, 0.11) == {"a": 6}
+    assert (world.running, world.tokens, world.next_at()) == (0, 19, math.inf)
 
 
-def test_a_look_that_is_early_by_a_rounding_error_finds_no_end() -> None:
+def test_a_look_that_is_early_by_a_rounding_error_finds_the_step() -> None:
     world = schedule()
     world.add(Sequence("a", 1, (), 11), 0.0)
-    assert look(world, 0.1 - 1e-9) == {"a": 10}
-    at, _ = world.next_at()
-    assert look(world, at) == {"a": 1}
-    assert world.running == 0
+    assert look(world, 0.11 - 1e-9) == {"a": 11}
 
 
-def test_those_that_run_share_the_rate() -> None:
+def test_requests_that_run_share_the_rate() -> None:
     world = schedule()
     for name in "ab":
         world.add(Sequence(name, 1, (), 101), 0.0)
-    assert look(world, 1.0) == {"a": 51, "b": 51}
+    assert look(world, 1.01) == {"a": 51, "b": 51}
 
 
-def test_when_one_ends_the_others_get_its_share_from_that_moment_on() -> None:
+def test_when_one_ends_the_others_get_its_share() -> None:
     world = schedule()
     world.add(Sequence("short", 1, (), 11), 0.0)
     world.add(Sequence("long", 1, (), 1001), 0.0)
-    # Both at 50/s until 0.2 s; then the long one alone at 100/s.
-    assert look(world, 1.0) == {"short": 11, "long": 1 + 10 + 80}
+    # Both at 50/s until 0.21 s; then the long one alone at 100/s.
+    assert look(world, 1.01) == {"short": 11, "long": 1 + 10 + 80}
 
 
 def test_a_request_is_no_faster_than_it_may_be() -> None:
     world = schedule(request_tokens_per_s=10.0)
     world.add(Sequence("a", 1, (), 1000), 0.0)
-    assert look(world, 1.0) == {"a": 11}
+    assert look(world, 1.01) == {"a": 11}
 
 
 def test_prompts_are_read_one_after_another_and_the_first_token_comes_then() -> None:
     world = schedule(prefill_tokens_per_s=100.0, ttft_s=0.5)
     world.add(Sequence("a", 100, (), 1), 0.0)
     world.add(Sequence("b", 100, (), 1), 0.0)
-    assert world.next_at() == (1.0, math.inf)
     assert look(world, 1.49) == {}
     assert look(world, 1.5) == {"a": 1}
     assert look(world, 2.49) == {}
     assert look(world, 2.5) == {"b": 1}
 
 
-def test_those_beyond_max_num_seqs_wait() -> None:
+def test_requests_beyond_max_num_seqs_wait() -> None:
     world = schedule(max_num_seqs=1)
     world.add(Sequence("a", 1, (), 101), 0.0)
     world.add(Sequence("b", 1, (), 1), 0.0)
     assert (world.running, world.waiting) == (1, 1)
-    assert look(world, 0.99) == {"a": 100}
-    assert look(world, 1.0) == {"a": 1, "b": 1}
+    assert look(world, 1.0) == {"a": 100}
+    assert look(world, 1.02) == {"a": 1, "b": 1}
     assert (world.running, world.waiting) == (0, 0)
 
 
-def test_one_that_is_dropped_leaves_its_place_to_the_next() -> None:
+def test_a_dropped_request_leaves_its_place_to_the_next() -> None:
     world = schedule(max_num_seqs=1)
     first = Sequence("a", 1, (), 101)
     world.add(first, 0.0)
     world.add(Sequence("b", 1, (), 2), 0.0)
-    look(world, 0.5)
-    world.drop(first, 0.5)
-    assert look(world, 0.5) == {"b": 1}
-    assert look(world, 2.0) == {"b": 1}
+    assert look(world, 0.5) == {"a": 50}
+    world.drop(first)
+    assert look(world, 2.0) == {"b": 2}
 
 
-def test_what_does_not_fit_the_blocks_waits_for_them() -> None:
+def test_a_request_that_does_not_fit_the_blocks_waits_for_them() -> None:
     world = schedule(blocks=10)
     world.add(Sequence("a", 4, (), 21), 0.0)
     world.add(Sequence("b", 4, (), 20), 0.0)
     assert (world.running, world.waiting) == (1, 1)
-    assert look(world, 0.21) == {"a": 21, "b": 2}
+    assert look(world, 0.23) == {"a": 21, "b": 2}
 
 
-def test_pause_and_resume_lose_no_time() -> None:
+def test_no_time_passes_before_resume() -> None:
     world = schedule(prefill_tokens_per_s=100.0)
     world.add(Sequence("a", 100, (), 101), 0.0)
     assert look(world, 0.5) == {}
-    world.pause(0.5)
-    assert look(world, 50.0) == {}
-    assert world.next_at() == (math.inf, math.inf)
     world.resume(50.0)
     assert look(world, 50.49) == {}
     assert look(world, 51.0) == {"a": 51}
@@ -161,9 +147,8 @@ def test_all_get_what_they_asked_for_and_never_faster_than_the_rate(
     wanted: list[tuple[float, int, int, float | None]], steps: list[float], seqs: int, prefill: float, blocks: int
 ) -> None:
     rate = 100.0
-    world = Schedule(
-        pace(rate, prefill_tokens_per_s=prefill, max_num_seqs=seqs, ttft_s=0.01), cache := BlockCache(blocks), 0.0
-    )
+    cache = BlockCache(blocks)
+    world = Schedule(Pace(rate, math.inf, 0.01, prefill, seqs, 4, 0.01), cache)
     sequences = {number: Sequence(number, each[1], (), each[2]) for number, each in enumerate(wanted)}
     events = [(each[0], "add", number) for number, each in enumerate(wanted)]
     events += [(each[0] + each[3], "drop", number) for number, each in enumerate(wanted) if each[3] is not None]
@@ -179,7 +164,7 @@ def test_all_get_what_they_asked_for_and_never_faster_than_the_rate(
         if what == "add":
             world.add(sequences[number], at)
         elif what == "drop":
-            world.drop(sequences[number], at)
+            world.drop(sequences[number])
             dropped.add(number)
         assert world.running <= seqs
         assert 0 <= cache.use <= 1
@@ -200,12 +185,11 @@ def test_when_it_is_looked_at_changes_nothing(steps: list[float]) -> None:
     for world in worlds:
         for number in range(5):
             world.add(Sequence(number, 50, (), 40 + number), 0.0)
-    got: dict[object, int] = {}
+    got: Counter[object] = Counter()
     now = 0.0
     for step in steps:
         now += step
-        for owner, count in look(worlds[0], now).items():
-            got[owner] = got.get(owner, 0) + count
+        got.update(look(worlds[0], now))
     assert got == look(worlds[1], now)
 
 
@@ -292,7 +276,7 @@ def test_blocks_are_never_lost(steps: list[tuple[str, int, bool]]) -> None:
     assert cache.take((), 6) is not None, "all of it can be had again"
 
 
-# ---------------------------------------------------------------------------------------------------- text and schemas
+# --------------------------------------------------------------------------------------------------------------- text
 
 
 @given(st.text())
@@ -317,67 +301,7 @@ def test_an_answer_that_comes_back_has_the_same_tokens(seed: int, count: int) ->
     assert mock_text.answer(seed, count) == answer
 
 
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]}, {"a": 0}),
-        ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, [False, False]),
-        ({"type": "string", "minLength": 3}, "aaa"),
-        ({"type": "string", "pattern": "^[a-z]{2}\\d+$"}, "aa0"),
-        ({"type": "integer", "minimum": 3}, 3),
-        ({"type": "integer", "exclusiveMinimum": 3, "multipleOf": 5}, 10),
-        ({"type": "integer", "maximum": -2}, -2),
-        ({"type": ["string", "null"]}, ""),
-        ({"enum": ["x", "y"]}, "x"),
-        ({"const": 7}, 7),
-        ({"anyOf": [{"$ref": "#/$defs/me"}], "$defs": {"me": {"type": "null"}}}, None),
-        ({"allOf": [{"required": ["a"]}, {"properties": {"a": {"const": 1}}}], "type": "object"}, {"a": 1}),
-    ],
-    ids=str,
-)
-def test_the_smallest_instance(schema: Any, expected: Any) -> None:
-    assert smallest(schema, "it") == expected
-
-
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"type": "objekt"}, "at /type: expected one of object, array"),
-        ("no", "at its root: expected an object"),
-        ({"$ref": "#/nowhere"}, "there is no #/nowhere"),
-        ({"$ref": "#"}, "it needs itself without end"),
-        ({"type": "integer", "minimum": 3, "maximum": 2}, "no number is within its bounds"),
-        ({"type": "array", "minItems": -1}, "at /minItems: expected an integer from 0"),
-    ],
-    ids=str,
-)
-def test_schemas_that_cannot_be_used(schema: Any, words: str) -> None:
-    with pytest.raises(LLMRequestError, match=re.escape(words)):
-        smallest(schema, "it")
-
-
-@pytest.mark.parametrize(
-    "pattern", ["a+b?", "(x|y){3}", r"\d{4}-\d\d", "[^a]", "(ab)\\1", "^$", ".*", r"[\w.]+@x\.com"]
-)
-def test_what_a_regular_expression_matches(pattern: str) -> None:
-    assert re.fullmatch(pattern, smallest_match(pattern, "it"))
-
-
 # ------------------------------------------------------------------------------------------------------------ together
-
-
-@pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "(((ab){100}c){100}){2}"])
-def test_a_match_that_would_be_endless_is_refused(pattern: str) -> None:
-    with pytest.raises(LLMRequestError, match="more than 10000 characters"):
-        smallest_match(pattern, "it")
-
-
-def test_an_instance_that_would_be_endless_is_refused() -> None:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(10):
-        schema = {"type": "array", "minItems": 1000, "items": schema}
-    with pytest.raises(LLMRequestError, match="more than 10000 values"):
-        smallest({"anyOf": [schema] * 10}, "it")
 
 
 async def started(**engine_kwargs: Any) -> MockEngine:
@@ -405,16 +329,22 @@ async def test_the_next_turn_finds_the_last_one_in_the_cache() -> None:
     assert known - 4 <= second.usage.cached_tokens <= known, "the answer's own blocks, too"
 
 
-@pytest.mark.parametrize("more", [{}, {"logprobs": True}])
-async def test_half_a_character_in_an_answer_stops_nobody(more: dict[str, Any]) -> None:
-    engine = await started(tokens_per_s=1000.0)
-    asked = {"structured_outputs": {"regex": "\ud83d"}}
-    odd, other = await asyncio.gather(
-        chat(engine, [{"role": "user", "content": "a"}], **asked, **more),
-        chat(engine, [{"role": "user", "content": "b"}], max_tokens=50),
-    )
-    assert json.loads(odd.data)["choices"][0]["message"]["content"] == "\ud83d"
-    assert other.usage.completion_tokens == 50
+async def test_a_scripted_answer_takes_the_place_of_made_up_tokens() -> None:
+    call = {"when": "weather", "text": '{"city": "Rome"}', "tool": "look_up"}
+    engine = await started(script=[{"when": "capital", "text": "Paris, où sinon?"}, call])
+
+    async def choice(content: str, **body: Any) -> Any:
+        reply = await chat(engine, [{"role": "user", "content": content}], **body)
+        return json.loads(reply.data)["choices"][0]
+
+    told = await choice("What is the capital?")
+    assert (told["message"]["content"], told["finish_reason"]) == ("Paris, où sinon?", "stop")
+    told = await choice("What is the capital?", max_tokens=1)
+    assert (told["message"]["content"], told["finish_reason"]) == ("Pari", "length")
+    told = await choice("And the weather?")
+    assert told["finish_reason"] == "tool_calls"
+    assert told["message"]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"city": "Rome"}'}
+    assert len((await choice("Else?"))["message"]["content"]) == 4 * 16, "no entry fits"
 
 
 async def test_what_is_cached_need_not_be_read() -> None:
@@ -451,16 +381,7 @@ def made(engine: MockEngine) -> float:
     return float(found[1])
 
 
-async def test_the_first_token_waits_for_no_tick_and_the_others_travel_together() -> None:
-    engine = await started(tokens_per_s=1000.0, tick_s=0.5)
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "stream": True}
-    replies = [reply async for reply in engine.chat(LLMRequest(body=json.dumps(body).encode(), model="m"))]
-    # The second one is what was due at the end, which is an event of its own and waits for no tick either.
-    assert [reply.tokens for reply in replies] == [1, 99]
-    assert replies[1].data.count(b"data: ") == 99 + len(("finish", "[DONE]"))
-
-
-async def test_in_steps_all_that_is_due_comes_at_the_end_of_one() -> None:
+async def test_all_that_is_due_comes_at_the_end_of_a_step() -> None:
     engine = await started(tokens_per_s=2000.0, request_tokens_per_s=1000.0, step_s=0.05)
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "stream": True}
     request = LLMRequest(body=json.dumps(body).encode(), model="m")
@@ -504,111 +425,8 @@ async def test_a_stall_makes_no_tokens_and_says_nothing() -> None:
     assert engine.load().running == 0
 
 
-def stream(engine: MockEngine, **body: Any) -> Any:
-    members = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, "stream": True} | body
-    return engine.chat(LLMRequest(body=json.dumps(members).encode(), model="m"))
-
-
-def text_of(replies: list[LLMReply], choice: int = 0) -> str:
-    """What a stream's events say, which have to be whole and in order."""
-    events = b"".join(reply.data for reply in replies).decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""]
-    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
-    return "".join(each["delta"].get("content", "") for each in choices if each["index"] == choice)
-
-
-@pytest.mark.parametrize("n", [1, 3])
-async def test_a_sink_gets_what_comes_and_whoever_reads_the_end(n: int) -> None:
-    engine = await started(tokens_per_s=2000.0)
-    plain = [reply async for reply in stream(engine, n=n)]
-    replies = stream(engine, n=n)
-    got = [await anext(replies)]
-    handed: list[LLMReply] = []
-
-    def sink(reply: LLMReply) -> bool:
-        handed.append(reply)
-        return True
-
-    replies.deliver(sink)
-    read = [reply async for reply in replies]
-    assert len(handed) > 1
-    assert [reply.usage.completion_tokens for reply in read] == [200 * n], "the last one, and no other"
-    got += handed + read
-    assert [reply.status for reply in got] == [200] + [0] * (len(got) - 1)
-    assert sum(reply.tokens for reply in got) == 200 * n
-    for choice in range(n):
-        assert text_of(got, choice) == text_of(plain, choice)
-
-
-async def test_what_a_sink_does_not_take_is_read_and_nothing_overtakes_it() -> None:
-    engine = await started(tokens_per_s=2000.0)
-    expected = text_of([reply async for reply in stream(engine)])
-    replies = stream(engine)
-    got: list[LLMReply] = []
-    handed = 0
-
-    def sink(reply: LLMReply) -> bool:
-        nonlocal handed
-        handed += 1
-        got.append(reply)
-        return handed % 3 != 0
-
-    async for reply in replies:
-        made_before = made(engine)
-        if len(got) % 2:  # as one that waits for its reader
-            async with asyncio.timeout(5):
-                while made(engine) == made_before and engine.load().running:  # noqa: ASYNC110 - no event tells
-                    await asyncio.sleep(0.0001)
-        got.append(reply)
-        replies.deliver(sink)
-    assert handed > 3
-    assert len(got) > handed
-    assert text_of(got) == expected
-
-
-async def test_what_a_sink_raises_is_told_to_whoever_reads_and_ends_the_request() -> None:
-    engine = await started()
-    replies = stream(engine, max_tokens=10_000)
-
-    def sink(reply: LLMReply) -> bool:
-        raise ZeroDivisionError("of the sink")
-
-    await anext(replies)
-    replies.deliver(sink)
-    with pytest.raises(ZeroDivisionError, match="of the sink"):
-        async with asyncio.timeout(5):
-            await anext(replies)
-    assert engine.load().running == 0
-
-
-async def test_a_sink_hears_nothing_of_a_request_that_was_aborted() -> None:
-    engine = await started(tokens_per_s=2000.0)
-    replies, other = stream(engine, max_tokens=10_000), stream(engine)
-    handed: list[LLMReply] = []
-
-    def sink(reply: LLMReply) -> bool:
-        handed.append(reply)
-        return True
-
-    await anext(replies)
-    replies.deliver(sink)
-    await replies.aclose()
-    assert [reply.tokens async for reply in other], "time has passed"
-    assert not handed
-    assert engine.load().running == 0
-
-
-async def test_a_request_that_is_to_fail_gives_a_sink_nothing() -> None:
+async def test_a_request_that_is_to_fail_fails_after_its_tokens() -> None:
     engine = await started(fail_after_tokens=5)
-    replies = stream(engine)
-    await anext(replies)
-    replies.deliver(lambda reply: pytest.fail("it was given a reply"))
-    reading = asyncio.ensure_future(all_of(replies))
-    done, _ = await asyncio.wait([reading], timeout=5)
-    assert done
     with pytest.raises(RuntimeError, match="fail_after_tokens = 5"):
-        await reading
-
-
-async def all_of(replies: Replies) -> list[LLMReply]:
-    return [reply async for reply in replies]
+        await chat(engine, [{"role": "user", "content": "Hi"}], stream=True)
+    assert engine.load().running == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Annotated, Any
 
@@ -14,34 +15,47 @@ Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Rate = Annotated[float, Field(gt=0, le=1e9)]
 
 
+class Scripted(BaseModel):
+    """An answer that takes the place of made-up tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    when: str = ""
+    """A part of the request's last message or of its prompt; "" = every request gets this answer."""
+    text: str
+    """The answer. With `tool`: the arguments of the call, as JSON."""
+    tool: str | None = None
+    """The function that the answer calls."""
+
+
 class MockArguments(BaseModel):
     """Unknown ones are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     ttft_s: Seconds = 0.0
-    """From the end of a prompt's prefill to the first token."""
+    """From the end of the prefill to the first token."""
     tokens_per_s: Rate = 2000.0
-    """What the whole replica makes; those that run share it."""
+    """Of the whole engine; the requests that run share it."""
     request_tokens_per_s: Rate | None = None
-    """The most that one request gets; None: all of it, when it is alone."""
+    """The most that one request gets; None = no bound of its own."""
     prefill_tokens_per_s: Rate | None = None
-    """Tokens of prompts that it reads in a second, one prompt after another; None: no time."""
+    """Tokens of prompts that are read in a second, one prompt after another; None = no time."""
     max_num_seqs: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Answers it works on at a time; others wait."""
+    """Answers that run at a time; others wait."""
     max_model_len: Annotated[int, Field(ge=2, le=10_000_000)] = 32_768
     """Tokens of prompt and answer together."""
     kv_blocks: Annotated[int, Field(ge=1, le=10_000_000)] = 16_384
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens of a block."""
     answer_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 64
-    """Length of an answer whose request names none; one that names max_tokens gets as many."""
+    """Length of an answer to a request without max_tokens."""
+    script: tuple[Scripted, ...] = ()
+    """Answers that are given; the first one that fits counts. A request that none fits gets made-up tokens."""
     embedding_size: Annotated[int, Field(ge=1, le=65_536)] = 64
-    tick_s: Annotated[float, Field(gt=0, le=1)] = 0.005
-    """Tokens that are due within so long travel together; the first one of a request never waits."""
-    step_s: Seconds = 0.0
-    """Above 0, it works in steps of so long, as engines with continuous batching do: what is due comes at the end of a
-    step, one token or so for each request that runs, and first tokens too."""
+    step_s: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """The engine works in steps of this length, as engines with continuous batching do: the tokens that are due come at
+    the end of a step."""
     loading_s: Seconds = 0.0
     adapters: tuple[str, ...] | None = None
     """The adapters that it can load; None = any."""
@@ -52,16 +66,9 @@ class MockArguments(BaseModel):
     fail_after_tokens: Annotated[int, Field(ge=1)] | None = None
     """Each request fails after so many of its tokens."""
     stall_after_tokens: Annotated[int, Field(ge=0)] | None = None
-    """After so many tokens in all it makes none any more, and says that it is well."""
+    """After so many tokens in all it makes none any more; check_health still passes."""
     ill: str | None = None
     """check_health fails with this message once the engine has started."""
-
-    def look_at(self, change: float, token: float, now: float) -> float:
-        """When to look what is due: the next change is at `change`, the next token at `token`; inf = never."""
-        if not self.step_s:
-            return min(change, max(token, now + self.tick_s))
-        due = min(change, token)
-        return due if due == math.inf else math.ceil(due / self.step_s) * self.step_s
 
     def pace(self) -> Pace:
         """For the schedule."""
@@ -72,13 +79,15 @@ class MockArguments(BaseModel):
             prefill_tokens_per_s=self.prefill_tokens_per_s or math.inf,
             max_num_seqs=self.max_num_seqs,
             block_size=self.block_size,
+            step_s=self.step_s,
         )
 
 
 def read_arguments(engine_kwargs: dict[str, Any]) -> MockArguments:
     """Raises LLMStartError that names each argument that cannot be."""
     try:
-        arguments = MockArguments.model_validate_json(_as_json(engine_kwargs))
+        # Through JSON: lists stand for tuples there.
+        arguments = MockArguments.model_validate_json(json.dumps(engine_kwargs))
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise LLMStartError(
@@ -92,10 +101,3 @@ def read_arguments(engine_kwargs: dict[str, Any]) -> MockArguments:
             f"{arguments.kv_blocks} kv_blocks of {arguments.block_size} hold: raise kv_blocks, or lower max_model_len"
         )
     return arguments
-
-
-def _as_json(engine_kwargs: dict[str, Any]) -> str:
-    """As JSON, in which lists may stand for tuples."""
-    import json
-
-    return json.dumps(engine_kwargs)

@@ -1,10 +1,10 @@
-"""An engine without a model, for tests, demos and load tests: deterministic tokens at a given pace, and a prefix cache
-that is counted as a real one.
+"""An engine without a model, for tests, demos and load tests: deterministic tokens at a given pace, scripted answers,
+and a prefix cache that counts as a real one does.
 
     plan      a request as what is to be answered      schedule  which token is due when
     replies   answers as OpenAI's JSON                 cache     blocks and who shares them
 
-One timer serves all requests. Tokens of a request that are due in one tick go out as one reply of several events.
+One timer serves all requests. The tokens of a request that are due in one step go out as one reply of several events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import functools
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pierhead.errors import Unavailable
@@ -24,14 +25,13 @@ from pierhead.request import new_request_id
 
 from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
-from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report, Sink
-from services.llm.server.engines.mock import text as mock_text
-from services.llm.server.engines.mock import vectors as mock_vectors
+from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engines.mock import text, vectors
 from services.llm.server.engines.mock.arguments import MockArguments, read_arguments
 from services.llm.server.engines.mock.cache import BlockCache, chain_of
 from services.llm.server.engines.mock.plan import Plan, check_length, plan_chat, plan_completions
 from services.llm.server.engines.mock.replies import News, Writer
-from services.llm.server.engines.mock.schedule import Schedule, Sequence, Stage
+from services.llm.server.engines.mock.schedule import Schedule, Sequence
 from services.llm.server.errors import LLMRequestError, LLMStartError, unknown_model
 
 LOADING_STEPS = 10
@@ -41,102 +41,41 @@ PlanOf = Callable[[bodies.Body, MockArguments], Plan]
 
 
 class _Job:
-    """One request's sequences, and what there is new of them: for the task that answers it, or for a sink."""
+    """One request's sequences, and the tokens that its task has not read yet."""
 
-    __slots__ = ("_changed", "_news", "_sink", "failure", "left", "patient", "sequences", "writer")
-
-    def __init__(self) -> None:
-        self.sequences: list[Sequence] = []
-        self.left = 0
+    def __init__(self, left: int, *, whole: bool) -> None:
+        """`whole`: its task waits for the end of all sequences."""
+        self._left = left
         """Sequences that are not done."""
-        self.patient = True
-        """Wants to hear of the end only."""
-        self.failure: Exception | None = None
-        self.writer: Writer | None = None
-        """Of a stream whose news a sink may be given."""
+        self._whole = whole
         self._news: list[News] = []
-        self._changed: asyncio.Future[None] | None = None
-        self._sink: Sink | None = None
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
 
-    def tell(self, number: int, count: int, done: bool) -> None:
-        """`count` more tokens of sequence `number`. `hand_on` follows, once all that is new was told."""
+    def tell(self, number: int, count: int, *, done: bool) -> None:
+        """`count` more tokens of sequence `number`."""
         self._news.append((number, count, done))
-        self.left -= done
-
-    def hand_on(self) -> None:
-        """Have what was told go out: by the sink, or by the task. The end is the task's."""
-        if self._sink is not None and self.writer is not None and self.left:
-            self._pour(self._sink, self.writer)
-        elif not self.patient or not self.left:
-            self._wake()
+        self._left -= done
+        if not self._whole or not self._left:
+            self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """End it."""
-        self.failure = error
-        self._wake()
+        """Have `news` raise."""
+        self._failure = error
+        self._changed.set()
 
-    def deliver(self, sink: Sink) -> None:
-        """See Delivering."""
-        if self.writer is not None:
-            self._sink = sink
-
-    def news(self) -> list[News]:
-        """What was told and not handed on, if it is time to hear of it. Raises what it failed with."""
-        if self.failure is not None:
-            raise self.failure
-        if not self._news or (self.patient and self.left):
-            return []
-        self._sink = None  # until these are on their way: nothing may overtake them
-        return self._take()
-
-    def change(self) -> asyncio.Future[None]:
-        """A future for the next news, where there are none now."""
-        self._changed = changed = asyncio.get_running_loop().create_future()
-        return changed
-
-    async def end(self) -> None:
-        """Wait for what a patient one hears of. Raises what it failed with."""
-        while not self.news():
-            await self.change()
-
-    def _take(self) -> list[News]:
+    async def news(self) -> list[News]:
+        """Wait for what comes next. Raises what the job failed with."""
+        await self._changed.wait()
+        self._changed.clear()
+        if self._failure is not None:
+            raise self._failure
         news, self._news = self._news, []
         return news
 
-    def _pour(self, sink: Sink, writer: Writer) -> None:
-        try:
-            if not sink(writer.events(self._take())):
-                self._sink = None
-        except Exception as error:  # whoever reads is told
-            self._sink = None
-            self.fail(error)
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None and not changed.done():
-            changed.set_result(None)
-
-
-class _Answer:
-    """The replies to one request."""
-
-    def __init__(self, job: _Job, replies: AsyncGenerator[LLMReply]) -> None:
-        self._replies = replies
-        self.deliver = job.deliver
-
-    def __aiter__(self) -> _Answer:
-        return self
-
-    def __anext__(self) -> Awaitable[LLMReply]:
-        return self._replies.__anext__()
-
-    async def aclose(self) -> None:
-        """Abort it."""
-        await self._replies.aclose()
-
 
 class MockEngine(LLMEngine):
-    """See MockArguments for its engine_kwargs. Raises LLMStartError for those that cannot be."""
+    """See MockArguments for its engine_kwargs. Raises LLMStartError for wrong ones."""
 
     needs_files = False
 
@@ -144,14 +83,14 @@ class MockEngine(LLMEngine):
         super().__init__(config)
         self._arguments = read_arguments(config.engine_kwargs)
         self._model = config.model_loading.model_id
-        # It reads nothing, but a directory that is named has to be there, as for an engine that does.
+        # It reads no files, but a directory that is named has to exist, as for an engine that reads it.
         if config.model_loading.source.startswith("/"):
             self.needs_files = True
         self._cache = BlockCache(self._arguments.kv_blocks)
-        self._schedule = Schedule(self._arguments.pace(), self._cache, 0.0)
+        self._schedule = Schedule(self._arguments.pace(), self._cache)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self._asleep = False
         self._jobs: set[_Job] = set()
         self._adapters: dict[str, str] = {}
         self._created = 0
@@ -169,7 +108,6 @@ class MockEngine(LLMEngine):
             if arguments.fail_start is not None:
                 raise LLMStartError(arguments.fail_start)
         self._loop = asyncio.get_running_loop()
-        self._schedule = Schedule(arguments.pace(), self._cache, self._loop.time())
         self._created = int(time.time())
 
     async def shutdown(self) -> None:
@@ -192,31 +130,30 @@ class MockEngine(LLMEngine):
         )
 
     def load(self) -> EngineLoad:
-        """Counts requests' choices, as the schedule does."""
+        """Counts each choice of a request."""
         schedule = self._schedule
         return EngineLoad(schedule.running, schedule.waiting, self._cache.use, schedule.tokens)
 
     async def check_health(self) -> None:
-        """Raises RuntimeError where it was told to."""
+        """Raises RuntimeError where engine_kwargs.ill says so."""
         if self._arguments.ill is not None:
             raise RuntimeError(self._arguments.ill)
 
     async def generate_one_token(self) -> None:
-        """Past all that wait."""
-        job = _Job()
-        sequence = Sequence((job, 0), 1, (), 1)
-        async with _Running(self, job, [sequence], at_once=True):
-            await job.end()
+        """Past all requests that wait."""
+        job = _Job(1, whole=True)
+        with self._running(job, [Sequence((job, 0), 1, (), 1)], at_once=True):
+            await job.news()
 
     # ---- requests
 
     def chat(self, request: LLMRequest) -> Replies:
         """/v1/chat/completions"""
-        return self._generated(request, plan_chat)
+        return self._generate(request, plan_chat)
 
     def completions(self, request: LLMRequest) -> Replies:
         """/v1/completions"""
-        return self._generated(request, plan_completions)
+        return self._generate(request, plan_completions)
 
     def embeddings(self, request: LLMRequest) -> Replies:
         """/v1/embeddings"""
@@ -235,50 +172,41 @@ class MockEngine(LLMEngine):
         return self._answer(request, self._detokenize)
 
     def pass_through(self, request: LLMRequest) -> Replies:
-        """Nothing."""
+        """The mock engine has no other paths."""
         return not_supported(request.path)
 
-    def _generated(self, request: LLMRequest, plan_of: PlanOf) -> Replies:
-        job = _Job()
-        return _Answer(job, self._generate(request, plan_of, job))
-
-    async def _generate(self, request: LLMRequest, plan_of: PlanOf, job: _Job) -> AsyncGenerator[LLMReply]:
+    async def _generate(self, request: LLMRequest, plan_of: PlanOf) -> AsyncIterator[LLMReply]:
         try:
             plan = plan_of(self._read(request), self._arguments)
         except LLMRequestError as error:
             yield reply_to(error)
             return
+        job = _Job(len(plan.answers), whole=not plan.stream)
         sequences = self._sequences(plan, job)
         writer = Writer(plan, new_request_id(), int(time.time()))
-        job.patient = not plan.stream
-        if plan.stream and self._arguments.fail_after_tokens is None:
-            job.writer = writer
-        async with _Running(self, job, sequences):
-            if plan.stream:
-                status = 200
-                # Not as long as something is to be made: that may end while a slow reader holds this up.
-                while writer.left:
-                    while not (news := job.news()):
-                        await job.change()
-                    reply = writer.events(news)
-                    if not writer.left:
-                        usage = _usage(plan, sequences)
-                        reply.data += writer.end(usage)
-                        reply.usage.CopyFrom(usage)
-                    reply.status, status = status, 0
-                    yield reply
-                    self._fail_where_told(plan.completion_tokens - writer.left)
-            else:
-                await job.end()
+        with self._running(job, sequences):
+            if not plan.stream:
+                await job.news()
                 self._fail_where_told(plan.completion_tokens)
                 usage = _usage(plan, sequences)
                 whole = writer.whole(usage, self._transfer(plan, sequences))
                 yield LLMReply(data=whole, status=200, tokens=usage.completion_tokens, usage=usage)
+                return
+            status = 200
+            while writer.left:
+                reply = writer.events(await job.news())
+                if not writer.left:
+                    usage = _usage(plan, sequences)
+                    reply.data += writer.end(usage)
+                    reply.usage.CopyFrom(usage)
+                reply.status, status = status, 0
+                yield reply
+                self._fail_where_told(plan.completion_tokens - writer.left)
 
     def _fail_where_told(self, given: int) -> None:
         most = self._arguments.fail_after_tokens
         if most is not None and given >= most:
-            raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: the request failed as it was told to")
+            raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: the request fails as engine_kwargs say")
 
     def _sequences(self, plan: Plan, job: _Job) -> list[Sequence]:
         salt = (self._cache.salt, bodies.adapter_of(plan.model))
@@ -303,8 +231,8 @@ class MockEngine(LLMEngine):
     def _grown(self, plan: Plan, number: int, chain: tuple[int, ...], salt: object) -> tuple[int, ...]:
         """The hashes of the blocks that an answer has filled."""
         answer = plan.answers[number]
-        text = plan.prompts[answer.prompt] + [mock_text.bytes_of(piece) for piece in answer.pieces]
-        return chain_of(text, self._arguments.block_size, salt, chain)
+        tokens = plan.prompts[answer.prompt] + [text.bytes_of(piece) for piece in answer.pieces]
+        return chain_of(tokens, self._arguments.block_size, salt, chain)
 
     def _transfer(self, plan: Plan, sequences: list[Sequence]) -> dict[str, Any]:
         """What another replica needs to go on with what was read here, as vLLM's connectors tell it."""
@@ -346,64 +274,40 @@ class MockEngine(LLMEngine):
         yield LLMReply(data=json.dumps(answer).encode(), status=200, usage=usage)
 
     async def _embed(self, body: bodies.Body) -> tuple[Any, int]:
-        texts = mock_text.prompts(body, "input")
-        size = bodies.integer(body, "dimensions", self._arguments.embedding_size, 1, self._arguments.embedding_size)
-        encoding = body.get("encoding_format") or "float"
-        if encoding not in ("float", "base64"):
-            raise LLMRequestError(
-                f"encoding_format: expected float or base64, found {json.dumps(encoding)}", param="encoding_format"
-            )
-        await self._compute(texts, "input")
-        data = []
-        for index, text in enumerate(texts):
-            values = mock_vectors.vector(text, size or 1)
-            data.append({
-                "object": "embedding", "index": index,
-                "embedding": mock_vectors.as_base64(values) if encoding == "base64" else values,
-            })  # fmt: skip
-        return _list_of(data, body, texts), sum(map(len, texts))
+        inputs = text.prompts(body, "input")
+        await self._compute(inputs, "input")
+        return vectors.embeddings(body, inputs, self._arguments.embedding_size), sum(map(len, inputs))
 
     async def _score(self, body: bodies.Body) -> tuple[Any, int]:
-        ones, others = mock_text.prompts(body, "text_1"), mock_text.prompts(body, "text_2")
-        if len(ones) not in (1, len(others)):
-            raise LLMRequestError(
-                f"text_1: expected one text, or as many as text_2, {len(others)}, found {len(ones)}", param="text_1"
-            )
+        ones, others = text.prompts(body, "text_1"), text.prompts(body, "text_2")
         await self._compute(ones + others, "text_2")
-        size = self._arguments.embedding_size
-        pairs = zip(ones * len(others) if len(ones) == 1 else ones, others, strict=True)
-        data = [
-            {"object": "score", "index": index,
-             "score": mock_vectors.likeness(mock_vectors.vector(one, size), mock_vectors.vector(other, size))}
-            for index, (one, other) in enumerate(pairs)
-        ]  # fmt: skip
-        return _list_of(data, body, ones + others), sum(map(len, ones + others))
+        return vectors.scores(body, ones, others, self._arguments.embedding_size), sum(map(len, ones + others))
 
     async def _tokenize(self, body: bodies.Body) -> tuple[Any, int]:
-        tokens = mock_text.conversation(body) if "messages" in body else mock_text.prompts(body, "prompt")[0]
-        ids = mock_text.ids_of(tokens)
+        tokens = text.conversation(body) if "messages" in body else text.prompts(body, "prompt")[0]
+        ids = text.ids_of(tokens)
         return {"count": len(ids), "max_model_len": self._arguments.max_model_len, "tokens": ids}, 0
 
     async def _detokenize(self, body: bodies.Body) -> tuple[Any, int]:
         ids = body.get("tokens")
         if not isinstance(ids, list):
             raise bodies.wrong("tokens", "an array of tokens", ids)
-        return {"prompt": mock_text.text_of(mock_text.tokens_of(ids, "tokens"))}, 0
+        return {"prompt": text.text_of(text.tokens_of(ids, "tokens"))}, 0
 
-    async def _compute(self, texts: list[list[bytes]], name: str) -> None:
+    async def _compute(self, inputs: list[list[bytes]], name: str) -> None:
         """Take as long as reading them does."""
-        if len(texts) > MOST_INPUTS:
-            raise LLMRequestError(f"{name}: expected at most {MOST_INPUTS} texts, found {len(texts)}", param=name)
-        for text in texts:
-            check_length(len(text), 1, self._arguments)
-        job = _Job()
-        salt = (self._cache.salt, "pooling")
-        size = self._arguments.block_size
+        if len(inputs) > MOST_INPUTS:
+            raise LLMRequestError(f"{name}: expected at most {MOST_INPUTS} texts, found {len(inputs)}", param=name)
+        for tokens in inputs:
+            check_length(len(tokens), 1, self._arguments)
+        job = _Job(len(inputs), whole=True)
+        salt, size = (self._cache.salt, "pooling"), self._arguments.block_size
         sequences = [
-            Sequence((job, number), len(text), chain_of(text, size, salt), 1) for number, text in enumerate(texts)
+            Sequence((job, number), len(tokens), chain_of(tokens, size, salt), 1)
+            for number, tokens in enumerate(inputs)
         ]
-        async with _Running(self, job, sequences):
-            await job.end()
+        with self._running(job, sequences):
+            await job.news()
 
     # ---- operations
 
@@ -423,15 +327,16 @@ class MockEngine(LLMEngine):
 
     async def sleep(self, level: int) -> None:
         """Stand still; level 2 forgets the cache."""
-        self._schedule.pause(self._now())
+        self._asleep = True
+        self._arm()
         if level > 1:
             self._cache.reset()
 
     async def wake(self) -> None:
         """Go on."""
-        if not self._stalls():
-            self._schedule.resume(self._now())
-            self.arm()
+        self._asleep = False
+        self._schedule.resume(self._now())
+        self._arm()
 
     async def reset_prefix_cache(self) -> None:
         """Forget what was read."""
@@ -457,81 +362,44 @@ class MockEngine(LLMEngine):
 
     # ---- the clock
 
-    def arm(self) -> None:
-        """Have the timer run when there is something to do next."""
-        if self._loop is None:
-            return
-        at = self._arguments.look_at(*self._schedule.next_at(), self._loop.time())
-        if self._timer is not None:
-            if at == self._timer_at:
-                return
+    def _arm(self) -> None:
+        """Have the timer run at the end of the next step, if there is anything to do."""
+        stalled = self._arguments.stall_after_tokens
+        at = self._schedule.next_at()
+        if self._loop is None or self._asleep or (stalled is not None and self._schedule.made >= stalled):
+            at = math.inf
+        if self._timer is not None and at == math.inf:
             self._timer.cancel()
             self._timer = None
-        if at < math.inf:
-            # Not the timer's own `when`: what uvloop gives for a time that has come has none.
-            self._timer, self._timer_at = self._loop.call_at(at, self._tick), at
+        elif self._timer is None and at < math.inf and self._loop is not None:
+            self._timer = self._loop.call_at(at, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        told: dict[_Job, None] = {}
-        try:
-            for sequence, count in self._schedule.advance(self._now()):
-                job, number = sequence.owner
-                job.tell(number, count, sequence.stage is Stage.DONE)
-                told[job] = None
-            for job in told:
-                job.hand_on()
-            if self._stalls():
-                self._schedule.pause(self._now())
-        finally:
-            self.arm()  # whatever one request brings out, the clock goes on for all others
-
-    def _stalls(self) -> bool:
-        most = self._arguments.stall_after_tokens
-        return most is not None and self._schedule.made >= most
+        for sequence, count in self._schedule.advance(self._now()).items():
+            job, number = sequence.owner
+            job.tell(number, count, done=sequence.done)
+        self._arm()
 
     def _now(self) -> float:
         return 0.0 if self._loop is None else self._loop.time()
 
-    def begin(self, job: _Job, sequences: list[Sequence], *, at_once: bool) -> None:
-        """Take a job's sequences in."""
-        now = self._now()
-        job.sequences = sequences
-        job.left = len(sequences)
+    @contextmanager
+    def _running(self, job: _Job, sequences: list[Sequence], *, at_once: bool = False) -> Iterator[None]:
+        """Work on a job until the block is left: what is not done then is aborted."""
         self._jobs.add(job)
         for sequence in sequences:
-            self._schedule.add(sequence, now, at_once=at_once)
-        self.arm()
-
-    def end(self, job: _Job) -> None:
-        """Forget a job, and abort what is left of it."""
-        self._jobs.discard(job)
-        if job.left:
-            now = self._now()
-            for sequence in job.sequences:
-                self._schedule.drop(sequence, now)
-            self.arm()
-        for sequence in job.sequences[:1]:
-            self._prompt_tokens += sequence.prompt
-            self._cached_tokens += sequence.cached
-
-
-class _Running:
-    """A job that the engine works on, until the block is left."""
-
-    __slots__ = ("_at_once", "_engine", "_job", "_sequences")
-
-    def __init__(self, engine: MockEngine, job: _Job, sequences: list[Sequence], *, at_once: bool = False) -> None:
-        self._engine = engine
-        self._job = job
-        self._sequences = sequences
-        self._at_once = at_once
-
-    async def __aenter__(self) -> None:
-        self._engine.begin(self._job, self._sequences, at_once=self._at_once)
-
-    async def __aexit__(self, *error: object) -> None:
-        self._engine.end(self._job)
+            self._schedule.add(sequence, self._now(), at_once=at_once)
+        self._arm()
+        try:
+            yield
+        finally:
+            self._jobs.discard(job)
+            for sequence in sequences:
+                self._schedule.drop(sequence)
+            self._arm()
+            self._prompt_tokens += sequences[0].prompt
+            self._cached_tokens += sequences[0].cached
 
 
 def _usage(plan: Plan, sequences: list[Sequence]) -> Usage:
@@ -544,13 +412,3 @@ def _usage(plan: Plan, sequences: list[Sequence]) -> Usage:
         cached_tokens=sum(sequence.cached for sequence in first.values()),
         finish_reason=plan.answers[0].finish,
     )
-
-
-def _list_of(data: list[Any], body: bodies.Body, texts: list[list[bytes]]) -> dict[str, Any]:
-    tokens = sum(map(len, texts))
-    return {
-        "object": "list",
-        "data": data,
-        "model": body["model"],
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from pierhead.llm.v1.llm_pb2 import LLMReply, Usage
 
 from services.llm.server.engines.mock.plan import Answer, Plan
-from services.llm.server.engines.mock.text import bytes_of
 
 DONE = b"data: [DONE]\n\n"
 _MARK = "\x00"
@@ -22,9 +20,9 @@ News: TypeAlias = tuple[int, int, bool]
 
 
 class _Choice:
-    """One answer as it is streamed: a token's event is what stands before it, the token as JSON, and what is behind."""
+    """One answer as it is streamed: a token's event is `before`, the token as JSON, and `behind`."""
 
-    __slots__ = ("before", "behind", "between", "given", "offset", "pieces")
+    __slots__ = ("before", "behind", "between", "given", "pieces")
 
     def __init__(self, before: bytes, behind: bytes, pieces: list[bytes]) -> None:
         self.before = before
@@ -33,8 +31,6 @@ class _Choice:
         self.pieces = pieces
         self.given = 0
         """Tokens that were streamed."""
-        self.offset = 0
-        """Where the next one stands in the text, for logprobs; characters."""
 
 
 class Writer:
@@ -71,25 +67,19 @@ class Writer:
         body["choices"] = [self._choice(number, answer) for number, answer in enumerate(self._plan.answers)]
         return json.dumps(body | {"usage": _usage(usage)} | more).encode()
 
-    # ---- inside
-
     def _tokens(self, number: int, count: int) -> bytes:
-        """The events of the next tokens of a choice; with the first one, what comes before it."""
+        """The events of the next tokens of a choice; the role or the call's name stands before the first token."""
         choice = self._choices[number]
         start = choice.given
         choice.given = end = start + count
         self.left -= count
-        if self._plan.logprobs is not None and self._plan.answers[number].tool is None:
-            tokens = b"".join(self._with_logprobs(number, at) for at in range(start, end))
-        else:
-            tokens = choice.before + choice.between.join(choice.pieces[start:end]) + choice.behind
+        tokens = choice.before + choice.between.join(choice.pieces[start:end]) + choice.behind
         return tokens if start else self._head(number) + tokens
 
     def _finish(self, number: int) -> bytes:
         """The last event of a choice."""
-        reason = self._plan.answers[number].finish
         empty: dict[str, Any] = {"delta": {}} if self._plan.chat else {"text": ""}
-        return self._event([{"index": number, **empty, "logprobs": None, "finish_reason": reason}])
+        return self._event([_choice(number, empty, self._plan.answers[number].finish)])
 
     def _frame(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._plan.model}
@@ -105,68 +95,34 @@ class Writer:
             content = {"delta": {"content": _MARK}}
         else:
             content = {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": _MARK}}]}}
-        event = self._event([{"index": number, **content, "logprobs": None, "finish_reason": None}])
-        before, _, behind = event.rpartition(_MARKED)
+        before, _, behind = self._event([_choice(number, content, None)]).rpartition(_MARKED)
         return _Choice(before, behind, _escaped(answer.pieces))
 
     def _head(self, number: int) -> bytes:
         if not self._plan.chat:
             return b""
-        answer = self._plan.answers[number]
+        tool = self._plan.answers[number].tool
         delta: dict[str, Any] = {"role": "assistant", "content": ""}
-        if answer.tool is not None:
-            call = {"index": 0, "id": self._call_id(number), "type": "function"}
-            call["function"] = {"name": answer.tool, "arguments": ""}
-            delta = {"role": "assistant", "content": None, "tool_calls": [call]}
-        return self._event([{"index": number, "delta": delta, "logprobs": None, "finish_reason": None}])
+        if tool is not None:
+            delta = {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **self._call(number, tool, "")}]}
+        return self._event([_choice(number, {"delta": delta}, None)])
 
-    def _call_id(self, number: int) -> str:
-        return f"call_{self._id.rpartition('-')[2]}{number}"
+    def _call(self, number: int, tool: str, arguments: str) -> dict[str, Any]:
+        call_id = f"call_{self._id.rpartition('-')[2]}{number}"
+        return {"id": call_id, "type": "function", "function": {"name": tool, "arguments": arguments}}
 
     def _choice(self, number: int, answer: Answer) -> dict[str, Any]:
         text = "".join(answer.pieces)
-        logprobs = None if self._plan.logprobs is None else self._logprobs(answer.pieces, 0)
-        rest = {"logprobs": logprobs, "finish_reason": answer.finish}
         if not self._plan.chat:
-            return {"index": number, "text": text, **rest}
+            return _choice(number, {"text": text}, answer.finish)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if answer.tool is not None:
-            call = {"id": self._call_id(number), "type": "function"}
-            call["function"] = {"name": answer.tool, "arguments": text}  # type: ignore[assignment]
-            message |= {"content": None, "tool_calls": [call]}
-            rest["logprobs"] = None
-        return {"index": number, "message": message, **rest}
+            message |= {"content": None, "tool_calls": [self._call(number, answer.tool, text)]}
+        return _choice(number, {"message": message}, answer.finish)
 
-    def _with_logprobs(self, number: int, at: int) -> bytes:
-        piece = self._plan.answers[number].pieces[at]
-        choice = self._choices[number]
-        offset, choice.offset = choice.offset, choice.offset + len(piece)
-        content: dict[str, Any] = {"delta": {"content": piece}} if self._plan.chat else {"text": piece}
-        logprobs = self._logprobs([piece], offset)
-        return self._event([{"index": number, **content, "logprobs": logprobs, "finish_reason": None}])
 
-    def _logprobs(self, pieces: Sequence[str], offset: int) -> dict[str, Any]:
-        """Made up: of a token's others, each is half as likely as the one before it."""
-        top = self._plan.logprobs or 0
-        if self._plan.chat:
-            return {
-                "content": [
-                    _entry(piece, 1)
-                    | {"top_logprobs": [_entry(_other(piece, rank), rank) for rank in range(1, top + 1)]}
-                    for piece in pieces
-                ],
-                "refusal": None,
-            }
-        offsets = []
-        for piece in pieces:
-            offsets.append(offset)
-            offset += len(piece)
-        return {
-            "tokens": list(pieces),
-            "token_logprobs": [_chance(1)] * len(pieces),
-            "top_logprobs": [{_other(piece, rank): _chance(rank) for rank in range(1, top + 1)} for piece in pieces],
-            "text_offset": offsets,
-        }
+def _choice(number: int, content: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {"index": number, **content, "logprobs": None, "finish_reason": finish}
 
 
 def _escaped(pieces: Sequence[str]) -> list[bytes]:
@@ -175,19 +131,6 @@ def _escaped(pieces: Sequence[str]) -> list[bytes]:
     if len(json.dumps(text)) == len(text) + 2:
         return [piece.encode() for piece in pieces]
     return [json.dumps(piece)[1:-1].encode() for piece in pieces]
-
-
-def _chance(rank: int) -> float:
-    return round(-rank * math.log(2), 6)
-
-
-def _other(piece: str, rank: int) -> str:
-    """The token itself, or one that was not taken."""
-    return piece if rank == 1 else f"{piece}~{rank}"
-
-
-def _entry(piece: str, rank: int) -> dict[str, Any]:
-    return {"token": piece, "logprob": _chance(rank), "bytes": list(bytes_of(piece))}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

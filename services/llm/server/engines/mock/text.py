@@ -1,7 +1,7 @@
-"""What the mock engine reads and writes: a toy tokeniser that can be undone, answers that depend on the prompt. Pure.
+"""The mock engine's text: a tokeniser of four bytes of UTF-8 to a token, and answers that depend on the prompt. Pure.
 
-A token is four bytes of UTF-8; the parts of a conversation are read one by one, so that an answer which comes back in
-the next turn's messages has the same tokens there.
+The parts of a conversation are tokenised one by one: an answer that comes back in the next turn's messages has the same
+tokens there.
 """
 
 from __future__ import annotations
@@ -86,6 +86,15 @@ def conversation(body: bodies.Body) -> list[bytes]:
 def header(role: str) -> list[bytes]:
     """What stands before a message."""
     return tokenise(f"<|{role}|>\n")
+
+
+def last_text(body: bodies.Body) -> str:
+    """The text of the last message, or of the prompt; "" where there is none."""
+    messages = body.get("messages")
+    if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
+        return _content(messages[-1], len(messages) - 1)
+    prompt = body.get("prompt")
+    return prompt if isinstance(prompt, str) else ""
 
 
 def _content(message: dict[str, Any], place: int) -> str:
