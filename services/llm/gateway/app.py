@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from pierhead.http.errors import ERROR_BODY
+from pierhead import http_errors
 
 from services.llm.gateway.endpoints import POSTS, Endpoint
 from services.llm.gateway.errors import runtime_error_body
@@ -25,7 +25,7 @@ def make_app(
     """The application. Raises SettingsError for a key file that cannot be used."""
     gateway = Gateway(settings, metrics or GatewayMetrics(), clock)
     app = web.Application(client_max_size=settings.max_body_bytes)
-    app[ERROR_BODY] = runtime_error_body
+    app[http_errors.ERROR_BODY] = runtime_error_body
     app.router.add_get("/health", gateway.health_handler)
     app.router.add_get("/ping", gateway.health_handler)
     app.router.add_post("/ping", gateway.health_handler)

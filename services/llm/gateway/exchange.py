@@ -6,17 +6,15 @@ key -> body -> model -> limits -> [prefill] -> service -> answer: whole, or even
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
-from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError, Unavailable
-from pierhead.http.direct_writer import direct_writer
-from pierhead.http.errors import ERROR_HEADERS
+from pierhead import has_replica, http_errors, on_request_end, set_model_id, sse
+from pierhead.errors import Backpressure, NoReplica, PierheadError, Unavailable
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
-from pierhead.request import CURRENT
 
 from services.llm.gateway.body.body import Asked, read_body
 from services.llm.gateway.endpoints import Endpoint, is_path
@@ -27,81 +25,45 @@ from services.llm.gateway.models.model_map import Route
 from services.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 
 if TYPE_CHECKING:
-    from pierhead.http.visit import Visit
-
     from services.llm.gateway.gateway import Gateway
     from services.llm.gateway.keys.key_file import Holder
-    from services.llm.gateway.models.targets import Target
 
 EVENTS = "text/event-stream"
 
-CLIENT_LEFT = "499"
-
-GAVE_UP = (CLIENT_LEFT, str(DeadlineExceeded.http_status))
-"""How requests end that their client, who says how long it waits, has ended."""
-
-LAST_EVENT_S = 2.0
-"""How long a stream that has failed may take to say so."""
-
-
-class EventResponse(web.StreamResponse):
-    """Its head goes with the first event, in one packet."""
-
-    _send_headers_immediately = False  # as in web.Response
+GAVE_UP = ("499", "504")
+"""Statuses of requests that their client ended: it left, or its deadline was over."""
 
 
 class Exchange:
     """One request of a client."""
 
-    __slots__ = (
-        "_asked", "_code", "_endpoint", "_gateway", "_headers", "_holder", "_meter", "_request", "_room", "_route",
-    )  # fmt: skip
+    __slots__ = ("_asked", "_endpoint", "_gateway", "_headers", "_holder", "_meter", "_request", "_room", "_route")
 
     def __init__(self, gateway: Gateway, request: web.Request, endpoint: Endpoint) -> None:
         self._gateway = gateway
         self._request = request
         self._endpoint = endpoint
-        visit = self._visit
-        self._meter = Meter(time.monotonic() if visit is None else visit.started)
+        self._meter = Meter(time.monotonic())
         self._holder: Holder | None = None
         self._asked: Asked | None = None
-        """Set once it was admitted."""
+        """Set once the request was admitted."""
         self._route: Route | None = None
         self._headers: dict[str, str] = {}
         """Of every answer."""
         self._room = 0
         """Bytes that were taken for the body."""
-        self._code = ""
-        """How a stream ended whose head had said something else."""
-
-    @property
-    def _visit(self) -> Visit | None:
-        return getattr(self._request, "visit", None)
 
     async def answer(self) -> web.StreamResponse:
-        """The response. Raises what the runtime's edge answers better: its own errors, and that the client left."""
-        code = CLIENT_LEFT
+        """The response. Raises the errors that the runtime answers: its own, and that the client left."""
+        on_request_end(self._request, self._account)
         self._gateway.ongoing += 1
         try:
-            response = await self._run()
-            code = self._code or str(response.status)
+            return await self._run()
         except ApiError as error:
-            code = str(error.status)
-            response = answer_error(error, self._headers)
-        except BaseException as error:
-            known = self._known(error)
-            if known is None:
-                code = self._code or code
-                raise
-            code = str(self._status(known))
-            if known is error:
-                raise
-            raise known from error
+            return answer_error(error, self._headers)
         finally:
             self._gateway.ongoing -= 1
             self._give_room_back()
-            self._account(code)
-        return response
 
     # ---- before the service
 
@@ -115,10 +77,8 @@ class Exchange:
         asked = read_body(body, content_type, messages=endpoint.messages)
         route = self._find(asked.model)
         self._admit(asked)
-        context = CURRENT.get()
-        if context is not None:
-            # The router goes by it, so it is the model's adapter, whatever the client has put into the header.
-            CURRENT.set(context._replace(model_id=route.adapter or None))
+        # Replicas are chosen by the adapter, so the client's own header must not count.
+        set_model_id(route.adapter or None)
         message = LLMRequest(
             body=asked.body_for(body, route.model),
             path=endpoint.path or request.path,
@@ -127,10 +87,10 @@ class Exchange:
             routing_text=asked.prompt.beginning,
         )
         if route.prefill is not None and endpoint.generates:
-            refused = await self._prefill(message, gateway.targets[route.prefill], asked, route)
+            refused = await self._prefill(message, route.prefill, asked, route)
             if refused is not None:
                 return refused
-        call = self._call(gateway.targets[route.service], message)
+        call = self._call(route.service, message)
         del body, message  # the call has it, until its answer begins
         try:
             return await self._relay(call, asked)
@@ -180,14 +140,14 @@ class Exchange:
         return route
 
     def _admit(self, asked: Asked) -> None:
-        """Count it against the key's limits."""
+        """Count the request against the limits of its key."""
         if self._holder is None:
             self._asked = asked
             return
         key, limits = self._holder
         now = self._gateway.clock()
         refused = limits.admit(asked.tokens, now)
-        self._request[ERROR_HEADERS] = self._headers = limits.headers(now)
+        self._request[http_errors.ERROR_HEADERS] = self._headers = limits.headers(now)
         if refused is None:
             self._asked = asked
             return
@@ -198,36 +158,35 @@ class Exchange:
         wait = {"Retry-After": str(math.ceil(refused.wait_s))}
         raise ApiError(429, message, kind=refused.what, code="rate_limit_exceeded", headers=wait)
 
-    def _call(self, target: Target, message: LLMRequest) -> Any:
-        return getattr(target.stub, self._endpoint.rpc)(message)
+    def _call(self, service: str, message: LLMRequest) -> Any:
+        return getattr(self._gateway.stubs[service], self._endpoint.rpc)(message)
 
     async def _prefill(
-        self, message: LLMRequest, target: Target, asked: Asked, route: Route
+        self, message: LLMRequest, service: str, asked: Asked, route: Route
     ) -> web.StreamResponse | None:
-        """Have the prompt read elsewhere, and `message` say where. Returns the answer where that refuses."""
+        """Have the prompt read by `service`, and `message` say where. Returns its answer if that is an error."""
         outcome = "error"
         try:
             if asked.choices > 1:  # what is handed over is the state of one sequence
                 outcome = "several_choices"
                 return None
-            if not target.has_replica() and self._gateway.settings.prefill_fallback:
+            if not has_replica(service) and self._gateway.settings.prefill_fallback:
                 outcome = "no_replica"
                 return None
             message.overrides = prefill_overrides(asked.members)
-            call = self._call(target, message)
-            replies = [reply async for reply in call]
+            replies = [reply async for reply in self._call(service, message)]
             status, body = _status_of(replies[:1]), b"".join(reply.data for reply in replies)
             if status >= 400:
                 return self._whole(status, body, replies[0].content_type)
             message.overrides = decode_overrides(body)
             outcome = "done" if message.overrides else "nothing_to_hand_over"
-        except Unavailable as error:  # also one that went away: what it has read is nothing that a client was told
+        except Unavailable as error:  # also a replica that went away: the client was told nothing of what it read
             if not self._gateway.settings.prefill_fallback:
                 raise
             message.overrides = ""
             outcome = "no_replica" if isinstance(error, NoReplica) else "unavailable"
         except ValueError as error:
-            told = f"{target.service}: the prefill service did not answer with JSON: {error}; look at its log"
+            told = f"{service}: the prefill service did not answer with JSON: {error}; look at its log"
             raise PierheadError(told) from error
         finally:
             self._gateway.metrics.prefill.inc((route.base, route.service, outcome))
@@ -244,106 +203,52 @@ class Exchange:
         status = _status_of([first])
         self._meter.begun = status < 400
         if status < 400 and _is_stream(first, asked.stream):
-            return await self._stream(call, first, status)
-        self._meter.note(first, time.monotonic())
-        pieces = [first.data]
-        async for reply in call:
-            self._meter.note(reply, time.monotonic())
-            pieces.append(reply.data)
+            self._meter.streamed = True
+            return await sse(
+                self._request,
+                _Begun(first, call),
+                self._noted,
+                status=status,
+                headers={**self._headers, hdrs.CONTENT_TYPE: first.content_type or EVENTS},
+                on_error=lambda error, _: error_event(error.kind, error.message),
+            )
+        pieces = [self._noted(first), *[self._noted(reply) async for reply in call]]
         return self._whole(status, b"".join(pieces), first.content_type)
+
+    def _noted(self, reply: LLMReply) -> bytes:
+        """The bytes of a reply, once it is counted."""
+        self._meter.note(reply, time.monotonic())
+        return reply.data
 
     def _whole(self, status: int, body: bytes, content_type: str) -> web.Response:
         return web.Response(
             status=status, body=body, headers={**self._headers, hdrs.CONTENT_TYPE: content_type or JSON}
         )
 
-    async def _stream(self, call: Any, first: LLMReply, status: int) -> web.StreamResponse:
-        """Write what comes, as it comes: what is there already goes together, nothing waits for more. To a client that
-        keeps up it is written in the turn of the loop in which it comes; this task hears of the end.
-        """
-        headers = {**self._headers, hdrs.CONTENT_TYPE: first.content_type or EVENTS, hdrs.CACHE_CONTROL: "no-cache"}
-        response = EventResponse(status=status, headers=headers)
-        self._meter.streamed = True
-        writer = await response.prepare(self._request)
-        if writer is None:
-            raise ConnectionResetError("the response has ended already")
-        reply = first
-        try:
-            await writer.write(self._noted([reply, *call.read_ready()]))
-            direct = direct_writer(writer)
-
-            def pass_on(replies: list[LLMReply]) -> bool:
-                assert direct is not None  # noqa: S101
-                return direct.write(self._noted(replies))
-
-            while True:
-                if direct is not None:
-                    call.deliver(pass_on)
-                reply = await anext(call)
-                await writer.write(self._noted([reply, *call.read_ready()]))
-        except StopAsyncIteration:
-            await response.write_eof()
-        except (Exception, asyncio.CancelledError) as error:
-            known = self._known(error)
-            if known is None:
-                raise
-            self._failed(known)
-            await self._end(response, error_event(known.kind, known.message))
-        return response
-
-    def _noted(self, replies: list[LLMReply]) -> bytes:
-        """What they hold, once it is counted."""
-        note, at = self._meter.note, time.monotonic()
-        for reply in replies:
-            note(reply, at)
-        return replies[0].data if len(replies) == 1 else b"".join([reply.data for reply in replies])
-
-    async def _end(self, response: web.StreamResponse, last: bytes) -> None:
-        """Write the last event. A client that takes nothing any more is cut off: its time is over already."""
-        try:
-            async with asyncio.timeout(LAST_EVENT_S):
-                await response.write_eof(last)
-        except (TimeoutError, asyncio.CancelledError):
-            # The latter also when nobody cancels: aiohttp waits for the same future as the write that was given up.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            if self._request.transport is not None:
-                self._request.transport.abort()
-            raise ConnectionResetError("the client did not take the last event of its stream") from None
-
-    def _failed(self, error: PierheadError) -> None:
-        """A stream that had begun well has ended with `error`."""
-        self._code = str(self._status(error))
-        visit = self._visit
-        if visit is not None:
-            visit.outcome = self._code
-
-    # ---- its end
-
-    def _known(self, error: BaseException) -> PierheadError | None:
-        """What to tell the client of `error`; None when nobody is there to be told."""
-        transport, visit = self._request.transport, self._visit
-        if transport is None or transport.is_closing():
-            return None
-        if visit is None:
-            return error if isinstance(error, PierheadError) else None
-        return visit.known(error, f"POST {self._request.path}")
-
-    def _status(self, error: PierheadError) -> int:
-        """The HTTP status that the runtime gives it."""
-        visit = self._visit
-        if visit is not None and isinstance(error, Backpressure):
-            return visit.edge.settings.backpressure_status_code
-        return error.http_status
-
     def _account(self, code: str) -> None:
+        """Count the request, which has ended. `code`: the HTTP status that tells how."""
         gateway, asked, holder = self._gateway, self._asked, self._holder
         used = self._meter.used(asked, gave_up=code in GAVE_UP)
         if holder is not None and asked is not None:
             holder.limits.settle(asked.tokens, used.prompt + used.completion, gateway.clock())
         key = "" if holder is None else holder.key.name
         self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
+
+
+class _Begun:
+    """A call whose first reply was read already, as a source for `sse`."""
+
+    def __init__(self, first: LLMReply, call: Any) -> None:
+        self._first = first
+        self._call = call
+        self.read_ready = call.read_ready
+        self.deliver = call.deliver
+        self.cancel = call.cancel
+
+    async def __aiter__(self) -> AsyncIterator[LLMReply]:
+        yield self._first
+        async for reply in self._call:
+            yield reply
 
 
 def _too_large(limit: int) -> ApiError:
@@ -362,7 +267,7 @@ def _status_of(replies: list[LLMReply]) -> int:
 
 
 def _is_stream(first: LLMReply, asked: bool) -> bool:
-    """Whether an answer goes out as it comes: events, and what is no JSON, such as sound."""
+    """Whether an answer goes out as it comes: events, and anything but JSON, such as sound."""
     if first.content_type:
         return not first.content_type.startswith(JSON)
     return asked and not first.data.startswith(b"{")  # embeddings, say, are no events whatever was asked

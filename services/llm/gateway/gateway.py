@@ -9,6 +9,8 @@ from contextlib import suppress
 from importlib.metadata import version
 
 from aiohttp import hdrs, web
+from pierhead import handle, has_replica
+from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
 from services.llm.gateway.body.room import BodyRoom
 from services.llm.gateway.errors import ApiError, answer_error, unknown_model
@@ -17,7 +19,6 @@ from services.llm.gateway.keys.limits import Clock
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.models.cards import ModelCards
 from services.llm.gateway.models.model_list import ModelList
-from services.llm.gateway.models.targets import Target
 from services.llm.gateway.settings import GatewaySettings
 
 
@@ -34,7 +35,7 @@ class Gateway:
         metrics.bodies.read = lambda: self.bodies.taken
         self.models = settings.models
         services = dict.fromkeys((*self.models.services, *self.models.prefill_services))
-        self.targets = {service: Target(service) for service in services}
+        self.stubs = {service: handle(LLMServerStub, service) for service in services}
         self._keys = None if settings.keys_file is None else KeyFile(settings.keys_file, settings.gateways, clock)
         self._cards = ModelCards(self.models.services, settings.models_refresh_s, clock)
         self._list = ModelList(self.models, self._cards.card, int(time.time()))
@@ -42,7 +43,7 @@ class Gateway:
     async def live(self, _: web.Application) -> AsyncIterator[None]:
         """Owns what runs beside the requests, from the application's start to its end."""
         for service in self.models.prefill_services:
-            self.targets[service].has_replica()  # it is looked for from now on, not from the first request on
+            has_replica(service)  # the process watches it from now on, not from the first request on
         tasks = [asyncio.create_task(self._cards.keep(), name="what services say they serve")]
         if self._keys is not None:
             tasks.append(asyncio.create_task(self._keys.watch(), name="the file of API keys"))

@@ -22,15 +22,16 @@ from pierhead.errors import (
     Unavailable,
     UserCodeError,
 )
-from pierhead.handle import handle
+from pierhead.handle import handle, has_replica
 from pierhead.http.asgi_edge import asgi
+from pierhead.http.visit import on_request_end
 from pierhead.local import local, override_handle
 from pierhead.multiplex.multiplexed import multiplexed
 from pierhead.policies.registry import register_policy
 from pierhead.replica.health import recheck
 from pierhead.replica.process import serve, serve_async
 from pierhead.replica.starting import progress
-from pierhead.request import RequestContext, current_request
+from pierhead.request import RequestContext, current_request, set_model_id
 from pierhead.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,15 +62,18 @@ __all__ = [
     "current_request",
     "errors",
     "handle",
+    "has_replica",
     "http_errors",
     "local",
     "multiplexed",
+    "on_request_end",
     "override_handle",
     "progress",
     "recheck",
     "register_policy",
     "serve",
     "serve_async",
+    "set_model_id",
     "sse",
     "sse_event",
     "tensors",

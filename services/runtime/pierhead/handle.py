@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import grpc
 
 from pierhead.calls.channel import HandleChannel
+from pierhead.calls.clients import Clients
 from pierhead.lanes.transports import TRANSPORTS
 
 StubT = TypeVar("StubT")
@@ -80,3 +81,13 @@ def handle(
             eject_outliers=eject_outliers,
         )
     )
+
+
+def has_replica(service: str) -> bool:
+    """Whether handles of this process may call a replica of a service now, full or not.
+
+    The process watches the service from the first question on; until the first answer this is False. To be called
+    within an event loop.
+    """
+    clients = Clients.current()
+    return clients.pool(service, clients.settings.transport).has_callable

@@ -44,6 +44,20 @@ def current_request() -> RequestContext | None:
     return CURRENT.get()
 
 
+def set_model_id(model_id: str | None) -> None:
+    """Say which model the calls are for that the current request makes, in place of what its client's header said.
+
+    Without a request this does nothing. Raises ValueError for an id that cannot travel in a header.
+    """
+    if model_id is not None and accept_opaque(model_id) is None:
+        raise ValueError(
+            f"model_id: expected up to {MAX_ID_LENGTH} printable ASCII characters, found {model_id[:200]!r}"
+        )
+    context = CURRENT.get()
+    if context is not None:
+        CURRENT.set(context._replace(model_id=model_id))
+
+
 def new_request_id() -> str:
     """Sixteen hex digits. Unique enough to find log lines by; not a secret."""
     return f"{random.getrandbits(64):016x}"

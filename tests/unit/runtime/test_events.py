@@ -337,6 +337,29 @@ async def test_a_deadline_in_the_middle_is_told(cluster: Cluster) -> None:
     connection.leave()
 
 
+class Fills(HandsOver):
+    """Hands over more than a client takes, and then waits."""
+
+    async def __anext__(self) -> str:
+        if self.sink is None:
+            return "a"
+        while self.sink(["x" * 100_000]):
+            pass
+        await asyncio.Event().wait()
+        raise StopAsyncIteration
+
+
+async def test_a_client_that_reads_nothing_is_cut_off_at_the_deadline(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pierhead.http.events.LAST_EVENT_S", 0.1, raising=False)
+    stage = Stage(Fills)
+    connection = await stage.open(cluster, request_timeout_s=0.3)
+    await until(lambda: bool(stage.server.metrics.requests.values), "the request has ended")
+    assert stage.server.metrics.requests.values == {("GET /stream", "504"): 1}
+    connection.leave()
+
+
 async def test_how_a_failure_is_told_is_the_handler_s_choice(cluster: Cluster) -> None:
     async def source() -> AsyncIterator[str]:
         yield "a"

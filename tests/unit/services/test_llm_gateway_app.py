@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from google.protobuf.message import DecodeError
-from pierhead import Settings, override_handle
+from pierhead import Settings, handle, override_handle
 from pierhead.calls.absence import SwitchedOff
 from pierhead.calls.clients import Clients
 from pierhead.calls.listing import Listing
@@ -182,7 +182,7 @@ async def test_what_cannot_be_streamed_comes_whole(gateway: Stand) -> None:
 
 
 async def test_a_client_that_reads_nothing_is_cut_off(gateway: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.llm.gateway.exchange.LAST_EVENT_S", 0.1)
+    monkeypatch.setattr("pierhead.http.events.LAST_EVENT_S", 0.1)
     gateway.qwen.words = ("x" * 100_000,) * 400
     body = json.dumps(chat(stream=True)).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-request-timeout-seconds: 0.5\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -524,13 +524,17 @@ async def test_models(stand: Stand) -> None:
             stand.now += 601
 
 
-async def test_a_service_that_answers_nonsense_keeps_no_other_from_being_asked(stand: Stand) -> None:
-    cards = ModelCards(("llm-big", "llm-qwen"), 0.01, lambda: stand.now)
-
+async def test_a_service_that_answers_nonsense_keeps_no_other_from_being_asked(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def nonsense(_: object) -> None:
         raise DecodeError("as protobuf has it")
 
-    cards._targets[0].stub = SimpleNamespace(Describe=nonsense)  # type: ignore[assignment]
+    def make(stub: Any, service: str, **options: Any) -> Any:
+        return SimpleNamespace(Describe=nonsense) if service == "llm-big" else handle(stub, service, **options)
+
+    monkeypatch.setattr("services.llm.gateway.models.cards.handle", make)
+    cards = ModelCards(("llm-big", "llm-qwen"), 0.01, lambda: stand.now)
     keeping = asyncio.create_task(cards.keep())
     await until(lambda: cards.card("llm-qwen") is not None, "the other has answered")
     stand.qwen.card.adapters.append("another")

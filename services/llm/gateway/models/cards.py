@@ -1,16 +1,18 @@
-"""What the services say of themselves: asked in the background, so that a list of models waits for nobody."""
+"""What the LLM services say of themselves: asked in the background, so that a list of models waits for no service."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
+from pierhead import handle, has_replica
 from pierhead.errors import PierheadError
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, ModelCard
+from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
-from services.llm.gateway.keys.limits import Clock
-from services.llm.gateway.models.targets import Target
+Clock = Callable[[], float]
+"""Seconds; time.monotonic."""
 
 logger = logging.getLogger("pierhead.llm.gateway")
 
@@ -25,37 +27,39 @@ MAX_AGE_S = 600.0
 
 
 class ModelCards:
-    """The last answer of each service. `keep` asks; somebody has to own it."""
+    """The last answer of each service. `keep` asks for them."""
 
     def __init__(self, services: Collection[str], refresh_s: float, clock: Clock) -> None:
-        # No call of these waits for a replica: one that waits wakes up a service that is scaled to zero.
-        self._targets = [Target(service, timeout_s=TIMEOUT_S, max_queued_requests=0) for service in services]
+        # These calls do not wait for a replica: a call that waits wakes up a service that is scaled to zero.
+        self._stubs = {
+            service: handle(LLMServerStub, service, timeout_s=TIMEOUT_S, max_queued_requests=0) for service in services
+        }
         self._refresh_s = refresh_s
         self._clock = clock
         self._cards: dict[str, tuple[float, ModelCard]] = {}
 
     def card(self, service: str) -> ModelCard | None:
-        """What a service said last, at most MAX_AGE_S ago."""
+        """The service's last answer, if it is at most MAX_AGE_S old."""
         at, card = self._cards.get(service, (0.0, None))
         return card if card is not None and self._clock() - at <= MAX_AGE_S else None
 
     async def keep(self) -> None:
-        """Until cancelled: ask everybody again and again."""
+        """Until cancelled: ask all services again and again."""
         pause = FIRST_S
         while True:
-            await asyncio.gather(*(self._ask(target) for target in self._targets))
-            complete = len(self._cards) == len(self._targets)
+            await asyncio.gather(*(self._ask(service) for service in self._stubs))
+            complete = len(self._cards) == len(self._stubs)
             pause = self._refresh_s if complete else min(2 * pause, self._refresh_s)
             await asyncio.sleep(pause)
 
-    async def _ask(self, target: Target) -> None:
-        if not target.has_replica():
+    async def _ask(self, service: str) -> None:
+        if not has_replica(service):
             return
         try:
-            card = await target.stub.Describe(DescribeRequest())
+            card = await self._stubs[service].Describe(DescribeRequest())
         except PierheadError as error:  # it is full, or not started: nothing new
-            logger.debug("%s does not say what it serves: %s", target.service, error)
+            logger.debug("%s does not say what it serves: %s", service, error)
         except Exception:  # an answer that is no card, say: the others are asked all the same
-            logger.exception("internal: asking %s what it serves raised", target.service)
+            logger.exception("internal: asking %s what it serves raised", service)
         else:
-            self._cards[target.service] = (self._clock(), card)
+            self._cards[service] = (self._clock(), card)

@@ -31,6 +31,10 @@ MAX_WRITE = 64 * 1024
 """Bytes of events after which they are written although more are there."""
 
 
+LAST_EVENT_S = 2.0
+"""A client has so long to take the event that tells of a failure; then its connection is cut."""
+
+
 @runtime_checkable
 class ReadsReady(Protocol[T]):
     """A stream that tells what has arrived, as the calls of a handle do."""
@@ -72,6 +76,7 @@ async def sse(
     encode: Callable[[T], bytes] = sse_event,
     *,
     end: bytes = b"",
+    status: int = 200,
     headers: Mapping[str, str] | None = None,
     on_error: Callable[[PierheadError, str], bytes] = error_event,
 ) -> web.StreamResponse:
@@ -82,7 +87,7 @@ async def sse(
     leaves ends the source: its `cancel()` is called where it has one, as calls through a handle do. No more is read
     from the source than the client takes.
     """
-    stream = _Stream(request, source, encode, {**HEADERS, **(headers or {})})
+    stream = _Stream(request, source, encode, status, {**HEADERS, **(headers or {})})
     try:
         await stream.run(end)
     except (Exception, asyncio.CancelledError) as error:
@@ -92,7 +97,7 @@ async def sse(
         if visit is None or known is None:
             raise
         visit.outcome = str(known.http_status)
-        await stream.finish(on_error(known, visit.request_id))
+        await stream.fail(on_error(known, visit.request_id))
     finally:
         await stream.close()
     return stream.response
@@ -112,9 +117,14 @@ class _Stream(Generic[T]):
     """The events of one response."""
 
     def __init__(
-        self, request: web.Request, source: AsyncIterable[T], encode: Callable[[T], bytes], headers: Mapping[str, str]
+        self,
+        request: web.Request,
+        source: AsyncIterable[T],
+        encode: Callable[[T], bytes],
+        status: int,
+        headers: Mapping[str, str],
     ) -> None:
-        self.response = _response_class()(headers=headers)
+        self.response = _response_class()(status=status, headers=headers)
         self._request = request
         self._source = source
         self._iterator = aiter(source)
@@ -209,6 +219,20 @@ class _Stream(Generic[T]):
             await self._begin()
         self._events.append(last)
         await self.response.write_eof(self._take())
+
+    async def fail(self, last: bytes) -> None:
+        """`finish` for a request whose time may be over: a client that takes nothing must not hold it any longer."""
+        try:
+            async with asyncio.timeout(LAST_EVENT_S):
+                await self.finish(last)
+        except (TimeoutError, asyncio.CancelledError):
+            # The latter also when nobody cancels: aiohttp waits for the same future as the write that was given up.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client did not take the last event of its stream") from None
 
     async def _begin(self) -> AbstractStreamWriter:
         writer = await self.response.prepare(self._request)

@@ -45,6 +45,7 @@ class Visit:
         "_task",
         "asked_s",
         "edge",
+        "ended",
         "entered",
         "outcome",
         "request_id",
@@ -60,6 +61,8 @@ class Visit:
         """Seconds that the client has asked for, at most."""
         self.outcome = ""
         """Status to count where that of the response's head does not tell how it ended."""
+        self.ended: Callable[[str], None] | None = None
+        """See `on_request_end`."""
         self.socket: object = None
         """The WebSocket that has come of it."""
         self.entered = False
@@ -141,7 +144,20 @@ class Visit:
         if self._late and self._task is not None:
             self._task.uncancel()  # struck, and the application answered all the same
         self._task = None
-        self.edge.finished(method, self.outcome or code, time.monotonic() - self.started, self.request_id)
+        code = self.outcome or code
+        self.edge.finished(method, code, time.monotonic() - self.started, self.request_id)
+        if self.ended is not None:
+            self.ended(code)
+
+
+def on_request_end(request: object, ended: Callable[[str], None]) -> None:
+    """Have `ended(status)` called when an aiohttp request has ended, with the HTTP status that metrics count it with:
+    also where the response's head said something else ("504" for a stream that met its deadline), and "499" where the
+    client left. A request that no replica serves (tests with aiohttp's own server) ends without a call.
+    """
+    visit: Visit | None = getattr(request, "visit", None)
+    if visit is not None:
+        visit.ended = ended
 
 
 def seconds_asked(header: str) -> float:
