@@ -46,7 +46,9 @@ def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _section(name: str, command: Any) -> Iterator[str]:
     context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join([f"pierhead {name}", *command.collect_usage_pieces(context)])
+    usage = " ".join([f"pierhead {name}", *command.collect_usage_pieces(context)]).translate(
+        {ord("{"): None, ord("}"): None}
+    )
     yield f"### {name}\n"
     yield f"```\n{usage}\n```\n"
     yield _text(command.help or "")

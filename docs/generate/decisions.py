@@ -12,14 +12,29 @@ reason, and change its page with it.
 """
 
 
+AREAS = {
+    "controller": "Controller",
+    "rollout": "Rollouts",
+    "gpu": "GPUs",
+    "edge": "HAProxy and metrics",
+    "runtime": "Runtime",
+    "routing": "Routing of calls",
+    "llm": "Language models",
+    "bench": "Bench",
+}
+"""The first word of a page's file name, and what it stands for."""
+
+
 def page(root: Path) -> str:
-    """Return the pages by area, which is the first word of a file's name (`control-...`, `edge-...`)."""
+    """Return the pages by area."""
     lines = [ABOUT]
-    area = ""
-    for path in sorted((root / "docs" / "decisions").glob("*.md")):
-        title = path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
-        if (first := path.stem.split("-", 1)[0]) != area:
-            area = first
-            lines.append(f"\n## {area.capitalize()}\n")
-        lines.append(f"- [{title}]({path.name})")
+    for area, title in AREAS.items():
+        lines.append(f"\n## {title}\n")
+        lines += [
+            f"- [{_title(path)}]({path.name})" for path in sorted((root / "docs" / "decisions").glob(f"{area}-*"))
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _title(path: Path) -> str:
+    return path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
