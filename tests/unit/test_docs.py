@@ -50,6 +50,16 @@ def test_the_first_pages_are_short() -> None:
     assert len(CONTRIBUTING.read_text().splitlines()) <= 150
 
 
+@pytest.mark.parametrize("page", [CONTRIBUTING, *PAGES[1:]], ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    """`tests/unit/x.py::test_y` names a test; what is written with <...> or beyond these folders is an example."""
+    named = re.findall(
+        r"`((?:tests|controller|haproxy|dashboards|proto|compose/machine)/[\w./-]*)(?:::(\w+))?`", page.read_text()
+    )
+    assert [path for path, _ in named if not (ROOT / path).exists()] == []
+    assert [test for path, test in named if test and not re.search(rf"\b{test}\b", (ROOT / path).read_text())] == []
+
+
 def test_every_variable_of_the_compose_files_is_in_env() -> None:
     files = [*(ROOT / "compose").glob("*.yaml"), *(ROOT / "compose" / "apps").glob("*.yaml")]
     used = {name for file in files for name in re.findall(r"\$\{(\w+)", file.read_text())}
