@@ -13,6 +13,7 @@
     GET  /api/v1/routes                      what HAProxy sends where
     GET  /api/v1/events                      ?since= ?service= ?kind=a,b ?limit= ?wait=
     GET  /api/v1/targets                     Prometheus http_sd
+    GET  /api/v1/openapi.json                all of this, for machines
     GET  /healthz, /metrics
 
 Times are unix times by the machine's wall clock, as it is set now.
@@ -42,6 +43,7 @@ from .errors import ControllerError, Forbidden, InvalidRequest, NotYet
 from .loop import Loop
 from .model.actions import KINDS
 from .model.text import one_line
+from .status import openapi
 from .status.documents import event_json, log_json, plan_json, plan_words, routes_json, service_json
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class Api:
                 web.get("/api/v1/routes", self.routes),
                 web.get("/api/v1/events", self.events),
                 web.get("/api/v1/targets", self.targets),
+                web.get("/api/v1/openapi.json", self.openapi),
                 web.get("/healthz", self.healthz),
                 web.get("/metrics", self.metrics),
             ]
@@ -98,7 +101,7 @@ class Api:
         return app
 
     async def services(self, request: web.Request) -> web.Response:
-        """Everything `make status` shows."""
+        """The whole stack, as `make status` shows it."""
         view = self._loop.view
         return web.json_response(
             {
@@ -116,7 +119,7 @@ class Api:
         )
 
     async def service(self, request: web.Request) -> web.Response:
-        """One service's row."""
+        """One service."""
         name = request.match_info["name"]
         view = self._loop.view
         row = next((row for row in view.services if row.name == name), None)
@@ -126,7 +129,7 @@ class Api:
         return web.json_response(service_json(row, view))
 
     async def scale(self, request: web.Request) -> web.Response:
-        """Set a target; 202, because the world follows later."""
+        """Set how many replicas a service shall have."""
         self._gatekeeper.admit(request.remote, request.headers)
         replicas = replicas_in(await request.read())
         name = request.match_info["name"]
@@ -139,7 +142,7 @@ class Api:
         return web.json_response({"service": name, "replicas": asked, **told}, status=202)
 
     async def revisions(self, request: web.Request) -> web.Response:
-        """How far back a service can go."""
+        """The versions that a service can go back to."""
         name = request.match_info["name"]
         self._loop.known(name)
         state, wanted, view = self._loop.deployer.state(name), self._loop.deployer.wanted(name), self._loop.view
@@ -170,7 +173,7 @@ class Api:
         return web.json_response({"service": name, "message": self._loop.roll_back(name, to)}, status=202)
 
     async def abort(self, request: web.Request) -> web.Response:
-        """End a rollout."""
+        """End a rollout: the former version serves again."""
         self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["name"]
         nothing_in(await request.read())
@@ -194,7 +197,7 @@ class Api:
         return web.json_response({"gpu": uuid, "fault": fault}, status=202)
 
     async def logs(self, request: web.Request) -> web.Response:
-        """Last log lines of a service's replicas."""
+        """The last log lines of a service's replicas."""
         name = request.match_info["name"]
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
         tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._loop.wall_now
@@ -203,7 +206,7 @@ class Api:
         return web.json_response({"service": name, "at": at, "replicas": replicas})
 
     async def plan(self, request: web.Request) -> web.Response:
-        """What the last tick saw to be done, and what is being done."""
+        """What the controller would do now, and what it is doing."""
         view, in_progress = self._loop.view, self._loop.in_progress
         form = request.query.get("format", "json")
         if form == "text":
@@ -231,8 +234,12 @@ class Api:
         return web.json_response({"events": [event_json(stored) for stored in chosen], "next": following})
 
     async def targets(self, request: web.Request) -> web.Response:
-        """Prometheus http_sd: a list of target groups."""
+        """The replicas to scrape, as Prometheus's http_sd reads them."""
         return web.json_response([dict(group) for group in self._loop.view.targets])
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """This API, as an OpenAPI document."""
+        return web.json_response(openapi.document(request.app))
 
     async def healthz(self, request: web.Request) -> web.Response:
         """200 while the loop turns and comes to the end of its ticks; what else is wrong is in the body."""
@@ -251,7 +258,7 @@ class Api:
         return web.json_response(body, status=200 if status == "ok" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text."""
+        """The controller's own metrics, as Prometheus reads them."""
         return web.Response(body=self._loop.metrics.page(), headers={"Content-Type": self._loop.metrics.content_type})
 
     async def _news(self, since: int, wait_s: int) -> None:

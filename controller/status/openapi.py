@@ -1,0 +1,170 @@
+"""The OpenAPI document of the REST API, served at /api/v1/openapi.json. Paths and methods come from the application's
+routes, summaries from the handlers' docstrings, bodies and answers from schemas.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, TypeAdapter
+
+from . import schemas
+
+VERSION = "1"
+"""Of the API, as in its paths."""
+_REF = "#/components/schemas/{model}"
+_SERVICE_OR_GPU = {"name": "A service's name.", "uuid": "A GPU's UUID, as `pierhead gpus` lists it."}
+_SECURITY: Sequence[Mapping[str, Sequence[str]]] = ({}, {"token": []})
+_WHO_MAY = (
+    "Changes are taken from the machine itself without a token, and from anywhere else with `PIERHEAD_API_WHO_MAY` as "
+    "`Authorization: Bearer <token>`."
+)
+
+
+@dataclass(frozen=True)
+class Query:
+    """One parameter of a query string."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a route's handler takes and answers. One with a body is a change, answered with 202."""
+
+    answer: Any = None
+    """None: text."""
+    body: type[BaseModel] | None = None
+    query: tuple[Query, ...] = ()
+    media_type: str = "application/json"
+
+
+def _integer(name: str, description: str, least: int, most: int | None = None, default: int | None = None) -> Query:
+    bounds = {"minimum": least, "maximum": most, "default": default}
+    return Query(
+        name, description, {"type": "integer", **{key: value for key, value in bounds.items() if value is not None}}
+    )
+
+
+def _text(name: str, description: str) -> Query:
+    return Query(name, description, {"type": "string"})
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "services": Operation(schemas.Services),
+    "service": Operation(schemas.Service),
+    "logs": Operation(
+        schemas.Logs,
+        query=(
+            _integer("tail", "Lines of each replica.", 1, 10_000, 100),
+            _integer("after", "Only lines later than this unix time.", 0),
+        ),
+    ),
+    "revisions": Operation(schemas.Revisions),
+    "scale": Operation(schemas.Scaled, schemas.Scale),
+    "rollback": Operation(schemas.Asked, schemas.Rollback),
+    "abort": Operation(schemas.Asked, schemas.Nothing),
+    "promote": Operation(schemas.Asked, schemas.Nothing),
+    "deploy": Operation(schemas.Deployed, schemas.Deploy),
+    "gpu": Operation(schemas.Marked, schemas.Mark),
+    "plan": Operation(
+        schemas.PlanDocument,
+        query=(Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"}),),
+    ),
+    "routes": Operation(schemas.Routes),
+    "events": Operation(
+        schemas.Events,
+        query=(
+            _integer("since", "Only events with a higher number.", 0),
+            _integer("wait", "Seconds to wait for the first of them.", 0, 60, 0),
+            _integer("limit", "At most so many, the newest.", 1, 1000, 100),
+            _text("service", "Only events of this service."),
+            _text("kind", "Only events of these kinds, separated by commas."),
+        ),
+    ),
+    "targets": Operation(list[schemas.Target]),
+    "healthz": Operation(schemas.Health),
+    "metrics": Operation(media_type="text/plain"),
+    "openapi": Operation(dict[str, Any]),
+}
+"""By the name of the handler."""
+
+
+def document(app: web.Application) -> dict[str, Any]:
+    """Return the document of an application whose handlers are in OPERATIONS; raises KeyError for another one."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in app.router.routes():
+        if route.resource is not None and route.method != "HEAD":
+            operation = _operation(route.handler, route.resource.canonical)
+            paths.setdefault(route.resource.canonical, {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Pierhead's controller",
+            "version": VERSION,
+            "description": f"{_WHO_MAY} They are answered with 202: the world follows later. "
+            "Times are unix times by the machine's wall clock.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": _WHO_MAY}},
+        },
+    }
+
+
+def _operation(handler: Any, path: str) -> dict[str, Any]:
+    operation = OPERATIONS[handler.__name__]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "description": words, "schema": {"type": "string"}}
+        for name, words in _SERVICE_OR_GPU.items()
+        if f"{{{name}}}" in path
+    ]
+    parameters += [
+        {"name": query.name, "in": "query", "description": query.description, "schema": dict(query.schema)}
+        for query in operation.query
+    ]
+    described: dict[str, Any] = {
+        "operationId": handler.__name__,
+        "summary": (inspect.getdoc(handler) or "").split("\n", 1)[0],
+        "parameters": parameters,
+        "responses": {
+            "202" if operation.body else "200": _content("Taken." if operation.body else "The answer.", operation),
+            "default": {"description": "Refused, or failed.", "content": _json(schemas.Error)},
+        },
+    }
+    if operation.body is not None:
+        described |= {"requestBody": {"content": _json(operation.body)}, "security": [dict(each) for each in _SECURITY]}
+    return described
+
+
+def _content(description: str, operation: Operation) -> dict[str, Any]:
+    if operation.answer is None:
+        return {"description": description, "content": {operation.media_type: {"schema": {"type": "string"}}}}
+    return {"description": description, "content": _json(operation.answer)}
+
+
+def _json(answer: Any) -> dict[str, Any]:
+    schema = TypeAdapter(answer).json_schema(ref_template=_REF)
+    schema.pop("$defs", None)
+    if isinstance(answer, type) and issubclass(answer, BaseModel):
+        schema = {"$ref": _REF.format(model=answer.__name__)}
+    return {"application/json": {"schema": schema}}
+
+
+def _schemas() -> dict[str, Any]:
+    """Return the schema of every document, by its name."""
+    found: dict[str, Any] = {}
+    models = [each for each in vars(schemas).values() if isinstance(each, type) and issubclass(each, schemas.Document)]
+    for model in models:
+        if model is not schemas.Document:
+            schema = TypeAdapter(model).json_schema(ref_template=_REF)
+            found |= schema.pop("$defs", {})
+            found[model.__name__] = schema
+    return dict(sorted(found.items()))
