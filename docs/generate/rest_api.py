@@ -94,4 +94,4 @@ def _type(schema: Mapping[str, Any]) -> str:
         return f"object of {_type(schema['additionalProperties'])}"
     bounds = [str(schema[key]) for key in ("minimum", "maximum") if key in schema]
     default = f", default {schema['default']}" if isinstance(schema.get("default"), int) else ""
-    return schema.get("type", "any") + (f" ({' to '.join(bounds)}{default})" if len(bounds) == 2 else "")
+    return str(schema.get("type", "any")) + (f" ({' to '.join(bounds)}{default})" if len(bounds) == 2 else "")
