@@ -24,9 +24,9 @@ from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.errors import EngineDiedError, EngineStalledError, LLMStartError, SourceNotFoundError
 from services.llm.server.service import LLMServer
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until
+from tests.unit.runtime.harness import Cluster, know, until
 
-pytestmark = EACH_TRANSPORT
+EACH_TRANSPORT = pytest.mark.parametrize("transport", ["lane", "grpc"], indirect=True)
 
 
 @pytest.fixture
@@ -113,6 +113,7 @@ async def test_a_stream_passes_as_the_engine_makes_it(served: Served) -> None:
     assert b"".join(reply.data for reply in replies).endswith(b"data: [DONE]\n\n")
 
 
+@EACH_TRANSPORT
 @pytest.mark.parametrize("slow", [False, True])
 async def test_a_stream_is_whole_however_fast_its_caller_reads(cluster: Cluster, transport: str, slow: bool) -> None:
     served = await start(cluster, config(tokens_per_s=20_000.0))
@@ -130,7 +131,8 @@ async def test_a_stream_is_whole_however_fast_its_caller_reads(cluster: Cluster,
     assert sum(reply.tokens for reply in got) == 4000
 
 
-async def test_a_caller_that_goes_aborts_in_the_engine(cluster: Cluster) -> None:
+@EACH_TRANSPORT
+async def test_a_caller_that_goes_aborts_in_the_engine(cluster: Cluster, transport: str) -> None:
     served = await start(cluster, config(tokens_per_s=50.0))
     call = served.stub.Chat(chat(stream=True, max_tokens=30_000), timeout=20)
     async for _ in call:
