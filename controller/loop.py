@@ -309,13 +309,12 @@ class Loop:
         now = self._clock()
         overrides = {service: override.replicas for service, override in self._world.store.overrides.items()}
         self._measurements.sync(spec.services)
-        seen = sight.complete and not sight.engine_error
-        self._unseen = "" if seen else sight.engine_error or "the containers were not read yet"
+        seen, self._unseen = sight.complete, sight.unseen
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if seen else self._scaler.kept()
         targets = targets_of(spec, overrides, autoscaled)
         desired = self._desired(spec, sight, targets, switched_off(spec.services, targets, overrides), now, seen=seen)
-        # From a world that cannot be seen nothing can be concluded.
-        plan = Plan() if sight.engine_error else self._planner(desired, sight.observed, now)
+        # Nothing can be concluded from containers that could not be read.
+        plan = self._planner(desired, sight.observed, now) if sight.complete else Plan()
         self._executor.submit(plan)
         self._note_removals(sight.observed)
         if seen:
@@ -390,14 +389,14 @@ class Loop:
                 targets=scrape_targets(desired, sight.observed),
                 spec_problems=self.specs.problems,
                 files=files,
-                notices=(*self._store_notices(), *notices(sight.observed, refusals, sight.engine_error, now)),
+                notices=(*self._store_notices(), *notices(sight.observed, refusals, sight.unseen, now)),
                 refusals=refusals,
-                engine_reachable=not sight.engine_error,
+                engine_reachable=sight.complete,
                 haproxy_reachable=sight.observed.routing is not None,
                 ahead_s=self._ahead_s(),
             ),
         )
-        if sight.complete:
+        if sight.complete or self.board.is_published:
             self.board.publish(self.view.endpoints)
         for change in transitions(before, self.view):
             self.events.record(

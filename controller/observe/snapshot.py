@@ -38,12 +38,17 @@ FIRST_ROUND_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A snapshot and how good it is. With an `engine_error` it is the last good one: for showing, not for planning."""
+    """A snapshot, and whether to plan from it. An incomplete one has the containers of the last good reading, or none
+    if there was no reading yet: it is for showing only."""
 
     observed: Observed
-    engine_error: str = ""
-    complete: bool = True
-    """False while the engine was never read: containers are not known at all."""
+    unseen: str = ""
+    """Why the containers could not be read; "" = they were, and the reading is fresh enough to plan from."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether to plan from it."""
+        return not self.unseen
 
 
 class Observer:
@@ -112,9 +117,10 @@ class Observer:
             await self._engine.await_reading(spec, age_s, thorough=thorough)
             await self._router.await_answer(asked)
         reading, routing = self._engine.reading, self._router.state
-        engine_error = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
+        unseen = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
         if reading is None:
-            return Sight(Observed(routing=routing, in_progress=in_progress), engine_error, complete=False)
+            unseen = unseen or "the containers were not read yet"
+            return Sight(Observed(routing=routing, in_progress=in_progress), unseen)
         # All of it at one moment, the newest reading and what it has not seen; only the first round of questions waits.
         in_progress = with_unseen(in_progress, itertools.chain(self._engine.unseen, self._router.unseen))
         retirements = self._kept_marks(reading, retirements)
@@ -133,7 +139,7 @@ class Observer:
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},
             in_progress=in_progress,
         )
-        return Sight(observed, engine_error)
+        return Sight(observed, unseen)
 
     def _kept_marks(self, reading: Reading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
         """Who retires. The store forgets it with the container, which an earlier reading may still have."""

@@ -69,7 +69,8 @@ class Board:
         self._told_at: dict[str, float] = {}
         """When each service's state was taken over last."""
         self._states: dict[str, discovery_pb2.ServiceEndpoints] = {}
-        self._published = False
+        self.is_published = False
+        """Whether anything was published yet: what is known after that is, even when the engine does not answer."""
         self._watchers: set[Watcher] = set()
 
     @property
@@ -87,7 +88,7 @@ class Board:
 
     def publish(self, endpoints: Mapping[str, ServiceEndpoints]) -> None:
         """Take over the world as it is now: all services there are, each with its complete list."""
-        first, self._published = not self._published, True
+        first, self.is_published = not self.is_published, True
         changed = set()
         for service in sorted(set(endpoints) | set(self._states)):
             if self._take_over(service, endpoints.get(service)):
@@ -106,7 +107,7 @@ class Board:
         """Begin to tell somebody; whole states at once when there are any. To be ended with `leave`."""
         watcher = Watcher(services, name)
         self._watchers.add(watcher)
-        if self._published:
+        if self.is_published:
             for service in watcher.services:
                 watcher.put(self.state(service))
         return watcher

@@ -80,11 +80,11 @@ class View:
         return at + self.ahead_s
 
 
-def notices(observed: Observed | None, refusals: Iterable[Refusal], engine_error: str, now: float) -> tuple[str, ...]:
+def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str, now: float) -> tuple[str, ...]:
     """Return what is wrong beyond a single service."""
     found = []
-    if engine_error:
-        found.append(f"the Docker Engine does not answer, what is shown is old: {engine_error}")
+    if unseen:
+        found.append(f"the Docker Engine does not answer, what is shown is old: {unseen}")
     if observed is not None and observed.routing is None:
         found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
     for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():

@@ -13,9 +13,10 @@ from controller import apply as perform
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound, RoutingError, SpecError, UnknownService
 from controller.loop import Loop, Wakeup
 from controller.model.actions import AddServer, CreateContainer, StartContainer
-from controller.model.plan import Outcome
+from controller.model.plan import Outcome, Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
+from controller.observe.engine_watch import EngineWatch
 from controller.observe.probe import Reading, Subject
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
@@ -141,6 +142,28 @@ async def test_a_new_controller_adopts_everything_and_restarts_nothing(control: 
         await loop.tick()
     assert set(control.engine.containers) == containers
     assert len(control.engine.done) + len(control.router.done) == done
+
+
+async def test_nothing_is_planned_before_the_containers_were_read(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with control.running():
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+    done = len(control.engine.done)
+
+    async def returns_without_a_reading(*arguments: object, **options: object) -> None:
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(EngineWatch, "await_reading", returns_without_a_reading)
+    control.engine.reading_s = 3600.0
+    async with control.running() as loop:
+        await until(lambda: loop.view.observed is not None)
+        assert loop.view.plan == Plan()
+        assert control.engine.done[done:] == []
+        assert not loop.view.engine_reachable
+        assert loop.board.state("web").unknown, "callers keep what they know"
+        assert any("the containers were not read yet" in notice for notice in loop.view.notices)
 
 
 async def test_nobody_waits_at_haproxy_for_a_service_that_was_scaled_to_zero(control: Control) -> None:
