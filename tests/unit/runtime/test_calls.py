@@ -197,6 +197,27 @@ class TestGettingThere:
         fake.calls[0].reply("A")
         assert await waiting == "A"
 
+    async def test_it_goes_on_after_any_number_of_pauses(self, service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake = service()
+        channel = fake.channel()
+        clock = Clock(channel, monkeypatch)
+        waiting = begin(unary(channel)("a", timeout=3600))
+
+        async def asked() -> None:
+            while not fake.calls:
+                clock.now += 0.2
+                await clock.turn()
+
+        for _ in range(1100):
+            await asyncio.wait_for(asked(), PATIENCE_S)
+            while channel.pool().budget.take(clock.now):
+                pass
+            fake.calls[0].refuse()
+            await turns()
+        await asyncio.wait_for(asked(), PATIENCE_S)
+        fake.calls[0].reply("A")
+        assert await waiting == "A"
+
     async def test_what_the_transport_raises_is_raised_where_the_call_is_awaited(self, service: Make) -> None:
         fake = service()
         channel = fake.channel()

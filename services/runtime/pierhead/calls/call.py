@@ -385,7 +385,7 @@ class Call:
         else:
             shortest, longest = BACKOFF_S
             self._tried = None
-            self._pause(min(longest, shortest * 2.0**self._pauses, self._deadline - now))
+            self._pause(min(longest, shortest * 2.0 ** min(self._pauses, 10), self._deadline - now))
             self._pauses += 1
 
     # ---- ends

@@ -32,14 +32,15 @@ class ServedMethod:
     encode: Callable[[Any], bytes]
 
 
-def registration_of(servicer: object) -> Callable[[Any, Any], None] | None:
-    """The generated `add_<Name>Servicer_to_server` of the class that `servicer` implements; None when there is none."""
+def registrations_of(servicer: object) -> dict[str, Callable[[Any, Any], None]]:
+    """The generated `add_<Name>Servicer_to_server` of each generated class that `servicer` implements, by its name."""
+    found: dict[str, Callable[[Any, Any], None]] = {}
     for base in type(servicer).__mro__:
         module = sys.modules.get(base.__module__)
-        found = getattr(module, f"add_{base.__name__}_to_server", None)
-        if callable(found):
-            return cast("Callable[[Any, Any], None]", found)
-    return None
+        add = getattr(module, f"add_{base.__name__}_to_server", None)
+        if callable(add):
+            found[base.__name__] = add
+    return found
 
 
 def methods_of(servicer: object) -> list[ServedMethod]:
@@ -47,11 +48,18 @@ def methods_of(servicer: object) -> list[ServedMethod]:
 
     Raises TypeError for a servicer whose class was not generated, or with a method that is not `async def`.
     """
-    add = registration_of(servicer)
-    if add is None:
+    registrations = registrations_of(servicer)
+    if not registrations:
         raise TypeError(f"{type(servicer).__name__} does not inherit from a generated ...Servicer class")
     recorder = _Recorder()
-    add(servicer, recorder)
+    for base, add in registrations.items():
+        before = len(recorder.services)
+        add(servicer, recorder)
+        if len(recorder.services) == before:
+            raise TypeError(
+                f"{type(servicer).__name__}: {base} registers no methods: the grpcio-tools that generated it is too "
+                "old, or its .proto has none; generate its stubs again with a newer one"
+            )
     return [
         _method(service, name, handler)
         for service, handlers in recorder.services.items()

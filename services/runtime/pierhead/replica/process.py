@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from pierhead.calls.clients import Clients, close_handles
 from pierhead.edge import logs
-from pierhead.edge.methods import registration_of
+from pierhead.edge.methods import registrations_of
 from pierhead.errors import PierheadError, SettingsError
 from pierhead.multiplex.multiplexed import close_models
 from pierhead.replica.server import ReplicaServer, listeners_of
@@ -28,8 +28,8 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
     A part is a generated servicer's subclass, an `aiohttp.web.Application` or an ASGI application (one of the two), or
     any object with `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before
     the replica says that it is ready (let it do one real inference) and every ten seconds after, or when `recheck()`
-    asks for it. Raising three times in a row means unhealthy; raising `Broken` does at once. A servicer's
-    `async def aclose(self) -> None` is called at the end, when no request is left.
+    asks for it. Raising three times in a row means unhealthy; raising `Broken` does at once. A servicer's `aclose`, or
+    else its `close`, is called at the end, when no request is left; either may be `async def`.
 
     With several workers (HTTP only) the whole program runs once in each of them, and this process goes on as their
     supervisor: what stands before the call is run there, what stands behind it once each worker has drained.
@@ -71,7 +71,7 @@ async def serve_async(*parts: object, settings: Settings | None = None) -> None:
 
 def _supervise(parts: tuple[object, ...], settings: Settings) -> NoReturn:
     """Go on as the supervisor of workers. Raises SettingsError where there can be none."""
-    if any(registration_of(part) is not None for part in parts):
+    if any(registrations_of(part) for part in parts):
         raise SettingsError(
             f"PIERHEAD_WORKERS: expected 1 for a service that takes gRPC calls, found {settings.workers}: callers keep "
             "one connection to each replica, so one worker would get all of their calls; run more replicas in its place"

@@ -12,7 +12,7 @@ import asyncio
 import gc
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 import grpc
@@ -24,7 +24,7 @@ from pierhead.edge import logs
 from pierhead.edge.admission import Admission
 from pierhead.edge.edge import REFUSAL_REASONS, Edge, is_answerable
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
-from pierhead.edge.methods import methods_of, registration_of
+from pierhead.edge.methods import methods_of, registrations_of
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
 from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
@@ -51,7 +51,7 @@ QUIET_TRIES = 20
 """Somebody who keeps asking a draining replica does not keep it alive for longer than this many such moments."""
 
 END_S = 10.0
-"""How long a servicer's `aclose` may take."""
+"""How long a servicer's `aclose`, or `close`, may take."""
 
 HOOKS = ("check_health", "reconfigure")
 """Methods that make any object a part."""
@@ -84,8 +84,9 @@ class ReplicaServer:
         self.admin_port: int | None = None
         self.ready = asyncio.Event()
         self._detail = "starting"
-        self._servicers = [part for part in parts if registration_of(part) is not None]
-        self._listeners = listeners_of(part for part in parts if registration_of(part) is None)
+        self._servicers = [part for part in parts if registrations_of(part)]
+        self._methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+        self._listeners = listeners_of(part for part in parts if not registrations_of(part))
         self._user: UserLoop | None = None
         self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run_check)
         self._config = UserConfig(parts, self.settings.user_config, self._run_hook)
@@ -254,7 +255,7 @@ class ReplicaServer:
         if self._servicers:
             port = settings.grpc_port if self._listeners else _or_default(settings.port, DEFAULT_GRPC_PORT)
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
-            methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+            methods = self._methods
             if self._user is not None:
                 methods = [self._user.served(method) for method in methods]
             self._services = register(methods, self._server, self._edge)
@@ -371,21 +372,29 @@ class ReplicaServer:
         logger.info("stopped")
 
     async def _end_servicers(self) -> None:
-        """Let those that have `aclose` end what they hold: engines, processes."""
+        """Let the servicers end what they hold: engines, processes."""
         for servicer in self._servicers:
-            aclose = getattr(servicer, "aclose", None)
-            if inspect.iscoroutinefunction(aclose):
-                await self._end_servicer(servicer, aclose)
+            for name in ("aclose", "close"):
+                end = getattr(servicer, name, None)
+                if callable(end):
+                    await self._end_servicer(f"{type(servicer).__name__}.{name}", end)
+                    break
 
-    async def _end_servicer(self, servicer: object, aclose: Check) -> None:
-        """Its failure keeps nobody."""
+    async def _end_servicer(self, name: str, end: Callable[[], object]) -> None:
+        """Call it. A failure is logged, and the replica goes on to end."""
+
+        async def ended() -> None:
+            result = end()
+            if inspect.isawaitable(result):
+                await result
+
         try:
             async with asyncio.timeout(END_S):
-                await self._run_check(aclose)
+                await self._run_check(ended)
         except BaseException as error:
             if not is_answerable(error):
                 raise
-            logger.exception("%s.aclose failed, or took more than %g s", type(servicer).__name__, END_S)
+            logger.exception("%s failed, or took more than %g s", name, END_S)
 
     async def _close_ports(self) -> None:
         for listener in self._listeners.values():
