@@ -1,5 +1,6 @@
-"""What the controller needs of the HTTP and gRPC edge. `haproxy.py` is the real one, tests/fakes/fake_haproxy.py a fake
-socket server; both pass tests/contract/test_routing_contract.py.
+"""What the controller needs of the HTTP and gRPC edge: the `Router` protocol. `haproxy.py` implements it.
+
+tests/contract/test_routing_contract.py checks the implementation against the real HAProxy and against a fake one.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from ..model.actions import (
 from ..model.spec import ServiceSpec
 from ..model.world import RoutingState
 
-RoutingAction = (
-    AddServer | SetServerState | SetServerWeight | ShutdownSessions | DeleteServer | SetWaitingRoom | WriteRouting
-)
+ServerAction = AddServer | SetServerState | SetServerWeight | ShutdownSessions | DeleteServer
+RoutingAction = ServerAction | SetWaitingRoom | WriteRouting
 
 
 class Router(Protocol):
     """The edge as the loop sees it."""
 
     async def observe(self) -> RoutingState | None:
-        """One snapshot; None while HAProxy does not answer (it is being restarted)."""
+        """One snapshot; None while HAProxy does not answer (it is being restarted).
+
+        Raises RoutingError when HAProxy answers and its answers cannot be read.
+        """
         ...
 
     async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
@@ -36,12 +39,13 @@ class Router(Protocol):
         ...
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
-        """Hash of the configuration that these services need: equal to `RoutingState.routing_hash` = nothing to do.
+        """Hash of the configuration that these services need. Where it equals `RoutingState.routing_hash`, HAProxy runs
+        that configuration already.
 
-        Pure. Does not depend on replicas, only on routes and per-backend settings.
+        It depends on routes and settings of the services, not on their replicas.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...

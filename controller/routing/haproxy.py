@@ -1,7 +1,7 @@
-"""HAProxy as the edge: scaling through its runtime API, new routes through a new file and a reload.
+"""HAProxy as the router: servers change through its runtime API, routes through a new configuration file and a reload.
 
-The file on disk always holds the servers of now. A reload therefore starts the new worker with all of them (and with
-their checks' verdicts and drains, handed over in a state file), and so does a restart of the container.
+The file on disk always lists the current servers, so a restart of the container begins with them. A reload hands their
+check results and drains over as well, in a state file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from ..errors import RoutingError, RoutingUnreachable
 from ..model.actions import (
@@ -30,7 +31,7 @@ from ..model.spec import ServiceSpec
 from ..model.world import RoutingState, Server, ServerState
 from . import haproxy_config as config
 from . import haproxy_state as state
-from .base import RoutingAction
+from .base import RoutingAction, ServerAction
 from .haproxy_socket import CommandRefused, MasterSocket, RuntimeSocket, command
 
 _log = logging.getLogger(__name__)
@@ -38,14 +39,16 @@ _log = logging.getLogger(__name__)
 REMOVABLE_WAIT_S = 5
 NEW_WORKER_WAIT_S = 10.0
 LISTED_S = 1.0
-"""How long a list of the servers holds while changes follow one another: all but a person's on the socket are ours."""
+"""How long a list of the servers is reused while changes follow one another. Only a person at HAProxy's socket could
+change it meanwhile."""
 _NO_STATES = "1\n"
-"""A server state file without servers: just its format's number."""
+"""A server state file without servers: its format's number alone."""
 _GONE = ("No such server", "No such backend")
+_BUSY = "Server still has connections"
 
 
 class _Listed(NamedTuple):
-    """A server that is there."""
+    """A server that HAProxy has."""
 
     address: str
     number: int
@@ -54,7 +57,9 @@ class _Listed(NamedTuple):
 class HAProxyRouter:
     """A `Router` over the sockets and the configuration file in `run_dir`, a volume shared with HAProxy's container.
 
-    Changes are made one after the other; snapshots may be taken at any time.
+    Commands of different changes do not mix: one change sends its commands at a time. Only a deletion lets others go
+    on while it waits for the server's last connection. Changes of one server always follow one another. Snapshots may
+    be taken at any time.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -62,20 +67,25 @@ class HAProxyRouter:
         self._master = MasterSocket(run_dir / "master.sock")
         self._config_file = run_dir / "haproxy.cfg"
         self._states_file = run_dir / "servers.state"
+        self._hashed: tuple[tuple[ServiceSpec, ...], str] | None = None
+        """The services that were rendered last, and their routing hash."""
         self._changing = asyncio.Lock()
         self._changes_waiting = 0
+        self._changing_server: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """By (backend, server), while a change of that server is under way."""
         self._listed: dict[tuple[str, str], _Listed] | None = None
         """By (backend, server), while changes follow one another; None = to be read."""
         self._listed_at = 0.0
         self._leaving: Mapping[tuple[str, str], int] = {}
+        """Requests in flight in replaced workers, as counted last."""
         self._alone: tuple[int, float] | None = None
-        """Which worker (its pid, when it was started) was found without any of before a reload beside it."""
+        """The worker (pid, start time) beside which no replaced worker was left."""
 
     async def observe(self) -> RoutingState | None:
-        """One snapshot; None while HAProxy does not answer.
+        """One snapshot; None while HAProxy does not answer. Raises RoutingError when its answers cannot be read.
 
-        `sessions` of a server include what workers of before a reload still have there: it is drained when they, too,
-        are done with it.
+        `sessions` of a server include those in workers that a reload replaced: the server is drained when these have
+        finished, too.
         """
         try:
             seen = await self._running()
@@ -97,100 +107,101 @@ class HAProxyRouter:
 
         Raises RoutingError (the message quotes the command and HAProxy's answer), RoutingUnreachable.
         """
-        async with self._one_at_a_time():
-            match action:
-                case AddServer():
-                    await self._add(action, spec)
-                case SetServerState():
-                    await self._set_state(action)
-                case SetServerWeight():
-                    await self._set_weight(action)
-                case ShutdownSessions():
-                    await self._shutdown_sessions(action)
-                case DeleteServer():
-                    await self._delete(action.backend, action.target)
-                case SetWaitingRoom():
-                    await self._set_waiting_room(action)
-                case WriteRouting():
-                    self._listed = None
-                    await self._write_routing(action.services)
+        if isinstance(action, WriteRouting):
+            async with self._one_at_a_time():
+                self._listed = None
+                await self._write_routing(action.services)
+        elif isinstance(action, SetWaitingRoom):
+            async with self._one_at_a_time():
+                await self._set_waiting_room(action)
+        else:
+            await self._change_server(action, spec)
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
-        """Hash of the configuration without servers. Raises RoutingError when a value may not be put into it."""
-        return config.routing_hash(services)
+        """Hash of the configuration without servers. Raises RoutingError when a value may not be put into it.
+
+        The loop asks in every tick, so the configuration is rendered only when the services are not those of the last
+        call.
+        """
+        asked = tuple(services)
+        if self._hashed is None or self._hashed[0] != asked:
+            self._hashed = asked, config.routing_hash(asked)
+        return self._hashed[1]
 
     async def close(self) -> None:
-        """Nothing to let go of: a connection lives for one exchange."""
+        """Nothing to close: a connection lives for one exchange."""
 
     # ---------------------------------------------------------------------------------------------------- servers
 
-    async def _servers(self) -> dict[tuple[str, str], _Listed]:
-        """Servers that are there. Read once for changes that follow one another: many replicas become ready together.
+    async def _change_server(self, action: ServerAction, spec: ServiceSpec | None) -> None:
+        backend, name = config.checked_backend(action.backend), config.checked_server_name(action.target)
+        async with self._changing_server.setdefault((backend, name), asyncio.Lock()):
+            if await self._has_changed(action, spec):
+                return
+            await self._until_removable(f"{backend}/{name}")
+            if not await self._has_changed(action, spec):
+                raise RoutingError(
+                    f"server {backend}/{name} has new connections and was not deleted; it is tried again"
+                )
 
-        Whoever changes which servers there are changes this list, or drops it.
+    async def _has_changed(self, action: ServerAction, spec: ServiceSpec | None) -> bool:
+        """Carry out the action; False where it has to wait until a server's last connection is over."""
+        async with self._one_at_a_time():
+            match action:
+                case AddServer():
+                    return await self._is_added(action, spec)
+                case DeleteServer():
+                    return await self._is_deleted(action.backend, action.target)
+                case SetServerState():
+                    await self._set_state(action)
+                case SetServerWeight():
+                    await self._runtime.ask(command("set", "server", _path_of(action), "weight", str(action.weight)))
+                case ShutdownSessions():
+                    await self._shutdown_sessions(action)
+        return True
+
+    async def _is_added(self, action: AddServer, spec: ServiceSpec | None) -> bool:
+        """Add the server; False where one of that name at another address has to be deleted first and still has
+        connections.
         """
-        now = asyncio.get_running_loop().time()
-        if self._listed is None or now - self._listed_at > LISTED_S:
-            found = state.servers(await self._runtime.ask("show servers state"), {})
-            self._listed = {(one.backend, one.name): _Listed(one.address, number) for one, number in found}
-            self._listed_at = now
-        return self._listed
-
-    async def _add(self, action: AddServer, spec: ServiceSpec | None) -> None:
         if spec is None:
             raise RoutingError(f"server {action.target} cannot be added without the spec of service {action.service!r}")
-        name, backend = config.checked_server_name(action.target), config.checked_backend(action.backend)
-        address = config.checked_address(action.address)
-        server = f"{backend}/{name}"
+        server, address = _path_of(action), config.checked_address(action.address)
         listed = await self._servers()
-        # Without an id some versions' algorithms misplace it; the next free one after all that are there.
-        number = max((one.number for (where, _), one in listed.items() if where == backend), default=0) + 1
-        same_name = listed.get((backend, name))
+        # Without an id some versions' algorithms misplace the server: the next one after all that are in use.
+        number = max((one.number for (where, _), one in listed.items() if where == action.backend), default=0) + 1
+        same_name = listed.get((action.backend, action.target))
         if same_name is not None and same_name.address != address:
-            await self._delete(backend, name)
+            if not await self._is_deleted(action.backend, action.target):
+                return False
             same_name = None
         if same_name is None:
             options = config.server_options(spec)
             await self._runtime.ask(command("add", "server", server, address, "id", str(number), *options))
-            listed[backend, name] = _Listed(address, number)
+            listed[action.backend, action.target] = _Listed(address, number)
         if action.weight != 1:
             await self._runtime.ask(command("set", "server", server, "weight", str(action.weight)))
         await self._runtime.ask(command("enable", "health", server))
         await self._runtime.ask(command("enable", "server", server))
+        return True
 
-    async def _set_state(self, action: SetServerState) -> None:
-        server = _server_path(action.backend, action.target)
-        try:
-            if action.state is ServerState.READY:
-                # One whose adding was interrupted is not checked yet, and would serve for ever, dead or alive.
-                await self._runtime.ask(command("enable", "health", server))
-            await self._runtime.ask(command("set", "server", server, "state", action.state.value))
-        except CommandRefused as error:
-            if action.state is ServerState.READY or not error.answer.startswith(_GONE):
-                raise
-
-    async def _set_weight(self, action: SetServerWeight) -> None:
-        server = _server_path(action.backend, action.target)
-        await self._runtime.ask(command("set", "server", server, "weight", str(action.weight)))
-
-    async def _shutdown_sessions(self, action: ShutdownSessions) -> None:
-        server = _server_path(action.backend, action.target)
-        try:
-            await self._runtime.ask(command("shutdown", "sessions", "server", server))
-        except CommandRefused as error:
-            if not error.answer.startswith(_GONE):
-                raise
-
-    async def _delete(self, backend: str, name: str) -> None:
-        server = _server_path(backend, name)
-        if self._listed is not None:
-            self._listed.pop((backend, name), None)
+    async def _is_deleted(self, backend: str, name: str) -> bool:
+        """Put the server into maintenance and delete it; False where it still has connections."""
+        server = f"{backend}/{name}"
         try:
             await self._runtime.ask(command("set", "server", server, "state", "maint"))
+            await self._runtime.ask(command("del", "server", server))
         except CommandRefused as error:
-            if error.answer.startswith(_GONE):
-                return
-            raise
+            if error.answer.startswith(_BUSY):
+                return False
+            if not error.answer.startswith(_GONE):
+                raise
+        if self._listed is not None:
+            self._listed.pop((backend, name), None)
+        return True
+
+    async def _until_removable(self, server: str) -> None:
+        """Wait for the last connection of a server in maintenance, while other changes go on."""
         wait = command("wait", f"{REMOVABLE_WAIT_S}s", "srv-removable", server)
         try:
             await self._runtime.ask(wait, timeout_s=REMOVABLE_WAIT_S + 3)
@@ -199,21 +210,50 @@ class HAProxyRouter:
                 f"server {server} still has connections after {REMOVABLE_WAIT_S} s in maintenance and was not deleted "
                 f"(`{wait}`: {error.answer}); it is tried again, or end them with `shutdown sessions server {server}`"
             ) from error
-        await self._runtime.ask(command("del", "server", server))
+
+    async def _set_state(self, action: SetServerState) -> None:
+        server = _path_of(action)
+        try:
+            if action.state is ServerState.READY:
+                # A server whose adding was interrupted has no checks yet: dead or alive, it would stay in rotation.
+                await self._runtime.ask(command("enable", "health", server))
+            await self._runtime.ask(command("set", "server", server, "state", action.state.value))
+        except CommandRefused as error:
+            if action.state is ServerState.READY or not error.answer.startswith(_GONE):
+                raise
+
+    async def _shutdown_sessions(self, action: ShutdownSessions) -> None:
+        try:
+            await self._runtime.ask(command("shutdown", "sessions", "server", _path_of(action)))
+        except CommandRefused as error:
+            if not error.answer.startswith(_GONE):
+                raise
+
+    async def _servers(self) -> dict[tuple[str, str], _Listed]:
+        """Servers that HAProxy has, read once for changes that follow one another: many replicas become ready together.
+
+        A change that adds or deletes a server updates this list.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._listed is None or now - self._listed_at > LISTED_S:
+            found = state.servers(await self._runtime.ask("show servers state"), {})
+            self._listed = {(one.backend, one.name): _Listed(one.address, number) for one, number in found}
+            self._listed_at = now
+        return self._listed
 
     async def _set_waiting_room(self, action: SetWaitingRoom) -> None:
-        """Of this worker: the next one begins with all of them open."""
+        """Open or close the service's waiting room, in this worker: the next worker begins with all of them open."""
         words = ("set", "held", config.checked_backend(action.backend), "open" if action.is_open else "closed")
         answer = await self._runtime.ask(command(*words))
-        if answer:  # a command of hold.lua, whose answers have no severity
+        if answer:  # a command of hold.lua, whose refusals have no severity
             raise CommandRefused(command(*words), answer)
 
     async def _sessions_of_leaving_workers(self, worker: tuple[int, float]) -> Mapping[tuple[str, str], int]:
-        """Requests in flight by (backend, server) in workers that a reload replaced. Only a reload, which makes another
-        worker of `worker`, can add to them: where none is left the master is not asked again.
+        """Requests in flight by (backend, server) in workers that a reload replaced.
 
-        While the master cannot say (it starts itself anew at a reload) the last answer holds: too many keep a replica
-        for a moment longer, too few would end one that is still at work.
+        Once `worker` has none beside it the master is not asked again: only a reload makes one, and another worker.
+        While the master does not answer (it restarts itself at a reload) the last count is used: a count too high
+        keeps a replica for a moment longer, one too low would stop a replica that is still at work.
         """
         if worker == self._alone:
             return {}
@@ -226,7 +266,7 @@ class HAProxyRouter:
             self._leaving = total
             self._alone = None if pids else worker
         except RoutingUnreachable as error:
-            _log.warning("sessions of workers before the last reload are unknown, the last count holds: %s", error)
+            _log.warning("the requests of replaced workers cannot be counted, the last count is used: %s", error)
         return self._leaving
 
     # ------------------------------------------------------------------------------------------------------- file
@@ -243,7 +283,7 @@ class HAProxyRouter:
         states = await self._runtime.ask("show servers state")
         text = config.with_servers(text, _lines(state.servers(states, {}), keep_state=True))
         previous = await asyncio.to_thread(self._read_config)
-        # The new worker takes checks' verdicts and drains from here, so nothing that is down or draining gets traffic.
+        # The new worker reads check results and drains from here, so no server that is down or draining gets traffic.
         await asyncio.to_thread(_write, self._states_file, f"{states}\n")
         await asyncio.to_thread(_write, self._config_file, text)
         try:
@@ -262,7 +302,7 @@ class HAProxyRouter:
         except CommandRefused as error:
             if error.command != state.HELD_QUESTION:
                 raise
-            # What runs was written before there was a waiting room. Its hash differs, so it is replaced next.
+            # This configuration is from before there was a waiting room. Its hash differs, so it is replaced next.
             answers = [*await self._runtime.ask_all(state.QUESTIONS), state.NOTHING_HELD]
         return state.routing_state(*answers)
 
@@ -273,7 +313,7 @@ class HAProxyRouter:
             return None
 
     async def _new_worker(self, wanted: str) -> None:
-        """Wait until the socket is answered by a worker that runs the new configuration."""
+        """Wait until the worker that answers runs the new configuration."""
         try:
             async with asyncio.timeout(NEW_WORKER_WAIT_S):
                 while await self._hash_now() != wanted:  # noqa: ASYNC110  another process changes it
@@ -285,14 +325,14 @@ class HAProxyRouter:
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self) -> AsyncIterator[None]:
-        """Hold off other changes; the last one of a queue brings the file on disk up to date."""
+        """Let one change send its commands at a time; the last one of a queue brings the file on disk up to date."""
         self._changes_waiting += 1
         try:
             async with self._changing:
                 try:
                     yield
                 except BaseException:
-                    self._listed = None  # what has been done nobody knows
+                    self._listed = None  # the failed change may have been carried out in part
                     raise
                 finally:
                     if self._changes_waiting == 1:
@@ -302,17 +342,17 @@ class HAProxyRouter:
             self._changes_waiting -= 1
 
     async def _refresh_file(self) -> None:
-        """Put the servers of now into the file, so that a HAProxy that is started anew begins with them.
+        """Write the current servers into the file, so that a HAProxy that restarts begins with them.
 
-        Traffic does not depend on it, so a failure is told in the log and mended with the next change. Servers that
-        drain are written as disabled: after a restart nothing must reach them any more.
+        Traffic does not depend on it, so a failure is logged, and the next change tries again. Draining servers are
+        written as disabled: after a restart no request may reach them.
         """
         try:
             now, running = await self._runtime.ask_all(("show servers state", "get var proc.pierhead_routing"))
             text = await asyncio.to_thread(self._read_config)
             if not text or config.hash_of(text) != state.variable(running):
                 _log.warning(
-                    "%s is not what HAProxy runs and was left alone; the next change of a route writes it anew",
+                    "%s is not what HAProxy runs and was left alone; the next change of a route rewrites it",
                     self._config_file,
                 )
                 return
@@ -329,12 +369,12 @@ class HAProxyRouter:
             return ""
 
 
-def _server_path(backend: str, name: str) -> str:
-    return f"{config.checked_backend(backend)}/{config.checked_server_name(name)}"
+def _path_of(action: ServerAction) -> str:
+    return f"{action.backend}/{action.target}"
 
 
 def _lines(servers: Collection[tuple[Server, int]], *, keep_state: bool) -> list[config.ServerLine]:
-    """Lines for the file. With `keep_state` the state file tells what drains, else such servers are disabled."""
+    """Lines for the file. Draining servers are disabled, unless the state file says that they drain (`keep_state`)."""
     return [
         config.ServerLine(
             server.backend,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -380,6 +380,71 @@ async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
     await release()
     await delete(router, "echo-1")
     assert (await observe(router)).servers == ()
+
+
+async def test_other_changes_go_on_while_a_busy_server_waits_to_be_deleted(world: World, router: HAProxyRouter) -> None:
+    echo = await routed(router, world)
+    for name, address in zip(("echo-1", "echo-2"), world.addresses, strict=False):
+        await add(router, echo, name, address)
+    await set_state(router, "echo-2", ServerState.MAINT)
+    release = await world.occupy("echo-1", "/echo")
+    deletion = asyncio.ensure_future(delete(router, "echo-1"))
+
+    async def in_maintenance() -> bool:
+        return (await server(router, "echo-1")).state is ServerState.MAINT
+
+    await until(in_maintenance, "the deletion has begun")
+    await set_state(router, "echo-2", ServerState.READY)
+    await add(router, echo, "echo-3", world.addresses[2])
+    assert not deletion.done(), "the other changes waited for the deletion"
+    found = [(s.name, s.state) for s in (await observe(router)).servers]
+    assert found == [
+        ("echo-1", ServerState.MAINT),
+        ("echo-2", ServerState.READY),
+        ("echo-3", ServerState.READY),
+    ]
+    await release()
+    await deletion
+    assert [s.name for s in (await observe(router)).servers] == ["echo-2", "echo-3"]
+    assert "server echo-1 " not in (world.run_dir / "haproxy.cfg").read_text()
+
+
+async def test_a_server_that_is_being_deleted_is_added_anew_after_its_deletion(
+    world: World, router: HAProxyRouter
+) -> None:
+    echo = await routed(router, world)
+    await add(router, echo, "echo-1", world.addresses[0])
+    release = await world.occupy("echo-1", "/echo")
+    deletion = asyncio.ensure_future(delete(router, "echo-1"))
+
+    async def in_maintenance() -> bool:
+        return (await server(router, "echo-1")).state is ServerState.MAINT
+
+    await until(in_maintenance, "the deletion has begun")
+    addition = asyncio.ensure_future(add(router, echo, "echo-1", world.addresses[1]))
+    await release()
+    await asyncio.gather(deletion, addition)
+    (found,) = (await observe(router)).servers
+    assert (found.address, found.state) == (world.addresses[1], ServerState.READY)
+
+
+async def test_the_routing_hash_is_rendered_only_when_the_services_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[list[str]] = []
+    render = haproxy_config.render
+
+    def counted(services: Collection[ServiceSpec]) -> str:
+        rendered.append([spec.name for spec in services])
+        return render(services)
+
+    monkeypatch.setattr(haproxy_config, "render", counted)
+    router = HAProxyRouter(tmp_path)
+    first = router.routing_hash([service("echo", 8080)])
+    assert router.routing_hash([service("echo", 8080)]) == first
+    assert rendered == [["echo"]]
+    assert router.routing_hash([service("echo", 8080, route="/other")]) != first
+    assert len(rendered) == 2
 
 
 async def test_a_deadline_ends_what_a_server_still_has(world: World, router: HAProxyRouter) -> None:

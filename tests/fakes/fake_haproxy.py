@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,7 +122,7 @@ class FakeHAProxy:
 
     # ------------------------------------------------------------------------------------------------ the master
 
-    def _master(self, line: str) -> str:
+    async def _master(self, line: str) -> str:
         if line == "show proc":
             return self._show_proc() + "\n"
         if line == "reload":
@@ -185,7 +185,7 @@ class FakeHAProxy:
 
     # ------------------------------------------------------------------------------------------------ the worker
 
-    def _admin(self, line: str) -> str:
+    async def _admin(self, line: str) -> str:
         numbered = False
         answers = []
         for command in line.split(";"):
@@ -194,13 +194,24 @@ class FakeHAProxy:
                 answers.append("")
                 continue
             self.commands.append(command)
+            words = shlex.split(command)
+            if words[0] == "wait":
+                await self._wait_removable(words[3], float(words[1].removesuffix("s")))
             try:
-                severity, answer = _SEVERITY_INFO, self._run(shlex.split(command))
+                severity, answer = _SEVERITY_INFO, self._run(words)
                 numbering = numbered and not answer.startswith(("Name:", "1\n", "#"))
             except _Refused as refused:
                 severity, answer, numbering = _SEVERITY_ERROR, str(refused), numbered
             answers.append((f"[{severity}]: " if numbering and answer else "") + answer)
         return "".join(f"{answer}\n\n" if answer else "\n" for answer in (a.rstrip("\n") for a in answers))
+
+    async def _wait_removable(self, path: str, seconds: float) -> None:
+        """Return when the server may be deleted, or after `seconds`."""
+        assert self._worker is not None
+        with contextlib.suppress(TimeoutError, _Refused):
+            async with asyncio.timeout(seconds):
+                while not _is_removable(self._worker, path):  # noqa: ASYNC110  a test changes it
+                    await asyncio.sleep(0.01)
 
     def _run(self, words: list[str]) -> str:  # noqa: C901  one line for each command
         worker = self._worker
@@ -250,12 +261,12 @@ class FakeHAProxy:
 
 
 def _served(
-    answer: Callable[[str], str],
+    answer: Callable[[str], Awaitable[str]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], asyncio.Future[None]]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line = (await reader.readline()).decode().rstrip("\n")
-            writer.write(answer(line).encode())
+            writer.write((await answer(line)).encode())
             await writer.drain()
         finally:
             writer.close()
