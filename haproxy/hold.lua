@@ -1,20 +1,20 @@
 -- The waiting room: holds a request while no server of its service takes traffic, and lets it go on with the first that
--- does. See haproxy.cfg: only requests that found no server come here, so with one nothing of this runs.
+-- does. See haproxy.cfg: only a request that found no server comes here, or one whose last server refused its connection.
 --
--- The action does not sleep. It answers act.YIELD and is asked again a moment later, or at once when the request's client
--- goes away. HAProxy does not tell which, and ends an action that goes on waiting then: lua.let_go gives its place back.
+-- The action does not sleep. It returns act.YIELD and is called again a moment later, or at once when the client leaves.
+-- HAProxy does not say which, and ends an action that goes on waiting then: lua.let_go frees the place of that request.
 --
--- A waiting room that is closed lets nobody in, and those that wait go: the service shall have no server, and no request
--- wakes it. The controller closes and opens it with "set held"; a worker begins with all of them open.
+-- A closed waiting room takes no request, and refuses those that wait: the service is scaled to 0, and no request wakes it.
+-- The controller closes and opens it with "set held". A worker begins with all of them open.
 --
--- All threads share one state (lua-load, not lua-load-per-thread): what is counted here is counted once.
+-- All threads share one state (lua-load, not lua-load-per-thread), so every request is counted once.
 
-local LOOK_MS = 25 -- between two looks at the servers, while few are held
-local LOOKS_PER_S = 4000 -- by all that are held together: with more of them each looks less often
+local LOOK_MS = 25 -- between two looks at the servers, while few requests are held
+local LOOKS_PER_S = 4000 -- of all held requests together: the more there are, the less often each one looks
 local MOST = 4000 -- held at once for all services
 
 local ENDS = {"served", "expired", "left", "refused"}
-local rooms = {} -- backend -> {held = now, and how many ended in which way}
+local rooms = {} -- backend -> {held = now, and how many requests ended in each way}
 local closed = {} -- backend -> true
 local held = 0 -- now, for all of them
 
@@ -30,7 +30,7 @@ local function room_of(backend)
   return room
 end
 
--- Below this many bytes of a request its buffer is far from full (it takes 16 kB).
+-- With fewer bytes of a request than this its buffer is far from full (it has 16 kB).
 local SMALL = 8192
 
 local function now_ms()
@@ -38,13 +38,13 @@ local function now_ms()
   return now.sec * 1000 + now.usec // 1000
 end
 
--- Whether the client went away. Only of a small request it is known: the channel takes no more, and is not full.
+-- Whether the client left. It shows with a small request only: its buffer takes no more bytes and is not full.
 local function has_left(txn)
   return not txn.req:may_recv() and #(txn.f:req_hdrs() or "") + (txn.f:req_body_len() or 0) < SMALL
 end
 
--- What becomes of a request now; nil = it is held on. "moved" = this worker was replaced by a reload, and is told of no
--- server any more: the new one goes on holding.
+-- How the hold of a request ends now; nil = it goes on. "moved" = a reload has replaced this worker, which learns of no new
+-- server any more: the new worker goes on holding the request.
 local function ending_of(txn, backend, until_ms)
   if core.backends[backend]:get_srv_act() > 0 then
     return "served"
@@ -72,28 +72,48 @@ local function finish(txn, backend, ending)
   txn:set_var("txn.hold", ending)
 end
 
--- http-request lua.hold: the header x-pierhead-hold says "<service> <until, ms since the epoch> <most at once>". Sets
--- txn.held_for to the service, and when it is over txn.hold to how it ended.
-local function hold(txn)
-  local backend = txn:get_var("txn.held_in")
-  if backend == nil then
-    local service, until_ms, most = string.match(txn.f:req_fhdr("x-pierhead-hold") or "", "^(%S+) (%d+) (%d+)$")
-    backend = service and "svc_" .. service
-    if backend == nil or core.backends[backend] == nil then
-      return act.CONTINUE -- a reload took its service away
-    end
-    local room = room_of(backend)
-    txn:set_var("txn.held_for", service)
-    if held >= MOST or room.held >= tonumber(most) then
-      room.refused = room.refused + 1
-      txn:set_var("txn.hold", "refused")
-      return act.CONTINUE
-    end
-    txn:set_var("txn.held_in", backend)
-    txn:set_var("txn.held_until", tonumber(until_ms))
-    room.held = room.held + 1
-    held = held + 1
+-- The TLV 0xE0 of the connection: "<service> <longest wait in ms> <most at once> <passed> <until>"; see haproxy.cfg.
+local function facts_of(txn)
+  local service, wait_ms, most, passed, until_ms =
+    string.match(txn.f:fc_pp_tlv("0xE0") or "", "^(%S+) (%d+) (%d+) (%d) ?(%S*)$")
+  return service, tonumber(wait_ms), tonumber(most), tonumber(passed), tonumber(until_ms)
+end
+
+-- Begins to hold a request. False when it is not held: its service is unknown, or no more requests may wait.
+local function begin(txn)
+  local service, wait_ms, most, passed, until_ms = facts_of(txn)
+  local backend = service and "svc_" .. service
+  if backend == nil or core.backends[backend] == nil then
+    return false -- a reload took its service away
   end
+  local room = room_of(backend)
+  txn:set_var("txn.held_for", service)
+  if until_ms and now_ms() >= until_ms then
+    room.expired = room.expired + 1
+    txn:set_var("txn.hold", "expired")
+    return false
+  end
+  if held >= MOST or room.held >= most then
+    room.refused = room.refused + 1
+    txn:set_var("txn.hold", "refused")
+    return false
+  end
+  txn:set_var("txn.held_in", backend)
+  txn:set_var("txn.held_ms", wait_ms)
+  txn:set_var("txn.held_most", most)
+  txn:set_var("txn.held_until", until_ms or now_ms() + wait_ms)
+  txn:set_var("txn.held_passed", passed)
+  room.held = room.held + 1
+  held = held + 1
+  return true
+end
+
+-- http-request lua.hold: sets txn.held_for to the service, and when the hold is over txn.hold to how it ended.
+local function hold(txn)
+  if txn:get_var("txn.held_in") == nil and not begin(txn) then
+    return act.CONTINUE
+  end
+  local backend = txn:get_var("txn.held_in")
   local ending = ending_of(txn, backend, txn:get_var("txn.held_until"))
   if ending == nil then
     act.wake_time(math.max(LOOK_MS, held * 1000 // LOOKS_PER_S))
@@ -105,7 +125,7 @@ end
 
 core.register_action("hold", {"http-req"}, hold)
 
--- http-request lua.let_go: for a request that lua.hold was not allowed to go on with.
+-- http-request lua.let_go: for a request whose client left, so that HAProxy ended lua.hold.
 core.register_action("let_go", {"http-req"}, function(txn)
   finish(txn, txn:get_var("txn.held_in"), "left")
 end)

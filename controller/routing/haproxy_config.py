@@ -41,6 +41,10 @@ _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*
 _HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$", re.MULTILINE)
 _SERVERS_MARK = "    # servers: "
 _SERVER_LINE = "    server "
+HOLD_SERVER = "hold"
+"""Each service's backend has this server beside its replicas: the way into the waiting room (haproxy.cfg.j2)."""
+_HOLD_SERVER_ID = 1_000_000
+"""Replicas' servers are numbered from 1."""
 
 CHECK_INTERVAL_CAP_S = 0.5
 """HAProxy asks at least this often, so that a replica that went away is out of rotation within a second."""
@@ -111,8 +115,8 @@ class _Service:
     timeout_server_ms: int
     timeout_queue_ms: int
     timeout_check_ms: int
-    hold_ms: int
-    hold_most: int
+    hold_facts: str
+    """What the waiting room needs to know: service, longest wait in ms, most requests at once."""
     timeout_held_ms: int
     """From its arrival in the waiting room to the first byte of its answer."""
     longest_call_s: int
@@ -173,7 +177,8 @@ def with_servers(config: str, servers: Iterable[ServerLine]) -> str:
     lines: list[str] = []
     backend = ""
     for line in config.splitlines():
-        if line.startswith(_SERVER_LINE) and backend.startswith(BACKEND_PREFIX):
+        is_replica = line.startswith(_SERVER_LINE) and line.split()[1] != HOLD_SERVER
+        if is_replica and backend.startswith(BACKEND_PREFIX):
             continue
         lines.append(line)
         if line.startswith("backend "):
@@ -233,6 +238,7 @@ def _render(services: Collection[ServiceSpec]) -> str:
         + (f"Known are {', '.join(grpc_names)}." if grpc_names else "There are none yet."),
         grpc_errors=_GRPC_ERRORS,
         held_again_ms=longest_held_ms,
+        hold_server_id=_HOLD_SERVER_ID,
         hard_stop_s=max(HARD_STOP_FLOOR_S, longest_call_s),
     )
 
@@ -274,8 +280,7 @@ def _service(spec: ServiceSpec) -> _Service:
         timeout_server_ms=timeout_server_ms,
         timeout_queue_ms=timeout_queue_ms,
         timeout_check_ms=_ms(spec.probe.timeout_s),
-        hold_ms=hold_ms,
-        hold_most=_hold_most(spec),
+        hold_facts=f"{spec.name} {hold_ms} {_hold_most(spec)}",
         timeout_held_ms=hold_ms + timeout_queue_ms + timeout_server_ms,
         longest_call_s=(timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
         server_options=" ".join(server_options(spec)),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import RoutingError
 from ..model.world import Held, RoutingState, Server, ServerState
-from .haproxy_config import BACKEND_PREFIX
+from .haproxy_config import BACKEND_PREFIX, HOLD_SERVER
 
 QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1")
 """Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4)."""
@@ -138,7 +138,7 @@ def servers(servers_state: str, found: Mapping[tuple[str, str], Traffic]) -> lis
     for line in lines:
         row = line.split()
         backend, name, ip, port, admin, operation, number = pick(row)
-        if not backend.startswith(BACKEND_PREFIX):
+        if not backend.startswith(BACKEND_PREFIX) or name == HOLD_SERVER:
             continue
         seen = found.get((backend, name), _NOTHING)
         server = Server(

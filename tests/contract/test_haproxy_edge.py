@@ -156,7 +156,7 @@ class Edge:
 
 def with_probe_port(spec: ServiceSpec, port: int) -> ServiceSpec:
 
-    return replace(spec, probe=ProbeSpec(port=port, path="/ready"))
+    return replace(spec, probe=ProbeSpec(port=port, path="/ready", period_s=600.0))
 
 
 def service(name: str, **changes: Any) -> ServiceSpec:

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from aiohttp import ClientSession, ServerDisconnectedError, TCPConnector, WSMsgType
 
-from controller.model.actions import SetServerState, SetWaitingRoom
+from controller.model.actions import DeleteServer, SetServerState, SetWaitingRoom
 from controller.model.spec import AutoscaleSpec, ServiceSpec, backend_name
 from controller.model.world import Held, ServerState
 from controller.routing import haproxy_config
@@ -22,6 +22,7 @@ from controller.routing.haproxy_config import TEMPLATE
 from tests.contract.test_haproxy_edge import (  # noqa: F401  `edge` is a fixture
     Edge,
     GrpcReplica,
+    Replica,
     edge,
     error_of,
     refusal,
@@ -101,7 +102,7 @@ async def test_a_hundred_at_once_wait_for_the_first_server_and_all_succeed(edge:
 async def test_what_was_held_reaches_the_replica_as_it_was_sent(edge: Edge) -> None:  # noqa: F811
     await edge.route(sleeping(strip_prefix=True))
     async with client(edge) as session:
-        headers = {"x-request-id": "mine", "x-custom": "1", "x-pierhead-hold": "other 1 1"}
+        headers = {"x-request-id": "mine", "x-custom": "1"}
         request = asyncio.ensure_future(session.get("/echo/a/b?c=d", headers=headers))
         await until_held(edge, 1)
         await edge.serve("echo", "echo-1")
@@ -113,7 +114,6 @@ async def test_what_was_held_reaches_the_replica_as_it_was_sent(edge: Edge) -> N
     assert (got["x-request-id"], got["x-custom"]) == ("mine", "1")
     assert (got["x-forwarded-for"], got["x-forwarded-proto"]) == (edge.container.gateway, "http")
     assert got["x-forwarded-host"] == got["host"] == f"{edge.container.ip}:8000"
-    assert "x-pierhead-hold" not in got
 
 
 async def test_nothing_is_held_where_a_server_takes_traffic(edge: Edge) -> None:  # noqa: F811
@@ -184,6 +184,117 @@ async def test_a_service_that_does_not_scale_to_zero_is_waited_for_too(
         await edge.remove("echo", "echo-2")
         assert (await outcome(session))[0] == 503
     assert (await held(edge)).expired == 1
+
+
+async def dies(edge: Edge, replica: Replica, death: str) -> None:  # noqa: F811
+    """Stop the replica, and wait until HAProxy is in the state that its test is about."""
+    await replica.stop()
+    match death:
+        case "seen by the check":
+
+            async def down() -> bool:
+                return not await edge.is_up(replica.name)
+
+            await until(down, "HAProxy's check has noticed")
+        case "in maintenance":
+            action = SetServerState(target=replica.name, backend="svc_echo", state=ServerState.MAINT)
+            await edge.router.perform(action, None)
+        case "deleted":
+            await edge.router.perform(DeleteServer(target=replica.name, backend="svc_echo"), None)
+        case "not seen by the check":
+            assert await edge.is_up(replica.name)
+
+
+def let_checks_notice_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy checks a server that is added from now on once, and then not again in any test's time."""
+    monkeypatch.setattr(haproxy_config, "CHECK_INTERVAL_CAP_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(haproxy_config, "CHECK_AGAIN_S", 10 * PATIENCE_S)
+
+
+DEATHS = ("seen by the check", "in maintenance", "deleted", "not seen by the check")
+
+
+@pytest.mark.parametrize("death", DEATHS)
+async def test_a_request_after_the_death_of_the_only_replica_is_held(
+    edge: Edge,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    death: str,
+) -> None:
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", PATIENCE_S)
+    if death == "not seen by the check":
+        let_checks_notice_nothing(monkeypatch)
+    await edge.route(service("echo", strip_prefix=True))
+    replica = await edge.serve("echo", "echo-1")
+    async with client(edge) as session:
+        assert (await outcome(session))[0] == 200
+        await dies(edge, replica, death)
+        requests = [asyncio.ensure_future(session.post("/echo/a?b=c", data=b"x" * 3000)) for _ in range(10)]
+        await until_held(edge, 10)
+        await edge.serve("echo", "echo-2")
+        for request in requests:
+            async with await request as answer:
+                seen = await answer.json()
+                assert (answer.status, seen["replica"], seen["path"]) == (200, "echo-2", "/a")
+                assert seen["headers"]["x-forwarded-for"] == edge.container.gateway
+                assert seen["headers"]["x-forwarded-prefix"] == "/echo"
+
+
+async def test_a_request_that_a_dead_replica_sends_back_waits_no_longer_than_any(
+    edge: Edge,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.5)
+    let_checks_notice_nothing(monkeypatch)
+    await edge.route(service("echo"))
+    replica = await edge.serve("echo", "echo-1")
+    await dies(edge, replica, "not seen by the check")
+    status, error, headers = await error_of(edge, "/echo", method="POST")
+    assert (status, error["code"], headers["retry-after"]) == (503, "no_replica", "1")
+
+
+async def test_a_request_that_a_dead_replica_sends_back_has_one_line_in_the_log(
+    edge: Edge,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_checks_notice_nothing(monkeypatch)
+    await edge.route(sleeping())
+    replica = await edge.serve("echo", "echo-1")
+    await dies(edge, replica, "not seen by the check")
+    async with client(edge) as session:
+        request = asyncio.ensure_future(outcome(session, "/echo/one"))
+        await until_held(edge, 1)
+        await edge.serve("echo", "echo-2")
+        assert (await request)[0] == 200
+        assert (await outcome(session, "/echo/two"))[0] == 200
+    seen: list[tuple[object, ...]] = []
+
+    async def logged() -> bool:
+        lines = await asyncio.to_thread(edge.container.log_lines)
+        seen[:] = [(line["path"], line["replica"], line["status"]) for line in lines]
+        return len(seen) >= 2
+
+    await until(logged, "two lines are in the log")
+    assert sorted(seen) == [("/echo/one", "echo-2", 200), ("/echo/two", "echo-2", 200)]
+
+
+async def test_requests_in_the_queue_of_a_replica_that_dies_are_held(edge: Edge) -> None:  # noqa: F811
+    await edge.route(sleeping(max_ongoing_requests=1))
+    replica = await edge.serve("echo", "echo-1")
+    async with client(edge) as session:
+        at_work = asyncio.ensure_future(outcome(session, "/echo/hold"))
+        await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
+        waits = [asyncio.ensure_future(outcome(session)) for _ in range(5)]
+
+        async def queued() -> bool:
+            state = await edge.router.observe()
+            return state is not None and state.queued["svc_echo"] + sum(s.queued for s in state.servers) == 5
+
+        await until(queued, "five requests wait for the replica")
+        await replica.stop()
+        with contextlib.suppress(ServerDisconnectedError):
+            assert (await at_work)[0] == 502
+        await edge.serve("echo", "echo-2")
+        assert [status for status, _, _ in await asyncio.gather(*waits)] == [200] * 5
 
 
 async def set_waiting_room(edge: Edge, *, is_open: bool) -> None:  # noqa: F811
@@ -433,6 +544,26 @@ async def test_a_hundred_grpc_calls_wait_for_the_first_server(edge: Edge) -> Non
         )
         assert await counting == [b"0", b"1", b"2", b"3", b"4"]
         assert (await held(edge)).served == 101
+
+
+async def test_grpc_calls_after_the_death_of_the_only_replica_are_held(
+    edge: Edge,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_checks_notice_nothing(monkeypatch)
+    async with sleeping_grpc(edge) as (_, replica, probe, channel):
+        dead = await edge.replica("dead")
+        await dead.stop()
+        await edge.add("echo", "echo-0", dead.address, int(probe.rpartition(":")[2]))
+        assert await edge.is_up("echo-0"), "HAProxy has noticed nothing"
+        unary = channel.unary_unary("/test.Echo/Unary")
+        calls = []
+        # One after the other: calls that share a connection which is being opened fail with it, as UNAVAILABLE.
+        for number in range(1, 6):
+            calls.append(asyncio.ensure_future(_answer(unary(b"x" * 3000, timeout=PATIENCE_S))))
+            await until_held(edge, number)
+        await add_grpc(edge, replica, probe)
+        assert await asyncio.gather(*calls) == [b"x" * 3000] * 5
 
 
 async def test_a_call_larger_than_any_buffer_is_held_and_arrives_whole(edge: Edge) -> None:  # noqa: F811

@@ -171,8 +171,8 @@ class FakeHAProxy:
             elif words[0] == "backend":
                 backend = words[1]
                 worker.backends[backend] = {}
-            elif words[0] == "server" and not backend.startswith("svc_"):
-                pass  # the waiting room's way back into HAProxy itself
+            elif words[0] == "server" and (not backend.startswith("svc_") or words[1] == "hold"):
+                pass  # a way into the waiting room
             elif words[0] == "server":
                 admin = _MAINT if "disabled" in words else 0
                 server = FakeServer(words[2], int(words[words.index("id") + 1]), admin=admin, checked=True)

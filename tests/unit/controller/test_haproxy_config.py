@@ -90,12 +90,13 @@ def test_the_hash_does_not_change_with_anything_else(change: dict[str, Any]) -> 
 def test_the_longest_prefix_is_asked_first() -> None:
     services = [replace(WEB, name=name, route=route) for name, route in (("r", "/"), ("a", "/a"), ("ab", "/a/b"))]
     rules = [line for line in section(config.render(services), "frontend http") if line.startswith("use_backend")]
+    no_server = {name: f"{{ nbsrv(svc_{name}) le 1 }} {{ be_conn_free(svc_{name}) lt 0 }}" for name in ("ab", "a", "r")}
     assert rules == [
-        "use_backend hold_ab if { nbsrv(svc_ab) eq 0 } { path /a/b } || { nbsrv(svc_ab) eq 0 } { path_beg /a/b/ }",
+        f"use_backend hold_ab if {no_server['ab']} {{ path /a/b }} || {no_server['ab']} {{ path_beg /a/b/ }}",
         "use_backend svc_ab if { path /a/b } || { path_beg /a/b/ }",
-        "use_backend hold_a if { nbsrv(svc_a) eq 0 } { path /a } || { nbsrv(svc_a) eq 0 } { path_beg /a/ }",
+        f"use_backend hold_a if {no_server['a']} {{ path /a }} || {no_server['a']} {{ path_beg /a/ }}",
         "use_backend svc_a if { path /a } || { path_beg /a/ }",
-        "use_backend hold_r if { nbsrv(svc_r) eq 0 } { path_beg / }",
+        f"use_backend hold_r if {no_server['r']} {{ path_beg / }}",
         "use_backend svc_r if { path_beg / }",
     ]
 
@@ -133,19 +134,21 @@ def test_a_long_call_outlives_a_reload() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({}, "5000)] 1000"),  # its only replica may have crashed
-        ({"request_timeout_s": 2.0}, "2000)] 1000"),
-        ({"autoscale": AutoscaleSpec(min=1, max=4)}, "5000)] 1000"),
-        ({"autoscale": AutoscaleSpec(min=0, max=4)}, "60000)] 1000"),  # it is being woken
-        ({"autoscale": AutoscaleSpec(min=0, max=4), "replicas": 0}, "60000)] 1000"),
-        ({"max_queued_requests": 20}, "5000)] 120"),  # the first replica takes 100
-        ({"max_queued_requests": 2000}, "5000)] 1000"),
+        ({}, "web 5000 1000"),  # its only replica may have crashed
+        ({"request_timeout_s": 2.0}, "web 2000 1000"),
+        ({"autoscale": AutoscaleSpec(min=1, max=4)}, "web 5000 1000"),
+        ({"autoscale": AutoscaleSpec(min=0, max=4)}, "web 60000 1000"),  # it is being woken
+        ({"autoscale": AutoscaleSpec(min=0, max=4), "replicas": 0}, "web 60000 1000"),
+        ({"max_queued_requests": 20}, "web 5000 120"),  # the first replica takes 100
+        ({"max_queued_requests": 2000}, "web 5000 1000"),
     ],
 )
 def test_how_long_and_how_many_requests_wait_for_a_first_server(change: dict[str, Any], says: str) -> None:
-    room = section(config.render([replace(WEB, **change)]), "backend hold_web")
-    (header,) = [line for line in room if "x-pierhead-hold" in line]
-    assert header.removesuffix('"').endswith(f"add({says}")
+    text = config.render([replace(WEB, **change)])
+    (into,) = [line for line in section(text, "backend hold_web") if line.startswith("server self ")]
+    assert f'set-proxy-v2-tlv-fmt(0xE0) "{says} 0"' in into
+    (back,) = [line for line in section(text, "backend svc_web") if line.startswith("server hold ")]
+    assert f'set-proxy-v2-tlv-fmt(0xE0) "{says} 1 %[var(txn.held_until)]"' in back
 
 
 def test_a_service_that_the_files_give_no_replica_has_a_waiting_room_like_any() -> None:
@@ -190,7 +193,7 @@ def test_servers_are_put_into_their_backends_and_replaced() -> None:
     ]
     assert section(one, "backend svc_ranker")[-1] == f"server ranker-1 [fd00::1]:50051 id 1 {ranker}"
     assert "gone-1" not in one
-    assert section(one, "backend hold_web")[-1] == "server self 127.0.0.1:8405 id 1 send-proxy-v2 proto h2"
+    assert section(one, "backend hold_web")[-1].startswith("server self 127.0.0.1:8405 send-proxy-v2 ")
     assert config.with_servers(one, []) == text
 
 
