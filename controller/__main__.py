@@ -1,4 +1,4 @@
-"""The controller's daemon: `python -m controller`. The only place that constructs anything."""
+"""The controller's daemon: `python -m controller`. The only place that opens the real boundaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from aiohttp import web
 
 from . import log
-from .api import Api, Gatekeeper
+from .api import Gatekeeper
+from .assembly import Controller, World, assemble
 from .desired.measurements import Prometheus
 from .down import is_going_down, remove_replicas
 from .engines.docker import DockerEngine, open_client
@@ -23,7 +24,6 @@ from .engines.gpu_discovery import GpuSources
 from .engines.labels import create_body
 from .errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError, StoreError
 from .lease import only_controller, own_container_id, state_lock
-from .loop import Loop, World
 from .observe.probe import HttpProbe
 from .routing.haproxy import HAProxyRouter
 from .settings import Settings
@@ -111,9 +111,9 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
     lost: EngineUnreachable | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            loop = Loop(world, tasks.create_task, clock=_clock(world.store))
-            async with _api(settings, loop), _discovery(settings, loop):
-                loop.start()
+            controller = assemble(world, tasks.create_task, clock=_clock(world.store))
+            async with _api(settings, controller), _discovery(settings, controller):
+                controller.start(tasks.create_task)
                 logger.info("controls project %s in %s", settings.project, settings.project_dir)
                 await _end_with(stop)
     except* _Stopped:
@@ -149,10 +149,9 @@ async def _end_with(stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _api(settings: Settings, loop: Loop) -> AsyncIterator[None]:
-    runner = web.AppRunner(
-        Api(loop, Gatekeeper(settings.api_token)).application(), access_log=None, shutdown_timeout=1.0
-    )
+async def _api(settings: Settings, controller: Controller) -> AsyncIterator[None]:
+    application = controller.api(Gatekeeper(settings.api_token)).application()
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, settings.api_host, settings.api_port).start()
@@ -162,8 +161,8 @@ async def _api(settings: Settings, loop: Loop) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _discovery(settings: Settings, loop: Loop) -> AsyncIterator[None]:
-    server = DiscoveryServer(loop.board, settings.api_host, settings.discovery_port)
+async def _discovery(settings: Settings, controller: Controller) -> AsyncIterator[None]:
+    server = DiscoveryServer(controller.board, settings.api_host, settings.discovery_port)
     await server.start()
     try:
         yield

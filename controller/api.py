@@ -1,4 +1,4 @@
-"""The REST API. It answers from what the loop published last; what it changes it only asks of the loop.
+"""The REST API. It answers from what the loop published last, and passes changes on to `commands`.
 
     GET  /api/v1/services[/<name>]           status rows
     GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
@@ -39,12 +39,15 @@ from typing import Any
 
 from aiohttp import web
 
+from .commands import Commands
 from .errors import ControllerError, Forbidden, InvalidRequest, NotYet
-from .loop import Loop
-from .model.actions import KINDS
+from .model.actions import KINDS, Action
 from .model.text import one_line
+from .spec.watch import SpecWatch
 from .status import openapi
 from .status.documents import event_json, log_json, plan_json, plan_words, routes_json, service_json
+from .status.publisher import Publisher
+from .storage.events import EventLog
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +68,30 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Api:
-    """Routes and handlers. `loop` is the only thing behind them."""
+    """Routes and handlers.
 
-    def __init__(self, loop: Loop, gatekeeper: Gatekeeper, clock: Callable[[], float] | None = None) -> None:
-        self._loop = loop
+    `in_progress`: actions that have begun and not ended. `clock` is the loop's, `wall` the machine's.
+    """
+
+    def __init__(
+        self,
+        commands: Commands,
+        publisher: Publisher,
+        events: EventLog,
+        specs: SpecWatch,
+        in_progress: Callable[[], tuple[Action, ...]],
+        gatekeeper: Gatekeeper,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._commands = commands
+        self._publisher = publisher
+        self._events = events
+        self._specs = specs
+        self._in_progress = in_progress
         self._gatekeeper = gatekeeper
-        self._clock = clock or (lambda: loop.now)
+        self._clock = clock
+        self._wall = wall
         self._closing = asyncio.Event()
 
     def application(self) -> web.Application:
@@ -102,7 +123,7 @@ class Api:
 
     async def services(self, request: web.Request) -> web.Response:
         """The whole stack, as `make status` shows it."""
-        view = self._loop.view
+        view = self._publisher.view
         return web.json_response(
             {
                 "project": view.project,
@@ -113,7 +134,7 @@ class Api:
                 "spec_problems": list(view.spec_problems),
                 "notices": list(view.notices),
                 "settled": view.desired is not None,
-                "files_current": self._loop.specs.is_current(view.files),
+                "files_current": self._specs.is_current(view.files),
                 "engine_reachable": view.engine_reachable,
             }
         )
@@ -121,10 +142,10 @@ class Api:
     async def service(self, request: web.Request) -> web.Response:
         """One service."""
         name = request.match_info["name"]
-        view = self._loop.view
+        view = self._publisher.view
         row = next((row for row in view.services if row.name == name), None)
         if row is None:
-            self._loop.known(name)
+            self._commands.known(name)
             raise NotYet(f"{name} was just added and not looked at yet; repeat in a second")
         return web.json_response(service_json(row, view))
 
@@ -133,8 +154,8 @@ class Api:
         self._gatekeeper.admit(request.remote, request.headers)
         replicas = replicas_in(await request.read())
         name = request.match_info["name"]
-        message = self._loop.scale(name, replicas)
-        spec = self._loop.known(name).services[name]
+        message = self._commands.scale(name, replicas)
+        spec = self._commands.known(name).services[name]
         told: dict[str, Any] = {"message": message} if message else {}
         if replicas is None and spec.autoscale is None:
             told["wanted"] = spec.replicas
@@ -144,8 +165,8 @@ class Api:
     async def revisions(self, request: web.Request) -> web.Response:
         """The versions that a service can go back to."""
         name = request.match_info["name"]
-        self._loop.known(name)
-        state, wanted, view = self._loop.deployer.state(name), self._loop.deployer.wanted(name), self._loop.view
+        revisions, wanted, stable = self._commands.revisions(name)
+        view = self._publisher.view
         listed = [
             {
                 "version": revision.version,
@@ -153,61 +174,60 @@ class Api:
                 "image_id": revision.image_id,
                 "first_at": view.wall_time(revision.first_at),
                 "current": revision.version == wanted,
-                "stable": revision.version == state.stable,
+                "stable": revision.version == stable,
             }
-            for revision in self._loop.deployer.revisions(name)
+            for revision in revisions
         ]
-        return web.json_response({"service": name, "at": self._loop.wall_now, "revisions": listed})
+        return web.json_response({"service": name, "at": self._wall(), "revisions": listed})
 
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
         self._gatekeeper.admit(request.remote, request.headers)
-        said = await self._loop.deploy(services_in(await request.read()))
+        said = await self._commands.deploy(services_in(await request.read()))
         return web.json_response({"services": said}, status=202)
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Go back to an earlier version."""
         self._gatekeeper.admit(request.remote, request.headers)
         name, to = request.match_info["name"], version_in(await request.read())
-        await self._loop.refuse_lost_version(name, to)
-        return web.json_response({"service": name, "message": self._loop.roll_back(name, to)}, status=202)
+        return web.json_response({"service": name, "message": await self._commands.roll_back(name, to)}, status=202)
 
     async def abort(self, request: web.Request) -> web.Response:
         """End a rollout: the former version serves again."""
         self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["name"]
         nothing_in(await request.read())
-        return web.json_response({"service": name, "message": self._loop.abort(name)}, status=202)
+        return web.json_response({"service": name, "message": self._commands.abort(name)}, status=202)
 
     async def promote(self, request: web.Request) -> web.Response:
         """End the watch over a first batch."""
         self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["name"]
         nothing_in(await request.read())
-        return web.json_response({"service": name, "message": self._loop.promote(name)}, status=202)
+        return web.json_response({"service": name, "message": self._commands.promote(name)}, status=202)
 
     async def gpu(self, request: web.Request) -> web.Response:
         """Mark a GPU as not to be used, or take its mark back."""
         self._gatekeeper.admit(request.remote, request.headers)
         uuid, fault = request.match_info["uuid"], fault_in(await request.read())
         if fault is None:
-            self._loop.unmark_gpu(uuid)
+            self._commands.unmark_gpu(uuid)
         else:
-            self._loop.mark_gpu(uuid, fault)
+            self._commands.mark_gpu(uuid, fault)
         return web.json_response({"gpu": uuid, "fault": fault}, status=202)
 
     async def logs(self, request: web.Request) -> web.Response:
         """The last log lines of a service's replicas."""
         name = request.match_info["name"]
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
-        tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._loop.wall_now
-        texts = await self._loop.logs(name, tail, after, timed=True)
+        tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._wall()
+        texts = await self._commands.logs(name, tail, after, timed=True)
         replicas = [log_json(replica, text) for replica, text in texts.items()]
         return web.json_response({"service": name, "at": at, "replicas": replicas})
 
     async def plan(self, request: web.Request) -> web.Response:
         """What the controller would do now, and what it is doing."""
-        view, in_progress = self._loop.view, self._loop.in_progress
+        view, in_progress = self._publisher.view, self._in_progress()
         form = request.query.get("format", "json")
         if form == "text":
             return web.Response(text=plan_words(view, in_progress) + "\n")
@@ -217,11 +237,11 @@ class Api:
 
     async def routes(self, request: web.Request) -> web.Response:
         """What HAProxy sends where."""
-        return web.json_response(routes_json(self._loop.view))
+        return web.json_response(routes_json(self._publisher.view))
 
     async def events(self, request: web.Request) -> web.Response:
         """The newest events, or those after `since`, waiting up to `wait` seconds for the first of them."""
-        log = self._loop.events
+        log = self._events
         limit = _integer(request, "limit", 100, 1, MOST_EVENTS)
         wait_s = _integer(request, "wait", 0, 0, LONGEST_WAIT_S)
         since = _integer(request, "since", 0, 0, 2**62) if "since" in request.query else None
@@ -235,7 +255,7 @@ class Api:
 
     async def targets(self, request: web.Request) -> web.Response:
         """The replicas to scrape, as Prometheus's http_sd reads them."""
-        return web.json_response([dict(group) for group in self._loop.view.targets])
+        return web.json_response([dict(group) for group in self._publisher.view.targets])
 
     async def openapi(self, request: web.Request) -> web.Response:
         """This API, as an OpenAPI document."""
@@ -243,28 +263,30 @@ class Api:
 
     async def healthz(self, request: web.Request) -> web.Response:
         """200 while the loop turns and comes to the end of its ticks; what else is wrong is in the body."""
-        view = self._loop.view
-        age_s = self._clock() - (self._loop.last_tick_at or self._loop.started_at)
-        status = "stuck" if age_s >= STUCK_AFTER_S else "failing" if self._loop.defect else "ok"
+        view = self._publisher.view
+        age_s = self._clock() - (self._publisher.last_tick_at or self._publisher.started_at)
+        status = "stuck" if age_s >= STUCK_AFTER_S else "failing" if self._publisher.defect else "ok"
         body = {
             "status": status,
             "last_tick_age_s": round(age_s, 3),
             "engine_reachable": view.engine_reachable,
             "haproxy_reachable": view.haproxy_reachable,
             "spec_problems": list(view.spec_problems),
-            "store_trouble": self._loop.store_trouble,
-            "defect": self._loop.defect,
+            "store_trouble": self._publisher.store_trouble,
+            "defect": self._publisher.defect,
         }
         return web.json_response(body, status=200 if status == "ok" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The controller's own metrics, as Prometheus reads them."""
-        return web.Response(body=self._loop.metrics.page(), headers={"Content-Type": self._loop.metrics.content_type})
+        return web.Response(
+            body=self._publisher.metrics.page(), headers={"Content-Type": self._publisher.metrics.content_type}
+        )
 
     async def _news(self, since: int, wait_s: int) -> None:
         """Wait for an event newer than `since`, for `wait_s` seconds, or for the end of the server."""
         waits = [
-            asyncio.ensure_future(self._loop.events.wait_beyond(since)),
+            asyncio.ensure_future(self._events.wait_beyond(since)),
             asyncio.ensure_future(self._closing.wait()),
         ]
         try:

@@ -15,11 +15,11 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .engines.base import ClusterEngine
+from .engines.base import ClusterEngine, EngineAction
 from .errors import ControllerError, EngineError
 from .model.actions import (
     Action,
@@ -37,18 +37,17 @@ from .model.actions import (
     SignalContainer,
     StartContainer,
     WriteRouting,
+    action_name,
 )
-from .model.plan import Outcome, Plan, Refusal, Step
-from .model.spec import ServiceSpec
+from .model.plan import Outcome, Plan, Refusal, Step, describe
 from .model.text import one_line
 from .model.world import Retirement, UserConfigReport
-from .routing.base import Router
+from .observe.gpu_marks import GpuMarks
+from .observe.snapshot import Observer
+from .routing.base import Router, RoutingAction
+from .status.metrics import ControllerMetrics
 from .storage.events import EventLog
 from .storage.store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
-
 
 logger = logging.getLogger(__name__)
 
@@ -220,6 +219,49 @@ class Executor:
 
 
 # ----------------------------------------------------------------------------------------------------
+# Reporting: what the end of an action means for the rest of the controller.
+
+
+class Reporter:
+    """Records each action's end as an event and a metric, and has the world read anew."""
+
+    def __init__(
+        self,
+        events: EventLog,
+        metrics: ControllerMetrics,
+        observer: Observer,
+        gpu_marks: GpuMarks,
+        wake: Callable[[], None],
+    ) -> None:
+        self._events = events
+        self._metrics = metrics
+        self._observer = observer
+        self._gpu_marks = gpu_marks
+        self._wake = wake
+
+    def report(self, outcome: Outcome) -> None:
+        """Take note of one action's end."""
+        action = outcome.action
+        self._metrics.action(outcome)
+        if isinstance(action, EngineAction):
+            self._observer.action_ended(action)
+        elif isinstance(action, RoutingAction):
+            self._observer.routing_action_ended(action)
+        if isinstance(action, RemoveContainer) and outcome.error is None:
+            self._gpu_marks.removed(action.container_id)
+        words = f"{describe(action)}: {action.cause}"
+        self._events.record(
+            action_name(action),
+            f"{words}; failed: {outcome.message}" if outcome.error else words,
+            service=action.service,
+            target=action.target,
+            outcome="failed" if outcome.error else "ok",
+        )
+        if not isinstance(action, EngineAction):  # the engine is read first, which wakes the loop
+            self._wake()
+
+
+# ----------------------------------------------------------------------------------------------------
 # Performing: one action is one call of the boundary that it belongs to, and a note of what the world cannot keep.
 
 
@@ -243,8 +285,6 @@ class Performer:
         store: Store,
         events: EventLog,
         project: str,
-        specs: Callable[[], Mapping[str, ServiceSpec]],
-        edge_specs: Callable[[], Mapping[str, ServiceSpec]],
         give: Give,
         given: Callable[[str, UserConfigReport], None],
         clock: Callable[[], float] = time.time,
@@ -256,40 +296,38 @@ class Performer:
         self._project = project
         self._give = give
         self._given = given
-        self._specs = specs
-        self._edge_specs = edge_specs
         self._clock = clock
 
     async def perform(self, action: Action) -> None:
         """Carry out one action; raises ControllerError and its kinds."""
-        spec = self._specs().get(action.service)
         match action:
             case RemoveContainer():
-                await self._remove(action, spec)
+                await self._remove(action)
             case SignalContainer():
-                await self._engine.perform(action, self._project, spec)
+                await self._engine.perform(action, self._project, None)
                 if action.signal == "SIGTERM":
                     self._store.stopping(action.container_id, self._clock())
-            case CreateContainer():
-                await self._engine.perform(action, self._project, action.spec or spec)
-            case PullImage() | StartContainer():
-                await self._engine.perform(action, self._project, spec)
+            case CreateContainer() | PullImage():
+                await self._engine.perform(action, self._project, action.spec)
+            case StartContainer():
+                await self._engine.perform(action, self._project, None)
+            case AddServer():
+                await self._router.perform(action, action.spec)
             case (
-                AddServer()
-                | SetServerState()
+                SetServerState()
                 | SetServerWeight()
                 | SetWaitingRoom()
                 | ShutdownSessions()
                 | DeleteServer()
                 | WriteRouting()
             ):
-                await self._router.perform(action, self._edge_specs().get(action.service, spec))
+                await self._router.perform(action, None)
             case GiveUserConfig():
                 self._given(action.container_id, await self._give(action.address, action.text))
             case BeginRetirement():
                 self._store.retire(self._retirement(action))
             case _:
-                raise TypeError(f"internal: nobody carries out a {type(action).__name__}")
+                raise TypeError(f"internal: there is no way to carry out a {type(action).__name__}")
 
     def _retirement(self, action: BeginRetirement) -> Retirement:
         return Retirement(
@@ -301,10 +339,10 @@ class Performer:
             failed=action.failed,
         )
 
-    async def _remove(self, action: RemoveContainer, spec: ServiceSpec | None) -> None:
+    async def _remove(self, action: RemoveContainer) -> None:
         # The log goes with the container, so it is read before; the failure counts once, so after.
         log, unread = await self._last_words(action.container_id) if action.failed else ("", "")
-        await self._engine.perform(action, self._project, spec)
+        await self._engine.perform(action, self._project, None)
         if action.failed:
             lines = [line.rstrip() for line in log.splitlines() if line.strip()]
             silence = f"its log cannot be read: {unread}" if unread else "its log is empty"

@@ -429,19 +429,9 @@ CONTROL = Section(
                     f"(rate(pierhead_controller_haproxy_reading_seconds_bucket{W})))",
                     "HAProxy's answer",
                 ),
-                Query(
-                    f"histogram_quantile(0.99, sum by (le) (rate(pierhead_controller_tick_cpu_seconds_bucket{W})))",
-                    "CPU time of a tick",
-                ),
-                Query(
-                    "histogram_quantile(0.99, sum by (le) "
-                    f"(rate(pierhead_controller_tick_core_wait_seconds_bucket{W})))",
-                    "a tick's wait for a core",
-                ),
             ),
-            "Time the controller takes to observe, plan and publish, what of it is CPU time, and how long it could "
-            "have gone on and had no core. What it then does runs beside this, and so does the reading of an engine "
-            "or a HAProxy that is slow to answer.",
+            "Time the controller takes to observe, plan and publish. What it then does runs beside this, and so does "
+            "the reading of an engine or a HAProxy that is slow to answer.",
             unit="s",
         ),
     ),

@@ -24,6 +24,8 @@ class PullImage(Action):
     """Bring a foreign image to this machine; target = service."""
 
     image: str
+    spec: ServiceSpec | None = field(default=None, repr=False, compare=False)
+    """The service, for the words of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,8 @@ class AddServer(Action):
     backend: str
     address: str
     weight: int = 1
+    spec: ServiceSpec | None = field(default=None, repr=False, compare=False)
+    """The service as HAProxy is to know it: its check and its limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,3 +1,5 @@
+"""What the controller sees: one immutable snapshot of the real world, and how far it can be trusted."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -5,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from .actions import Action
+from .spec import Spec
 from .world import (
     FailureKey,
     FailureRecord,
@@ -56,3 +59,18 @@ class Observed:
     def containers_of(self, service: str) -> tuple[ReplicaContainer, ...]:
         """The containers of one service, in the order of their numbers."""
         return self._by_service.get(service, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One look at the world: a snapshot, and the spec that it was taken for."""
+
+    spec: Spec
+    observed: Observed
+    unseen: str = ""
+    """Why the containers could not be read; "" = they were, and the reading is fresh enough to plan from."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether decisions may be made from it. Otherwise it has what was read last, and is for showing only."""
+        return not self.unseen

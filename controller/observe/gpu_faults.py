@@ -2,7 +2,7 @@
 
     gone      it is no longer among the GPUs that the engine lists, and a replica holds it
     failing   replicas of one version fail on it again and again, and are well on another one
-    marked    somebody said so
+    marked    an operator marked it
 
 No replica is placed on a GPU with a mark. A mark of the first kind is taken back when the GPU is listed again, one of
 the second when it was away and is back (somebody has reset it), or when the version turns out to fail everywhere.
@@ -36,7 +36,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Unmark:
-    """A GPU may be used again. `asked`: somebody said so."""
+    """A GPU may be used again. `asked`: an operator did it."""
 
     uuid: str
     why: str

@@ -16,9 +16,9 @@ from typing import Any
 
 from ..engines.base import ClusterEngine
 from ..errors import EngineError
-from ..model.desired import Desired
 from ..model.observed import Observed
 from ..model.plan import Plan
+from ..model.spec import Spec
 from ..model.world import GpuReading
 
 logger = logging.getLogger(__name__)
@@ -67,9 +67,9 @@ class GpuMemoryWatch:
         self._holders = holders
         return replace(observed, gpu_reading=self._current())
 
-    def refresh(self, desired: Desired, observed: Observed, plan: Plan) -> None:
+    def refresh(self, spec: Spec, observed: Observed, plan: Plan) -> None:
         """Begin a reading if one is due; nothing is read while no service asks for GPUs or there are none."""
-        if self._running or not observed.gpus or not any(spec.gpu for spec in desired.services.values()):
+        if self._running or not observed.gpus or not any(service.gpu for service in spec.services.values()):
             return
         if self.problem:
             pause_s = RETRY_S if self._worked else HOPELESS_S

@@ -11,12 +11,13 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..engines.base import ClusterEngine, EngineAction
 from ..errors import StoreError
 from ..model.actions import Action
-from ..model.observed import Observed
+from ..model.observed import Observed, Sight
+from ..model.plan import Plan
 from ..model.spec import Spec
 from ..model.world import GpuFault, Health, ReplicaContainer, Retirement, RoutingState, ServerState, current_version
 from ..routing.base import Router, RoutingAction
@@ -24,6 +25,8 @@ from ..storage.clock import ContainerTimes
 from ..storage.store import Store
 from .engine_watch import EngineWatch, Reading
 from .gpu_faults import struck
+from .gpu_marks import GpuMarks
+from .gpu_memory import GpuMemoryWatch
 from .probe import Prober
 from .router_watch import RouterWatch
 
@@ -36,23 +39,8 @@ UNRELIABLE_S = 1.0
 FIRST_ROUND_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """A snapshot, and whether to plan from it. An incomplete one has the containers of the last good reading, or none
-    if there was no reading yet: it is for showing only."""
-
-    observed: Observed
-    unseen: str = ""
-    """Why the containers could not be read; "" = they were, and the reading is fresh enough to plan from."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether to plan from it."""
-        return not self.unseen
-
-
 class Observer:
-    """Reads the world. The loop is its only caller."""
+    """Reads the world: engine, HAProxy and probes, and what is known of the GPUs. It chooses nothing."""
 
     def __init__(
         self,
@@ -60,6 +48,8 @@ class Observer:
         router: Router,
         prober: Prober,
         store: Store,
+        gpu_memory: GpuMemoryWatch,
+        gpu_marks: GpuMarks,
         wake: Callable[[], None],
         took: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.time,
@@ -71,6 +61,8 @@ class Observer:
         self._router = RouterWatch(router.observe, wake, router_took, clock)
         self._prober = prober
         self._store = store
+        self._gpu_memory = gpu_memory
+        self._gpu_marks = gpu_marks
         self._times = ContainerTimes(clock, wall)
         self._taken: Reading | None = None
         """What the last look has taken of the engine."""
@@ -78,6 +70,8 @@ class Observer:
         """By which it was decided last who is asked how."""
         self._marks: Mapping[str, Retirement] = {}
         self.stream_open = False
+        self.latest = Observed()
+        """The newest snapshot."""
 
     async def run(self) -> None:
         """Read the engine whenever it is due, for ever."""
@@ -88,31 +82,42 @@ class Observer:
         await self._router.run()
 
     def engine_changed(self) -> None:
-        """Say that the engine's world is another now: it is read again, and whoever looks is woken."""
+        """Say that the engine's world changed: it is read again, and the loop is woken."""
         self._engine.changed()
 
     def action_ended(self, action: EngineAction) -> None:
-        """The same of an action: until a reading has begun from now on, it counts as going on."""
+        """Say that an action of the engine's ended: it counts as in progress until a reading began after it."""
         self._engine.ended(action)
 
     def routing_action_ended(self, action: RoutingAction) -> None:
-        """The same of an action on HAProxy."""
+        """Say that an action on HAProxy ended: it counts as in progress until a reading began after it."""
         self._router.ended(action)
 
     async def look(
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
     ) -> Sight:
         """Return the world now. `in_progress` must have been read before: an action that ends meanwhile then counts
-        as going on, and nobody plans for its target from a reading that may have missed its effect.
+        as going on, and nothing is planned for its target from a reading that may have missed its effect.
 
         `impatient`: something is waited for that no event tells (a GPU that others hold, an image). `thorough`: every
         change of the engine's world that is known now is in it, and HAProxy as it is now, however long that takes.
         """
+        sight = await self._look(spec, in_progress, impatient=impatient, thorough=thorough)
+        self.latest = self._gpu_memory.seen(sight.observed)
+        return replace(sight, observed=self.latest)
+
+    def look_ahead(self, sight: Sight, plan: Plan, in_progress: tuple[Action, ...], now: float) -> None:
+        """Begin to read what a later look needs to know of the GPUs, and mark those that cannot be trusted."""
+        self._gpu_marks.note_removals(sight.observed, in_progress)
+        if sight.complete:
+            self._gpu_memory.refresh(sight.spec, sight.observed, plan)
+            self._gpu_marks.look(sight.observed, now)
+
+    async def _look(self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool, thorough: bool) -> Sight:
         retirements, failures = self._store.retirements, self._store.failures
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
         with self._engine.looking(), self._router.looking():
-            # One after the other, both asked before: a task for each would cost a look two turns of the event loop, and
-            # a turn is the work of everybody who is due.
+            # One after the other, both asked before: a task for each would cost a look two turns of the event loop.
             asked = self._router.ask(thorough=thorough)
             await self._engine.await_reading(spec, age_s, thorough=thorough)
             await self._router.await_answer(asked)
@@ -120,7 +125,7 @@ class Observer:
         unseen = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
         if reading is None:
             unseen = unseen or "the containers were not read yet"
-            return Sight(Observed(routing=routing, in_progress=in_progress), unseen)
+            return Sight(spec, Observed(routing=routing, in_progress=in_progress), unseen)
         # All of it at one moment, the newest reading and what it has not seen; only the first round of questions waits.
         in_progress = with_unseen(in_progress, itertools.chain(self._engine.unseen, self._router.unseen))
         retirements = self._kept_marks(reading, retirements)
@@ -139,7 +144,7 @@ class Observer:
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},
             in_progress=in_progress,
         )
-        return Sight(observed, unseen)
+        return Sight(spec, observed, unseen)
 
     def _kept_marks(self, reading: Reading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
         """Who retires. The store forgets it with the container, which an earlier reading may still have."""

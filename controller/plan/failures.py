@@ -1,11 +1,11 @@
-"""How long a version that failed is not tried again."""
+"""How long a version that failed is not tried again, and when its failures are forgiven. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from ..model.desired import Desired
+from ..model.desired import Desired, goal_of
 from ..model.observed import Observed
 from ..model.world import FailureKey, FailureRecord, Health, is_another_try
 from .draft import Draft
@@ -44,6 +44,21 @@ def _failure(draft: Draft, service: str, version: str) -> FailureRecord | None:
 
 
 STEADY_S = 60.0
+
+
+def forgiven(
+    desired: Desired, observed: Observed, ready_since: Callable[[str], float | None], now: float
+) -> frozenset[FailureKey]:
+    """Return failure records of versions that work again, or that nothing asks for any more."""
+    wanted = {
+        (name, version)
+        for name in desired.services
+        for goal in [goal_of(desired, observed, name)]
+        for version in (goal.version, goal.keep)
+    }
+    present = {(container.service, container.version) for container in observed.containers}
+    forgotten = frozenset(key for key in observed.failures if key not in wanted | present)
+    return recovered(desired, observed, ready_since, now) | forgotten
 
 
 def recovered(

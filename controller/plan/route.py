@@ -52,6 +52,7 @@ def _register_ready(
             backend=backend_name(outlook.name),
             address=address,
             weight=weight,
+            spec=spec,
             cause="its replica is ready",
         )
         draft.add(add, draft.routing_step if _needs_reload(draft, add.backend) else None, deleted)

@@ -118,7 +118,7 @@ def _pull_image(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> Non
     if image_missing and outlook.target and not spec.has_build and outlook.name not in draft.busy:
         cause = "a replica is to be started and the image is not on this machine"
         cause = cause if outlook.lacking() else "without it nobody can tell the service's new version"
-        draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, cause=cause))
+        draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, spec=spec, cause=cause))
 
 
 def _obstacle(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> str | None:

@@ -4,11 +4,7 @@ series of a service or replica that is gone go with it; what counts is counted w
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Awaitable, Callable, Generator, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -36,18 +32,6 @@ class ControllerMetrics(Collector):
         self._ticks = Histogram(
             "pierhead_controller_tick_seconds",
             "Time of one look at the world, plan and publication (actions not included).",
-            buckets=TICK_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._tick_cpu = Histogram(
-            "pierhead_controller_tick_cpu_seconds",
-            "CPU time of one look at the world, plan and publication; what else ran meanwhile is not in it.",
-            buckets=TICK_BUCKETS_S,
-            registry=self.registry,
-        )
-        self._tick_core_wait = Histogram(
-            "pierhead_controller_tick_core_wait_seconds",
-            "How long a look, plan and publication could have gone on and had no core.",
             buckets=TICK_BUCKETS_S,
             registry=self.registry,
         )
@@ -83,11 +67,9 @@ class ControllerMetrics(Collector):
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
-    def tick(self, took_s: float, spent: OwnTime) -> None:
-        """Count one tick: how long it took, and what of that was its own."""
+    def tick(self, took_s: float) -> None:
+        """Count one tick."""
         self._ticks.observe(took_s)
-        self._tick_cpu.observe(spent.cpu_s)
-        self._tick_core_wait.observe(spent.core_wait_s)
 
     def engine_reading(self, took_s: float) -> None:
         """Count one reading of the engine."""
@@ -234,74 +216,3 @@ def _stack(view: View | None) -> Iterator[Metric]:
         if value is not None:
             family.add_metric([], float(value))
         yield family
-
-
-T = TypeVar("T")
-
-# ----------------------------------------------------------------------------------------------------
-# CPU time of a coroutine's own steps, and how long its thread waited for a core meanwhile.
-
-
-SCHEDSTAT = "/proc/thread-self/schedstat"
-
-
-@dataclass(slots=True)
-class OwnTime:
-    """Seconds, so far."""
-
-    cpu_s: float = 0.0
-    core_wait_s: float = 0.0
-    """The thread could have run, and another one had the core. 0 where the kernel does not count that."""
-
-
-def core_wait_s() -> float:
-    """Seconds that this thread has waited for a core since it began; 0 where the kernel does not count that.
-
-    The second number of /proc/thread-self/schedstat (Documentation/scheduler/sched-stats.rst of the kernel).
-    """
-    try:
-        file = os.open(SCHEDSTAT, os.O_RDONLY)
-    except OSError:
-        return 0.0
-    try:
-        return int(os.read(file, 100).split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):  # a kernel that was built without it
-        return 0.0
-    finally:
-        os.close(file)
-
-
-class Measured(Awaitable[T]):
-    """A coroutine whose own steps are added up in `spent` while it is awaited; what others do in between is not."""
-
-    def __init__(
-        self,
-        coroutine: Awaitable[T],
-        spent: OwnTime,
-        cpu_s: Callable[[], float] = time.thread_time,
-        waited_s: Callable[[], float] = core_wait_s,
-    ) -> None:
-        self._coroutine = coroutine
-        self._spent = spent
-        self._cpu_s = cpu_s
-        self._waited_s = waited_s
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        """Run it, step by step, in the task that awaits."""
-        steps: Generator[Any, Any, T] = self._coroutine.__await__()
-        error: BaseException | None = None
-        while True:
-            cpu_s, waited_s = self._cpu_s(), self._waited_s()
-            try:
-                waits_for = next(steps) if error is None else steps.throw(error)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            finally:
-                self._spent.cpu_s += self._cpu_s() - cpu_s
-                self._spent.core_wait_s += self._waited_s() - waited_s
-            error = None
-            try:
-                yield waits_for
-            except BaseException as thrown:
-                error = thrown

@@ -81,10 +81,6 @@ class Growth:
     """Of dockerd and containerd."""
     readings: Ticks | None = None
     """Readings of the engine, which go on beside the ticks."""
-    tick_cpu: Ticks | None = None
-    """CPU time of the ticks."""
-    tick_core_waits: Ticks | None = None
-    """How long the ticks could have gone on and had no core."""
     core_wait_s: float = 0.0
     """The same of all that the controller's event loop does, ticks included."""
     haproxy_readings: Ticks | None = None
@@ -124,8 +120,6 @@ class Rest:
     ticks: Ticks
     elsewhere_cores: float
     """What everything else on the machine used meanwhile."""
-    tick_cpu: Ticks | None = None
-    """CPU time of the ticks."""
 
 
 @dataclass
@@ -171,8 +165,6 @@ class Events(threading.Thread):
 
 
 TICKS = "pierhead_controller_tick_seconds"
-TICK_CPU = "pierhead_controller_tick_cpu_seconds"
-TICK_CORE_WAITS = "pierhead_controller_tick_core_wait_seconds"
 READINGS = "pierhead_controller_engine_reading_seconds"
 HAPROXY_READINGS = "pierhead_controller_haproxy_reading_seconds"
 
@@ -222,7 +214,7 @@ def grow(stack: Stack, service: str, replicas: int, events: Events, book: TickBo
     """Scale from none to `replicas`; return when all take traffic."""
     pid = int(stack.container("controller").attrs["State"]["Pid"])
     before, engine_before, waited_before = controller_at_rest.cpu_s(pid), engine_cpu_s(), core_wait_s(pid)
-    names = (READINGS, TICK_CPU, TICK_CORE_WAITS, HAPROXY_READINGS)
+    names = (READINGS, HAPROXY_READINGS)
     beside = {name: TickBook(stack, name) for name in names}
     book.lap()
     begun = time.time()
@@ -242,8 +234,6 @@ def grow(stack: Stack, service: str, replicas: int, events: Events, book: TickBo
         round(cpu_s, 2),
         round(engine_s, 2),
         laps[READINGS],
-        laps[TICK_CPU],
-        laps[TICK_CORE_WAITS],
         round(waited_s, 2),
         laps[HAPROXY_READINGS],
     )
@@ -267,7 +257,6 @@ def rest(stack: Stack, replicas: int, seconds: float, book: TickBook) -> Rest:
     """Watch a stack that has nothing to do."""
     print(f"{replicas} replicas at rest", flush=True)
     time.sleep(SETTLE_S)
-    cpu = TickBook(stack, TICK_CPU)
     book.lap()
     busy = _busy_s()
     cost = controller_at_rest.measure(stack, replicas, seconds)
@@ -279,7 +268,6 @@ def rest(stack: Stack, replicas: int, seconds: float, book: TickBook) -> Rest:
         cost.resident_mb,
         book.lap(),
         round(elsewhere, 2),
-        cpu.lap(),
     )
 
 
@@ -323,9 +311,9 @@ def lines(found: Found) -> Iterator[Line]:
     """The promises. What was measured with another number of replicas than the promise names still counts above it."""
     growth = found.growth
     many = growth.replicas
-    yield _tick_line(f"a tick while {many} replicas start", growth.ticks, growth.tick_cpu, growth.tick_core_waits)
+    yield _tick_line(f"a tick while {many} replicas start", growth.ticks)
     for one in found.rests[:1]:
-        yield _tick_line(f"a tick at rest, {one.replicas} replicas", one.ticks, one.tick_cpu)
+        yield _tick_line(f"a tick at rest, {one.replicas} replicas", one.ticks)
     yield Line(
         f"0 to {many} replicas",
         f"<= the slowest start + {BEYOND_S:g} s after the engine has started the last container",
@@ -357,12 +345,8 @@ def lines(found: Found) -> Iterator[Line]:
             )
 
 
-def _tick_line(what: str, ticks: Ticks, cpu: Ticks | None = None, waits: Ticks | None = None) -> Line:
+def _tick_line(what: str, ticks: Ticks) -> Line:
     share = f"{100 * ticks.within:.1f} % of {ticks.count}; mean {1000 * ticks.mean_s:.0f} ms"
-    if cpu is not None:
-        share += f", {1000 * cpu.mean_s:.0f} ms of it CPU time"
-    if waits is not None:
-        share += f", {1000 * waits.mean_s:.0f} ms waiting for a core"
     return Line(what, f"<= {1000 * TICK_S:.0f} ms", share, ticks.within == 1.0)
 
 
@@ -383,10 +367,6 @@ def page(found: Found, facts: Mapping[str, Any]) -> Page:
         ["how long its event loop waited for a core", f"{growth.core_wait_s:.1f} s"],
         ["ticks", str(growth.ticks)],
     ]
-    if growth.tick_cpu is not None:
-        rows.append(["CPU time of ticks", str(growth.tick_cpu)])
-    if growth.tick_core_waits is not None:
-        rows.append(["waits of ticks for a core", str(growth.tick_core_waits)])
     if growth.readings is not None:
         rows.append(["readings of the engine", str(growth.readings)])
     if growth.haproxy_readings is not None:
@@ -399,7 +379,6 @@ def page(found: Found, facts: Mapping[str, Any]) -> Page:
             f"{one.cpu_percent:.1f} % of a core",
             f"{one.resident_mb:.0f} MB",
             str(one.ticks),
-            str(one.tick_cpu or ""),
             f"{one.elsewhere_cores:.2f} cores",
         ]
         for one in found.rests
@@ -413,7 +392,7 @@ def page(found: Found, facts: Mapping[str, Any]) -> Page:
             Table(f"From 0 to {growth.replicas}", ["", ""], rows),
             Table(
                 "At rest",
-                ["replicas", "controller's CPU", "its memory", "ticks", "their CPU time", "everything else"],
+                ["replicas", "controller's CPU", "its memory", "ticks", "everything else"],
                 at_rest,
             ),
         ],
@@ -431,10 +410,7 @@ HOW = f"""\
   the reading before. How long they took to answer is `{READINGS}` and
   `{HAPROXY_READINGS}`. CPU and resident memory are those of the controller's process
   in /proc.
-- A tick's CPU time (`{TICK_CPU}`) and how long it could have gone on and had no core
-  (`{TICK_CORE_WAITS}`: the kernel's schedstat of the thread) are of its own steps. What
-  is left of its time it waited for an answer, or for other work of the event loop. A tick that is long on a machine
-  with other work, and short in CPU time, is the machine's.
+- How long the controller's event loop waited for a core is the kernel's schedstat of its thread.
 - When a container was made and started is the engine's word, when a replica takes traffic the controller's event of its
   server in HAProxy. The engine gets at most {PARALLEL_ACTIONS} calls at a time (`PARALLEL_ACTIONS`).
 - At rest: from {SETTLE_S:g} s after the last change on.

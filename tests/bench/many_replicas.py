@@ -72,9 +72,9 @@ async def measure(directory: Path, replicas: int, rest_s: float, profile: Path |
     )
     control = Many.of(directory, spec)
     control.engine.behaviours["tiny"] = Behaviour(ready_after_s=START_S)
-    async with control.running() as loop:
+    async with control.running() as controller:
         ticks: list[float] = []
-        loop.tick = timed(loop.tick, ticks)  # type: ignore[method-assign]
+        controller.loop.tick = timed(controller.loop.tick, ticks)  # type: ignore[method-assign]
         begun = time.monotonic()
         await until(lambda: len(control.router.ready("tiny")) == replicas, LIMIT_S)
         await control.settled("tiny", replicas, LIMIT_S)
@@ -98,14 +98,14 @@ async def measure(directory: Path, replicas: int, rest_s: float, profile: Path |
 
 
 def timed(
-    tick: Callable[[], Coroutine[Any, Any, float]], ticks: list[float]
-) -> Callable[[], Coroutine[Any, Any, float]]:
+    tick: Callable[..., Coroutine[Any, Any, float]], ticks: list[float]
+) -> Callable[..., Coroutine[Any, Any, float]]:
     """Note the CPU time of each tick; what else the event loop does meanwhile (probes, actions) is in it."""
 
-    async def measured() -> float:
+    async def measured(*, thorough: bool = False) -> float:
         begun = time.process_time()
         try:
-            return await tick()
+            return await tick(thorough=thorough)
         finally:
             ticks.append(1000 * (time.process_time() - begun))
 

@@ -305,7 +305,8 @@ async def test_weights_are_set_and_read_back(world: World, router: HAProxyRouter
     echo = await routed(router, world)
     await add(router, echo, "echo-1", world.addresses[0])
     names = {"service": "echo", "backend": "svc_echo", "cause": "test"}
-    await router.perform(AddServer(target="echo-2", address=world.addresses[1], weight=7, **names), echo)
+    second = AddServer(target="echo-2", service="echo", backend="svc_echo", address=world.addresses[1], weight=7)
+    await router.perform(second, echo)
     assert [s.weight for s in (await observe(router)).servers] == [1, 7]
     await router.perform(SetServerWeight(target="echo-1", weight=200, **names), None)
     found = await server(router, "echo-1")

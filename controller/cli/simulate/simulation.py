@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from ...desired.desired import targets_of
 from ...desired.policies import Functions, Policies
 from ...desired.scaler import Scaler
+from ...desired.targets import targets_of
 from ...model.desired import Desired
 from ...model.plan import Plan
 from ...model.spec import AutoscaleSpec, PrometheusPolicy, ServiceSpec, Spec

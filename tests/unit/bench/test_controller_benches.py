@@ -57,13 +57,6 @@ def test_what_growth_is_made_of() -> None:
     assert (growth.engine_done_s, growth.slowest_s, growth.beyond_s, growth.most_starting) == (2.0, 1.0, 1.0, 2)
 
 
-def test_a_tick_is_told_with_what_of_it_was_work_and_what_was_waiting_for_a_core() -> None:
-    run = found(*STARTS, seconds=3.0)
-    growth = replace(run.growth, tick_cpu=Ticks(100, 0.011, 0.05, 1.0), tick_core_waits=Ticks(100, 0.003, 0.01, 1.0))
-    line = next(many_containers.lines(replace(run, growth=growth)))
-    assert line.found == "100.0 % of 100; mean 20 ms, 11 ms of it CPU time, 3 ms waiting for a core"
-
-
 def test_promises_that_are_kept() -> None:
     assert verdicts(found(*STARTS, seconds=3.0)) == {
         "a tick while 3 replicas start": True,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from controller.assembly import Controller, World, assemble
 from controller.desired.measurements import Query, no_prometheus
 from controller.errors import ReplicaError, RoutingError
-from controller.loop import Loop, World
 from controller.model.actions import (
     AddServer,
     DeleteServer,
@@ -23,9 +23,11 @@ from controller.model.actions import (
     WriteRouting,
 )
 from controller.model.spec import NO_USER_CONFIG, ServiceSpec, Spec, backend_name, digest
+from controller.model.told import Event
 from controller.model.world import NO_STATS, Held, PublishedStats, RoutingState, Server, ServerState, UserConfigReport
 from controller.observe.probe import Reading, Subject
 from controller.routing.base import RoutingAction
+from controller.status.view import View
 from controller.storage.store import Store
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
 from tests.harness.virtual_time import VirtualLoop, wall_clock
@@ -248,7 +250,7 @@ class Control:
     actions_to_live: int | None = None
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
     query: Query = no_prometheus
-    loop: Loop = field(init=False)
+    controller: Controller = field(init=False)
     store: Store = field(init=False)
 
     @classmethod
@@ -258,6 +260,11 @@ class Control:
             engine.add_image(service.image)
         source = FakeSource({service.name: service for service in services})
         return cls(directory, engine, FakeRouter(answers=lambda name: engine.readiness(name) == "ready"), source)
+
+    @property
+    def view(self) -> View:
+        """What the controller published last."""
+        return self.controller.view
 
     async def give(self, address: str, text: str) -> UserConfigReport:
         """Take a user_config the way the replica at that address would."""
@@ -326,7 +333,7 @@ class Control:
         return each + (replica in ready[:more])
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Loop]:
+    async def running(self) -> AsyncIterator[Controller]:
         """A controller from its start to its end, which leaves the world as it is."""
 
         class Ended(Exception):
@@ -348,11 +355,11 @@ class Control:
                     policy_dir=self.directory,
                     give=self.give,
                 )
-                self.loop = Loop(
+                self.controller = assemble(
                     world, tasks.create_task, clock=self.clock, wall=self.wall, engine_lost_s=self.engine_lost_s
                 )
-                self.loop.start()
-                yield self.loop
+                self.controller.start(tasks.create_task)
+                yield self.controller
                 raise Ended  # noqa: TRY301
         except* (Ended, Died):
             pass
@@ -369,13 +376,17 @@ class Control:
 
     def row(self, service: str) -> tuple[int, int, int]:
         """(wanted, ready, replicas shown) of a service, as the status says."""
-        rows = [row for row in self.loop.view.services if row.name == service]
+        rows = [row for row in self.view.services if row.name == service]
         return (rows[0].wanted, rows[0].ready, len(rows[0].replicas)) if rows else (-1, -1, -1)
 
     async def settled(self, service: str, replicas: int, within_s: float | None = None) -> None:
         await until(lambda: self.row(service) == (replicas, replicas, replicas), within_s)
 
+    def events(self, kind: str | None = None) -> list[Event]:
+        """The events so far, or those of one kind."""
+        events = [stored.event for stored in self.controller.events.select(limit=1000)]
+        return [event for event in events if kind in (None, event.kind)]
+
     def kinds(self, outcome: str | None = None) -> list[str]:
         """Kinds of the events so far."""
-        events = [stored.event for stored in self.loop.events.select(limit=1000)]
-        return [event.kind for event in events if outcome in (None, event.outcome)]
+        return [event.kind for event in self.events() if outcome in (None, event.outcome)]

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.api import MOST_REPLICAS, Api, Gatekeeper, fault_in, replicas_in
+from controller.api import MOST_REPLICAS, Gatekeeper, fault_in, replicas_in
 from controller.cli.wait import judge_all
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
@@ -37,8 +37,8 @@ def control(tmp_path: Path) -> Control:
 
 @contextlib.asynccontextmanager
 async def serving(control: Control, gatekeeper: Gatekeeper | None = None) -> AsyncIterator[Client]:
-    async with control.running() as loop:
-        application = Api(loop, gatekeeper or Gatekeeper(None, frozenset)).application()
+    async with control.running() as controller:
+        application = controller.api(gatekeeper or Gatekeeper(None, frozenset)).application()
         async with TestClient(TestServer(application)) as client:
             yield client
 
@@ -72,7 +72,7 @@ async def test_what_is_told_while_the_engine_is_away_says_so(control: Control) -
         seen = await (await client.get("/api/v1/services")).json()
         assert (seen["engine_reachable"], judge_all(seen).done) == (True, True)
         control.engine.go_away()
-        await until(lambda: control.loop.view.engine_reachable is False)
+        await until(lambda: control.view.engine_reachable is False)
         document = await (await client.get("/api/v1/services")).json()
         row = await (await client.get("/api/v1/services/web")).json()
         assert row["converged"], "of what was seen last"
@@ -97,8 +97,8 @@ async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Co
                 assert seen[1] == ["api", "web"], "new files are never told as if they were the old ones"
         assert seen == (True, ["api", "next", "web"])
         control.source.edit(error=SpecError(["services.web.x-serve.rout: unknown key"]))
-        await until(lambda: control.loop.view.spec_problems)
-        await until(lambda: control.loop.specs.is_current(control.loop.view.files))
+        await until(lambda: control.view.spec_problems)
+        await until(lambda: control.controller.specs.is_current(control.view.files))
 
 
 async def test_before_the_files_are_read_everything_is_to_be_repeated(control: Control) -> None:
@@ -129,7 +129,7 @@ async def test_all_times_are_of_one_clock_however_it_is_set(control: Control, se
         control.engine.behaviours["web"] = Behaviour(ready_after_s=1e9)
         control.engine.crash(control.engine.names()[-1])
         await until(lambda: "replica_failed" in control.kinds())
-        await until(lambda: explanation("web", control.loop.view)["failure"])
+        await until(lambda: explanation("web", control.view)["failure"])
         row = await (await client.get("/api/v1/services/web")).json()
         told = (await (await client.get("/api/v1/events")).json())["events"]
         revisions = await (await client.get("/api/v1/services/web/revisions")).json()
@@ -260,7 +260,7 @@ async def test_the_plan_as_text_and_data(control: Control) -> None:
     control.engine.gpus = gpus(1)
     async with serving(control) as client:
         await until(lambda: control.row("web")[1] == 1)
-        await until(lambda: not control.loop.in_progress and not control.loop.view.plan.steps)
+        await until(lambda: not control.controller.executor.in_progress and not control.view.plan.steps)
         text = await (await client.get("/api/v1/plan?format=text")).text()
         assert text.startswith("pending web: it asks for 1 GPU and 0 of 1 are free")
         document = await (await client.get("/api/v1/plan")).json()
@@ -271,7 +271,7 @@ async def test_the_plan_as_text_and_data(control: Control) -> None:
 async def test_a_row_says_why(control: Control) -> None:
     control.router.failing[AddServer] = RoutingError("HAProxy refused `add server`: no room")
     async with serving(control) as client:
-        await until(lambda: any(refusal.action.service == "web" for refusal in control.loop.view.refusals), 10)
+        await until(lambda: any(refusal.action.service == "web" for refusal in control.view.refusals), 10)
         row = await (await client.get("/api/v1/services/web")).json()
         assert row["spec_replicas"] == 2
         (refusal, *_) = row["refusals"]
@@ -290,7 +290,7 @@ async def test_a_row_tells_the_load_and_what_failed(control: Control) -> None:
         await control.settled("api", 1)
 
         def told(service: str, field: str) -> Any:
-            return explanation(service, control.loop.view)[field]
+            return explanation(service, control.view)[field]
 
         await until(lambda: (told("web", "in_flight"), told("web", "waiting")) == (5, 2), 10)
         row = await (await client.get("/api/v1/services/web")).json()
@@ -310,7 +310,7 @@ async def test_routes_are_what_haproxy_has(control: Control) -> None:
         await control.settled("web", 2)
         await control.settled("api", 1)
         await until(lambda: len(control.router.ready("web")) == 2, 10)
-        await until(lambda: routes_json(control.loop.view)["routes"][-1]["servers"], 10)
+        await until(lambda: routes_json(control.view)["routes"][-1]["servers"], 10)
         document = await (await client.get("/api/v1/routes")).json()
         assert document["haproxy"]["version"] == "3.0.11"
         listed = [(route["protocol"], route["match"], route["service"]) for route in document["routes"]]
@@ -321,7 +321,7 @@ async def test_routes_are_what_haproxy_has(control: Control) -> None:
         assert by_match["/web"]["servers"] == by_match["p.v1.Web"]["servers"]
         assert all(route["in_haproxy"] for route in document["routes"])
         control.router.up = False
-        await until(lambda: not control.loop.view.haproxy_reachable, 10)
+        await until(lambda: not control.view.haproxy_reachable, 10)
         document = await (await client.get("/api/v1/routes")).json()
         assert document["haproxy"] is None
         assert [route["in_haproxy"] for route in document["routes"]] == [False] * 3
@@ -347,12 +347,12 @@ async def test_events_are_followed(control: Control) -> None:
 
 
 async def test_waiting_for_events_ends_with_the_server(control: Control) -> None:
-    async with control.running() as loop:
-        client = TestClient(TestServer(Api(loop, Gatekeeper(None, frozenset)).application()))
+    async with control.running() as controller:
+        client = TestClient(TestServer(controller.api(Gatekeeper(None, frozenset)).application()))
         await client.start_server()
         await control.settled("api", 1)
         await control.settled("web", 2)
-        waiting = asyncio.ensure_future(client.get(f"/api/v1/events?since={loop.events.last_seq}&wait=60"))
+        waiting = asyncio.ensure_future(client.get(f"/api/v1/events?since={controller.events.last_seq}&wait=60"))
         await asyncio.sleep(0.05)
         async with asyncio.timeout(PATIENCE_S):
             await client.server.close()
@@ -389,14 +389,14 @@ async def test_targets_health_and_metrics(control: Control) -> None:
         assert 'pierhead_edge_ended_holds_total{ending="expired",service="web"} 0.0' in metrics
         assert 'pierhead_controller_actions_total{action="create_container",outcome="ok"}' in metrics
         control.source.edit(service("api", replicas=1))
-        await until(lambda: [row.name for row in control.loop.view.services] == ["api"])
+        await until(lambda: [row.name for row in control.view.services] == ["api"])
         assert 'service="web"' not in await (await client.get("/metrics")).text(), "its series went with it"
 
 
 async def test_files_that_cannot_be_used_are_told(control: Control) -> None:
     control.source.error = SpecError(["services.web.x-serve.rout: unknown key", "services.api: no image"])
     async with serving(control) as client:
-        await until(lambda: control.loop.view.spec_problems)
+        await until(lambda: control.view.spec_problems)
         document = await (await client.get("/api/v1/services")).json()
         assert document["spec_problems"] == ["services.web.x-serve.rout: unknown key", "services.api: no image"]
         assert not document["settled"]
@@ -407,9 +407,9 @@ async def test_files_that_cannot_be_used_are_told(control: Control) -> None:
 
 
 async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
-        late = Api(loop, Gatekeeper(None, frozenset), clock=lambda: (loop.last_tick_at or 0) + 500)
+        late = controller.api(Gatekeeper(None, frozenset), lambda: (controller.publisher.last_tick_at or 0) + 500)
         async with TestClient(TestServer(late.application())) as client:
             response = await client.get("/healthz")
             assert (response.status, (await response.json())["status"]) == (503, "stuck")
@@ -418,16 +418,17 @@ async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> N
 async def test_a_loop_whose_ticks_fail_is_not_healthy(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
-        planner, control.loop._planner = control.loop._planner, lambda *_: 1 / 0  # type: ignore[assignment]
-        await until(lambda: control.loop.defect)
+        loop = control.controller.loop
+        planner, loop.planner = loop.planner, lambda *_: 1 / 0  # type: ignore[assignment]
+        await until(lambda: control.controller.publisher.defect)
         response = await client.get("/healthz")
         health = await response.json()
         assert (response.status, health["status"]) == (503, "failing")
         assert health["defect"].startswith("internal: a tick raised ZeroDivisionError")
         notices = (await (await client.get("/api/v1/services")).json())["notices"]
         assert notices == [health["defect"]]
-        control.loop._planner = planner
-        await until(lambda: not control.loop.defect)
+        loop.planner = planner
+        await until(lambda: not control.controller.publisher.defect)
         assert (await client.get("/healthz")).status == 200
 
 

@@ -25,7 +25,7 @@ def control(tmp_path: Path) -> Control:
 
 
 def phase(control: Control) -> str:
-    rollout = control.loop.deployer.state("web").rollout
+    rollout = control.controller.deployer.state("web").rollout
     return rollout.phase.value if rollout else ""
 
 
@@ -44,7 +44,7 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         assert answer.status == 202
         assert "already" in (await answer.json())["services"]["web"]
         await until(lambda: phase(control) == "BAKING")
-        await until(lambda: control.loop.view.services[0].state == "UPDATING")
+        await until(lambda: control.view.services[0].state == "UPDATING")
         during = await row()
         assert during["changes"] == ["environment.MODEL: added"]
         told = during["rollout"]
@@ -57,12 +57,12 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         assert (await client.post("/api/v1/services/web/promote", json={})).status == 202
         await until(lambda: phase(control) == "SETTLING")
         assert (await client.post("/api/v1/services/web/abort")).status == 202
-        await until(lambda: not phase(control) and control.loop.view.services[0].converged)
+        await until(lambda: not phase(control) and control.view.services[0].converged)
         after = await row()
         assert (after["state"], after["rejected"]["version"]) == ("HEALTHY", told["to"]), "nothing has failed"
         assert after["rejected"]["reason"] == "somebody asked for it"
         control.set_clock(3600.0)
-        await until(lambda: control.loop.view.ahead_s > 3000)
+        await until(lambda: control.view.ahead_s > 3000)
         later = await (await client.get("/api/v1/services/web")).json()
         assert later["rejected"]["at"] == pytest.approx(after["rejected"]["at"] + 3600, abs=5)
         assert later["rejected"]["id"] == after["rejected"]["id"], "it is the same one"
@@ -88,7 +88,7 @@ async def test_nobody_goes_back_to_a_version_whose_image_is_gone(tmp_path: Path)
         async def taken(content: str) -> tuple[str, str]:
             image = control.engine.add_image(web.image, content)
             wanted = version_of(web.definition_hash, image)
-            await until(lambda: control.loop.deployer.state("web").stable == wanted and not phase(control))
+            await until(lambda: control.controller.deployer.state("web").stable == wanted and not phase(control))
             return wanted, image
 
         first, _ = await taken("1")
@@ -103,7 +103,7 @@ async def test_nobody_goes_back_to_a_version_whose_image_is_gone(tmp_path: Path)
                 f"prune` removes such images), so it cannot come back, and nothing was changed; versions that can: "
                 f"{first}. Or build the code of then, and `pierhead deploy web`"
             )
-            assert control.loop.deployer.state("web").rollout is None
+            assert control.controller.deployer.state("web").rollout is None
         control.engine.go_away()
         status, _, _ = await error_of(await client.post("/api/v1/services/web/rollback", json={"to": first}))
         assert status == 503, "nobody can say whether it is there"
@@ -120,8 +120,8 @@ async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: 
             return bool((await (await client.get("/api/v1/services/web")).json())["untried"])
 
         await control.settled("web", 2)
-        await until(lambda: control.loop.deployer.state("web").stable)
-        control.loop.scale("web", 0)
+        await until(lambda: control.controller.deployer.state("web").stable)
+        control.controller.commands.scale("web", 0)
         await control.settled("web", 0)
         assert not await untried(), "its version has served"
         control.source.edit(NEW)
@@ -131,12 +131,12 @@ async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: 
             assert said.endswith(
                 " is taken, and not tried yet, as no replica is wanted now: it will be at the next wake"
             )
-        await until(lambda: control.loop.deployer.state("web").is_unproven)
-        await until(lambda: all(row.rollout and row.rollout.state.is_unproven for row in control.loop.view.services))
+        await until(lambda: control.controller.deployer.state("web").is_unproven)
+        await until(lambda: all(row.rollout and row.rollout.state.is_unproven for row in control.view.services))
         assert await untried()
-        control.loop.scale("web", 1)
+        control.controller.commands.scale("web", 1)
         await control.settled("web", 1)
-        await until(lambda: not control.loop.deployer.state("web").is_unproven)
+        await until(lambda: not control.controller.deployer.state("web").is_unproven)
         answer = await client.post("/api/v1/deploy", json={"services": ["web"]})
         assert (await answer.json())["services"]["web"].endswith("nothing changes")
 
@@ -165,7 +165,7 @@ async def test_what_cannot_be_done_says_why(control: Control, path: str, body: b
         await control.settled("web", 2)
         found, _, message = await error_of(await client.post(f"/api/v1/{path}", data=body))
         assert (found, words in message) == (status, True), message
-        assert control.loop.deployer.state("web").rollout is None
+        assert control.controller.deployer.state("web").rollout is None
 
 
 @pytest.mark.parametrize("path", ["deploy", "services/web/rollback", "services/web/abort", "services/web/promote"])

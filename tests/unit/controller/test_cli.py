@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import unused_port
 
-from controller.api import Api, Gatekeeper
+from controller.api import Gatekeeper
 from controller.cli.completion import SHELLS, script
 from controller.cli.errors import EXIT_CODES
 from controller.errors import SpecError
@@ -78,8 +78,8 @@ class Command:
 
 @contextlib.asynccontextmanager
 async def served(control: Control) -> AsyncIterator[Command]:
-    async with control.running() as loop:
-        runner = web.AppRunner(Api(loop, Gatekeeper(None, frozenset)).application(), shutdown_timeout=0.1)
+    async with control.running() as controller:
+        runner = web.AppRunner(controller.api(Gatekeeper(None, frozenset)).application(), shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
@@ -120,7 +120,7 @@ async def test_pages_and_documents(control: Control) -> None:
     control.engine.behaviours["api"] = Behaviour(output="one\ntwo\n")
     async with served(control) as pierhead:
         await control.settled("web", 2)
-        control.loop.scale("web", 4)
+        control.controller.commands.scale("web", 4)
         await control.settled("web", 4)
         await control.settled("api", 1)
         done = await pierhead("why", "web")
@@ -162,8 +162,8 @@ async def test_followed_events_go_on_with_what_is_asked_for(control: Control) ->
     async with served(control) as pierhead:
         await control.settled("web", 2)
         process = await pierhead.begin("events", "-f", "-n", "1", "--kind", "scale", "--service", "api")
-        control.loop.scale("web", 3)
-        control.loop.scale("api", 2)
+        control.controller.commands.scale("web", 3)
+        control.controller.commands.scale("api", 2)
         assert process.stdout is not None
         async with asyncio.timeout(20):
             line = await process.stdout.readline()
@@ -233,7 +233,7 @@ async def test_what_a_shell_is_offered(control: Control) -> None:
         assert await pierhead.offers("pierhead why ") == ["api", "web"]
         assert await pierhead.offers("pierhead deploy api w") == ["web"]
         assert await pierhead.offers("pierhead events --kind replica_r") == ["replica_ready"]
-        (revision,) = control.loop.deployer.revisions("web")
+        (revision,) = control.controller.deployer.revisions("web")
         assert await pierhead.offers("pierhead rollback web --to ") == [revision.version]
     assert await pierhead.offers("pierhead why ") == [], "nobody answers"
     done = await pierhead("completion", "bash")
@@ -351,7 +351,7 @@ async def test_the_wait_has_an_end(control: Control) -> None:
 async def test_auto_without_an_autoscaler_goes_back_to_the_files_number(control: Control) -> None:
     async with served(control) as pierhead:
         await control.settled("web", 2)
-        control.loop.scale("web", 4)
+        control.controller.commands.scale("web", 4)
         await control.settled("web", 4)
         done = await pierhead("scale", "web", "auto")
         assert (done.code, done.out) == (0, "web: the compose files decide, 2 replicas\nweb: 2 of 2 ready\n")
@@ -399,14 +399,14 @@ async def test_interrupted_while_it_is_imported_it_ends_without_a_word(tmp_path:
 async def test_who_is_overtaken_at_once_is_told_so(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(control) as pierhead:
         await control.settled("web", 2)
-        scale = control.loop.scale
+        scale = control.controller.commands.scale
 
         def overtaken(service: str, replicas: int | None) -> str:
             said = scale(service, replicas)
             scale(service, 3)
             return said
 
-        monkeypatch.setattr(control.loop, "scale", overtaken)
+        monkeypatch.setattr(control.controller.commands, "scale", overtaken)
         done = await pierhead("scale", "web", "5", "--timeout", "20")
         assert (done.code, done.out) == (1, "")
         assert done.err.splitlines()[-1] == "web: somebody else set the target to 3 meanwhile"
@@ -437,7 +437,7 @@ async def test_a_version_that_was_rolled_back_fails_the_wait_at_once_and_again(c
 async def test_files_that_cannot_be_used_are_bad_input(control: Control) -> None:
     control.source.error = SpecError(["services.web.x-serve.rout: unknown key"])
     async with served(control) as pierhead:
-        await until(lambda: control.loop.view.spec_problems)
+        await until(lambda: control.view.spec_problems)
         done = await pierhead("wait-ready")
         assert done.code == 2
         assert done.err.count("services.web.x-serve.rout: unknown key") == 1, "told once, and not while it waits too"
@@ -451,8 +451,8 @@ async def test_a_plan_of_the_last_good_files_says_so(control: Control) -> None:
     async with served(control) as pierhead:
         await pierhead("wait-ready", "--timeout", "20")
         control.source.error = SpecError(["services.web.x-serve.rout: unknown key"])
-        await control.loop.specs.read_again()
-        await until(lambda: control.loop.view.spec_problems)
+        await control.controller.specs.read_again()
+        await until(lambda: control.view.spec_problems)
         done = await pierhead("plan")
         assert done.code == 2
         assert done.out.splitlines() == [
@@ -464,8 +464,8 @@ async def test_a_plan_of_the_last_good_files_says_so(control: Control) -> None:
         assert done.code == 2
         assert json.loads(done.out)["spec_problems"] == ["services.web.x-serve.rout: unknown key"]
         control.source.error = None
-        await control.loop.specs.read_again()
-        await until(lambda: not control.loop.view.spec_problems)
+        await control.controller.specs.read_again()
+        await until(lambda: not control.view.spec_problems)
         done = await pierhead("plan")
         assert (done.code, done.out) == (0, "nothing to do\n")
 
@@ -490,7 +490,7 @@ async def test_a_gpu_is_taken_out_of_use_and_back(control: Control) -> None:
     async with served(control) as pierhead:
         await pierhead("wait-ready", "--timeout", "20")
         assert (await pierhead("mark", "GPU-1", "Xid 79 in the kernel's log")).code == 0
-        await until(lambda: any(gpu.fault for gpu in control.loop.view.gpus))
+        await until(lambda: any(gpu.fault for gpu in control.view.gpus))
         done = await pierhead("status")
         assert "not used: Xid 79 in the kernel's log" in done.out
         assert (await pierhead("unmark", "GPU-1")).code == 0

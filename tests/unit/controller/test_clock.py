@@ -89,12 +89,12 @@ def test_what_was_brought_over_stays_when_the_clock_is_set_later() -> None:
 async def test_nothing_happens_to_replicas_when_the_clock_is_set(tmp_path: Path, step: float) -> None:
     control = Control.of(tmp_path, service("web"), service("slow", replicas=1, startup_deadline_s=600.0))
     control.engine.behaviours["slow"] = Behaviour(ready_after_s=1.0)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
         ready = control.router.ready("web")
         control.set_clock(step)
         for _ in range(3):
-            await loop.tick()
+            await controller.loop.tick()
         assert control.router.ready("web") == ready
         await control.settled("slow", 1)
         assert control.kinds("failed") == []
@@ -103,11 +103,11 @@ async def test_nothing_happens_to_replicas_when_the_clock_is_set(tmp_path: Path,
 @STEPS
 async def test_a_replica_that_starts_after_the_clock_was_set_gets_its_whole_time(tmp_path: Path, step: float) -> None:
     control = Control.of(tmp_path, service("web", replicas=1, startup_deadline_s=600.0))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 1)
         control.set_clock(step)
         control.engine.behaviours["web"] = Behaviour(ready_after_s=0.5)
-        loop.scale("web", 2)
+        controller.commands.scale("web", 2)
         await control.settled("web", 2)
         assert control.kinds("failed") == []
     async with control.running():
@@ -143,10 +143,10 @@ async def test_a_drain_ends_at_its_deadline(tmp_path: Path, step: float) -> None
     spec = service("web", graceful_shutdown_timeout_s=1.0)
     control = Control.of(tmp_path, spec)
     control.work["web"] = 2
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
         began = control.clock()
-        loop.scale("web", 1)
+        controller.commands.scale("web", 1)
         await until(lambda: len(control.store.retirements) == 1)
         control.set_clock(step)
         await control.settled("web", 1)
@@ -156,21 +156,21 @@ async def test_a_drain_ends_at_its_deadline(tmp_path: Path, step: float) -> None
 async def test_the_autoscaler_waits_as_long_as_it_should(tmp_path: Path) -> None:
     rules = AutoscaleSpec(min=1, max=3, target_ongoing_requests=1.0, look_back_period_s=1.0, upscale_delay_s=600.0)
     control = Control.of(tmp_path, service("web", replicas=1, autoscale=replace(rules, panic_threshold=100.0)))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 1)
         control.work["web"] = 3
         control.set_clock(HOUR)
         for _ in range(5):
-            await loop.tick()
+            await controller.loop.tick()
         assert control.row("web")[0] == 1
 
 
 @STEPS
 async def test_events_tell_the_time_that_people_have(tmp_path: Path, step: float) -> None:
     control = Control.of(tmp_path, service("web"))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
         control.set_clock(step)
-        loop.scale("web", 1)
-        event = next(stored.event for stored in loop.events.select() if stored.event.kind == "scale")
+        controller.commands.scale("web", 1)
+        event = next(stored.event for stored in controller.events.select() if stored.event.kind == "scale")
         assert abs(event.at - control.wall()) < 60.0

@@ -157,11 +157,11 @@ class ControllerMachine(RuleBasedStateMachine):
 
     def told(self) -> str:
         """What explains a failure."""
-        loop = self.control.loop
-        rows = [f"{row.name}: {row.ready} of {row.wanted}: {row.message}" for row in loop.view.services]
-        states = [f"{name}: {loop.deployer.state(name)}" for name in SERVICES]
-        events = [stored.event.message for stored in loop.events.select(limit=40)]
-        return "\n".join([*rows, *states, f"bad are {sorted(self.bad)}", str(loop.view.plan), *events])
+        controller = self.control.controller
+        rows = [f"{row.name}: {row.ready} of {row.wanted}: {row.message}" for row in controller.view.services]
+        states = [f"{name}: {controller.deployer.state(name)}" for name in SERVICES]
+        events = [stored.event.message for stored in controller.events.select(limit=40)]
+        return "\n".join([*rows, *states, f"bad are {sorted(self.bad)}", str(controller.view.plan), *events])
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 5.0, 20.0, 90.0]))
     def time_passes(self, seconds: float) -> None:
@@ -188,7 +188,7 @@ class ControllerMachine(RuleBasedStateMachine):
     def scale(self, name: str, replicas: int) -> None:
         STATISTICS["scale calls"] += 1
         with contextlib.suppress(UnknownService):
-            self.control.loop.scale(name, replicas)
+            self.control.controller.commands.scale(name, replicas)
 
     @rule(name=names, what=st.sampled_from(["good", "good", *BAD]))
     def deploy(self, name: str, what: str) -> None:
@@ -244,14 +244,14 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(name=names, ask=st.sampled_from(["roll_back", "abort", "promote", "deploy"]))
     def change_mind(self, name: str, ask: str) -> None:
         STATISTICS["changes of mind"] += 1
-        loop = self.control.loop
+        commands = self.control.controller.commands
         try:
             if ask == "roll_back":
-                loop.roll_back(name, None)
+                self.run(commands.roll_back(name, None))
             elif ask == "deploy":
-                self.run(loop.deploy([name]))
+                self.run(commands.deploy([name]))
             else:
-                getattr(loop, ask)(name)
+                getattr(commands, ask)(name)
         except ControllerError:
             STATISTICS["changes of mind refused"] += 1
 
@@ -367,14 +367,14 @@ class ControllerMachine(RuleBasedStateMachine):
         self.revive()  # it may have been about to end: of an action, or because the engine was away too long
         self.control.actions_to_live = None
         for uuid in list(self.control.store.gpu_faults):
-            self.control.loop.unmark_gpu(uuid)
+            self.control.controller.commands.unmark_gpu(uuid)
         with contextlib.suppress(UnknownService):
-            self.control.loop.scale("batch", 0)  # it may hold what the way back of the other one needs
+            self.control.controller.commands.scale("batch", 0)  # it may hold what the way back of the other one needs
         for name in SERVICES:
             # A rollout of one replica under a bound of one would wait; so would one that needs the last one's GPU.
             pace = replace(self.specs[name].rollout, max_unavailable=1)
             self.edit(name, max_replicas_per_node=None, rollout=pace)
-            if self.control.loop.deployer.state(name).stable is None and self.version(name) in self.bad:
+            if self.control.controller.deployer.state(name).stable is None and self.version(name) in self.bad:
                 self.deploy(name, "good")  # nothing ever worked: only another version can
         started = self._loop.time()
         self.run(asyncio.sleep(3.0))  # what is shown now may be from before the last trouble
@@ -396,19 +396,19 @@ class ControllerMachine(RuleBasedStateMachine):
         assert self.control.store.retirements == {}
 
     def all_settled(self) -> bool:
-        view = self.control.loop.view
+        view = self.control.view
         assert self._life is not None
         assert not self._life.done(), "the controller has ended"
         if view.desired is None:
             return False
         fits = {name: self.fitting(name) for name in SERVICES if name not in self.removed}
         counts = {row.name: (row.ready, sum(bool(one.name) for one in row.replicas)) for row in view.services}
-        at_rest = all(self.control.loop.deployer.state(name).rollout is None for name in SERVICES)
+        at_rest = all(self.control.controller.deployer.state(name).rollout is None for name in SERVICES)
         return at_rest and not view.plan.steps and counts == {name: (count, count) for name, count in fits.items()}
 
     def fitting(self, name: str) -> int:
         """How many replicas there are when everything is as it was asked for. The other one on GPUs has none then."""
-        wanted, running = self.wanted(name), self.control.loop.deployer.state(name).stable
+        wanted, running = self.wanted(name), self.control.controller.deployer.state(name).stable
         each = self.gpu_counts.get(running or "", 1)
         return min(wanted, GPUS // each) if name in ON_GPUS and each else wanted
 

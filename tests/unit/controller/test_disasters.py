@@ -19,7 +19,7 @@ pytestmark = pytest.mark.virtual_time
 
 async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"), service("bad", replicas=1))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
         await control.settled("bad", 1)
         control.store._db.execute("PRAGMA query_only = ON")
@@ -27,9 +27,9 @@ async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp
         control.engine.crash(victim, code=3)
         await until(lambda: "store_failing" in control.kinds())
         await control.settled("web", 2)
-        assert any("look at the disk of the controller's state volume" in notice for notice in loop.view.notices)
+        assert any("look at the disk of the controller's state volume" in notice for notice in controller.view.notices)
         with pytest.raises(StoreError, match="state volume"):
-            loop.scale("web", 3)
+            controller.commands.scale("web", 3)
         assert control.row("web")[0] == 2, "who was told that it is not kept does not get it"
         control.engine.behaviours["bad"] = Behaviour(exits_after_s=0.0, exit_code=1)
         control.engine.crash(control.router.ready("bad")[0])
@@ -37,8 +37,8 @@ async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp
         assert "tick_failed" not in control.kinds()
         control.store._db.execute("PRAGMA query_only = OFF")
         await until(lambda: "store_works" in control.kinds())
-        await until(lambda: not any("state volume" in notice for notice in loop.view.notices))
-        loop.scale("web", 3)
+        await until(lambda: not any("state volume" in notice for notice in controller.view.notices))
+        controller.commands.scale("web", 3)
         await control.settled("web", 3)
     async with control.running():
         await control.settled("web", 3)
@@ -48,7 +48,7 @@ async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp
 
 async def test_a_replica_can_be_retired_while_nothing_can_be_kept(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
         hanging = control.router.ready("web")[0]
         container = control.engine.by_name(hanging).id
@@ -58,7 +58,7 @@ async def test_a_replica_can_be_retired_while_nothing_can_be_kept(tmp_path: Path
         await until(lambda: container not in control.engine.containers, within_s=20.0)
         await control.settled("web", 2)
         control.store._db.execute("PRAGMA query_only = OFF")
-        await until(lambda: not loop.store_trouble)
+        await until(lambda: not controller.publisher.store_trouble)
         assert control.store.retirements == {}
 
 
@@ -67,9 +67,9 @@ async def test_an_engine_without_disk_is_named_and_tried_again(tmp_path: Path) -
     control = Control.of(tmp_path, service("web", replicas=1))
     for _ in range(2):
         control.engine.fail_next(CreateContainer, EngineError(refusal("create of replica p-web-1", said)))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await until(lambda: "create_container" in control.kinds("failed"))
-        failed = [stored.event.message for stored in loop.events.select() if stored.event.outcome == "failed"]
+        failed = [stored.event.message for stored in controller.events.select() if stored.event.outcome == "failed"]
         assert "no space left on device" in failed[0]
         assert "`docker system df`" in failed[0]
         await control.settled("web", 1, within_s=10.0)
@@ -92,16 +92,16 @@ async def test_after_the_engine_was_restarted_all_comes_back_by_itself(tmp_path:
 
 async def test_an_image_that_was_pruned_takes_nothing_down_and_is_told(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
         ready = control.router.ready("web")
         control.engine.images.clear()
-        control.loop._observer.engine_changed()
-        await until(lambda: any("is not on this machine" in row.message for row in loop.view.services))
+        control.controller.observer.engine_changed()
+        await until(lambda: any("is not on this machine" in row.message for row in controller.view.services))
         assert control.router.ready("web") == ready
         control.engine.crash(ready[0])
         await until(lambda: control.row("web")[1] == 1)
-        await until(lambda: any("`make build`" in row.message for row in loop.view.services))
+        await until(lambda: any("`make build`" in row.message for row in controller.view.services))
         control.engine.add_image("image/web")
         await control.settled("web", 2, within_s=20.0)
 
@@ -109,21 +109,21 @@ async def test_an_image_that_was_pruned_takes_nothing_down_and_is_told(tmp_path:
 async def test_out_of_memory_is_called_so(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=1))
     control.engine.behaviours["web"] = Behaviour(exits_after_s=0.0, oom=True)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await until(lambda: any("out of memory" in record.detail for record in control.store.failures.values()))
-        await until(lambda: any("out of memory" in row.message for row in loop.view.services))
-        told = [stored.event.message for stored in loop.events.select() if stored.event.kind == "replica_failed"]
+        await until(lambda: any("out of memory" in row.message for row in controller.view.services))
+        told = [stored.event.message for stored in controller.events.select() if stored.event.kind == "replica_failed"]
         assert "raise deploy.resources.limits.memory" in told[0]
 
 
 async def test_a_process_that_the_kernel_kills_within_a_replica_is_told(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=1))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 1)
         (name,) = control.router.ready("web")
         control.engine.lose_child(name)
         await until(lambda: "out_of_memory" in control.kinds("warning"))
-        event = next(stored.event for stored in loop.events.select() if stored.event.kind == "out_of_memory")
+        event = next(stored.event for stored in controller.events.select() if stored.event.kind == "out_of_memory")
         assert (event.service, event.target) == ("web", name)
         assert "raise deploy.resources.limits.memory" in event.message
         assert control.row("web") == (1, 1, 1), "it lives on"
@@ -132,13 +132,13 @@ async def test_a_process_that_the_kernel_kills_within_a_replica_is_told(tmp_path
 async def test_a_service_that_crashes_again_and_again_touches_no_other(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"), service("bad", replicas=2))
     control.engine.behaviours["bad"] = Behaviour(exits_after_s=0.0, exit_code=1, output="loading\nno such model\n")
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
         web = {container.id for container in control.engine.containers.values() if container.service == "web"}
         await until(lambda: any(record.count >= 5 for record in control.store.failures.values()), within_s=20.0)
 
         def is_told() -> bool:
-            row = next(row for row in loop.view.services if row.name == "bad")
+            row = next(row for row in controller.view.services if row.name == "bad")
             waits = any(replica.state == "CRASH_LOOP" for replica in row.replicas)
             told = row.message.startswith("CRASH_LOOP: ") and "next try in" in row.message
             return waits and told and "no such model" in row.message
@@ -151,20 +151,20 @@ async def test_a_service_that_crashes_again_and_again_touches_no_other(tmp_path:
 async def test_a_mark_that_cannot_be_kept_is_refused_to_who_asks_for_it(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"))
     control.engine.gpus = gpus(2)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
-        loop.mark_gpu("GPU-1", "loud fan")
+        controller.commands.mark_gpu("GPU-1", "loud fan")
         control.store._db.execute("PRAGMA query_only = ON")
         with pytest.raises(StoreError, match="state volume"):
-            loop.mark_gpu("GPU-0", "loud fan")
+            controller.commands.mark_gpu("GPU-0", "loud fan")
         with pytest.raises(StoreError, match="state volume"):
-            loop.unmark_gpu("GPU-1")
+            controller.commands.unmark_gpu("GPU-1")
         assert set(control.store.gpu_faults) == {"GPU-1"}
         control.store.mark_gpu(GpuFault("GPU-0", "the engine does not list it any more", 1.0, "gone"))
         assert set(control.store.gpu_faults) == {"GPU-0", "GPU-1"}, "what has happened is known all the same"
         control.store._db.execute("PRAGMA query_only = OFF")
-        loop.mark_gpu("GPU-0", "loud fan")
-        loop.unmark_gpu("GPU-1")
-        await until(lambda: not loop.store_trouble)
+        controller.commands.mark_gpu("GPU-0", "loud fan")
+        controller.commands.unmark_gpu("GPU-1")
+        await until(lambda: not controller.publisher.store_trouble)
     async with control.running():
         assert {uuid: fault.kind for uuid, fault in control.store.gpu_faults.items()} == {"GPU-0": "marked"}

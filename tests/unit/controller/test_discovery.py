@@ -229,23 +229,23 @@ class TestPublishedNumbers:
 
 async def test_what_replicas_publish_comes_from_their_probes_to_who_watches(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=2))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
 
         def told() -> list[dict[str, float]]:
-            return [dict(one.stats) for one in loop.board.state("web").endpoints]
+            return [dict(one.stats) for one in controller.board.state("web").endpoints]
 
         control.published["web"] = PublishedStats({"waiting": 1.0}, 1)
         await until(lambda: told() == [{"waiting": 1.0}] * 2)
         control.published["web"] = PublishedStats({"waiting": 2.0}, 2)
         await until(lambda: told() == [{"waiting": 2.0}] * 2)
-        assert {one.stats_version for one in loop.board.state("web").endpoints} == {2}
+        assert {one.stats_version for one in controller.board.state("web").endpoints} == {2}
 
 
 async def test_callers_through_a_handle_hear_that_a_service_was_scaled_to_zero(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=1), service("off", replicas=0))
-    async with control.running() as loop:
-        server = DiscoveryServer(loop.board, "127.0.0.1", 0)
+    async with control.running() as controller:
+        server = DiscoveryServer(controller.board, "127.0.0.1", 0)
         await server.start()
         Clients.use(Settings(discovery=f"127.0.0.1:{server.port}"))
         web, off = (HandleChannel(name, metrics=RuntimeMetrics()) for name in ("web", "off"))
@@ -259,10 +259,10 @@ async def test_callers_through_a_handle_hear_that_a_service_was_scaled_to_zero(t
             await refused(off, "`replicas: 0` in the compose files")
             await until(lambda: len(web.pool().replicas()) == 1)
             assert web.pool().listing.absence is None
-            loop.scale("web", 0)
+            controller.commands.scale("web", 0)
             await until(lambda: web.pool().listing.absence is not None and not web.pool().has_callable)
             await refused(web, "`make scale`")
-            loop.scale("web", 1)
+            controller.commands.scale("web", 1)
             await until(lambda: web.pool().listing.absence is None)
         finally:
             await close_handles()

@@ -145,13 +145,13 @@ async def test_all_serve_while_a_version_with_another_question_is_rolled_out(
     def is_done() -> bool:
         nonlocal least
         least = min(least, router.taking())
-        state = control.loop.deployer.state("web")
-        return state.rollout is None and state.stable == control.loop.deployer.wanted("web") != first
+        state = control.controller.deployer.state("web")
+        return state.rollout is None and state.stable == control.controller.deployer.wanted("web") != first
 
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 4)
-        await until(lambda: router.taking() == 4 and loop.deployer.state("web").stable)
-        first = loop.deployer.state("web").stable
+        await until(lambda: router.taking() == 4 and controller.deployer.state("web").stable)
+        first = controller.deployer.state("web").stable
         control.source.edit(new)
         await until(is_done, within_s=20.0)
         assert least == 4

@@ -302,9 +302,9 @@ async def until(look: Callable[[], object], within_s: float = 30.0) -> None:
 def test_the_loop_goes_on_while_the_engine_does_not_answer(tmp_path: Path) -> None:
     async def work(control: Control) -> None:
         control.engine.reading_s = 4.0
-        control.loop._observer.engine_changed()
+        control.controller.observer.engine_changed()
         await asyncio.sleep(0.1)
-        control.loop.scale("web", 1)
+        control.controller.commands.scale("web", 1)
         await until(lambda: len(control.router.ready("web")) == 1, within_s=1.0)
         await until(lambda: control.row("web") == (1, 1, 1), within_s=60.0)
 
@@ -314,10 +314,10 @@ def test_the_loop_goes_on_while_the_engine_does_not_answer(tmp_path: Path) -> No
 def test_many_replicas_are_made_once_each_by_an_engine_that_is_slow_to_tell(tmp_path: Path) -> None:
     async def work(control: Control) -> None:
         control.engine.reading_s = 0.7
-        control.loop.scale("web", 12)
+        control.controller.commands.scale("web", 12)
         await until(lambda: control.row("web") == (12, 12, 12), within_s=60.0)
         assert len(control.engine.containers) == 12
-        control.loop.scale("web", 1)
+        control.controller.commands.scale("web", 1)
         await until(lambda: control.row("web") == (1, 1, 1), within_s=60.0)
         assert len([action for action in control.engine.done if isinstance(action, RemoveContainer)]) == 11
 
@@ -329,13 +329,13 @@ def test_one_that_was_told_to_go_stays_so_for_as_long_as_an_earlier_reading_show
 
     async def work(control: Control) -> None:
         control.engine.reading_s = 2.0
-        control.loop.scale("web", 1)
+        control.controller.commands.scale("web", 1)
         await until(lambda: control.store.retirements)
         (gone,) = control.store.retirements
         await until(lambda: gone not in control.store.retirements, within_s=60.0)
         assert gone not in control.engine.containers
         views = 0
-        while (observed := control.loop.view.observed) and any(one.id == gone for one in observed.containers):
+        while (observed := control.view.observed) and any(one.id == gone for one in observed.containers):
             assert gone in observed.retirements
             views += 1
             await asyncio.sleep(0.1)
@@ -348,12 +348,12 @@ def test_one_that_was_told_to_go_stays_so_for_as_long_as_an_earlier_reading_show
 def test_an_engine_that_is_away_is_told_of_and_nothing_is_planned(tmp_path: Path) -> None:
     async def work(control: Control) -> None:
         control.engine.go_away()
-        await until(lambda: not control.loop.view.engine_reachable)
-        control.loop.scale("web", 1)
+        await until(lambda: not control.view.engine_reachable)
+        control.controller.commands.scale("web", 1)
         await asyncio.sleep(3.0)
         assert len(control.router.ready("web")) == 2
         with pytest.raises(EngineUnreachable, match="nothing was changed"):
-            await control.loop.deploy(["web"])
+            await control.controller.commands.deploy(["web"])
         control.engine.come_back()
         await until(lambda: control.row("web") == (1, 1, 1))
 

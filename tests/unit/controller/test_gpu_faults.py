@@ -184,31 +184,31 @@ async def test_a_gpu_that_vanishes_is_marked_and_its_replica_moves(
     monkeypatch.setattr("controller.observe.gpu_faults.GONE_AFTER_S", 0.2)
     control = Control.of(tmp_path, gpu_service(replicas=2))
     control.engine.gpus = gpus(3)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("ranker", 2)
         control.engine.gpus = (Gpu("GPU-0"), Gpu("GPU-2"))
-        loop._observer.engine_changed()
+        controller.observer.engine_changed()
         await until(lambda: "gpu_marked" in control.kinds(), within_s=10.0)
         await until(lambda: {"GPU-0", "GPU-2"} == {u for c in control.engine.containers.values() for u in c.gpus})
         await control.settled("ranker", 2)
-        assert any("GPU GPU-1 is not used" in notice for notice in loop.view.notices)
-        assert [gpu.uuid for gpu in loop.view.gpus if gpu.fault] == ["GPU-1"]
-        assert b"pierhead_gpu_faults 1.0" in loop.metrics.page()
+        assert any("GPU GPU-1 is not used" in notice for notice in controller.view.notices)
+        assert [gpu.uuid for gpu in controller.view.gpus if gpu.fault] == ["GPU-1"]
+        assert b"pierhead_gpu_faults 1.0" in controller.publisher.metrics.page()
         control.engine.gpus = gpus(3)
-        loop._observer.engine_changed()
+        controller.observer.engine_changed()
         await until(lambda: "gpu_unmarked" in control.kinds(), within_s=5.0)
-        await until(lambda: not any("is not used" in notice for notice in loop.view.notices))
+        await until(lambda: not any("is not used" in notice for notice in controller.view.notices))
 
 
 async def test_a_gpu_on_which_replicas_die_is_left_for_one_on_which_they_live(tmp_path: Path) -> None:
     control = Control.of(tmp_path, gpu_service(replicas=1))
     control.engine.gpus = gpus(2)
     control.engine.bad_gpus = {"GPU-0": Behaviour(exits_after_s=0.0, exit_code=1, output="CUDA error 719\n")}
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("ranker", 1, within_s=15.0)
         assert {u for c in control.engine.containers.values() for u in c.gpus} == {"GPU-1"}
         assert list(control.store.gpu_faults) == ["GPU-0"]
-        loop.unmark_gpu("GPU-0")
+        controller.commands.unmark_gpu("GPU-0")
         assert dict(control.store.gpu_faults) == {}
 
 
@@ -226,7 +226,7 @@ async def test_a_failure_counts_although_the_world_forgets_the_replica_before_it
             await until(lambda: action.container_id not in seen())
 
     def seen() -> set[str]:
-        return {one.id for one in control.loop.view.observed.containers} if control.loop.view.observed else set()
+        return {one.id for one in control.view.observed.containers} if control.view.observed else set()
 
     monkeypatch.setattr(FakeEngine, "perform", late)
     async with control.running():
@@ -238,18 +238,18 @@ async def test_a_failure_counts_although_the_world_forgets_the_replica_before_it
 async def test_somebody_may_mark_a_gpu(tmp_path: Path) -> None:
     control = Control.of(tmp_path, gpu_service(replicas=1))
     control.engine.gpus = gpus(2)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("ranker", 1)
         held = control.engine.containers.copy()
         with pytest.raises(InvalidRequest, match="no GPU 'GPU-7'; this machine has GPU-0, GPU-1"):
-            loop.mark_gpu("GPU-7", "loud fan")
+            controller.commands.mark_gpu("GPU-7", "loud fan")
         with pytest.raises(InvalidRequest, match="GPU-0 has no mark; with one: none"):
-            loop.unmark_gpu("GPU-0")
-        loop.mark_gpu("GPU-0", "loud fan")
-        loop.mark_gpu("GPU-1", "loud fan")
-        loop.scale("ranker", 2)
-        await until(lambda: any("not used because of a fault" in row.message for row in loop.view.services))
+            controller.commands.unmark_gpu("GPU-0")
+        controller.commands.mark_gpu("GPU-0", "loud fan")
+        controller.commands.mark_gpu("GPU-1", "loud fan")
+        controller.commands.scale("ranker", 2)
+        await until(lambda: any("not used because of a fault" in row.message for row in controller.view.services))
         assert set(control.engine.containers) == set(held), "what is there stays"
-        loop.unmark_gpu("GPU-1")
-        loop.unmark_gpu("GPU-0")
+        controller.commands.unmark_gpu("GPU-1")
+        controller.commands.unmark_gpu("GPU-0")
         await control.settled("ranker", 2)

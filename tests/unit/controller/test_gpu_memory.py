@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
-from controller.model.desired import Desired
 from controller.model.observed import Observed
 from controller.model.plan import Plan
+from controller.model.spec import ServiceSpec, Spec
 from controller.model.world import ContainerState, GpuReading
 from controller.observe.gpu_memory import AWAITED, HOPELESS_S, RESTING_S, RETRY_S, WAITING_S, GpuMemoryWatch
 from tests.fakes.fake_engine import FakeEngine
-from tests.unit.controller.worlds import desired, gpu_service, gpus, observed, replica, service
+from tests.unit.controller.worlds import gpu_service, gpus, observed, replica, service
 
 RANKER = gpu_service()
+
+
+def spec_of(service: ServiceSpec) -> Spec:
+    return Spec("p", {service.name: service})
+
+
 WAITING, AT_REST = Plan(awaits_gpu_memory=True), Plan()
 
 
@@ -43,12 +49,12 @@ class Watched:
         self.wakes += 1
 
     async def reads(
-        self, plan: Plan, *, after_s: float = 0.0, wanted: Desired | None = None, world: Observed | None = None
+        self, plan: Plan, *, after_s: float = 0.0, wanted: Spec | None = None, world: Observed | None = None
     ) -> bool:
         """Whether a look at that time begins a reading; waits for its end."""
         self.now += after_s
         before = len(self.tasks)
-        self.watch.refresh(wanted or desired(RANKER), world or observed(gpus=gpus(1)), plan)
+        self.watch.refresh(wanted or spec_of(RANKER), world or observed(gpus=gpus(1)), plan)
         await asyncio.gather(*self.tasks)
         return len(self.tasks) > before
 
@@ -73,14 +79,14 @@ async def test_a_start_that_waits_is_worth_a_reading_each_few_seconds_and_rest_o
 async def test_one_reading_at_a_time() -> None:
     watched = Watched()
     for _ in range(3):
-        watched.watch.refresh(desired(RANKER), observed(gpus=gpus(1)), WAITING)
+        watched.watch.refresh(spec_of(RANKER), observed(gpus=gpus(1)), WAITING)
     assert len(watched.tasks) == 1
     await asyncio.gather(*watched.tasks)
 
 
 async def test_nobody_reads_for_nobody() -> None:
     watched = Watched()
-    assert not await watched.reads(WAITING, wanted=desired(service("web")))
+    assert not await watched.reads(WAITING, wanted=spec_of(service("web")))
     assert not await watched.reads(WAITING, world=observed())
 
 

@@ -11,8 +11,11 @@ import pytest
 
 from controller.model.spec import ServiceSpec, Spec
 from controller.model.world import ReplicaContainer, Retirement
+from controller.observe.gpu_marks import GpuMarks
+from controller.observe.gpu_memory import GpuMemoryWatch
 from controller.observe.probe import Prober, Reading
 from controller.observe.snapshot import Observer
+from controller.storage.events import EventLog
 from controller.storage.store import Store
 from tests.fakes.fake_engine import FakeEngine
 from tests.harness.virtual_time import VirtualLoop
@@ -49,7 +52,12 @@ class Bench:
         clock = asyncio.get_running_loop().time
         self.engine, self.router = FakeEngine(clock), FakeRouter()
         self.store, self.prober = Store(directory), Told()
-        self.observer = Observer(self.engine, self.router, self.prober, self.store, lambda: None, clock=clock)
+        events = EventLog(self.store, clock)
+        memory = GpuMemoryWatch(self.engine, asyncio.create_task, lambda: None, clock)
+        marks = GpuMarks(self.store, events, dict, lambda: None)
+        self.observer = Observer(
+            self.engine, self.router, self.prober, self.store, memory, marks, lambda: None, clock=clock
+        )
         self.observer.stream_open = True
 
     async def look(self, spec: Spec = SPEC) -> float:

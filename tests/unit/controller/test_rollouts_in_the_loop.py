@@ -51,26 +51,26 @@ def versions(control: Control, name: str = "web") -> set[str]:
 
 
 def phase(control: Control, name: str = "web") -> str:
-    rollout = control.loop.deployer.state(name).rollout
+    rollout = control.controller.deployer.state(name).rollout
     return rollout.phase.value if rollout else ""
 
 
 def said(control: Control, kind: str) -> list[str]:
-    return [s.event.message for s in control.loop.events.select(limit=1000) if s.event.kind == kind]
+    return [s.event.message for s in control.controller.events.select(limit=1000) if s.event.kind == kind]
 
 
 def refused(control: Control) -> int:
     """How often in a row the engine has refused to make a container."""
-    return max((refusal.failures for refusal in control.loop.view.refusals), default=0)
+    return max((refusal.failures for refusal in control.view.refusals), default=0)
 
 
 def state_of(control: Control, name: str = "web") -> str:
-    return next(row.state for row in control.loop.view.services if row.name == name)
+    return next(row.state for row in control.view.services if row.name == name)
 
 
 def messages(control: Control, name: str = "web") -> str:
     """What the status says of a service and each of its replicas."""
-    rows = [row for row in control.loop.view.services if row.name == name]
+    rows = [row for row in control.view.services if row.name == name]
     return " ".join([row.message for row in rows] + [one.message for row in rows for one in row.replicas])
 
 
@@ -78,20 +78,21 @@ async def stable_at(control: Control, spec: ServiceSpec, within_s: float = 10.0)
     """Wait until that version is what runs, all of it and nothing else."""
     wanted = version(control, spec)
     await until(
-        lambda: control.loop.deployer.state(spec.name).stable == wanted and not phase(control, spec.name), within_s
+        lambda: control.controller.deployer.state(spec.name).stable == wanted and not phase(control, spec.name),
+        within_s,
     )
     await control.settled(spec.name, spec.replicas)
     assert versions(control, spec.name) == {wanted}
 
 
 async def test_a_new_definition_is_rolled_out_and_told(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         new = web("d2")
         control.source.edit(new)
         await stable_at(control, new)
         old = version(control, web())
-        assert loop.deployer.state("web").previous == (old,)
+        assert controller.deployer.state("web").previous == (old,)
         assert said(control, "rolled_out")[0].startswith(f"web: {old} -> {version(control, new)} is done")
         await until(lambda: state_of(control) == "HEALTHY")
         assert control.kinds("failed") == []
@@ -126,7 +127,7 @@ async def test_while_it_bakes_the_old_ones_all_serve(control: Control) -> None:
         await until(lambda: phase(control) == "BAKING")
         await until(lambda: len(control.router.ready("web")) == 3)
         assert state_of(control) == "UPDATING"
-        control.loop.promote("web")
+        control.controller.commands.promote("web")
         await until(lambda: phase(control) == "SETTLING")
         await until(lambda: versions(control) == {version(control, new)})
         assert len(control.router.ready("web")) == 2
@@ -145,8 +146,8 @@ async def test_a_version_that_never_gets_ready_is_rolled_back_and_never_served(c
         assert "it does not become ready (3 tries); last: exited by itself with code 1" in said(control, "rollback")[0]
         assert "no such model" in said(control, "rollback")[0]
         await until(lambda: state_of(control) == "DEPLOY_FAILED")
-        assert 'pierhead_service_rolled_back{service="web"} 1.0' in control.loop.metrics.page().decode()
-        row = next(row for row in control.loop.view.services if row.name == "web")
+        assert 'pierhead_service_rolled_back{service="web"} 1.0' in control.controller.publisher.metrics.page().decode()
+        row = next(row for row in control.view.services if row.name == "web")
         assert "try it again with `pierhead deploy web`" in row.message
         assert row.converged
         control.source.edit(web("d3"))
@@ -161,7 +162,7 @@ async def test_a_version_that_answers_with_errors_is_rolled_back(control: Contro
         control.source.edit(web("d2", rollout=LONG))
         await until(lambda: phase(control) == "BAKING")
         control.answers[good], control.answers[bad] = (1400, 2), (200, 0)
-        await until(lambda: "fails 0 of 200" in control.loop.deployer.directions.rows["web"].message)
+        await until(lambda: "fails 0 of 200" in control.controller.deployer.directions.rows["web"].message)
         control.answers[bad] = (400, 100)
         await until(lambda: said(control, "rolled_back"))
         assert "it fails 100 of 400 requests (25.0 %), the former version" in said(control, "rollback")[0]
@@ -178,8 +179,8 @@ async def test_a_version_that_breaks_late_is_rolled_back_from_all_replicas(contr
         await until(lambda: phase(control) == "BAKING")
         control.answers[good] = (1500, 0)
         seen = re.compile(r"the former version 0 of [1-9]")
-        await until(lambda: seen.search(control.loop.deployer.directions.rows["web"].message))
-        control.loop.promote("web")
+        await until(lambda: seen.search(control.controller.deployer.directions.rows["web"].message))
+        control.controller.commands.promote("web")
         await until(lambda: phase(control) == "SETTLING")
         control.answers[bad] = (100, 60)
         await until(lambda: said(control, "rolled_back"))
@@ -208,7 +209,7 @@ async def test_a_call_that_fails_once_is_no_reason_to_roll_back(control: Control
         control.source.edit(new)
         await until(lambda: phase(control) == "BAKING")
         control.engine.fail_next(CreateContainer, EngineError("the engine is busy (test)"))
-        control.loop.promote("web")
+        control.controller.commands.promote("web")
         await until(lambda: phase(control) == "SETTLING")
         assert said(control, "rollback") == []
 
@@ -221,13 +222,13 @@ def taking(control: Control) -> set[str]:
 
 
 async def test_a_version_that_haproxy_refuses_takes_nothing_away(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         await until(lambda: len(taking(control)) == 2)
         old = taking(control)
         control.router.failing[AddServer] = RoutingError("no more servers (test)")
         control.source.edit(web("d2"))
-        await until(lambda: len([refusal for refusal in loop.view.refusals if refusal.failures >= 3]) == 1)
+        await until(lambda: len([refusal for refusal in controller.view.refusals if refusal.failures >= 3]) == 1)
         assert taking(control) == old
         assert (phase(control), state_of(control)) == ("STARTING", "UPDATING")
         control.router.failing.clear()
@@ -316,41 +317,41 @@ async def test_an_image_that_the_engine_cannot_start_is_rolled_back(control: Con
 
 
 async def test_an_abort_and_a_deploy(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         with pytest.raises(InvalidRequest, match="web: no rollout is going on"):
-            loop.abort("web")
+            controller.commands.abort("web")
         control.source.edit(web("d2", rollout=LONG))
         await until(lambda: phase(control) == "BAKING")
-        loop.abort("web")
+        controller.commands.abort("web")
         await until(lambda: not phase(control))
         await until(lambda: versions(control) == {version(control, web())})
-        assert loop.deployer.state("web").rejected
+        assert controller.deployer.state("web").rejected
         new = web("d2")
         control.source.edit(new)
-        words = (await loop.deploy(["web"]))["web"]
+        words = (await controller.commands.deploy(["web"]))["web"]
         assert words == f"{version(control, web())} -> {version(control, new)} begins"
         await stable_at(control, new)
-        assert (await loop.deploy(None))["web"].endswith("nothing changes")
+        assert (await controller.commands.deploy(None))["web"].endswith("nothing changes")
         with pytest.raises(UnknownService):
-            await loop.deploy(["wen"])
+            await controller.commands.deploy(["wen"])
 
 
 async def test_whoever_goes_back_twice_does_not_get_the_first_version_again(control: Control) -> None:
     """From v3 to v2, and then to v1, which does not work any more."""
-    async with control.running() as loop:
+    async with control.running() as controller:
         made = []
         for definition in ("d1", "d2", "d3"):
             control.source.edit(web(definition))
             await stable_at(control, web(definition))
             made.append(version(control, web(definition)))
-        loop.roll_back("web", None)
+        await controller.commands.roll_back("web", None)
         await stable_at(control, web("d2"))
         control.engine.behaviours[made[0]] = BROKEN
-        loop.roll_back("web", made[0])
+        await controller.commands.roll_back("web", made[0])
         await until(lambda: said(control, "rolled_back"), within_s=30)
         await asyncio.sleep(60)
-        assert loop.deployer.state("web").stable == made[1]
+        assert controller.deployer.state("web").stable == made[1]
         assert versions(control) == {made[1]}
 
 
@@ -358,7 +359,7 @@ async def test_a_version_that_is_tried_again_is_judged_by_its_new_answers(contro
     """It had errors for want of something that is there by now: who asks for it again does not wait for the drain."""
     old, new = (web(definition, rollout=RolloutSpec(bake_s=5.0)) for definition in ("d1", "d2"))
     control.source.edit(old)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, old)
         made = version(control, new)
         control.work["web"] = 4  # what has begun goes on, so who leaves drains
@@ -368,7 +369,7 @@ async def test_a_version_that_is_tried_again_is_judged_by_its_new_answers(contro
         control.answers = {version(control, old): (1000, 0), made: (400, 300)}
         await until(lambda: phase(control) == "ROLLING_BACK")
         assert "it fails 300 of 400 requests" in said(control, "rollback")[-1]
-        await loop.deploy(["web"])
+        await controller.commands.deploy(["web"])
         await until(lambda: phase(control) in ("STARTING", "BAKING"))
         assert made in versions(control), "those of the first attempt have not left yet"
         control.answers[made] = (0, 0)
@@ -378,7 +379,7 @@ async def test_a_version_that_is_tried_again_is_judged_by_its_new_answers(contro
 
 
 async def test_a_version_that_the_engine_refused_is_tried_when_somebody_asks_again(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         no = EngineError("no space left on device (test)")
         for _ in range(50):
@@ -387,53 +388,56 @@ async def test_a_version_that_the_engine_refused_is_tried_when_somebody_asks_aga
         control.source.edit(new)
         await until(lambda: said(control, "rolled_back"), within_s=3 * REFUSED_FOR_S)
         control.engine._failures.clear()
-        await loop.deploy(["web"])
+        await controller.commands.deploy(["web"])
         await stable_at(control, new, within_s=3 * REFUSED_FOR_S)
         assert len(said(control, "rollback")) == 1
 
 
 async def test_back_to_an_earlier_version_and_its_image(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         first, first_image = version(control, web()), control.engine.images["image/web"]
         with pytest.raises(InvalidRequest, match="no earlier version"):
-            loop.roll_back("web", None)
+            await controller.commands.roll_back("web", None)
         control.engine.add_image("image/web", "2")
         await stable_at(control, web())
         second = version(control, web())
         with pytest.raises(InvalidRequest, match=f"nobody remembers how version 00000000 is made; known are {second}"):
-            loop.roll_back("web", "00000000")
-        loop.roll_back("web", None)
-        await until(lambda: loop.deployer.state("web").stable == first and not phase(control))
+            await controller.commands.roll_back("web", "00000000")
+        await controller.commands.roll_back("web", None)
+        await until(lambda: controller.deployer.state("web").stable == first and not phase(control))
         await control.settled("web", 2)
         made = [a for a in control.engine.done if isinstance(a, CreateContainer) and a.version == first]
         assert [a.spec and a.spec.container["Image"] for a in made[-2:]] == [first_image, first_image]
         # The files' own version waits, and scaling keeps to the earlier one.
-        loop.scale("web", 3)
+        controller.commands.scale("web", 3)
         await control.settled("web", 3)
         assert versions(control) == {first}
-        await loop.deploy(["web"])
-        await until(lambda: loop.deployer.state("web").stable == second and not phase(control))
+        await controller.commands.deploy(["web"])
+        await until(lambda: controller.deployer.state("web").stable == second and not phase(control))
 
 
 async def test_a_version_whose_image_was_pruned_cannot_come_back_and_says_so(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         pruned = control.engine.images["image/web"]
         control.engine.add_image("image/web", "2")
         await stable_at(control, web())
         second = version(control, web())
-        control.engine.remove_image(pruned)
-        loop.roll_back("web", None)
+        await controller.commands.roll_back("web", None)
+        control.engine.remove_image(pruned)  # before the loop has made a replica of it
         words = f"image {pruned}, which this version was made of, is not on this machine any more"
-        await until(lambda: words in loop.view.services[0].message)
-        assert "this version cannot come back; `pierhead revisions web` lists others" in loop.view.services[0].message
-        assert "make build" not in loop.view.services[0].message
+        await until(lambda: words in controller.view.services[0].message)
+        assert (
+            "this version cannot come back; `pierhead revisions web` lists others"
+            in controller.view.services[0].message
+        )
+        assert "make build" not in controller.view.services[0].message
         assert versions(control) == {second}, "what serves stays"
 
 
 async def test_a_version_whose_record_cannot_be_read_is_not_gone_back_to(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         first = version(control, web())
         control.source.edit(web("d2"))
@@ -442,7 +446,7 @@ async def test_a_version_whose_record_cannot_be_read_is_not_gone_back_to(control
         control.store.drop_revision("web", first)
         control.store.keep_revision(replace(kept, spec='{"name": 7}'))
         with pytest.raises(InvalidRequest, match=f"how version {first} is made was kept .* it can go back to "):
-            loop.roll_back("web", None)
+            await controller.commands.roll_back("web", None)
         assert not phase(control)
 
 
@@ -453,22 +457,22 @@ async def test_a_service_with_a_policy_of_its_own_goes_back_as_any_other(control
     assert parsed is not None
     first, second = web("d1", autoscale=parsed), web("d2", autoscale=parsed)
     control.source.edit(first)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, first)
         control.source.edit(second)
         await stable_at(control, second)
-        loop.roll_back("web", None)
+        await controller.commands.roll_back("web", None)
         await until(lambda: versions(control) == {version(control, first)} and not phase(control), within_s=15)
 
 
 async def test_an_image_that_is_missing_keeps_nobody_from_scaling(control: Control) -> None:
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         works = version(control, web())
         control.source.edit(web(image="image/typo"))
         message = f"image image/typo is not on this machine: version {works} goes on; build it (`make build`)"
-        await until(lambda: loop.view.services[0].message == message)
-        loop.scale("web", 3)
+        await until(lambda: controller.view.services[0].message == message)
+        controller.commands.scale("web", 3)
         await control.settled("web", 3)
         assert versions(control) == {works}
 
@@ -496,7 +500,7 @@ async def test_a_canary_gets_its_share(control: Control) -> None:
             return sorted(server.weight for server in control.router.servers.values())
 
         await until(lambda: shares() == [2, 9, 9])
-        control.loop.promote("web")
+        control.controller.commands.promote("web")
         await until(lambda: phase(control) == "SETTLING")
         await until(lambda: shares() == [1, 1])
 
@@ -521,64 +525,64 @@ async def test_the_callee_goes_first(tmp_path: Path) -> None:
 async def test_a_caller_waits_for_a_callee_that_was_rolled_back(tmp_path: Path) -> None:
     ranker, caller = service("ranker", rollout=QUICK), web(callees=("ranker",))
     control = Control.of(tmp_path, ranker, caller)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, ranker)
         await stable_at(control, caller)
         bad, new_caller = replace(ranker, definition_hash="d2"), replace(caller, definition_hash="d2")
         control.engine.behaviours[version(control, bad)] = BROKEN
         control.source.edit(bad, new_caller)
         await until(lambda: said(control, "rolled_back"), within_s=15)
-        await until(lambda: "was rolled back; it goes on with" in loop.deployer.directions.rows["web"].message)
+        await until(lambda: "was rolled back; it goes on with" in controller.deployer.directions.rows["web"].message)
         assert phase(control) == "WAITING"
-        await loop.deploy(["web"])
+        await controller.commands.deploy(["web"])
         await stable_at(control, new_caller)
 
 
 async def test_new_versions_wait_where_that_is_asked_for(control: Control) -> None:
     control.is_manual = True
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         new = web("d2", container={"Cmd": ["serve", "--new"]})
         control.source.edit(new)
-        await until(lambda: "waits for `pierhead deploy web`" in loop.deployer.directions.rows["web"].message)
-        await until(lambda: "waits for" in plan_words(loop.view, ()))
-        beforehand = plan_words(loop.view, ()).splitlines()
+        await until(lambda: "waits for `pierhead deploy web`" in controller.deployer.directions.rows["web"].message)
+        await until(lambda: "waits for" in plan_words(controller.view, ()))
+        beforehand = plan_words(controller.view, ()).splitlines()
         assert beforehand[0].startswith(
             f"rollout of web: {version(control, web())} -> {version(control, new)} waits for"
         )
         assert beforehand[1:] == ["  command: nothing -> serve --new"]
         assert versions(control) == {version(control, web())}
-        await loop.deploy(["web"])
+        await controller.commands.deploy(["web"])
         await stable_at(control, new)
 
 
 async def test_whoever_edits_and_deploys_means_what_the_files_say_now(control: Control) -> None:
     control.is_manual = True
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         new = web("d2")
         control.source.edit(new)
-        words = await loop.deploy(["web"])
+        words = await controller.commands.deploy(["web"])
         assert words == {"web": f"{version(control, web())} -> {version(control, new)} begins"}
         await stable_at(control, new)
         control.source.edit(error=SpecError(["services.web.image: expected a name, found nothing"]))
         with pytest.raises(SpecError, match="expected a name"):
-            await loop.deploy(None)
+            await controller.commands.deploy(None)
 
 
 async def test_nothing_is_deployed_from_a_world_that_cannot_be_seen(control: Control) -> None:
     control.is_manual = True
-    async with control.running() as loop:
+    async with control.running() as controller:
         await stable_at(control, web())
         new = web("d2")
         control.source.edit(new)
         control.engine.go_away()
         with pytest.raises(EngineUnreachable, match=r"nothing was changed: the Docker Engine does not answer"):
-            await loop.deploy(["web"])
-        assert loop.deployer.state("web").approved is None
+            await controller.commands.deploy(["web"])
+        assert controller.deployer.state("web").approved is None
         control.engine.come_back()
-        await until(lambda: "waits for `pierhead deploy web`" in loop.deployer.directions.rows["web"].message)
-        await loop.deploy(["web"])
+        await until(lambda: "waits for `pierhead deploy web`" in controller.deployer.directions.rows["web"].message)
+        await controller.commands.deploy(["web"])
         await stable_at(control, new)
 
 
@@ -586,16 +590,16 @@ async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:
     ranker = gpu_service(replicas=3, rollout=QUICK)
     control = Control.of(tmp_path, ranker)
     control.engine.gpus = gpus(3)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("ranker", 3)
         new = replace(ranker, definition_hash="d2")
         control.source.edit(new)
         least = await least_ready(
-            control, "ranker", lambda: loop.deployer.state("ranker").stable == version(control, new)
+            control, "ranker", lambda: controller.deployer.state("ranker").stable == version(control, new)
         )
         await stable_at(control, new)
         assert least == 2
-        causes = [s.event.message for s in loop.events.select(limit=1000) if s.event.kind == "begin_retirement"]
+        causes = [s.event.message for s in controller.events.select(limit=1000) if s.event.kind == "begin_retirement"]
         assert any("no GPU is free for one more, so they are replaced one by one" in cause for cause in causes)
 
 
@@ -603,11 +607,11 @@ async def test_a_single_replica_on_a_full_machine_stays_and_says_so(tmp_path: Pa
     ranker = gpu_service(replicas=1, rollout=QUICK)
     control = Control.of(tmp_path, ranker)
     control.engine.gpus = gpus(1)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("ranker", 1)
         control.source.edit(replace(ranker, definition_hash="d2"))
         remedy = "the only replica stays until then, unless x-serve.rollout.max_unavailable is 1"
-        await until(lambda: remedy in loop.view.services[0].message)
+        await until(lambda: remedy in controller.view.services[0].message)
         assert versions(control, "ranker") == {version(control, ranker)}
         allowed = replace(ranker, definition_hash="d2", rollout=replace(QUICK, max_unavailable=1))
         control.source.edit(allowed)
@@ -635,18 +639,18 @@ async def test_a_version_that_does_not_fit_displaces_nobody_and_is_rolled_back(
     ranker = gpu_service(replicas=4, startup_deadline_s=0.5, rollout=rollout)
     control = Control.of(tmp_path, ranker)
     control.engine.gpus = gpus(4)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("ranker", 4)
         made = set(control.engine.containers)
         control.source.edit(replace(ranker, gpu=GpuRequest(count=4), definition_hash="d2"))
 
         def over() -> bool:
-            return loop.deployer.state("ranker").rejected is not None and not phase(control, "ranker")
+            return controller.deployer.state("ranker").rejected is not None and not phase(control, "ranker")
 
         assert await least_ready(control, "ranker", over) == 4
         assert set(control.engine.containers) == made, "nobody was touched"
         assert "it does not fit for 0.5 s (startup.deadline_s): it asks for 4 GPUs and 0 of 4 are free" in (
-            control.loop.view.services[0].message
+            control.view.services[0].message
         )
 
 
@@ -656,16 +660,16 @@ async def test_who_waits_for_a_gpu_takes_none_from_a_rollout(tmp_path: Path, pac
     batch = gpu_service("batch", replicas=0)
     control = Control.of(tmp_path, ranker, batch)
     control.engine.gpus = gpus(3)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("ranker", 3)
-        loop.scale("batch", 3)
-        await until(lambda: len(loop.view.plan.pending) == 3)
+        controller.commands.scale("batch", 3)
+        await until(lambda: len(controller.view.plan.pending) == 3)
         new = replace(ranker, definition_hash="d2")
         control.source.edit(new, batch)
         wanted = version(control, new)
 
         def over() -> bool:
-            return loop.deployer.state("ranker").stable == wanted and control.row("ranker") == (3, 3, 3)
+            return controller.deployer.state("ranker").stable == wanted and control.row("ranker") == (3, 3, 3)
 
         assert await least_ready(control, "ranker", over) == 2
         assert versions(control, "batch") == set()
@@ -675,10 +679,10 @@ async def test_who_waits_for_a_gpu_takes_none_from_a_replica_that_crashes_again(
     ranker, batch = gpu_service(replicas=3), gpu_service("batch", replicas=0)
     control = Control.of(tmp_path, ranker, batch)
     control.engine.gpus = gpus(3)
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("ranker", 3)
-        loop.scale("batch", 1)
-        await until(lambda: len(loop.view.plan.pending) == 1)
+        controller.commands.scale("batch", 1)
+        await until(lambda: len(controller.view.plan.pending) == 1)
         for failures in (1, 2):  # the second one is followed by a pause
             crashed = next(one for one in control.engine.containers.values() if one.number == 1)
             control.engine.crash(crashed.name)
@@ -698,7 +702,7 @@ async def test_a_rollout_survives_a_controller_that_dies_after_every_action(cont
     control.source.edit(new)
 
     def over() -> bool:
-        state = control.loop.deployer.state("web")
+        state = control.controller.deployer.state("web")
         ended = state.stable == version(control, new) if is_good else state.rejected is not None
         return ended and state.rollout is None and control.row("web") == (2, 2, 2)
 
@@ -776,14 +780,14 @@ def limited(timeout_s: float, most: int, bake_s: float = 0.1) -> ServiceSpec:
 
 
 def at_the_edge(control: Control) -> tuple[float, int]:
-    desired = control.loop.view.desired
+    desired = control.view.desired
     assert desired is not None
     return desired.services["web"].request_timeout_s, desired.services["web"].max_ongoing_requests
 
 
 def told(control: Control) -> dict[str, int]:
     """By version: how many requests a replica of it takes, as callers are told."""
-    return {one.version: one.max_ongoing_requests for one in control.loop.view.endpoints["web"].replicas}
+    return {one.version: one.max_ongoing_requests for one in control.view.endpoints["web"].replicas}
 
 
 async def test_limits_are_those_that_all_who_serve_can_keep(tmp_path: Path) -> None:
@@ -796,7 +800,7 @@ async def test_limits_are_those_that_all_who_serve_can_keep(tmp_path: Path) -> N
         await until(lambda: phase(control) == "BAKING")
         await until(lambda: told(control) == {first: 10, second: 100})
         assert at_the_edge(control) == (300.0, 10)
-        control.loop.promote("web")
+        control.controller.commands.promote("web")
         await until(lambda: told(control) == {second: 100}, within_s=10)
         assert at_the_edge(control) == (1.0, 100)
 
@@ -823,5 +827,5 @@ async def test_requests_of_the_old_version_have_the_time_that_it_gave_them(tmp_p
         control.source.edit(new)
         await until(lambda: said(control, "begin_retirement"), within_s=10)
         draining = next(iter(control.store.retirements.values()))
-        await until(lambda: control.loop.now - draining.draining_since > 1.0)
+        await until(lambda: control.clock() - draining.draining_since > 1.0)
         assert said(control, "signal_container") == []

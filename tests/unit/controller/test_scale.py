@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.desired.desired import switched_off, targets_of
+from controller.desired.targets import switched_off, targets_of
 from controller.model.spec import AutoscaleSpec, Spec
 from tests.unit.controller.worlds import PROJECT, service
 

@@ -54,7 +54,7 @@ async def test_load_brings_replicas_and_its_end_takes_them(control: Control) -> 
         await control.settled("model", 2, within_s=30)
         told = [
             stored.event.message
-            for stored in control.loop.events.select(limit=1000)
+            for stored in control.controller.events.select(limit=1000)
             if stored.event.kind == "autoscale"
         ]
         assert any("model: " in message and "35.0 requests (35.0 in work, 0.0 waiting)" in message for message in told)
@@ -81,7 +81,9 @@ async def test_requests_held_at_the_edge_wake_one_replica(tmp_path: Path) -> Non
         assert control.row("web") == (0, 0, 0)
         control.router.held["svc_web"] = Held(now=100)
         await control.settled("web", 1, within_s=30)
-        (told,) = [stored.event.message for stored in control.loop.events.select() if stored.event.kind == "autoscale"]
+        (told,) = [
+            stored.event.message for stored in control.controller.events.select() if stored.event.kind == "autoscale"
+        ]
         assert told == (
             "web: 0 -> 1 replicas: woken by 100 held requests: "
             "100.0 requests (0.0 in work, 100.0 waiting), no replica running"
@@ -105,21 +107,21 @@ async def test_a_service_whose_number_was_fixed_begins_with_what_it_has(tmp_path
     async with control.running():
         await control.settled("model", 3, within_s=30)
         control.source.edit(service("model", replace(QUICK, downscale_delay_s=3600)))
-        await until(lambda: any(row.autoscale for row in control.loop.view.services), within_s=30)
+        await until(lambda: any(row.autoscale for row in control.view.services), within_s=30)
         assert control.row("model") == (3, 3, 3)
 
 
 async def test_a_number_set_by_hand_pauses_it_until_it_is_taken_back(control: Control) -> None:
     async with control.running():
         await control.settled("model", 1, within_s=30)
-        words = control.loop.scale("model", 3)
+        words = control.controller.commands.scale("model", 3)
         assert words == "the autoscaler (1 to 4) pauses until `make scale SERVICE=model N=auto`"
         await control.settled("model", 3, within_s=30)
-        (row,) = control.loop.view.services
+        (row,) = control.view.services
         assert row.autoscale is not None
         assert row.autoscale.paused
         assert row.message.startswith("set by scale; the autoscaler (1 to 4) pauses")
-        assert control.loop.scale("model", None) == "the autoscaler decides, 1 to 4"
+        assert control.controller.commands.scale("model", None) == "the autoscaler decides, 1 to 4"
         await control.settled("model", 1, within_s=30)
 
 
@@ -127,7 +129,7 @@ async def test_the_first_number_may_be_pinned_too(control: Control) -> None:
     control.work["model"] = 35
     async with control.running():
         await control.settled("model", 4, within_s=30)
-        control.loop.scale("model", 1)
+        control.controller.commands.scale("model", 1)
         await control.settled("model", 1, within_s=30)
         assert control.store.overrides["model"].replicas == 1
 
@@ -136,10 +138,10 @@ async def test_bounds_and_load_are_shown(control: Control) -> None:
     control.work["model"] = 15
     control.source.edit(service("model", replace(QUICK, upscale_delay_s=3600)))
     async with control.running():
-        await until(lambda: "15.0 requests" in "".join(row.message for row in control.loop.view.services), within_s=30)
-        (row,) = control.loop.view.services
+        await until(lambda: "15.0 requests" in "".join(row.message for row in control.view.services), within_s=30)
+        (row,) = control.view.services
         assert row.message == "autoscaled, 1 to 4: 15.0 requests, which are for 2 replicas if they last"
-        page = control.loop.metrics.page().decode()
+        page = control.controller.publisher.metrics.page().decode()
         assert 'pierhead_service_autoscale_load{service="model"} 15.0' in page
         assert 'pierhead_service_autoscale_wanted_replicas{service="model"} 2.0' in page
 
@@ -148,10 +150,10 @@ async def test_nothing_is_decided_while_the_engine_is_away(control: Control) -> 
     async with control.running():
         await control.settled("model", 1, within_s=30)
         control.engine.go_away()
-        await until(lambda: control.loop.view.engine_reachable is False, within_s=30)
+        await until(lambda: control.view.engine_reachable is False, within_s=30)
         control.work["model"] = 35
-        ticks = control.loop.last_tick_at
-        await until(lambda: (control.loop.last_tick_at or 0.0) > (ticks or 0.0) + 2, within_s=30)
+        ticks = control.controller.publisher.last_tick_at
+        await until(lambda: (control.controller.publisher.last_tick_at or 0.0) > (ticks or 0.0) + 2, within_s=30)
         assert control.row("model")[0] == 1
         control.engine.come_back()
         await control.settled("model", 4, within_s=30)
@@ -163,17 +165,21 @@ async def test_a_decision_that_is_due_while_the_engine_is_away_does_not_make_the
     async with control.running():
         await control.settled("model", 1, within_s=30)
         control.work["model"] = 35
-        await until(lambda: control.loop._scaler.due_in_s({"model": model}, control.clock()) is not None, within_s=30)
+        await until(
+            lambda: control.controller.scaler.due_in_s({"model": model}, control.clock()) is not None, within_s=30
+        )
         control.engine.go_away()
-        await until(lambda: control.loop.view.engine_reachable is False, within_s=30)
+        await until(lambda: control.view.engine_reachable is False, within_s=30)
         begun, before = control.clock(), ticks(control)
-        await until(lambda: (control.loop.last_tick_at or 0.0) > begun + 3, within_s=30)
+        await until(lambda: (control.controller.publisher.last_tick_at or 0.0) > begun + 3, within_s=30)
         assert ticks(control) - before < 100
 
 
 def ticks(control: Control) -> float:
     """Looks at the world so far."""
-    samples = [sample for metric in control.loop.metrics.registry.collect() for sample in metric.samples]
+    samples = [
+        sample for metric in control.controller.publisher.metrics.registry.collect() for sample in metric.samples
+    ]
     (count,) = [sample.value for sample in samples if sample.name == "pierhead_controller_tick_seconds_count"]
     return count
 
@@ -186,7 +192,7 @@ async def test_a_function_of_the_users_decides(control: Control) -> None:
     control.source.edit(service("model", replace(QUICK, policy=policy)))
     async with control.running():
         await control.settled("model", 3, within_s=30)
-        (row,) = control.loop.view.services
+        (row,) = control.view.services
         assert row.message == "autoscaled, 1 to 4: scaler_test_policy:wanted asks for 3"
         (told,) = [stored.event.message for stored in events(control, "autoscale")]
         assert told.startswith("model: 1 -> 3 replicas: scaler_test_policy:wanted asks for 3, 1 running; above for ")
@@ -212,14 +218,14 @@ async def test_a_function_that_raises_is_one_event_and_holds_the_target(control:
     control.work["model"] = 100
     async with control.running():
         await control.settled("model", 2, within_s=30)
-        seen = control.loop.last_tick_at
-        await until(lambda: (control.loop.last_tick_at or 0.0) > (seen or 0.0) + 3, within_s=30)
+        seen = control.controller.publisher.last_tick_at
+        await until(lambda: (control.controller.publisher.last_tick_at or 0.0) > (seen or 0.0) + 3, within_s=30)
         assert control.row("model") == (2, 2, 2)
         words = (
             "scaler_test_broken:wanted raised ZeroDivisionError: integer division or modulo by zero "
             f"at {control.directory}/scaler_test_broken.py:2"
         )
-        (row,) = control.loop.view.services
+        (row,) = control.view.services
         assert row.message == f"autoscaled, 1 to 4: its policy gives no number, so 2 are held: {words}"
         (failed,) = events(control, "policy_failed")
         assert (failed.times, failed.event.outcome) == (1, "warning")
@@ -241,10 +247,10 @@ async def test_a_measured_value_decides_and_holds_when_it_is_gone(control: Contr
     control.source.edit(service("model", replace(QUICK, max=2, policy=policy)))
     async with control.running():
         await control.settled("model", 2, within_s=30)
-        (row,) = control.loop.view.services
+        (row,) = control.view.services
         assert row.message == "autoscaled, 1 to 2: avg(gpu) = 140, 70 wanted"
         found.clear()
-        await until(lambda: "is held" in (w := control.loop.view.services[0].message) or "are held" in w, within_s=30)
+        await until(lambda: "is held" in (w := control.view.services[0].message) or "are held" in w, within_s=30)
         assert control.row("model") == (2, 2, 2)
         assert len(events(control, "policy_failed")) == 1
         found.append(0.0)
@@ -252,7 +258,7 @@ async def test_a_measured_value_decides_and_holds_when_it_is_gone(control: Contr
 
 
 def events(control: Control, kind: str) -> list[StoredEvent]:
-    return [stored for stored in control.loop.events.select(limit=1000) if stored.event.kind == kind]
+    return [stored for stored in control.controller.events.select(limit=1000) if stored.event.kind == kind]
 
 
 class Asked:
@@ -370,21 +376,21 @@ async def test_a_value_beyond_all_numbers_holds_the_target_and_nobody_else(tmp_p
 
 async def test_a_defect_in_scaling_one_service_holds_it_and_nobody_else(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("model", replace(QUICK, initial=2)), service("other", QUICK))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("model", 2, within_s=30)
-        ask = loop._scaler._ask
+        ask = controller.scaler._ask
 
         def broken(name: str, situation: Situation) -> Answer:
             if name == "model":
                 raise OverflowError("int too large to convert to float")
             return ask(name, situation)
 
-        loop._scaler._ask = broken
+        controller.scaler._ask = broken
         control.work = {"model": 40, "other": 40}
         await control.settled("other", 4, within_s=30)
         assert control.row("model") == (2, 2, 2)
         (told,) = events(control, "policy_failed")
         words = "internal: autoscaling raised OverflowError: int too large to convert to float"
         assert (told.times, told.event.message) == (1, f"model: 2 replicas are held: {words}")
-        assert loop._scaler.rows["model"].problem == words
+        assert controller.scaler.rows["model"].problem == words
         assert "tick_failed" not in control.kinds()

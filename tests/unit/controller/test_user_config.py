@@ -260,7 +260,7 @@ def control(tmp_path: Path) -> Control:
 
 
 def said(control: Control, *kinds: str) -> list[str]:
-    return [s.event.message for s in control.loop.events.select(limit=1000) if s.event.kind in kinds]
+    return [s.event.message for s in control.controller.events.select(limit=1000) if s.event.kind in kinds]
 
 
 def in_force(control: Control) -> list[str | None]:
@@ -269,13 +269,13 @@ def in_force(control: Control) -> list[str | None]:
 
 
 def row(control: Control) -> dict[str, Any]:
-    (found,) = [row for row in control.loop.view.services if row.name == "web"]
-    return service_json(found, control.loop.view)
+    (found,) = [row for row in control.view.services if row.name == "web"]
+    return service_json(found, control.view)
 
 
 async def stable(control: Control, spec: ServiceSpec) -> None:
     wanted = current_version(spec, control.engine.images)
-    await until(lambda: control.loop.deployer.state("web").stable == wanted)
+    await until(lambda: control.controller.deployer.state("web").stable == wanted)
 
 
 async def test_a_change_reaches_those_that_run_and_restarts_none(control: Control) -> None:
@@ -318,7 +318,7 @@ async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Con
         sentence = f"{ERROR}; the former user_config stays in force"
         assert sentence in found["message"]
         assert found["replicas"][0]["message"] == f"goes on with its former user_config: {ERROR}"
-        plan_text = plan_words(control.loop.view, ())
+        plan_text = plan_words(control.view, ())
         assert f"user_config of web: user_config {DB} is in force in 0 of 2 replicas; no restart" in plan_text
         assert "  threshold: 1 -> 2" in plan_text.splitlines()
         case = why.Case(found, {"in_progress": [], "steps": []}, [], Traffic())
@@ -355,7 +355,7 @@ async def test_a_replica_that_does_not_answer_is_tried_again(control: Control) -
                 raise ReplicaError(f"http://{address}/user-config does not answer: nobody is there; it is tried again")
             return await give(address, text)
 
-        control.loop._executor._perform.__self__._give = deaf  # type: ignore[attr-defined]
+        control.controller.executor._perform.__self__._give = deaf  # type: ignore[attr-defined]
         control.source.edit(web(B))
         await until(lambda: in_force(control) == [B, B])
         assert any("does not answer" in message for message in said(control, "give_user_config"))
@@ -367,7 +367,7 @@ async def test_those_that_come_later_have_it_from_their_start(control: Control) 
         control.source.edit(web(B))
         await until(lambda: in_force(control) == [B, B])
         given = len(control.given)
-        control.loop.scale("web", 4)
+        control.controller.commands.scale("web", 4)
         await control.settled("web", 4)
         assert in_force(control) == [B] * 4
         assert len(control.given) == given
@@ -388,7 +388,7 @@ async def test_a_version_has_the_user_config_that_was_written_beside_it(control:
         assert in_force(control) == ['{"cutoff":3}'] * 2
         assert all("cutoff" not in text for _, text in control.given), "no replica of the old version got it"
 
-        control.loop.roll_back("web", None)
+        await control.controller.commands.roll_back("web", None)
         await stable(control, old)
         await control.settled("web", 2, 10.0)
         assert in_force(control) == [B, B], "the last one that was written beside it"

@@ -1,0 +1,199 @@
+"""Puts the controller's parts together over its boundaries: the real ones of `__main__`, or a test's fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .api import Api, Gatekeeper
+from .apply import Executor, Give, Performer, Reporter
+from .commands import Commands
+from .desired.deployer import Deployer
+from .desired.desired import Desirer
+from .desired.measurements import Measurements, Query, no_prometheus
+from .desired.policies import Functions, Policies
+from .desired.scaler import Scaler
+from .engines.base import ClusterEngine
+from .errors import EngineUnreachable, ReplicaError, StoreError
+from .loop import Loop, Wakeup
+from .model.desired import Desired
+from .model.observed import Observed
+from .model.world import FailureKey, UserConfigReport
+from .observe.engine_events import LOST_S, EngineEvents
+from .observe.gpu_marks import GpuMarks
+from .observe.gpu_memory import GpuMemoryWatch
+from .observe.probe import Prober, Reading, Subject
+from .observe.snapshot import Observer
+from .outlive import outlive
+from .plan import plan
+from .plan.failures import forgiven
+from .routing.base import Router
+from .spec.watch import SpecSource, SpecWatch
+from .status.discovery import Board
+from .status.publisher import Publisher
+from .status.view import View
+from .storage.events import EventLog
+from .storage.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+async def _no_replicas(address: str, text: str) -> UserConfigReport:
+    raise ReplicaError(f"internal: there is no way to give {len(text)} bytes of user_config to {address}")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The controller's boundaries."""
+
+    project: str
+    engine: ClusterEngine
+    router: Router
+    source: SpecSource
+    store: Store
+    ask: Callable[[Subject], Awaitable[Reading]]
+    """Asks a replica whether it is ready."""
+    is_manual: bool = False
+    """New versions wait for `pierhead deploy`."""
+    query: Query = no_prometheus
+    policy_dir: Path | None = None
+    """Where autoscaling functions are looked for."""
+    give: Give = _no_replicas
+    """Gives a replica its user_config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """The parts that something outside the loop uses."""
+
+    loop: Loop
+    commands: Commands
+    publisher: Publisher
+    events: EventLog
+    specs: SpecWatch
+    deployer: Deployer
+    scaler: Scaler
+    observer: Observer
+    executor: Executor
+    board: Board
+    engine_events: EngineEvents
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+
+    @property
+    def view(self) -> View:
+        """What the last tick published."""
+        return self.publisher.view
+
+    def start(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        """Begin: read the compose files, follow the engine, look and act. All of it ends with the owner of `spawn`."""
+        spawn(outlive("watching the compose files", self.specs.run))
+        spawn(outlive("following the engine", self.engine_events.follow, ends_with=(EngineUnreachable,)))
+        spawn(outlive("reading the engine", self.observer.run))
+        spawn(outlive("reading HAProxy", self.observer.run_router))
+        spawn(outlive("the loop", self.loop.run))
+
+    def api(self, gatekeeper: Gatekeeper, clock: Callable[[], float] | None = None) -> Api:
+        """Return the REST API over these parts."""
+        return Api(
+            self.commands,
+            self.publisher,
+            self.events,
+            self.specs,
+            lambda: self.executor.in_progress,
+            gatekeeper,
+            clock or self.clock,
+            self.wall,
+        )
+
+
+def assemble(
+    world: World,
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    *,
+    clock: Callable[[], float] = time.time,
+    wall: Callable[[], float] = time.time,
+    engine_lost_s: float = LOST_S,
+) -> Controller:
+    """Put the parts together. `spawn` owns the tasks that they start.
+
+    `clock` never jumps (controller/storage/clock.py); `wall` may, and is what people and the engine go by.
+    """
+    wakeup, store = Wakeup(), world.store
+    events, board = EventLog(store, wall), Board(clock=clock)
+    _note_replaced_store(store, events)
+    specs = SpecWatch(world.source, events, wakeup.ring)
+
+    deployer = Deployer(store, events, board.callers, is_manual=world.is_manual)
+    measurements = Measurements(world.query, spawn, clock)
+    functions = Functions(world.policy_dir, ahead=lambda: wall() - clock())
+    scaler = Scaler(store, events, Policies(functions, measurements.value).ask)
+
+    gpu_memory = GpuMemoryWatch(world.engine, spawn, wakeup.ring, clock)
+    gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring)
+    publisher = Publisher(world.project, store, events, specs, scaler, deployer, gpu_memory, board, clock, wall)
+    metrics = publisher.metrics
+
+    prober = Prober(world.ask, spawn, wakeup.ring, store.seen_ready, _noting_ready(store), clock)
+    observer = Observer(
+        world.engine,
+        world.router,
+        prober,
+        store,
+        gpu_memory,
+        gpu_marks,
+        wakeup.ring,
+        metrics.engine_reading,
+        clock,
+        wall,
+        metrics.haproxy_reading,
+    )
+    engine_events = EngineEvents(world.engine, world.project, observer, events, wakeup.ring, clock, engine_lost_s)
+
+    def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
+        return forgiven(desired, observed, prober.ready_since, now)
+
+    desirer = Desirer(store, events, scaler, deployer, measurements, world.router.routing_hash, over)
+    performer = Performer(world.engine, world.router, store, events, world.project, world.give, prober.learn, clock)
+    reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
+    executor = Executor(performer.perform, reporter.report, spawn, clock)
+    loop = Loop(specs, observer, desirer, plan, executor, publisher, wakeup, clock)
+    commands = Commands(
+        store, events, specs, deployer, world.engine, observer, gpu_marks, wakeup.ring, loop.look_again, clock
+    )
+    return Controller(
+        loop,
+        commands,
+        publisher,
+        events,
+        specs,
+        deployer,
+        scaler,
+        observer,
+        executor,
+        board,
+        engine_events,
+        clock,
+        wall,
+    )
+
+
+def _note_replaced_store(store: Store, events: EventLog) -> None:
+    if store.set_aside is not None:
+        lost = f"the state file was damaged and is kept at {store.set_aside}; scale targets are the files' again"
+        events.record("store_replaced", lost, outcome="warning")
+
+
+def _noting_ready(store: Store) -> Callable[[str, float], None]:
+    def note(container_id: str, started_at: float) -> None:
+        try:
+            store.note_ready(container_id, started_at)
+        except StoreError as error:
+            logger.error("that a replica was ready was not kept: %s", error)  # noqa: TRY400 - only a restart asks
+
+    return note

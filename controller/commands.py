@@ -1,0 +1,205 @@
+"""What people ask the controller for: scaling, rollouts, marks on GPUs, logs. Each change wakes the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from .desired.deployer import Deployer
+from .engines.base import ClusterEngine
+from .errors import InvalidRequest, NotYet, SpecError, UnknownService
+from .model.desired import Revision
+from .model.spec import ServiceSpec, Spec
+from .observe.gpu_marks import GpuMarks
+from .observe.snapshot import Observer
+from .spec.watch import SpecWatch
+from .storage.events import EventLog
+from .storage.store import Override, Store
+
+
+class Commands:
+    """Every command checks what it is asked for, changes the store, and wakes the loop, which does the rest.
+
+    `look_again` returns when the loop has seen the whole world once more. `clock` is the loop's.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        events: EventLog,
+        specs: SpecWatch,
+        deployer: Deployer,
+        engine: ClusterEngine,
+        observer: Observer,
+        gpu_marks: GpuMarks,
+        wake: Callable[[], None],
+        look_again: Callable[[], Awaitable[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._events = events
+        self._specs = specs
+        self._deployer = deployer
+        self._engine = engine
+        self._observer = observer
+        self._gpu_marks = gpu_marks
+        self._wake = wake
+        self._look_again = look_again
+        self._clock = clock
+
+    # ---------------------------------------------------------------------------------------------------------- scale
+
+    def scale(self, service: str, replicas: int | None) -> str:
+        """Set a service's target, or with None let files or autoscaler decide again.
+
+        Returns what decides now, in words, unless it is simply the number. Raises UnknownService, SpecError,
+        StoreError.
+        """
+        spec = self.known(service).services[service]
+        before = self._store.overrides.get(service)
+        was = self._target(spec)
+        if replicas is None or (replicas == spec.replicas and spec.autoscale is None):
+            if before is not None:
+                self._store.drop_override(service)
+        elif before is None or before.replicas != replicas:
+            self._store.set_override(service, Override(replicas, spec.replicas))
+        words = scale_words(spec, replicas)
+        asked = spec.replicas if replicas is None and spec.autoscale is None else replicas
+        if asked is not None and asked != was:
+            said = f"{service}: {was} -> {asked} replicas" + (f"; {words}" if words else "")
+            self._events.record("scale", said, service=service, outcome="ok")
+        elif words and replicas != (before.replicas if before else None):
+            self._events.record("scale", f"{service}: {words}", service=service, outcome="ok")
+        self._wake()
+        return words
+
+    def _target(self, spec: ServiceSpec) -> int:
+        """How many replicas the service is to have now."""
+        override = self._store.overrides.get(spec.name)
+        if override is not None:
+            return override.replicas
+        return self._store.autoscaled.get(spec.name, spec.replicas) if spec.autoscale else spec.replicas
+
+    # ------------------------------------------------------------------------------------------------------- rollouts
+
+    async def deploy(self, services: Sequence[str] | None) -> Mapping[str, str]:
+        """Take what files and images give now, for all services or these; return one sentence each.
+
+        Both are read again first, so that an edit right before counts. Raises UnknownService, SpecError, StoreError,
+        ControllerError (no look at the world ends), EngineUnreachable (it saw nothing).
+        """
+        await self._specs.read_again()
+        if self._specs.problems:
+            raise SpecError(self._specs.problems)
+        await self._look_again()
+        names = sorted(self.known_spec().services) if services is None else services
+        for name in names:
+            self.known(name)
+        said = self._deployer.deploy(names, self._clock())
+        self._wake()
+        return said
+
+    async def roll_back(self, service: str, to: str | None) -> str:
+        """Go back to an earlier version. Raises UnknownService, InvalidRequest, SpecError, StoreError, EngineError."""
+        self.known(service)
+        await self._refuse_lost_version(service, to)
+        return self._woken(self._deployer.roll_back(service, to, self._clock()))
+
+    async def _refuse_lost_version(self, service: str, to: str | None) -> None:
+        """Raise InvalidRequest if the version that would come back has no image on this machine any more."""
+        version = self._deployer.way_back(service, to)
+        here: dict[str, bool] = {}
+        for revision in self._deployer.revisions(service) if version is not None else ():
+            here[revision.version] = await self._engine.has_image(revision.image_id)
+        if version is None or here.get(version, True):
+            return
+        stable = self._deployer.state(service).stable
+        others = [other for other, is_here in here.items() if is_here and other != stable]
+        raise InvalidRequest(
+            f"{service}: the image that version {version} was made of is not on this machine any more (`docker image "
+            f"prune` removes such images), so it cannot come back, and nothing was changed; versions that can: "
+            f"{', '.join(others) or 'none'}. Or build the code of then, and `pierhead deploy {service}`"
+        )
+
+    def abort(self, service: str) -> str:
+        """End a rollout. Raises UnknownService, InvalidRequest, SpecError, StoreError."""
+        self.known(service)
+        return self._woken(self._deployer.abort(service, self._clock()))
+
+    def promote(self, service: str) -> str:
+        """End the watch over a new version's first replicas. Raises as `abort` does."""
+        self.known(service)
+        return self._woken(self._deployer.promote(service, self._clock()))
+
+    def revisions(self, service: str) -> tuple[list[Revision], str | None, str | None]:
+        """(versions that can be gone back to, the wanted one, the stable one). Raises as `known` does."""
+        self.known(service)
+        deployer = self._deployer
+        return deployer.revisions(service), deployer.wanted(service), deployer.state(service).stable
+
+    def _woken(self, said: str) -> str:
+        self._wake()
+        return said
+
+    # ----------------------------------------------------------------------------------------------------------- GPUs
+
+    def mark_gpu(self, uuid: str, reason: str) -> None:
+        """Place no replica on a GPU any more; those that are there stay. Raises InvalidRequest, StoreError."""
+        known = [*(gpu.uuid for gpu in self._observer.latest.gpus), *self._store.gpu_faults]
+        if uuid not in known:
+            raise InvalidRequest(f"there is no GPU {uuid!r}; this machine has {', '.join(known) or 'none'}")
+        self._gpu_marks.mark(uuid, reason, self._clock())
+
+    def unmark_gpu(self, uuid: str) -> None:
+        """Use a GPU again. Raises InvalidRequest (it has no mark), StoreError."""
+        self._gpu_marks.unmark(uuid)
+
+    # ----------------------------------------------------------------------------------------------------------- logs
+
+    async def logs(
+        self, service: str, tail: int, after: float | None = None, *, timed: bool = False
+    ) -> Mapping[str, str]:
+        """Return the last `tail` lines of every replica, those from a unix time on, by name; `timed`: as the engine's.
+
+        Raises UnknownService, EngineError.
+        """
+        mine = self._observer.latest.containers_of(service)
+        if not mine:
+            self.known(service)
+        texts = await asyncio.gather(*(self._engine.logs(one.id, tail, after, timed=timed) for one in mine))
+        return {container.name: text for container, text in zip(mine, texts, strict=True)}
+
+    # ------------------------------------------------------------------------------------------------ what there is
+
+    def known_spec(self) -> Spec:
+        """Return what the compose files say. Raises SpecError, NotYet (they were not read yet)."""
+        spec = self._specs.current
+        if spec is None:
+            if self._specs.problems:
+                raise SpecError(self._specs.problems)
+            raise NotYet("the controller has just been started and reads the compose files; repeat in a second")
+        return spec
+
+    def known(self, service: str) -> Spec:
+        """Return the spec if it has that service. Raises UnknownService, SpecError (none is usable), NotYet."""
+        spec = self.known_spec()
+        if service not in spec.services:
+            names = sorted(spec.services)
+            near = difflib.get_close_matches(service, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownService(
+                f"there is no service {service!r} with an x-serve block; {hint}Services: {', '.join(names) or 'none'}"
+            )
+        return spec
+
+
+def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
+    """Return what decides how many replicas a service has after a scale call; "" where it is simply the number."""
+    if spec.autoscale is None:
+        count = "1 replica" if spec.replicas == 1 else f"{spec.replicas} replicas"
+        return f"the compose files decide, {count}" if replicas is None else ""
+    bounds = f"{spec.autoscale.min} to {spec.autoscale.max}"
+    if replicas is None:
+        return f"the autoscaler decides, {bounds}"
+    return f"the autoscaler ({bounds}) pauses until `make scale SERVICE={spec.name} N=auto`"

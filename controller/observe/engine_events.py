@@ -1,0 +1,89 @@
+"""Follows the engine's event stream. Each event has the engine read again, which wakes the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ..engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine
+from ..errors import EngineError, EngineSocketGone, EngineUnreachable
+from ..storage.events import EventLog
+from .snapshot import Observer
+
+logger = logging.getLogger(__name__)
+
+REOPEN_S = 1.0
+"""Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
+LOST_S = 30.0
+"""After so long without the engine the controller ends: traffic goes on, and Docker starts it again when it is back."""
+SOCKET_GONE_S = 5.0
+"""The same where the engine's socket file is deleted: a container that mounts the old file never reaches the one that
+the next engine makes. Not at once, so that status can say for a while what is wrong."""
+
+
+class EngineEvents:
+    """The engine's events of one project, for as long as the controller runs."""
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        project: str,
+        observer: Observer,
+        events: EventLog,
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+        lost_s: float = LOST_S,
+    ) -> None:
+        self._engine = engine
+        self._project = project
+        self._observer = observer
+        self._events = events
+        self._wake = wake
+        self._clock = clock
+        self._lost_s = lost_s
+        self._heard_at = clock()
+
+    async def follow(self) -> None:
+        """Follow the stream, and open it again when it breaks. Raises EngineUnreachable when the engine stays away."""
+        self._heard_at = self._clock()
+        while True:
+            try:
+                await self._read()
+            except EngineError as error:
+                logger.warning("the engine's event stream broke, opening it again: %s", error)
+                if self._observer.stream_open:
+                    self._heard_at = self._clock()
+                self._give_up_on(error)
+            finally:
+                self._observer.stream_open = False
+            self._wake()
+            await asyncio.sleep(REOPEN_S)
+
+    async def _read(self) -> None:
+        async for event in self._engine.events(self._project):
+            self._heard_at = self._clock()
+            self._observer.stream_open = self._observer.stream_open or event == CONNECTED
+            if event.kind == OUT_OF_MEMORY:
+                self._note_out_of_memory(event.container_id)
+            self._observer.engine_changed()
+
+    def _give_up_on(self, error: EngineError) -> None:
+        """Raise EngineUnreachable if the engine has been silent for too long."""
+        gone = isinstance(error, EngineSocketGone)
+        limit_s = min(SOCKET_GONE_S, self._lost_s) if gone else self._lost_s
+        if self._clock() - self._heard_at > limit_s:
+            why = "its socket file is deleted" if gone else str(error)
+            raise EngineUnreachable(
+                f"the Docker Engine has not answered for {limit_s:g} s ({why}); "
+                "the controller ends and Docker, when it is back, starts it again"
+            ) from error
+
+    def _note_out_of_memory(self, container_id: str) -> None:
+        """Record that the kernel killed a process of a replica: the main one, which ends the replica, or another."""
+        for one in self._observer.latest.containers:
+            if one.id == container_id:
+                words = "out of memory: the kernel killed a process in it (raise deploy.resources.limits.memory)"
+                self._events.record(
+                    "out_of_memory", f"{one.name}: {words}", service=one.service, target=one.name, outcome="warning"
+                )

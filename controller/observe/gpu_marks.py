@@ -1,0 +1,81 @@
+"""Marks on GPUs that must not be used: those that `gpu_faults` concludes, and those that an operator sets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from ..errors import InvalidRequest, StoreError
+from ..model.actions import Action, RemoveContainer
+from ..model.observed import Observed
+from ..model.world import GpuFault, ReplicaContainer
+from ..storage.events import EventLog
+from ..storage.store import Store
+from .gpu_faults import GpuWatch, Mark, Unmark
+
+logger = logging.getLogger(__name__)
+
+
+class GpuMarks:
+    """Keeps the marks in the store and records each change as an event.
+
+    `proven`: the version of each service that is known to work.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        events: EventLog,
+        proven: Callable[[], Mapping[str, str]],
+        wake: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._events = events
+        self._proven = proven
+        self._wake = wake
+        self._watch = GpuWatch()
+        self._leaving: Mapping[str, ReplicaContainer] = {}
+        """Failed replicas that are being removed, by container id."""
+
+    def look(self, observed: Observed, now: float) -> None:
+        """Mark GPUs that are gone or on which replicas fail, and take marks back."""
+        for change in self._watch.look(observed, self._store.gpu_faults, now, self._proven()):
+            try:
+                self._change(change)
+            except StoreError as error:
+                logger.error("a mark on a GPU was not kept: %s", error)  # noqa: TRY400 - the next tick tries again
+
+    def note_removals(self, observed: Observed, in_progress: tuple[Action, ...]) -> None:
+        """Remember failed replicas while they are being removed: the next snapshot may not have them any more."""
+        there = {**self._leaving, **{container.id: container for container in observed.containers}}
+        removed = [one for one in in_progress if isinstance(one, RemoveContainer) and one.failed]
+        self._leaving = {one.container_id: there[one.container_id] for one in removed if one.container_id in there}
+
+    def removed(self, container_id: str) -> None:
+        """Count the failure of a replica, now removed, against its GPUs."""
+        failed = self._leaving.get(container_id)
+        if failed is not None:
+            self._watch.failed(failed)
+
+    def mark(self, uuid: str, reason: str, now: float) -> None:
+        """Place no replica on a GPU any more; replicas that are there stay. Raises StoreError."""
+        self._change(Mark(GpuFault(uuid, reason, now, "marked")))
+
+    def unmark(self, uuid: str) -> None:
+        """Use a GPU again. Raises InvalidRequest (it has no mark), StoreError."""
+        faults = self._store.gpu_faults
+        if uuid not in faults:
+            raise InvalidRequest(f"GPU {uuid} has no mark; with one: {', '.join(sorted(faults)) or 'none'}")
+        self._change(Unmark(uuid, "removed by an operator", asked=True))
+        self._watch.forget(uuid)
+
+    def _change(self, change: Mark | Unmark) -> None:
+        match change:
+            case Mark(fault):
+                self._store.mark_gpu(fault)
+                words = f"no replica is placed on GPU {fault.uuid}: {fault.reason}"
+                self._events.record("gpu_marked", words, target=fault.uuid, outcome="warning")
+            case Unmark(uuid, why, asked):
+                self._store.unmark_gpu(uuid, asked=asked)
+                self._events.record("gpu_unmarked", f"GPU {uuid} is used again: {why}", target=uuid, outcome="ok")
+        self._wake()

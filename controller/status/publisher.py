@@ -1,0 +1,175 @@
+"""Publishes what each tick saw and decided: the view that the API answers from, Discovery's list, and events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+
+from ..desired.deployer import Deployer
+from ..desired.scaler import Scaler
+from ..model.desired import Desired
+from ..model.observed import Sight
+from ..model.plan import Plan, Refusal
+from ..observe.gpu_memory import GpuMemoryWatch
+from ..plan.user_config import remembered
+from ..spec.watch import SpecWatch
+from ..storage.events import EventLog
+from ..storage.store import Store
+from .discovery import Board
+from .endpoints import endpoints, scrape_targets
+from .metrics import ControllerMetrics
+from .services import service_rows
+from .transitions import transitions
+from .view import View, gpu_uses, notices
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Owns the view. Nothing that decides reads it.
+
+    `clock` never jumps; `wall` may, and is what people and the engine go by.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        store: Store,
+        events: EventLog,
+        specs: SpecWatch,
+        scaler: Scaler,
+        deployer: Deployer,
+        gpu_memory: GpuMemoryWatch,
+        board: Board,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._project = project
+        self._store = store
+        self._events = events
+        self._specs = specs
+        self._scaler = scaler
+        self._deployer = deployer
+        self._gpu_memory = gpu_memory
+        self._board = board
+        self._clock = clock
+        self._wall = wall
+        self._user_configs: Mapping[str, str] = {}
+        self.metrics = ControllerMetrics(lambda: self.view)
+        self.view = View(at=clock(), project=project, ahead_s=self._ahead_s())
+        self.started_at = clock()
+        self.last_tick_at: float | None = None
+        self.store_trouble = ""
+        """Why the state file cannot be written; "" when it can."""
+        self.defect = ""
+        """Why the last tick did not come to its end, in words; "" when it did."""
+
+    # ------------------------------------------------------------------------------------------------------ each tick
+
+    def watch_store(self) -> None:
+        """Write again what could not be written, and record when that begins and ends."""
+        before = self.store_trouble
+        if self._store.trouble:
+            self._store.settle()
+        self.store_trouble = self._store.trouble
+        if self.store_trouble and not before:
+            self._events.record("store_failing", self._store_notices()[0], target="store", outcome="warning")
+        elif before and not self.store_trouble:
+            self._events.record("store_works", "the state file is written again", target="store", outcome="ok")
+
+    def publish_without_spec(self, files: Hashable) -> None:
+        """Publish that there is nothing to do yet, and what is wrong with the compose files."""
+        self.view = View(
+            self._clock(), self._project, spec_problems=self._specs.problems, files=files, ahead_s=self._ahead_s()
+        )
+
+    def publish(
+        self,
+        desired: Desired,
+        sight: Sight,
+        plan: Plan,
+        refusals: tuple[Refusal, ...],
+        files: Hashable,
+        now: float,
+    ) -> None:
+        """Publish what a tick saw and decided, and record what changed since the last one."""
+        specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
+        self._user_configs = remembered(self._user_configs, specs)
+        before, self.view = self.view, self._view(desired, sight, plan, refusals, files, now)
+        if sight.complete or self._board.is_published:
+            self._board.publish(self.view.endpoints)
+        for change in transitions(before, self.view):
+            self._events.record(
+                change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
+            )
+
+    def tick_ended(self, took_s: float) -> None:
+        """Note that a tick came to its end."""
+        self.defect = ""
+        self.last_tick_at = self._clock()
+        self.metrics.tick(took_s)
+
+    def tick_failed(self, error: Exception, took_s: float) -> None:
+        """Show the defect with what was published last; its traceback is logged once, not every second."""
+        message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
+        others = tuple(notice for notice in self.view.notices if notice != self.defect)
+        if message != self.defect:
+            logger.error("internal: a tick raised", exc_info=error)
+        self.defect = message
+        self.view = replace(self.view, notices=(message, *others))
+        self._events.record("tick_failed", message, outcome="failed")
+        self.metrics.tick_failed()
+        self.metrics.tick(took_s)
+
+    # ------------------------------------------------------------------------------------------------------- the view
+
+    def _view(
+        self,
+        desired: Desired,
+        sight: Sight,
+        plan: Plan,
+        refusals: tuple[Refusal, ...],
+        files: Hashable,
+        now: float,
+    ) -> View:
+        overrides = {service: override.replicas for service, override in self._store.overrides.items()}
+        observed = sight.observed
+        return View(
+            at=now,
+            project=self._project,
+            desired=desired,
+            observed=observed,
+            plan=plan,
+            services=service_rows(
+                desired,
+                observed,
+                plan,
+                refusals,
+                overrides,
+                now,
+                self._scaler.rows,
+                self._deployer.directions.rows,
+                self._user_configs,
+            ),
+            gpus=gpu_uses(observed),
+            gpu_memory_problem=self._gpu_memory.problem,
+            endpoints=endpoints(desired, observed, overrides),
+            targets=scrape_targets(desired, observed),
+            spec_problems=self._specs.problems,
+            files=files,
+            notices=(*self._store_notices(), *notices(observed, refusals, sight.unseen, now)),
+            refusals=refusals,
+            engine_reachable=sight.complete,
+            haproxy_reachable=observed.routing is not None,
+            ahead_s=self._ahead_s(),
+        )
+
+    def _ahead_s(self) -> float:
+        """By how much the wall clock is ahead of the controller's."""
+        return self._wall() - self._clock()
+
+    def _store_notices(self) -> tuple[str, ...]:
+        if not self.store_trouble:
+            return ()
+        return (f"nothing can be kept, a controller that starts now would not know what happens: {self.store_trouble}",)
