@@ -40,6 +40,7 @@ cover_what_runs() {
   [ "$1" = validate ] || return 0
   warn "The running stack's files:"
   docker exec "$controller" pierhead validate >&2 || wrong=$?
+  warn "The files that COMPOSE_FILE names:"
   (hand_over "$controller" '' "$@")
   exit "$wrong"
 }

@@ -26,7 +26,7 @@ main() {
     give_up "the stack did not start; the lines above say why."
   step "Waiting for the controller" wait_for_controller || explain_controller
   ready=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
-  step "Waiting until every service serves" wait_for_services || explain_services "$?"
+  wait_for_services || explain_services "$?"
   tail -n +2 "$ready" # rollouts that go on; what its first line says, the status does
   step "Waiting until every app answers" wait_for_apps || explain_silence
   print_addresses
@@ -195,7 +195,12 @@ http_status() {
 
 # Of all services, also those in files of the user's own: each serves, in the version that the files ask for or on the way
 # to it, or has a reason that waiting does not change.
-wait_for_services() { "$here/control.sh" wait-ready --serving --timeout "$READY_S" >"$ready"; }
+wait_for_services() {
+  local text='Waiting until every service serves' began=$SECONDS
+  say "$text ..."
+  "$here/control.sh" wait-ready --serving --quiet --timeout "$READY_S" >"$ready" || return
+  say "$text: done ($((SECONDS - began)) s)"
+}
 
 # The apps of this clone also answer a request. What a service of the user's own answers is not known.
 wait_for_apps() {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -37,13 +37,9 @@ def since_time(text: str, now: float) -> float:
         ) from None
 
 
-def chosen(events: Iterable[Document], kinds: Collection[str], after: float | None) -> list[Document]:
-    """Return the events of these kinds (none named: all) that happened, or were repeated, after a time."""
-    return [
-        event
-        for event in events
-        if (not kinds or event["kind"] in kinds) and (after is None or event["last_at"] >= after)
-    ]
+def chosen(events: Iterable[Document], after: float | None) -> list[Document]:
+    """Return the events that happened, or were repeated, after a time; None: all of them."""
+    return [event for event in events if after is None or event["last_at"] >= after]
 
 
 def event_line(event: Document) -> str:
@@ -62,9 +58,8 @@ def last_failure(events: Iterable[Document]) -> Document | None:
 
 
 def timed(log: Document) -> list[LogLine]:
-    """Return a replica's lines of an answer; an older controller sends no times."""
-    lines = log["lines"]
-    return list(zip(log.get("times") or [""] * len(lines), lines, strict=True))
+    """Return a replica's lines of an answer."""
+    return list(zip(log["times"], log["lines"], strict=True))
 
 
 def new_lines(shown: Sequence[L], now: Sequence[L]) -> Sequence[L]:

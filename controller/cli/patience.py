@@ -17,16 +17,20 @@ T = TypeVar("T")
 POLL_S = 0.3
 GIVE_UP_SILENT_S = 20.0
 """A controller that is being restarted answers again well within this."""
+REASONS_AFTER_S = 5.0
+"""What takes longer is explained. Most replicas are ready by then."""
 HOPELESS_LOOKS = 2
 """The first may be from just before something became free."""
 
 
-def wait(look: Callable[[], Verdict], timeout_s: float, stays: str) -> Verdict:
+def wait(look: Callable[[], Verdict], timeout_s: float, stays: str, *, quiet: bool = False) -> Verdict:
     """Look until the verdict is final, showing what is waited for, and return it when it is the wanted one.
 
-    `stays` says what goes on when nobody waits any more. Raises CommandError and its kinds for any other end.
+    `stays` says what goes on when the wait ends early; `quiet`: show only what is in the way.
+
+    Raises CommandError and its kinds for any other end.
     """
-    progress = Progress(Console(stderr=True, highlight=False))
+    progress = Progress(Console(stderr=True, highlight=False), quiet=quiet)
     try:
         with progress:
             verdict = _look_until_final(look, timeout_s, progress)
@@ -56,14 +60,14 @@ def patiently(ask: Callable[[], T]) -> T:
 
 
 def _look_until_final(look: Callable[[], Verdict], timeout_s: float, progress: Progress) -> Verdict:
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     hopeless_looks = 0
     while True:
         verdict = patiently(look)
         if not verdict.hopeless:  # how it ended is told once, by whoever asked
-            progress.show(verdict)
+            progress.show(verdict, reasons=time.monotonic() >= began + REASONS_AFTER_S)
         hopeless_looks = hopeless_looks + 1 if verdict.hopeless else 0
-        late = time.monotonic() >= deadline
+        late = time.monotonic() >= began + timeout_s
         if verdict.done or hopeless_looks >= HOPELESS_LOOKS or late:
             return verdict
         time.sleep(POLL_S)

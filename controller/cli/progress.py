@@ -1,4 +1,4 @@
-"""How a wait looks: a bar for each service on a terminal, elsewhere a line whenever something changes."""
+"""How a wait looks: a bar for each service on a terminal, elsewhere a line for each change; later, each reason."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ COUNTDOWN = re.compile(r"\bin \d+ s\b")
 
 
 class Progress:
-    """Shows verdicts as they come; on a terminal nothing of it stays."""
+    """Shows verdicts as they come; on a terminal only the reasons stay. `quiet`: shows the reasons alone."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console = console
-        self._bars = _make_bars(console) if console.is_terminal else None
+        self._quiet = quiet
+        self._bars = _make_bars(console) if console.is_terminal and not quiet else None
         self._tasks: dict[str, bars.TaskID] = {}
         self._last = ""
+        self._told: set[tuple[str, ...]] = set()
 
     def __enter__(self) -> Progress:
         if self._bars:
@@ -35,13 +37,22 @@ class Progress:
         if self._bars:
             self._bars.stop()
 
-    def show(self, verdict: Verdict) -> None:
-        """Say what is waited for now."""
+    def show(self, verdict: Verdict, *, reasons: bool = False) -> None:
+        """Say what is waited for now; `reasons`: and why each service is not ready, each reason once."""
+        if reasons:
+            self._write_reasons(verdict)
         if self._bars:
             self._draw(self._bars, verdict)
             self._bars.refresh()
-        else:
+        elif not self._quiet:
             self._write(verdict.message)
+
+    def _write_reasons(self, verdict: Verdict) -> None:
+        for part in verdict.parts:
+            for reason in part.reasons:
+                if (part.name, *reason.key) not in self._told:
+                    self._told.add((part.name, *reason.key))
+                    self._console.print(Text(f"  {part.name}: {reason.words}"), soft_wrap=True)
 
     def _draw(self, drawn: bars.Progress, verdict: Verdict) -> None:
         for part in verdict.parts:

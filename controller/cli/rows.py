@@ -1,7 +1,4 @@
-"""What a service's row of the API says, in the words of the tables. Pure.
-
-Fields that an older controller does not send are derived from those it does.
-"""
+"""What a service's row of the API says, in the words of the tables. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +8,9 @@ from typing import Any
 Document = Mapping[str, Any]
 
 
-def state(row: Document) -> str:
-    """Return the service's state: HEALTHY, UPDATING, UNHEALTHY, DEPLOY_FAILED, UPSCALING or DOWNSCALING."""
-    if row.get("state"):
-        return str(row["state"])
-    if row["converged"]:
-        return "HEALTHY"
-    if row["blocked"] or row.get("failure"):
-        return "UNHEALTHY"
-    if row["ready"] < row["wanted"]:
-        return "UPSCALING"
-    return "DOWNSCALING" if len(row["replicas"]) > row["wanted"] else "UPDATING"
-
-
 def version(row: Document) -> str:
-    """Return the wanted version; where it is not told, those of the replicas; "-" where there is none."""
-    if row.get("version"):
-        return str(row["version"])
-    return ", ".join(sorted({replica["version"] for replica in row["replicas"] if replica["version"]})) or "-"
+    """Return the wanted version; "-" where there is none."""
+    return str(row["version"] or "-")
 
 
 def gpus(row: Document) -> str:
@@ -38,29 +20,26 @@ def gpus(row: Document) -> str:
 
 
 def in_flight(row: Document) -> str:
-    """Return the requests that its replicas work on; "-" where nobody knows."""
-    if row.get("in_flight") is not None:
-        return str(row["in_flight"])
-    told = [replica["ongoing"] for replica in row["replicas"] if replica["ongoing"] is not None]
-    return str(sum(told)) if told else "-"
+    """Return the requests that its replicas work on; "-" where that is not known."""
+    return "-" if row["in_flight"] is None else str(row["in_flight"])
 
 
 def waiting(row: Document) -> str:
-    """Return the requests that wait for one of its replicas; "-" where nobody knows."""
-    return "-" if row.get("waiting") is None else str(row["waiting"])
+    """Return the requests that wait for one of its replicas; "-" where that is not known."""
+    return "-" if row["waiting"] is None else str(row["waiting"])
 
 
 def who_decides(row: Document) -> str:
     """Return in one sentence where the number of replicas comes from."""
-    autoscale, name = row.get("autoscale"), row["name"]
+    autoscale, name = row["autoscale"], row["name"]
     if autoscale:
         bounds = f"{autoscale['min']} to {autoscale['max']}"
         if autoscale["paused"]:
             found = _what_it_finds(autoscale)
             return f"set by scale; the autoscaler ({bounds}) pauses until `pierhead scale {name} auto`; {found}"
         return f"the autoscaler decides, {bounds}; {_what_it_finds(autoscale)}{_unless_settled(autoscale)}"
-    if row.get("override") is not None:
-        written = row.get("spec_replicas")
+    if row["override"] is not None:
+        written = row["spec_replicas"]
         files = "" if written is None else f"; the compose files say {written}"
         return f"set by scale{files} (`pierhead scale {name} auto` goes back to them)"
     return "the compose files say so"
@@ -68,28 +47,28 @@ def who_decides(row: Document) -> str:
 
 def _what_it_finds(autoscale: Document) -> str:
     """What an autoscaler goes by: a policy of the user's where there is one, else the load."""
-    if autoscale.get("problem"):
+    if autoscale["problem"]:
         return f"its policy gives no number: {autoscale['problem']}"
-    if autoscale.get("basis"):
+    if autoscale["basis"]:
         return str(autoscale["basis"])
     return f"the load is {autoscale['load']:.1f} requests, which are for {autoscale['wanted']} replicas"
 
 
 def _unless_settled(autoscale: Document) -> str:
-    if autoscale.get("problem"):
+    if autoscale["problem"]:
         return f"; {autoscale['target']} are held meanwhile"
     if autoscale["wanted"] == autoscale["target"]:
         return ""
-    return f"; {autoscale['wanted']} replicas if that lasts" if autoscale.get("basis") else " if they last"
+    return f"; {autoscale['wanted']} replicas if that lasts" if autoscale["basis"] else " if they last"
 
 
 def rollout_words(row: Document) -> str:
     """Return the rollout that goes on, in one sentence; "" when there is none."""
-    rollout = row.get("rollout")
+    rollout = row["rollout"]
     if not rollout:
         return ""
-    way = f"{rollout.get('from') or 'nothing'} -> {rollout.get('to')}"
-    words = str(rollout.get("message") or "").removeprefix(f"{way}: ")
+    way = f"{rollout['from'] or 'nothing'} -> {rollout['to']}"
+    words = str(rollout["message"] or "").removeprefix(f"{way}: ")
     numbers = f"{rollout['ready']} of {rollout['wanted']} ready"
     return f"{way} {rollout['phase']}: {numbers}" + (f"; {words}" if words else "")
 

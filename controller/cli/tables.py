@@ -125,7 +125,7 @@ def _services(document: Document, traffic: Reading) -> Listing:
     for row in document["services"]:
         listing.add(
             row["name"],
-            rows.state(row),
+            row["state"],
             rows.version(row),
             f"{row['ready']}/{row['wanted']}",
             rows.gpus(row),
@@ -139,8 +139,8 @@ def _services(document: Document, traffic: Reading) -> Listing:
 
 def going_on(row: Document) -> str:
     """Return what there is to say of a service now: its rollout, its message, what was rejected."""
-    rollout, rejected, message = row.get("rollout"), row.get("rejected"), row["message"]
-    if rollout and message == rollout.get("message"):
+    rollout, rejected, message = row["rollout"], row["rejected"], row["message"]
+    if rollout and message == rollout["message"]:
         message = ""
     words = [rows.rollout_words(row), message]
     if rejected and not rollout and rejected["version"] not in message:
@@ -174,13 +174,13 @@ def gpus(document: Document, width: int) -> Iterator[RenderableType]:
         )
         return
     sizes = {"MEMORY": "memory_bytes", "IN USE": "used_bytes", "FREE": "free_bytes"}
-    told = {title: key for title, key in sizes.items() if any(gpu.get(key) is not None for gpu in found)}
+    told = {title: key for title, key in sizes.items() if any(gpu[key] is not None for gpu in found)}
     listing = Listing(("GPU", "KIND", *told, "HELD BY"))
     for gpu in found:
-        cells = [_size(gpu.get(key)) for key in told.values()]
+        cells = [_size(gpu[key]) for key in told.values()]
         listing.add(_gpu(gpu["uuid"], width), gpu["name"] or "-", *cells, _holders(gpu))
     yield from listing.render(width)
-    if document.get("gpu_memory_problem"):
+    if document["gpu_memory_problem"]:
         yield Text(str(document["gpu_memory_problem"]))
 
 
@@ -219,7 +219,7 @@ def _add_server(listing: Listing, server: Document) -> None:
         server["name"],
         server["state"] if server["up"] else "DOWN",
         server["address"],
-        str(server.get("weight", "-")),
+        str(server["weight"]),
         str(server["sessions"]),
         str(server["queued"]),
         sentence="" if server["up"] else "HAProxy's own check of it fails",
@@ -243,12 +243,12 @@ def revisions(document: Document, now: float, width: int) -> Iterator[Renderable
         return
     listing = Listing(("VERSION", "AGE", "IMAGE", "IMAGE ID", "NOW"), optional=("IMAGE",))
     for revision in document["revisions"]:
-        marks = [word for word in ("current", "stable") if revision.get(word)]
+        marks = [word for word in ("current", "stable") if revision[word]]
         listing.add(
             revision["version"],
             rows.age(revision["first_at"], now),
-            revision.get("image") or "-",
-            str(revision.get("image_id") or "-").removeprefix("sha256:")[:12],
+            revision["image"] or "-",
+            str(revision["image_id"] or "-").removeprefix("sha256:")[:12],
             ", ".join(marks) or "-",
         )
     yield from listing.render(width)
@@ -259,10 +259,10 @@ def _gpu(uuid: str, width: int) -> str:
 
 
 def _holders(gpu: Document) -> str:
-    slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu.get("slots") or ())
-    nobody = "free" if gpu.get("free_bytes") == gpu.get("memory_bytes") else "other processes"
-    fault = gpu.get("fault")
-    holder = slots or str(gpu.get("holder") or ("nobody" if fault else nobody))
+    slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu["slots"])
+    nobody = "free" if gpu["free_bytes"] == gpu["memory_bytes"] else "other processes"
+    fault = gpu["fault"]
+    holder = slots or str(gpu["holder"] or ("nobody" if fault else nobody))
     return f"{holder} (not used: {fault})" if fault else holder
 
 

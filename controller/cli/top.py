@@ -27,7 +27,7 @@ def page(document: Document, traffic: Reading, width: int) -> Iterator[Renderabl
     services = document["services"]
     at = datetime.fromtimestamp(document["at"]).astimezone().strftime("%H:%M:%S")
     ready, wanted = sum(row["ready"] for row in services), sum(row["wanted"] for row in services)
-    held = sum(bool(gpu["holder"] or gpu.get("slots")) for gpu in document["gpus"])
+    held = sum(bool(gpu["holder"] or gpu["slots"]) for gpu in document["gpus"])
     gpus = f", {held} of {len(document['gpus'])} GPUs held" if document["gpus"] else ""
     yield Text(f"{document['project']} at {at}: {ready} of {wanted} replicas ready{gpus}")
     yield from tables.complaints(document)
@@ -46,7 +46,7 @@ def _services(document: Document, traffic: Reading) -> tables.Listing:
         known = traffic.of(row["name"])
         listing.add(
             row["name"],
-            rows.state(row),
+            row["state"],
             f"{row['ready']}/{row['wanted']}",
             rows.in_flight(row),
             rows.waiting(row),

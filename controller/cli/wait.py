@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import BAD_INPUT, FAILED
-from .rows import rollout_words, state, version
+from .obstacles import Obstacle, obstacles
+from .rows import rollout_words, version
 
 Document = Mapping[str, Any]
 
@@ -32,6 +33,8 @@ class Part:
     ready: int
     wanted: int | None
     message: str = ""
+    reasons: tuple[Obstacle, ...] = ()
+    """Why it is not ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def judge_all(document: Document, *, serving: bool = False) -> Verdict:
     A service whose files ask for a version that was rolled back is not there, however well the former one serves.
     """
     reading = Verdict("the controller reads the compose files")
-    if not document.get("files_current", True):  # an older controller does not say
+    if not document["files_current"]:
         return reading
     unusable = _unusable_files(document)
     if unusable:
@@ -155,8 +158,8 @@ class RolloutWait:
         )
 
     def _judge_row(self, row: Document) -> Verdict:
-        name, rejected = row["name"], row.get("rejected")
-        if row.get("rollout"):
+        name, rejected = row["name"], row["rejected"]
+        if row["rollout"]:
             self._rolling.add(name)
             words = rollout_words(row)
             part = Part(name, row["rollout"]["ready"], row["rollout"]["wanted"], row["rollout"]["phase"])
@@ -166,45 +169,44 @@ class RolloutWait:
         part = Part(name, row["ready"], row["wanted"], row["message"])
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
             return Verdict(f"{name}: the controller has not taken it up yet", parts=(part,))
-        if rejected and not _is_same(rejected, self._before.get(name, {}).get("rejected")) and not self._reverting:
+        if rejected and not self._was_rejected(name, rejected) and not self._reverting:
             return _rolled_back(row, part)
         words = f"{name}: {row['ready']} of {row['wanted']} ready"
         if row["converged"] and self._came_back(row):
             return _came_back(row, part)
-        if state(row) == "DEPLOY_FAILED" and not self._reverting:
+        if row["state"] == "DEPLOY_FAILED" and not self._reverting:
             return _deploy_failed(row, part)
-        if row["converged"] and state(row) == "UPDATING":
+        if row["converged"] and row["state"] == "UPDATING":
             return Verdict(f"{words}; UPDATING", parts=(part,))
         if row["converged"]:
             return Verdict(f"{words}, version {version(row)}{_untried(row)}", done=True, parts=(part,))
         return _verdict(row)
 
+    def _was_rejected(self, name: str, rejected: Document) -> bool:
+        """Whether it was already before the request."""
+        before = self._before[name]["rejected"] if name in self._before else None
+        return before is not None and bool(rejected["id"] == before["id"])
+
     def _came_back(self, row: Document) -> bool:
         """Whether what was to be reverted is there again: the version that it was to go back to did not work."""
         before = self._before.get(row["name"])
-        if before is None or before.get("rollout") or not self._reverting or row["name"] not in self._rolling:
+        if before is None or before["rollout"] or not self._reverting or row["name"] not in self._rolling:
             return False
         return version(row) == version(before)
 
 
 def _untried(row: Document) -> str:
     """What a version that was taken while its service sleeps has proved: nothing yet."""
-    if not row.get("untried") or row["wanted"]:
+    if not row["untried"] or row["wanted"]:
         return ""
     return ", not tried yet, as no replica is wanted now: it will be at the next wake"
 
 
-def _is_same(rejected: Document, before: Document | None) -> bool:
-    """Whether a version was rejected before; an older controller tells it by the time alone."""
-    return before is not None and rejected.get("id", rejected) == before.get("id", before)
-
-
 def _unseen_world(document: Document) -> Verdict | None:
     """While the engine does not answer, what is shown is what was there before: it ends no wait, well or badly."""
-    if document.get("engine_reachable", True):  # an older controller does not say
+    if document["engine_reachable"]:
         return None
-    words = next((notice for notice in document.get("notices", ()) if notice.startswith("the Docker Engine")), "")
-    return Verdict(words or "the Docker Engine does not answer, so nobody knows what runs")
+    return Verdict("the Docker Engine does not answer, so it is not known what runs")
 
 
 def _unusable_files(document: Document) -> Verdict | None:
@@ -253,6 +255,7 @@ def _verdict(row: Document) -> Verdict:
     part = Part(row["name"], row["ready"], row["wanted"], row["message"])
     if row["converged"]:
         return Verdict(message, done=True, parts=(part,))
+    part = replace(part, reasons=tuple(obstacles(row)))
     if row["blocked"]:
         return _blocked(row, part)
     return Verdict(f"{message}; {row['message']}" if row["message"] else message, parts=(part,))
@@ -268,20 +271,20 @@ def _as_asked(row: Document, *, serving: bool) -> Verdict:
     if _is_rejected(row):
         return _turned_down(row, part)
     # All of it serves and nothing was rolled back: what has failed is a change that needs no new replicas.
-    return _config_refused(row, part) if row.get("state") == "DEPLOY_FAILED" else verdict
+    return _config_refused(row, part) if row["state"] == "DEPLOY_FAILED" else verdict
 
 
 def _is_rejected(row: Document) -> bool:
     """Whether what the files ask for was rolled back, and not because somebody wanted it so."""
-    rejected = row.get("rejected")
-    if not rejected or rejected.get("is_asked"):
+    rejected = row["rejected"]
+    if not rejected or rejected["is_asked"]:
         return False
-    return bool(rejected["version"] == row.get("offered"))
+    return bool(rejected["version"] == row["offered"])
 
 
 def _turned_down(row: Document, part: Part) -> Verdict:
     name, rejected = row["name"], row["rejected"]
-    goes_back = bool(row.get("rollout")) and row["rollout"]["phase"] == "ROLLING_BACK"
+    goes_back = bool(row["rollout"]) and row["rollout"]["phase"] == "ROLLING_BACK"
     message = (
         f"the files ask for version {rejected['version']}, which {'is being' if goes_back else 'was'} rolled back: "
         f"{rejected['reason']}; version {version(row)} goes on"
@@ -297,7 +300,7 @@ def _config_refused(row: Document, part: Part) -> Verdict:
 
 def _going_on(rows: Iterable[Document]) -> list[str]:
     """The rollouts that nobody has waited for, in one sentence. Of a way back, `deploy` would not wait for the end."""
-    names = [row["name"] for row in rows if row.get("rollout") and row["rollout"]["to"] == row.get("offered")]
+    names = [row["name"] for row in rows if row["rollout"] and row["rollout"]["to"] == row["offered"]]
     if not names:
         return []
     what, whose = ("a rollout of", "its") if len(names) == 1 else ("rollouts of", "their")
@@ -307,7 +310,7 @@ def _going_on(rows: Iterable[Document]) -> list[str]:
 
 def _failing(row: Document) -> Verdict | None:
     """Where replicas fail again and again: with a reason, and no end of it in sight."""
-    failure = row.get("failure")
+    failure = row["failure"]
     if not failure or failure["count"] < GIVE_UP_FAILURES or row["ready"] >= row["wanted"]:
         return None
     return _blocked(row, Part(row["name"], row["ready"], row["wanted"], row["message"]))

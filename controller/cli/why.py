@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from . import feeds, rows, tables
+from .obstacles import obstacles
 from .prometheus import Traffic
 
 Document = Mapping[str, Any]
@@ -40,7 +41,7 @@ class Case:
         return {
             "service": self.row,
             "who_decides": rows.who_decides(self.row),
-            "obstacles": list(obstacles(self)),
+            "obstacles": [obstacle.words for obstacle in obstacles(self.row)],
             "steps": self.steps,
             "traffic": {"rate": self.traffic.rate, "p50_s": self.traffic.p50_s, "p99_s": self.traffic.p99_s},
             "last_failure": feeds.last_failure(self.events),
@@ -50,8 +51,8 @@ class Case:
 
 def page(case: Case, width: int) -> Iterator[RenderableType]:
     """Yield the page."""
-    row, obstacles_found = case.row, list(obstacles(case))
-    state = rows.state(row)
+    row, obstacles_found = case.row, [obstacle.words for obstacle in obstacles(case.row)]
+    state = row["state"]
     words = "" if obstacles_found or row["converged"] else tables.going_on(row)
     ready = f"{row['ready']} of {row['wanted']} replicas ready" + (f"; {words}" if words else "")
     yield Text.assemble((row["name"], "bold"), " is ", (state, tables.STYLES.get(state, "")), f": {ready}")
@@ -70,32 +71,6 @@ def page(case: Case, width: int) -> Iterator[RenderableType]:
     yield from _section(f"Last events (`pierhead events --service {row['name']}` has all)", lines)
 
 
-def obstacles(case: Case) -> Iterator[str]:
-    """Yield what keeps the service from what it should be, one sentence each."""
-    row = case.row
-    pending: dict[str, int] = {}
-    for replica in row["replicas"]:
-        if replica["state"] == "PENDING" and not replica["name"]:
-            pending[replica["message"]] = pending.get(replica["message"], 0) + 1
-    yield from (f"{count} pending: {reason}" for reason, count in pending.items())
-    for refusal in row.get("refusals", ()):
-        wait = f"next try in {refusal['retry_in_s']:.0f} s" if refusal["retry_in_s"] >= 1 else "trying again"
-        times = f" {refusal['failures']} times" if refusal["failures"] > 1 else ""
-        yield f"could not {refusal['does']}{times}, {wait}: {refusal['error']}"
-    failure = row.get("failure")
-    if failure and not row["converged"]:
-        again = f"{failure['count']} times in a row" if failure["count"] > 1 else "once"
-        yield f"a replica failed {again}, last {rows.age(failure['last_at'], row['at'])} ago: {failure['detail']}"
-    refused = (row.get("user_config") or {}).get("refused", ())
-    yield from refused
-    told = {sentence.partition(":")[0] for sentence in refused}
-    for replica in row["replicas"]:
-        if replica["name"] and replica["name"] not in told and replica["state"] in ("STARTING", "FAILED"):
-            yield f"{replica['name']}: {replica['message']}"
-    if not row["converged"] and not pending and row["blocked"]:
-        yield row["blocked"]
-
-
 def _facts(case: Case) -> list[str]:
     row, traffic = case.row, case.traffic
     reached = [row["route"]] if row["route"] else []
@@ -112,7 +87,7 @@ def _facts(case: Case) -> list[str]:
 def _failure(case: Case) -> list[str]:
     """The newest failed replica with the end of its log, unless all is well again."""
     event = feeds.last_failure(case.events)
-    is_over = rows.state(case.row) == "HEALTHY" and not case.row.get("failure")
+    is_over = case.row["state"] == "HEALTHY" and not case.row["failure"]
     if event is None or is_over:
         return []
     first, *log = event["message"].splitlines() or [""]
@@ -122,16 +97,16 @@ def _failure(case: Case) -> list[str]:
 
 def _rollout(row: Document) -> list[str]:
     lines = []
-    if row.get("rollout"):
-        since = row["rollout"].get("since")
+    if row["rollout"]:
+        since = row["rollout"]["since"]
         lasting = f", for {rows.age(since, row['at'])}" if since else ""
         lines.append(f"{rows.rollout_words(row)}{lasting}")
         lines += _ways_on(row["name"], row["rollout"]["phase"])
-    if row.get("untried") and not row["wanted"]:
+    if row["untried"] and not row["wanted"]:
         lines.append(f"version {rows.version(row)} was not tried yet: it will be at the next wake")
-    rejected = row.get("rejected")
+    rejected = row["rejected"]
     if rejected:
-        ago = f" {rows.age(rejected['at'], row['at'])} ago" if rejected.get("at") else ""
+        ago = f" {rows.age(rejected['at'], row['at'])} ago" if rejected["at"] else ""
         lines.append(f"version {rejected['version']} was rejected{ago}: {rejected['reason']}")
         lines.append(f"`pierhead deploy {row['name']}` tries it again")
     return lines

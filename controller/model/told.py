@@ -115,6 +115,8 @@ class UserConfigStatus:
     """One sentence for each replica that does not take it, those that start included."""
     changes: tuple[str, ...] = ()
     """What is another value in it than in the one that a replica has now; empty when all have it."""
+    refusing: tuple[str, ...] = ()
+    """Names of the replicas that `refused` is about."""
 
     @property
     def everywhere(self) -> bool:

@@ -66,7 +66,8 @@ def user_config_status(
     """
     text = (goal.spec or spec).user_config
     wanted = digest(text)
-    applied, serving, refused, others = 0, 0, [], set()
+    applied, serving, others = 0, 0, set()
+    refused: dict[str, str] = {}
     for container in containers:
         report = container.user_config
         phase, _ = phase_of(container, spec, retirements.get(container.id), now)
@@ -76,7 +77,7 @@ def user_config_status(
         if report is None:
             if serves and container.ongoing is not None and text != NO_USER_CONFIG:
                 serving += 1
-                refused.append(f"{container.name}: {NOT_TAKEN}")
+                refused[container.name] = f"{container.name}: {NOT_TAKEN}"
             continue
         serving += serves
         applied += serves and report.applied == wanted
@@ -84,11 +85,12 @@ def user_config_status(
             others.add(report.applied)
         if report.wanted == wanted and report.error:
             stays = "the former user_config stays in force" if serves else "it is not ready without it"
-            refused.append(f"{container.name}: {report.error}; {stays}")
+            refused[container.name] = f"{container.name}: {report.error}; {stays}"
     if text == NO_USER_CONFIG and not others and not refused:
         return None
     changes = tuple(_changes([texts.get(other) for other in sorted(others)], text))
-    return UserConfigStatus(wanted, applied, serving, tuple(refused), changes if applied < serving or refused else ())
+    shown = changes if applied < serving or refused else ()
+    return UserConfigStatus(wanted, applied, serving, tuple(refused.values()), shown, tuple(refused))
 
 
 def progress_words(status: UserConfigStatus) -> str:

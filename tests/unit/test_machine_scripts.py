@@ -505,7 +505,7 @@ class TestUpWaits:
         assert "the whole status" in result.stdout
         started, asked = (
             next(number for number, call in enumerate(machine.calls()) if words in call)
-            for words in (" up --detach", "4f1d pierhead wait-ready --serving --timeout 7")
+            for words in (" up --detach", "4f1d pierhead wait-ready --serving --quiet --timeout 7")
         )
         assert started < asked
 
@@ -536,7 +536,7 @@ class TestUpWaits:
     def test_or_have_a_reason(self, machine: Machine, controller_port: int, waited: int, words: str) -> None:
         result = self.up(machine, controller_port, "0 of 2 ready; 2 pending: no GPU", waited)
         assert result.returncode == 1
-        assert "  | mine: 0 of 2 ready; 2 pending: no GPU" in result.stderr
+        assert "mine: 0 of 2 ready; 2 pending: no GPU" in result.stderr.splitlines()
         assert words in result.stderr
         assert "the whole status" in result.stdout
 
@@ -816,7 +816,8 @@ class TestFilesThatRunAndFilesThatAreNamed:
 
     def run(self, machine: Machine, *command: str, run: str = RUN, **environment: str) -> tuple[int, str, str]:
         machine.has("docker", STACK_OF_OTHER_FILES)
-        result = machine.run(*command, COMPOSE_FILE=self.NAMED, COMPOSE_PROFILES="", RUN=run, **environment)
+        settings = {"COMPOSE_FILE": self.NAMED, "COMPOSE_PROFILES": "", "RUN": run, **environment}
+        result = machine.run(*command, open_files=(), **settings)
         return result.returncode, result.stdout, result.stderr
 
     def built(self, machine: Machine) -> list[str]:
@@ -837,7 +838,12 @@ class TestFilesThatRunAndFilesThatAreNamed:
         for arguments in (["validate"], ["validate", "-o", "json"]):
             code, said, errors = self.run(machine, control, *arguments, run=f"compose/compose.yaml:{ECHO}:{SHOP}")
             assert code == 0
-            assert errors.splitlines() == [self.TOLD, "The running stack's files:", "shop: 1 replica"]
+            assert errors.splitlines() == [
+                self.TOLD,
+                "The running stack's files:",
+                "shop: 1 replica",
+                "The files that COMPOSE_FILE names:",
+            ]
             assert said == f"of exec --env COMPOSE_FILE={self.NAMED} 4f1d pierhead {' '.join(arguments)}\n"
 
     def test_a_mistake_in_what_runs_is_one_of_the_check(self, machine: Machine, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhea
 Serving = Annotated[
     bool, typer.Option("--serving", help="enough that as many as wanted serve: rollouts and drains may go on")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", help="show only what is in the way, and how it ended")]
 Version = Annotated[
     str,
     typer.Option("--to", metavar="VERSION", help="one of `pierhead revisions`", autocompletion=completion.versions),
@@ -87,14 +88,18 @@ def scale(
     _end(wait(lambda: scaled.judge(api.get(path)), timeout, stays), told, as_json=as_json)
 
 
-def wait_ready(timeout: Timeout = 300.0, serving: Serving = False, output: Output = "text") -> None:
+def wait_ready(
+    timeout: Timeout = 300.0, serving: Serving = False, quiet: Quiet = False, output: Output = "text"
+) -> None:
     """Wait until every service has its replicas.
+
+    After 5 s it also says what is in the way.
 
     Ends with 1 as soon as all that is missing has a reason that waiting does not change.
     """
     as_json, api, path = out.is_json(output), Client.from_environment(), "/api/v1/services"
     stays = "`pierhead status` shows how it goes on."
-    verdict = wait(lambda: judge_all(api.get(path), serving=serving), timeout, stays)
+    verdict = wait(lambda: judge_all(api.get(path), serving=serving), timeout, stays, quiet=quiet)
     _end(verdict, {}, as_json=as_json)
 
 
@@ -163,7 +168,7 @@ def _see_through(api: Client, rollout: RolloutWait, told: Mapping[str, Any], wis
         return
     ended = {row["name"]: row for row in _services(api)["services"] if row["name"] in wishes.services}
     summary = {
-        name: {"state": rows.state(row), "version": rows.version(row), "ready": row["ready"], "wanted": row["wanted"]}
+        name: {"state": row["state"], "version": rows.version(row), "ready": row["ready"], "wanted": row["wanted"]}
         for name, row in ended.items()
     }
     _end(verdict, {**told, "services": summary}, as_json=True)

@@ -63,12 +63,11 @@ def events(
     as_json, api = out.is_json(output), Client.from_environment()
     kinds = [name for names in kind or [] for name in names.split(",")]
     after = feeds.since_time(since, time.time()) if since else None
-    # Kinds are chosen here, too: an older controller sends events of every kind.
     only = {**({"service": service} if service else {}), **({"kind": ",".join(kinds)} if kinds else {})}
     # What is left out here is left out of everything that is kept, not of the newest few.
     limit = EVENTS_KEPT if kinds or since else n
     page = api.get("/api/v1/events", {"limit": str(limit), **only})
-    found = feeds.chosen(page["events"], kinds, after)
+    found = feeds.chosen(page["events"], after)
     _explain_nothing(api, found, service, kinds, "since then" if since else "is kept")
     shown = found if since else found[-n:]
     while True:
@@ -77,7 +76,7 @@ def events(
             return
         query = {"since": str(page["next"]), "wait": str(WAIT_S), **only}
         page = patiently(partial(api.get, "/api/v1/events", query))
-        shown = feeds.chosen(page["events"], kinds, None)
+        shown = page["events"]
 
 
 def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since = "", output: Output = "text") -> None:
@@ -94,8 +93,8 @@ def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since 
         _print_lines(name, lines[-n:], as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
-        if "at" in document:  # what was sent before need not be sent again, but for what was just being written
-            query["after"] = str(max(int(document["at"] - OVERLAP_S), 0))
+        # What was sent before need not be sent again, but for what was just being written.
+        query["after"] = str(max(int(document["at"] - OVERLAP_S), 0))
         document = patiently(partial(api.get, path, query))
         for replica in document["replicas"]:
             known = shown.get(replica["name"], [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -87,7 +86,7 @@ def plan(output: Output = "text") -> None:
         out.print_json(document)
     else:
         out.say(document["text"])
-    if document.get("spec_problems"):  # an older controller does not say
+    if document["spec_problems"]:
         raise typer.Exit(BAD_INPUT)
 
 
@@ -98,7 +97,7 @@ def revisions(service: Service, output: Output = "text") -> None:
     if as_json:
         out.print_json(document)
         return
-    _show(lambda width: tables.revisions(document, document.get("at", time.time()), width))
+    _show(lambda width: tables.revisions(document, document["at"], width))
 
 
 def _show(page: Callable[[int], Iterable[RenderableType]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 AT = 1_800_000_000.0
@@ -45,8 +46,32 @@ def row(name: str = "web", **changes: Any) -> dict[str, Any]:
         "spec_replicas": 2,
         "failure": None,
         "refusals": [],
+        "user_config": None,
+        "engine_reachable": True,
+        "version": "1a2b3c4d",
+        "offered": "1a2b3c4d",
+        "stable": "1a2b3c4d",
+        "changes": [],
+        "untried": False,
+        "rollout": None,
+        "rejected": None,
     }
-    return {**plain, **changes}
+    document = {**plain, **changes}
+    return {"state": _state(document), **document}
+
+
+def _state(document: Mapping[str, Any]) -> str:
+    if document["converged"]:
+        return "HEALTHY"
+    if document["blocked"] or document["failure"]:
+        return "UNHEALTHY"
+    return "UPSCALING" if document["ready"] < document["wanted"] else "UPDATING"
+
+
+def gpu(uuid: str, **changes: Any) -> dict[str, Any]:
+    """A GPU whose memory is not known."""
+    unknown = {"memory_bytes": None, "used_bytes": None, "free_bytes": None}
+    return {"uuid": uuid, "name": "", "holder": "", "slots": [], "fault": "", **unknown, **changes}
 
 
 def rolling(name: str = "ranker", **changes: Any) -> dict[str, Any]:
@@ -79,6 +104,8 @@ def document(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "spec_problems": [],
         "notices": [],
         "settled": True,
+        "files_current": True,
+        "gpu_memory_problem": "",
         "engine_reachable": True,
     }
     return {**plain, **changes}

@@ -44,8 +44,7 @@ def test_lines_that_were_not_sent_are_told() -> None:
     assert not leaves_a_gap([], log, log, after=0.0)
 
 
-def test_an_older_controller_sends_lines_without_times() -> None:
-    assert timed({"lines": ["a", "b"]}) == [("", "a"), ("", "b")]
+def test_each_line_of_a_log_has_its_time() -> None:
     assert timed({"lines": ["a"], "times": ["t"]}) == [("t", "a")]
 
 
@@ -80,13 +79,11 @@ def test_what_is_no_time_is_told(text: str) -> None:
         since_time(text, AT)
 
 
-def test_events_are_chosen_by_kind_and_by_when_they_last_happened() -> None:
+def test_events_are_chosen_by_when_they_last_happened() -> None:
     old = event("a", "scale", last_at=AT - 900)
     repeated = event("b", "spec_error", at=AT - 900, last_at=AT - 5)
-    assert chosen([old, repeated], [], None) == [old, repeated]
-    assert chosen([old, repeated], [], AT - 60) == [repeated]
-    assert chosen([old, repeated], ["scale"], None) == [old]
-    assert chosen([old, repeated], ["scale"], AT - 60) == []
+    assert chosen([old, repeated], None) == [old, repeated]
+    assert chosen([old, repeated], AT - 60) == [repeated]
 
 
 def test_the_last_failure_is_that_of_a_replica() -> None:

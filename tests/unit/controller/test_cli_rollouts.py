@@ -17,7 +17,7 @@ from tests.unit.controller.cli_documents import AT, document, rolling, settled
 from tests.unit.controller.test_cli import Command
 
 OLD = settled(version="1a2b3c4d")
-REJECTED = {"version": "9f8e7d6c", "reason": "its replicas failed 3 times", "at": AT}
+REJECTED = {"version": "9f8e7d6c", "reason": "its replicas failed 3 times", "at": AT, "is_asked": False, "id": "1"}
 
 
 @dataclass
@@ -67,7 +67,7 @@ class RolloutApi:
                 "stable": True,
             },
         ]
-        return web.json_response({"service": "ranker", "revisions": listed})
+        return web.json_response({"service": "ranker", "at": AT, "revisions": listed})
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[Command]:

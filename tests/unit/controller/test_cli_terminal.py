@@ -13,10 +13,15 @@ import struct
 import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, cast
 
 import pytest
 from rich.console import Console
 
+from controller.cli import patience
+from controller.cli.errors import TimedOut
+from controller.cli.obstacles import Obstacle
 from controller.cli.progress import Progress
 from controller.cli.wait import Part, Verdict
 from tests.unit.controller.control import Control
@@ -115,3 +120,32 @@ def test_elsewhere_a_line_for_each_change() -> None:
         ):
             progress.show(Verdict(message))
     assert log.getvalue() == "web: 1 of 3 ready; next try in 3 s\nweb: 3 of 3 ready\n"
+
+
+def verdict(retry_in_s: int) -> Verdict:
+    reason = Obstacle(
+        f"could not start p-web-1, next try in {retry_in_s} s: no space left", ("refusal", "start p-web-1")
+    )
+    return Verdict("web: 0 of 1 ready", parts=(Part("web", 0, 1, reasons=(reason,)), Part("api", 1, 1)))
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_each_reason_is_told_once_and_only_when_it_takes_long(monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
+    now = 0.0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_time))
+    shown: list[tuple[float, str]] = []
+    log = SimpleNamespace(write=lambda text: shown.append((now, text)), flush=lambda: None)
+    monkeypatch.setattr(patience, "Console", lambda **_: Console(file=cast("IO[str]", log), width=80))
+    with pytest.raises(TimedOut):
+        patience.wait(lambda: verdict(int(60 - now)), 20.0, "It goes on.", quiet=quiet)
+    said = [(at, text.strip()) for at, text in shown if text.strip()]
+    if not quiet:
+        assert said.pop(0) == (0.0, "web: 0 of 1 ready")
+    ((at, words),) = said
+    assert words == "web: could not start p-web-1, next try in 54 s: no space left"
+    assert patience.REASONS_AFTER_S <= at < patience.REASONS_AFTER_S + 2 * patience.POLL_S

@@ -16,8 +16,7 @@ from pierhead.replica.user_config import UserConfig, call_hook
 from pierhead.replica.user_config import digest as digest_of_the_runtime
 from pierhead.settings import MAX_USER_CONFIG_BYTES
 
-from controller.cli import why
-from controller.cli.prometheus import Traffic
+from controller.cli.obstacles import obstacles
 from controller.engines.labels import create_body
 from controller.errors import ReplicaError
 from controller.model.actions import GiveUserConfig
@@ -295,6 +294,7 @@ async def test_a_change_reaches_those_that_run_and_restarts_none(control: Contro
         assert sorted(text for _, text in control.given) == [B, B], "once each"
         assert row(control)["user_config"] == {
             "value": {"threshold": 2}, "wanted": DB, "applied": 2, "replicas": 2, "refused": (), "changes": (),
+            "refusing": (),
         }  # fmt: skip
         assert row(control)["state"] == "HEALTHY"
 
@@ -321,8 +321,8 @@ async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Con
         plan_text = plan_words(control.view, ())
         assert f"user_config of web: user_config {DB} is in force in 0 of 2 replicas; no restart" in plan_text
         assert "  threshold: 1 -> 2" in plan_text.splitlines()
-        case = why.Case(found, {"in_progress": [], "steps": []}, [], Traffic())
-        assert [line for line in why.obstacles(case) if sentence in line] == list(found["user_config"]["refused"])
+        told = [obstacle.words for obstacle in obstacles(found)]
+        assert [words for words in told if sentence in words] == list(found["user_config"]["refused"])
 
         control.refused = set()
         await until(lambda: row(control)["state"] == "HEALTHY")

@@ -1,0 +1,62 @@
+"""What keeps a service from what it should be, read from its row of the API. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .rows import age
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """One reason, in a sentence."""
+
+    words: str
+    key: tuple[str, ...]
+    """What stays the same while only times and numbers in the sentence change."""
+
+
+def obstacles(row: Document) -> Iterator[Obstacle]:
+    """Yield what is in the way of a service, the most important first."""
+    pending: dict[str, int] = {}
+    for replica in row["replicas"]:
+        if replica["state"] == "PENDING" and not replica["name"]:
+            pending[replica["message"]] = pending.get(replica["message"], 0) + 1
+    yield from (Obstacle(f"{count} pending: {reason}", ("pending", reason)) for reason, count in pending.items())
+    yield from (_refusal(refusal) for refusal in row["refusals"])
+    if row["failure"] and not row["converged"]:
+        yield _failure(row["failure"], row["at"])
+    if row["user_config"]:
+        yield from (Obstacle(sentence, ("user_config", sentence)) for sentence in row["user_config"]["refused"])
+    yield from _unready(row)
+    if not row["converged"] and not pending and row["blocked"]:
+        yield Obstacle(row["blocked"], ("blocked", row["blocked"]))
+
+
+def _refusal(refusal: Document) -> Obstacle:
+    wait = f"next try in {refusal['retry_in_s']:.0f} s" if refusal["retry_in_s"] >= 1 else "trying again"
+    times = f" {refusal['failures']} times" if refusal["failures"] > 1 else ""
+    words = f"could not {refusal['does']}{times}, {wait}: {refusal['error']}"
+    return Obstacle(words, ("refusal", refusal["does"], refusal["error"]))
+
+
+def _failure(failure: Document, now: float) -> Obstacle:
+    again = f"{failure['count']} times in a row" if failure["count"] > 1 else "once"
+    words = f"a replica failed {again}, last {age(failure['last_at'], now)} ago: {failure['detail']}"
+    return Obstacle(words, ("failure", failure["detail"]))
+
+
+def _unready(row: Document) -> Iterator[Obstacle]:
+    """Yield the replicas that do not serve, those with the same reason together."""
+    refusing = row["user_config"]["refusing"] if row["user_config"] else ()
+    names: dict[str, list[str]] = {}
+    for replica in row["replicas"]:
+        if replica["name"] and replica["name"] not in refusing and replica["state"] in ("STARTING", "FAILED"):
+            names.setdefault(replica["message"], []).append(replica["name"])
+    for message, (first, *others) in names.items():
+        more = f" and {len(others)} more" if others else ""
+        yield Obstacle(f"{first}{more}: {message}", ("replica", message))
