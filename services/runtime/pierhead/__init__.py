@@ -24,7 +24,6 @@ from pierhead.errors import (
 )
 from pierhead.handle import handle, has_replica
 from pierhead.http.asgi_edge import asgi
-from pierhead.http.visit import on_request_end
 from pierhead.local import local, override_handle
 from pierhead.multiplex.multiplexed import multiplexed
 from pierhead.policies.registry import register_policy
@@ -37,6 +36,7 @@ from pierhead.settings import Settings
 if TYPE_CHECKING:
     from pierhead.http import errors as http_errors
     from pierhead.http.events import sse, sse_event
+    from pierhead.http.gate import on_request_end
 
 __all__ = [
     "ENDED",
@@ -86,6 +86,10 @@ def __getattr__(name: str) -> Any:
         from pierhead.http import events
 
         return getattr(events, name)
+    if name == "on_request_end":
+        from pierhead.http.gate import on_request_end
+
+        return on_request_end
     if name == "http_errors":
         from pierhead.http import errors as http_errors
 

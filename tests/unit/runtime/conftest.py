@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 from pierhead import close_handles
 
@@ -17,6 +19,17 @@ async def cluster() -> AsyncIterator[Cluster]:
     yield made
     await close_handles()
     await made.close()
+
+
+@pytest.fixture(params=["known", "unknown"])
+def aiohttp_version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The installed aiohttp, and one that the runtime does not know: then nothing can import its private parts."""
+    version = str(request.param)
+    if version == "unknown":
+        monkeypatch.setattr(aiohttp, "__version__", "99.0.0")
+        monkeypatch.delattr("pierhead.http.inside", raising=False)
+        monkeypatch.setitem(sys.modules, "pierhead.http.inside", None)
+    return version
 
 
 @pytest.fixture

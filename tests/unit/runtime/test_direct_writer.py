@@ -11,7 +11,7 @@ from aiohttp.http_writer import StreamWriter
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
-from pierhead.http.direct_writer import direct_writer
+from pierhead.http.inside import direct_writer
 
 HEAD = b"first piece"
 

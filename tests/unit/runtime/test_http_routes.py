@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, ClientTimeout, web
+from pierhead.http.inside import InnerGate
 from pierhead.http.server import AiohttpListener
 from pierhead.replica.server import ReplicaServer
 from yarl import URL
@@ -49,8 +50,10 @@ async def client() -> AsyncIterator[ClientSession]:
 def known(server: ReplicaServer) -> dict[Any, Any]:
     (listener,) = server._listeners.values()
     assert isinstance(listener, AiohttpListener)
-    assert listener._runner is not None
-    return listener._runner.gate._routes._known
+    gate = listener._gate
+    assert isinstance(gate, InnerGate)
+    assert gate.routes is not None
+    return gate.routes.known
 
 
 async def ask(client: ClientSession, server: ReplicaServer, target: str, method: str = "GET", **options: Any) -> Any:

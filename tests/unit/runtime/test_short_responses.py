@@ -14,8 +14,7 @@ from aiohttp.http_writer import StreamWriter
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pierhead.http.known import is_known
-from pierhead.http.short_response import SHORT_BYTES, ShortResponses
+from pierhead.http.inside import SHORT_BYTES, ShortResponses
 from pierhead.request import REQUEST_ID_KEY
 
 ID = "5f0c9a1be2d34c77"
@@ -182,10 +181,3 @@ def test_the_date_goes_with_the_clock() -> None:
         assert short.write(asked.request, web.Response(body=b"x"), ID)
         told += re.findall(rb"Date: ([^\r]+)", asked.wire.written)
     assert told == [b"Sun, 06 Nov 1994 08:49:37 GMT"] * 2 + [b"Sun, 06 Nov 1994 08:49:38 GMT"]
-
-
-def test_only_versions_whose_inside_is_known_are_taken_for_known() -> None:
-    assert is_known()  # the one in the lock file
-    assert is_known("3.14.99")
-    assert not is_known("3.15.0")
-    assert not is_known("3.140.0")

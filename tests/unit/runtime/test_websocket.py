@@ -18,6 +18,8 @@ child = handle(EchoStub, "echo-child")
 NEVER_S = 0.25
 """A request's time in these tests. A socket that lives longer has outlived it."""
 
+pytestmark = pytest.mark.usefixtures("aiohttp_version")
+
 
 class Room:
     """A WebSocket handler, and what happened in it."""

@@ -12,18 +12,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterable, Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
 from pierhead.errors import PierheadError
+from pierhead.http.gate import VISIT
+from pierhead.http.known import direct_writer, event_response
 from pierhead.http.poll import NotYet, Polled
-from pierhead.http.visit import Visit
 
 if TYPE_CHECKING:
-    from aiohttp import web
-    from aiohttp.abc import AbstractStreamWriter
-
-    from pierhead.http.direct_writer import DirectWriter
+    from pierhead.http.inside import DirectWriter
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ async def sse(
     try:
         await stream.run(end)
     except (Exception, asyncio.CancelledError) as error:
-        visit: Visit | None = getattr(request, "visit", None)  # None: served by something else than a replica
+        visit = request.get(VISIT)  # None: served by something else than a replica
         left = request.transport is None or request.transport.is_closing()
         known = visit.known(error, _name(request)) if stream.begun and visit is not None and not left else None
         if visit is None or known is None:
@@ -101,16 +101,6 @@ async def sse(
     finally:
         await stream.close()
     return stream.response
-
-
-@cache
-def _response_class() -> type[web.StreamResponse]:
-    from aiohttp import web  # here: `import pierhead` must not load it for a replica that serves no HTTP
-
-    class EventResponse(web.StreamResponse):
-        _send_headers_immediately = False  # as in web.Response: they go with the first event
-
-    return EventResponse
 
 
 class _Stream(Generic[T]):
@@ -124,7 +114,7 @@ class _Stream(Generic[T]):
         status: int,
         headers: Mapping[str, str],
     ) -> None:
-        self.response = _response_class()(status=status, headers=headers)
+        self.response = event_response()(status=status, headers=headers)
         self._request = request
         self._source = source
         self._iterator = aiter(source)
@@ -153,8 +143,6 @@ class _Stream(Generic[T]):
         """Where the source tells what is there: asking costs less than looking. Calls through a handle hand over what
         comes next as well, as long as the client takes it; what they do not comes out of the iterator.
         """
-        from pierhead.http.direct_writer import direct_writer  # here, as in _response_class
-
         events, encode, read_ready = self._events, self._encode, source.read_ready
         deliver = getattr(source, "deliver", None)
         direct: DirectWriter | None = None

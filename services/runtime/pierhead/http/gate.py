@@ -1,56 +1,46 @@
-"""The edge around an aiohttp application: every request passes it, routing included."""
+"""The edge around an aiohttp application, as a middleware: what every request passes. Uses aiohttp's interface only.
+
+Where the installed aiohttp is a known one, `inside.py` puts the same gate around the whole application.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from typing import NoReturn, cast
+from typing import Final, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 
 from pierhead.deadlines import Deadlines
-from pierhead.edge.edge import Edge
+from pierhead.edge.edge import UNMATCHED, Edge
 from pierhead.errors import Backpressure, BadRequest, Draining
 from pierhead.http.answers import Answer, ErrorBody, error_answer, plain_answer
-from pierhead.http.constants import CLIENT_LEFT, INTERNAL_ERROR, MALFORMED, SERVICE_RESTART
+from pierhead.http.constants import CLIENT_LEFT, INTERNAL_ERROR, SERVICE_RESTART
 from pierhead.http.errors import ERROR_BODY, ERROR_HEADERS
-from pierhead.http.intake import Intake
-from pierhead.http.known import is_known
-from pierhead.http.routes import KnownRoute, Routes
-from pierhead.http.short_response import ShortResponses
 from pierhead.http.visit import Visit
-from pierhead.request import REQUEST_ID_KEY, new_request_id
+from pierhead.request import REQUEST_ID_KEY
 
 logger = logging.getLogger("pierhead")
 
-MAX_TOLD = 200
-"""Characters of a malformed request that its answer repeats."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+VISIT: Final[web.RequestKey[Visit]] = web.RequestKey("pierhead_visit", Visit)
+"""The visit of a request that a replica serves."""
 
 
-class Request(web.Request):
-    """A request that knows its visit."""
-
-    ATTRS = web.Request.ATTRS | {"gate", "visit"}
-    gate: Gate
-    visit: Visit | None = None
-
-    async def _prepare_hook(self, response: web.StreamResponse) -> None:
-        """Called by aiohttp before a response's headers are sent, those of streams included: each names its request.
-
-        The application's signal `on_response_prepare` would be the public way, for two more frames per request.
-        """
-        visit = self.visit
-        if visit is not None:
-            response.headers[REQUEST_ID_KEY] = visit.request_id
-            if response.__class__ is not web.Response:
-                self.gate.prepare(self, response, visit)
-        await super()._prepare_hook(response)
+def on_request_end(request: web.Request, ended: Callable[[str], None]) -> None:
+    """Have `ended(status)` called when an aiohttp request has ended, with the HTTP status that metrics count it with:
+    also where the response's head said something else ("504" for a stream that met its deadline), and "499" where the
+    client left. A request that no replica serves (tests with aiohttp's own server) ends without a call.
+    """
+    visit = request.get(VISIT)
+    if visit is not None:
+        visit.ended = ended
 
 
 class Gate:
@@ -60,31 +50,29 @@ class Gate:
         self._app = app
         self._edge = edge
         self._error_body = app.get(ERROR_BODY)
-        self.intake = Intake()
-        self.short: ShortResponses | None = None
-        """None where the application wants to see each response before its head is written."""
         self._deadlines = Deadlines.current()
-        self._inside: Handler = _nowhere
-        self._routes = Routes(app, remember=False)
+        self._labels: dict[tuple[web.AbstractRoute, str], str] = {}
         self._sockets: WeakSet[web.WebSocketResponse] = WeakSet()
         self._closing: set[asyncio.Task[bool]] = set()
         self._streams: WeakKeyDictionary[web.StreamResponse, AbstractStreamWriter] = WeakKeyDictionary()
 
-    def enter_by(self, inside: Handler) -> None:
-        """Set the handler of the application, which has been started."""
-        self._inside = inside
-        known = is_known()
-        self._routes = Routes(self._app, remember=known)
-        if known and not _sees_responses(self._app):
-            self.short = ShortResponses()
+    def join(self) -> None:
+        """Stand before the application's own middlewares. Called before it is started."""
 
-    async def handle(self, base: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request."""
-        request = cast("Request", base)  # our server's factory has made it
+        @web.middleware
+        async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self.handle(request, handler)
+
+        async def prepare(request: web.Request, response: web.StreamResponse) -> None:
+            self.prepare(request, response)
+
+        self._app.middlewares.insert(0, enter)
+        self._app.on_response_prepare.append(prepare)
+
+    async def handle(self, request: web.Request, inside: Handler) -> web.StreamResponse:
+        """Answer one request; `inside` is what the gate stands before."""
         read = request.headers.get
-        request.gate = self
-        request.visit = visit = Visit(read, self._edge)
-        known: KnownRoute | None = None
+        request[VISIT] = visit = Visit(read, self._edge)
         code = CLIENT_LEFT  # what is counted when cancellation passes through
         draining = self._edge.admission.draining
         try:
@@ -92,28 +80,55 @@ class Gate:
                 if draining:
                     _refuse_upgrade(request)
                 visit.begin(read, self._deadlines)
-                known = self._routes.find(request)
-                if known is not None:
-                    response = await known.handler(request)
-                else:
-                    response = await self._inside(request)
-                    self._routes.remember(request)
+                response = await inside(request)
                 # Asked by class first: an isinstance() of an abstract class costs as much as the rest of this function.
                 if response.__class__ is not web.Response and not isinstance(response, web.StreamResponse):
-                    _reject(response, self._routes.label(request))
+                    _reject(response, self.label(request))
             except BaseException as error:
                 response = await self._failed(request, error, visit)
             code = str(response.status)
         finally:
-            visit.end(known.label if known is not None else self._routes.label(request), code)
+            visit.end(self.label(request), code)
         if response.__class__ is not web.Response and isinstance(response, web.HTTPException):
             raise response  # so aiohttp wants it
         if draining or self._edge.admission.draining:
             response.force_close()
         return response
 
-    def prepare(self, request: web.Request, response: web.StreamResponse, visit: Visit) -> None:
-        """A response that is no plain one is about to begin."""
+    def label(self, request: web.Request) -> str:
+        """The route as it was declared (`GET /items/{id}`): raw paths as labels would grow without bound."""
+        route = self.route(request)
+        if route is None:
+            return UNMATCHED
+        key = (route, request.method)
+        label = self._labels.get(key)
+        if label is None:
+            resource = route.resource
+            if resource is None:
+                return UNMATCHED  # its routes are made anew for each request
+            if request.method not in hdrs.METH_ALL:
+                return f"OTHER {resource.canonical}"
+            label = self._labels[key] = f"{request.method} {resource.canonical}"
+        return label
+
+    def route(self, request: web.Request) -> web.AbstractRoute | None:
+        """The route of a request; None where the router itself has failed."""
+        return request.match_info.route
+
+    async def resolve(self, request: web.Request) -> None:
+        """Find the route of a request that was refused, which is counted under its route all the same."""
+
+    def refused(self) -> None:
+        """A request was refused for want of room."""
+
+    def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        """The head of a response is about to be sent, that of a stream included: it names its request."""
+        visit = request.get(VISIT)
+        if visit is None:
+            return
+        response.headers[REQUEST_ID_KEY] = visit.request_id
+        if response.__class__ is web.Response:
+            return
         if isinstance(response, web.WebSocketResponse):
             if self._edge.admission.draining:  # it began meanwhile: nobody would close this one
                 raise _drains()
@@ -127,24 +142,16 @@ class Gate:
             response.force_close()
             response.headers[hdrs.CONNECTION] = "close"
 
-    def malformed(self, why: str) -> web.Response:
-        """The answer to bytes that are no request; the connection is then closed."""
-        request_id = new_request_id()
-        self._edge.finished(MALFORMED, "400", 0.0, request_id)
-        told = " ".join(why.split())[:MAX_TOLD]
-        message = f"this is not an HTTP request: {told}"
-        response = _response(plain_answer(400, "bad_request", message, request_id, error_body=self._error_body))
-        response.headers[REQUEST_ID_KEY] = request_id
-        response.force_close()
-        return response
-
     def moved(self) -> int:
         """Bytes of the streams under way, counted when somebody asks: writing costs nothing for it.
 
-        Of WebSockets the library's own count of what it has not flushed: it stands still only when they do.
+        Nothing says how much a WebSocket has sent: while there are any, work counts as moving.
         """
-        sockets = sum(getattr(getattr(each, "_writer", None), "_output_size", 0) for each in self._sockets)
-        return sockets + sum(writer.output_size for writer in self._streams.values())
+        return self.sockets_moved(self._sockets) + sum(writer.output_size for writer in self._streams.values())
+
+    def sockets_moved(self, sockets: Collection[web.WebSocketResponse]) -> int:
+        """What `moved` counts of WebSockets."""
+        return time.monotonic_ns() if sockets else 0
 
     def drain(self) -> None:
         """Close every WebSocket: unlike a request it would not end by itself. Clients connect again, elsewhere."""
@@ -160,14 +167,14 @@ class Gate:
 
     async def _failed(self, request: web.Request, error: BaseException, visit: Visit) -> web.StreamResponse:
         """The response for an exception on the way to a response."""
-        if not visit.entered:  # refused before it was routed; it is counted under its route all the same
-            request._match_info = await self._app.router.resolve(request)
+        if not visit.entered:
+            await self.resolve(request)
         if isinstance(error, web.HTTPException):
             # A redirect is an answer, not an error.
             if error.status < 400:
                 return error
             return _from_http_exception(request, error, visit.request_id, self._error_body)
-        label = self._routes.label(request)
+        label = self.label(request)
         if isinstance(error, web.RequestPayloadError):
             why = str(error).removeprefix("400, message:").strip()
             error = BadRequest(f"the request body cannot be read: {why}")
@@ -185,19 +192,10 @@ class Gate:
                 request.transport.abort()
             raise ConnectionResetError(known.message) from error
         if isinstance(known, Backpressure):
-            self.intake.refused()
-        response = _response(error_answer(known, visit.request_id, self._edge.settings, self._error_body))
+            self.refused()
+        response = response_of(error_answer(known, visit.request_id, self._edge.settings, self._error_body))
         response.headers.update(request.get(ERROR_HEADERS, {}))
         return response
-
-
-def _sees_responses(app: web.Application) -> bool:
-    """Whether the application, or one inside it, has asked to be told of each response before it is sent."""
-    return bool(app.on_response_prepare) or any(_sees_responses(inner) for inner in app._subapps)
-
-
-async def _nowhere(_: web.BaseRequest) -> web.StreamResponse:
-    raise RuntimeError("a request came before the application was started")
 
 
 def _refuse_upgrade(request: web.Request) -> None:
@@ -250,14 +248,14 @@ def _from_http_exception(
     else:
         code = error.reason.lower().replace(" ", "_").replace("-", "_")
         message = error.text or error.reason
-    response = _response(plain_answer(status, code, message, request_id, error_body=error_body))
+    response = response_of(plain_answer(status, code, message, request_id, error_body=error_body))
     for name, value in error.headers.items():
         if name not in (hdrs.CONTENT_TYPE, hdrs.CONTENT_LENGTH):
             response.headers.add(name, value)
     return response
 
 
-def _response(answer: Answer) -> web.Response:
+def response_of(answer: Answer) -> web.Response:
     """Without the request's id in its head: there `Request` and `ShortResponses` put it, for every response alike."""
     headers = {name: value for name, value in answer.headers.items() if name != REQUEST_ID_KEY}
     return web.Response(status=answer.status, headers=headers, body=answer.body)

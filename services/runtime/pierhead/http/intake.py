@@ -26,8 +26,8 @@ CALM_S = 1.0
 UNLIMITED = sys.maxsize
 
 
-class Connection(Protocol):
-    """What is taken up, or waits."""
+class Source(Protocol):
+    """A connection whose data is taken up, or waits."""
 
     held: bytes
     """What has been read and waits; empty = nothing does."""
@@ -57,7 +57,7 @@ class Intake:
         """How much may still be taken up in this turn: whoever does counts it down, and calls `hold` at 0."""
         self._clock = clock
         self._call_soon = call_soon or asyncio.get_running_loop().call_soon
-        self._held: deque[Connection] = deque()
+        self._held: deque[Source] = deque()
         self._calm_at = 0.0
         self._turning = False
 
@@ -66,7 +66,7 @@ class Intake:
         self._calm_at = self._clock() + CALM_S
         self.left = min(self.left, PER_TURN)
 
-    def hold(self, connection: Connection, data: bytes) -> None:
+    def hold(self, connection: Source, data: bytes) -> None:
         """Keep what was read until there is a turn for it."""
         if connection.held:
             connection.held += data

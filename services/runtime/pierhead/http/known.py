@@ -1,38 +1,57 @@
-"""Whether the installed aiohttp is one whose inner ways are known here."""
+"""Chooses how the installed aiohttp is used: with the shortcuts of `inside.py`, or by its public interface alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
-from aiohttp.web_urldispatcher import UrlDispatcher
+from aiohttp.abc import AbstractStreamWriter
+
+from pierhead.edge.edge import Edge
+from pierhead.http.constants import RUNNER_OPTIONS
+from pierhead.http.gate import Gate
+
+if TYPE_CHECKING:
+    from pierhead.http.inside import DirectWriter
 
 KNOWN = ("3.14.",)
+"""Versions of aiohttp whose private parts `inside.py` knows."""
 
 
-def is_known(version: str = aiohttp.__version__) -> bool:
-    """Whether what goes on inside this aiohttp is known here: its version is, and nobody has put functions of their own
-    in place of what is gone around (tracers do).
+def is_known() -> bool:
+    """Whether `inside.py` may be imported."""
+    return aiohttp.__version__.startswith(KNOWN)
+
+
+def runner_for(app: web.Application, edge: Edge) -> tuple[Gate, web.AppRunner]:
+    """What serves an application that has not been started, and the gate that its requests pass."""
+    if is_known():
+        from pierhead.http import inside
+
+        if inside.is_untouched():
+            runner = inside.Runner(app, edge)
+            return runner.gate, runner
+    gate = Gate(app, edge)
+    gate.join()
+    return gate, web.AppRunner(app, **RUNNER_OPTIONS)
+
+
+def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
+    """Writes pieces of a response at once, which has been prepared and whose first piece was written; None where they
+    have to go through `writer`.
     """
-    around: tuple[Any, ...] = (
-        web.Application._handle,
-        UrlDispatcher.resolve,
-        web.RequestHandler.finish_response,
-        web.StreamResponse.prepare,
-        web.StreamResponse.write_eof,
-        web.Response._start,
-        web.Response.write_eof,
-    )
-    return version.startswith(KNOWN) and are_aiohttps_own(around)
+    if not is_known():
+        return None
+    from pierhead.http import inside
+
+    return inside.direct_writer(writer)
 
 
-def are_aiohttps_own(functions: Iterable[Any]) -> bool:
-    """Whether nobody has put something in their place."""
-    return all(type(each) is FunctionType and Path(each.__code__.co_filename).parent == _PLACE for each in functions)
+def event_response() -> type[web.StreamResponse]:
+    """The class for a response of events: its head goes with the first event, where aiohttp is known."""
+    if not is_known():
+        return web.StreamResponse
+    from pierhead.http import inside
 
-
-_PLACE = Path(aiohttp.__file__).parent
+    return inside.EventResponse

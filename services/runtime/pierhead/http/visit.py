@@ -150,16 +150,6 @@ class Visit:
             self.ended(code)
 
 
-def on_request_end(request: object, ended: Callable[[str], None]) -> None:
-    """Have `ended(status)` called when an aiohttp request has ended, with the HTTP status that metrics count it with:
-    also where the response's head said something else ("504" for a stream that met its deadline), and "499" where the
-    client left. A request that no replica serves (tests with aiohttp's own server) ends without a call.
-    """
-    visit: Visit | None = getattr(request, "visit", None)
-    if visit is not None:
-        visit.ended = ended
-
-
 def seconds_asked(header: str) -> float:
     """What x-request-timeout-seconds says. Raises BadRequest unless it is a number above 0."""
     try:

@@ -1,0 +1,436 @@
+"""Shortcuts through aiohttp's private parts. Imported only where the installed version is known (`known.py`).
+
+Nothing else in the runtime touches a private part of aiohttp. With any other version `server.py` uses aiohttp's public
+interface alone, which does the same, more slowly.
+
+    Runner, _Server          the gate stands around the whole application, its routing included
+    ClientConnection         takes up what can be refused in time (`intake.py`), writes short answers fast
+    Routes                   remembers where paths without variables lead
+    ShortResponses           writes short and whole responses at once
+    DirectWriter             writes pieces of a response that streams without waiting
+    EventResponse            its head goes with its first event
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from email.utils import formatdate
+from functools import cache, partial
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+
+import aiohttp
+from aiohttp import hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
+from aiohttp.http_writer import StreamWriter, _serialize_headers
+from aiohttp.web_urldispatcher import DynamicResource, PlainResource, StaticResource, UrlDispatcher, UrlMappingMatchInfo
+
+from pierhead.edge.edge import Edge
+from pierhead.http.answers import plain_answer
+from pierhead.http.constants import MALFORMED, RUNNER_OPTIONS
+from pierhead.http.gate import VISIT, Gate, response_of
+from pierhead.http.intake import Intake
+from pierhead.request import REQUEST_ID_KEY, new_request_id
+
+MAX_TOLD = 200
+"""Characters of a malformed request that its answer repeats."""
+
+# ---- whether it may be used
+
+
+def is_untouched() -> bool:
+    """Whether nothing has put functions of its own in place of those that are gone around here (tracers do)."""
+    return _are_aiohttps_own(
+        (
+            web.Application._handle,
+            UrlDispatcher.resolve,
+            web.RequestHandler.finish_response,
+            web.StreamResponse.prepare,
+            web.StreamResponse.write_eof,
+            web.Response._start,
+            web.Response.write_eof,
+        )
+    )
+
+
+def _are_aiohttps_own(functions: Iterable[Any]) -> bool:
+    return all(type(each) is FunctionType and Path(each.__code__.co_filename).parent == _PLACE for each in functions)
+
+
+_PLACE = Path(aiohttp.__file__).parent
+
+# ---- the gate around an application
+
+
+class Request(web.Request):
+    """A request that knows the gate that it passes."""
+
+    ATTRS = web.Request.ATTRS | {"gate"}
+    gate: InnerGate | None = None
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        """Called by aiohttp before a response's headers are sent."""
+        if self.gate is not None:  # None: bytes that were no request are answered
+            self.gate.prepare(self, response)
+        await super()._prepare_hook(response)
+
+
+class InnerGate(Gate):
+    """A gate around an application and its routing, which a refused request never reaches."""
+
+    def __init__(self, app: web.Application, edge: Edge) -> None:
+        super().__init__(app, edge)
+        self.intake = Intake()
+        self.short: ShortResponses | None = None
+        """None where the application wants to see each response before its head is written."""
+        self.routes: Routes | None = None
+
+    def enter_by(self, application: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
+        """Set the handler of the application, which has been started."""
+        self._application = application
+        self.routes = Routes(self._app)
+        if not _sees_responses(self._app):
+            self.short = ShortResponses()
+
+    async def serve(self, base: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        request = cast("Request", base)  # our server's factory has made it
+        request.gate = self
+        return await self.handle(request, self._inside)
+
+    async def _inside(self, request: web.Request) -> web.StreamResponse:
+        routes = self.routes
+        assert routes is not None, "a request came before the application was started"  # noqa: S101
+        handler = routes.find(request)
+        if handler is not None:
+            return await handler(request)
+        response = await self._application(request)
+        routes.remember(request)
+        return response
+
+    def route(self, request: web.Request) -> web.AbstractRoute | None:
+        """See Gate. `request.match_info` raises where there is none."""
+        match = request._match_info
+        return None if match is None else match.route
+
+    async def resolve(self, request: web.Request) -> None:
+        """See Gate."""
+        request._match_info = await self._app.router.resolve(request)
+
+    def refused(self) -> None:
+        """See Gate."""
+        self.intake.refused()
+
+    def malformed(self, why: str) -> web.Response:
+        """The answer to bytes that are no request; the connection is then closed."""
+        request_id = new_request_id()
+        self._edge.finished(MALFORMED, "400", 0.0, request_id)
+        told = " ".join(why.split())[:MAX_TOLD]
+        message = f"this is not an HTTP request: {told}"
+        response = response_of(plain_answer(400, "bad_request", message, request_id, error_body=self._error_body))
+        response.headers[REQUEST_ID_KEY] = request_id
+        response.force_close()
+        return response
+
+    def sockets_moved(self, sockets: Collection[web.WebSocketResponse]) -> int:
+        """See Gate. aiohttp's count of what a WebSocket has not flushed stands still only when the WebSocket does."""
+        return sum(getattr(getattr(each, "_writer", None), "_output_size", 0) for each in sockets)
+
+
+def _sees_responses(app: web.Application) -> bool:
+    """Whether the application, or one inside it, has asked to be told of each response before it is sent."""
+    return bool(app.on_response_prepare) or any(_sees_responses(inner) for inner in app._subapps)
+
+
+class Runner(web.AppRunner):
+    """Runs an application whose requests pass a gate and whose connections are ours."""
+
+    __slots__ = ("gate",)
+
+    def __init__(self, app: web.Application, edge: Edge) -> None:
+        self.gate = InnerGate(app, edge)
+        super().__init__(app, **RUNNER_OPTIONS)
+
+    async def _make_server(self) -> web.Server:
+        inner = await super()._make_server()
+        self.gate.enter_by(inner.request_handler)
+        return _Server(self.gate, inner)
+
+
+class _Server(web.Server):
+    """aiohttp's own, with a gate before its handler and with connections of ours."""
+
+    def __init__(self, gate: InnerGate, inner: web.Server) -> None:
+        super().__init__(
+            gate.serve,
+            request_factory=partial(cast("Any", inner.request_factory), _cls=Request),
+            handler_cancellation=inner.handler_cancellation,
+            **inner._kwargs,
+        )
+        self._gate = gate
+
+    def __call__(self) -> web.RequestHandler:
+        return ClientConnection(self, self._gate, loop=self._loop, **self._kwargs)
+
+
+class ClientConnection(web.RequestHandler):
+    """One connection of an `AiohttpListener`."""
+
+    __slots__ = ("_gate", "_intake", "_short", "held")
+
+    def __init__(self, server: web.Server, gate: InnerGate, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._gate = gate
+        self._intake = gate.intake
+        self._short = gate.short
+        self.held = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Called with what was read from the socket."""
+        intake = self._intake
+        if intake.left:
+            intake.left -= 1
+            super().data_received(data)
+        elif data:
+            intake.hold(self, data)
+        else:  # aiohttp itself, to have its parser go on with what it has
+            super().data_received(data)
+
+    def receive(self, data: bytes) -> None:
+        """What was held is taken up."""
+        super().data_received(data)
+
+    def stop_reading(self) -> None:
+        """See intake.Source; aiohttp may have stopped it for reasons of its own."""
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def go_on_reading(self) -> None:
+        """See intake.Source."""
+        if self.transport is not None and not (self._reading_paused or self._buffer_paused):
+            self.transport.resume_reading()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write what the gate has answered. Returns the response, and whether the client had left."""
+        if (
+            resp.__class__ is web.Response
+            and not (self._upgraded or self._paused or request._post)
+            and self._short is not None
+            and (visit := request.get(VISIT)) is not None
+            and self._short.write(cast("Request", request), resp, visit.request_id)
+        ):
+            return resp, False
+        return await super().finish_response(request, resp, start_time)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp asks for when bytes were no request, or when the gate has let an exception through."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # the client has left, or was cut off: there is nobody to answer
+        if status >= 500:
+            return super().handle_error(request, status, exc, message)
+        return self._gate.malformed(message or str(exc))
+
+
+# ---- remembered routes
+
+_BY_PATH_ALONE = (PlainResource, DynamicResource, StaticResource)
+
+
+class _KnownRoute(NamedTuple):
+    """A route to which a path without variables leads."""
+
+    route: web.AbstractRoute
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Routes:
+    """Where the requests of a started application go, remembered for paths without variables.
+
+    aiohttp walks its resources for each request. For a path that stands in the code as it is, the walk's result depends
+    on nothing but method and path, and is the same every time.
+    """
+
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+        self.known: dict[tuple[str, str], _KnownRoute] = {}
+        self._may_remember = _goes_by_path_alone(app)
+
+    def find(self, request: web.Request) -> Callable[[web.Request], Awaitable[web.StreamResponse]] | None:
+        """The remembered handler of a request, which then knows its match; None: `Application._handle` has to look."""
+        known = self.known.get((request.method, request.rel_url.raw_path))
+        if known is None or hdrs.EXPECT in request.headers:
+            return None
+        match = UrlMappingMatchInfo({}, known.route)
+        match.add_app(self._app)
+        match.freeze()
+        request._match_info = match
+        return known.handler
+
+    def remember(self, request: web.Request) -> None:
+        """`Application._handle` has looked: next time it need not. At most each path in the code, with each method."""
+        match = request._match_info
+        if not self._may_remember or match is None or match.http_exception is not None:
+            return
+        resource, path = match.route.resource, request.rel_url.raw_path
+        if type(resource) is PlainResource and path == resource.canonical and request.method in hdrs.METH_ALL:
+            self.known[request.method, path] = _KnownRoute(match.route, match.handler)
+
+
+def _goes_by_path_alone(app: web.Application) -> bool:
+    """Whether method and path decide where a request goes, and nothing stands between the router and the handler."""
+    router: Any = app.router
+    return (
+        type(app)._handle is web.Application._handle
+        and type(router) is UrlDispatcher
+        and not app._run_middlewares
+        and not app._subapps
+        and all(type(resource) in _BY_PATH_ALONE for resource in router.resources())
+    )
+
+
+# ---- short responses
+
+SHORT_BYTES = 32 * 1024
+"""A longer body may have to wait until the client has taken it."""
+
+_WITHOUT_BODY = frozenset((*range(100, 200), 204, 205, 304))
+
+_WITHOUT_BODY_BY_METHOD = frozenset((hdrs.METH_HEAD, hdrs.METH_CONNECT))
+
+_NOT_OURS = (
+    hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING, hdrs.CONNECTION, hdrs.DATE, hdrs.SERVER, REQUEST_ID_KEY,
+)  # fmt: skip
+"""Headers that are added here. Where a handler has set one, aiohttp knows what to make of it."""
+
+
+class ShortResponses:
+    """Writes responses as most of them are, short and whole, at once.
+
+    aiohttp prepares a response in a dozen steps, because it may be a stream, compressed, chunked, or answer HTTP/1.0.
+    For one that is none of that the result is known beforehand: the very bytes that aiohttp would write, for a third of
+    the time. What is not plainly short and whole is left to aiohttp.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._second = 0
+        self._dated = ""
+
+    def write(self, request: web.Request, response: web.Response, request_id: str) -> bool:
+        """Write `response` to `request`; False when that is aiohttp's to do, and nothing was written.
+
+        Raises ValueError for headers that no response may have.
+        """
+        body, message, transport = response._body, request._message, request.transport
+        if (
+            body.__class__ is not bytes
+            or not 0 < len(body) <= SHORT_BYTES
+            or response._keep_alive is not None
+            or response._chunked
+            or response._compression
+            or response._cookies
+            or response._eof_sent
+            or response._payload_writer is not None
+            or request.writer.output_size  # the handler has sent another response by itself
+            or response._status in _WITHOUT_BODY
+            or message.should_close
+            or message.method in _WITHOUT_BODY_BY_METHOD
+            or message.version != HttpVersion11
+            or transport is None
+            or transport.is_closing()
+        ):
+            return False
+        headers = response._headers
+        typed = hdrs.CONTENT_TYPE in headers
+        if (not typed or len(headers) > 1) and any(name in headers for name in _NOT_OURS):
+            return False
+        second = int(self._clock())
+        if second != self._second:
+            self._second = second
+            self._dated = f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER_SOFTWARE}\r\n"
+        added = (
+            f"Content-Length: {len(body)}\r\n{'' if typed else _UNTYPED}{self._dated}"
+            f"{REQUEST_ID_KEY}: {request_id}\r\n\r\n"
+        )
+        head = _serialize_headers(f"HTTP/1.1 {response._status} {response._reason}", headers)
+        written = b"".join((head[:-2], added.encode(), body))
+        transport.write(written)
+        # As aiohttp leaves them.
+        request.writer.output_size += len(written)
+        response._body_length = len(written)
+        response._keep_alive = response._eof_sent = True
+        return True
+
+
+_UNTYPED = "Content-Type: application/octet-stream\r\n"
+
+
+# ---- responses that stream
+
+
+class DirectWriter:
+    """Writes pieces of a response that streams in the turn of the event loop in which they come, without waiting.
+
+    aiohttp's writer has to be awaited, because a client may be slow. One that keeps up never makes it wait: what is to
+    be written for it is known beforehand, the very bytes that aiohttp would write, and no task has to be woken for it.
+    """
+
+    __slots__ = ("_protocol", "_writer")
+
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
+        self._protocol: Any = writer.protocol
+
+    def write(self, data: bytes) -> bool:
+        """Write a piece; returns whether the client keeps up. Where it does not, `await writer.write(...)` is next:
+        that waits, or says that the client has gone, to whom nothing is written.
+        """
+        protocol = self._protocol
+        transport = protocol.transport
+        if transport is None or transport.is_closing():
+            return False
+        if data:  # an empty chunk would be the end
+            chunk = b"%x\r\n%b\r\n" % (len(data), data)
+            self._writer.output_size += len(chunk)
+            self._writer.buffer_size += len(chunk)  # by which aiohttp's own next write knows that it has to wait
+            transport.write(chunk)
+        return not protocol._paused
+
+
+def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
+    """For a response that has been prepared and whose first piece was written; None for compressed or unchunked bodies,
+    which only aiohttp writes.
+    """
+    if not _writers_are_untouched() or writer.__class__ is not StreamWriter:
+        return None
+    ours = cast("Any", writer)
+    plain = (
+        ours.chunked
+        and ours.length is None
+        and ours._compress is None
+        and ours._on_chunk_sent is None
+        and getattr(ours, "on_body_write", None) is None  # 3.14.0 has none
+        and ours._headers_buf is None
+        and not ours._eof
+    )
+    return DirectWriter(ours) if plain else None
+
+
+@cache
+def _writers_are_untouched() -> bool:
+    return _are_aiohttps_own(
+        (StreamWriter.write, StreamWriter._write_chunked_payload, StreamWriter._writelines, StreamWriter.drain)
+    )
+
+
+class EventResponse(web.StreamResponse):
+    """A response whose head goes with its first event, in one packet."""
+
+    _send_headers_immediately = False  # as in web.Response
