@@ -53,7 +53,7 @@ def _section(name: str, command: Any) -> Iterator[str]:
     yield f"```\n{usage}\n```\n"
     yield _text(command.help or "")
     rows = [row for parameter in command.get_params(context) if (row := parameter.get_help_record(context))]
-    rows = [(option, words) for option, words in rows if option != "-h, --help"]
+    rows = [(option, words) for option, words in rows if "--help" not in option]
     if rows:
         yield "| | |\n|---|---|"
         for option, words in rows:
