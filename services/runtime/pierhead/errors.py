@@ -3,7 +3,8 @@
     class                  gRPC status          HTTP  kind
     PierheadError          INTERNAL             500   error
     |-- BadRequest         INVALID_ARGUMENT     400   bad_request
-    |   `-- PayloadTooLarge  INVALID_ARGUMENT   413   payload_too_large
+    |   |-- PayloadTooLarge  INVALID_ARGUMENT   413   payload_too_large
+    |   `-- BodyTimeout    INVALID_ARGUMENT     408   body_timeout
     |-- NotFound           NOT_FOUND            404   not_found
     |-- DeadlineExceeded   DEADLINE_EXCEEDED    504   deadline_exceeded
     |-- Backpressure       RESOURCE_EXHAUSTED   503   backpressure        Retry-After
@@ -84,6 +85,13 @@ class PayloadTooLarge(BadRequest):
 
     http_status = 413
     kind = "payload_too_large"
+
+
+class BodyTimeout(BadRequest):
+    """The request's body has not arrived in time."""
+
+    http_status = 408
+    kind = "body_timeout"
 
 
 class NotFound(PierheadError):

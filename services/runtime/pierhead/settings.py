@@ -59,6 +59,8 @@ class Settings:
     | PIERHEAD_BACKPRESSURE_STATUS_CODE | what an HTTP client gets when there is no room: 503 (default) or 429 |
     | PIERHEAD_BACKPRESSURE_RETRY_AFTER_S | Retry-After of that answer, default 1 |
     | PIERHEAD_REQUEST_TIMEOUT_S | deadline of a request that brings none, default 60 |
+    | PIERHEAD_BODY_TIMEOUT_S | how long an HTTP request's body may take to arrive, default 30; then 408 |
+    | PIERHEAD_MAX_BODY_BYTES | largest body that an ASGI application gets, default 64 MiB; then 413 |
     | PIERHEAD_DRAIN_TIMEOUT_S | how long a drain may take, default 20 |
     | PIERHEAD_WORKERS | processes that share the HTTP port of this replica, default 1 |
     | PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD | true: servicer methods run on an event loop in a thread of their own |
@@ -88,6 +90,8 @@ class Settings:
     max_ongoing_requests: int = 100
     max_queued_requests: int = -1
     request_timeout_s: float = 60.0
+    body_timeout_s: float = 30.0
+    max_body_bytes: int = 64 * 1024 * 1024
     drain_timeout_s: float = 20.0
     backpressure_status_code: int = 503
     """503 or 429."""
@@ -130,6 +134,8 @@ class Settings:
                 "PIERHEAD_MAX_QUEUED_REQUESTS", -1, _at_least(-1), "an integer >= 0, or -1 for no bound"
             ),
             request_timeout_s=read("PIERHEAD_REQUEST_TIMEOUT_S", 60.0, _positive, "a number of seconds above 0"),
+            body_timeout_s=read("PIERHEAD_BODY_TIMEOUT_S", 30.0, _positive, "a number of seconds above 0"),
+            max_body_bytes=read("PIERHEAD_MAX_BODY_BYTES", 64 * 1024 * 1024, _at_least(1), "an integer >= 1"),
             drain_timeout_s=read("PIERHEAD_DRAIN_TIMEOUT_S", 20.0, _not_negative, "a number of seconds >= 0"),
             backpressure_status_code=read("PIERHEAD_BACKPRESSURE_STATUS_CODE", 503, _refusal_status, "503 or 429"),
             backpressure_retry_after_s=read(

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from pierhead.deadlines import Deadline, Deadlines
 from pierhead.edge.edge import Edge
-from pierhead.errors import Draining, PierheadError
+from pierhead.errors import Draining, PayloadTooLarge, PierheadError
 from pierhead.http.answers import Answer, error_answer
 from pierhead.http.constants import CLIENT_LEFT, INTERNAL_ERROR, SERVICE_RESTART, TRY_AGAIN_LATER
 from pierhead.http.visit import Visit
@@ -130,7 +130,13 @@ class HttpExchange(Exchange):
     """A request. Its client's leaving cancels the application, unless that is reading, and so is told."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
-        super().__init__(scope, receive, send, edge)
+        super().__init__(scope, self._from_client, send, edge)
+        self._take = receive
+        self._arrived = True
+        """Whether the whole body is here."""
+        self._bytes = 0
+        """Of the body, so far."""
+        self._taking = False
         self._held: list[Message] | None = None
         """A response that is held back."""
         self._complete = False
@@ -145,6 +151,12 @@ class HttpExchange(Exchange):
         """See Exchange."""
         self._task = asyncio.current_task()
         self._listen = deadlines.add(self.visit.started + LISTEN_AFTER_S, self._start_listening)
+        length = _body_length(self._scope)
+        if length != 0:
+            self._arrived = False
+            if length is not None and length > self._edge.settings.max_body_bytes:
+                raise self._too_large()
+            self.visit.expect_body(deadlines, lambda: self._arrived, lambda: self._taking)
 
     @property
     def code(self) -> str:
@@ -166,6 +178,27 @@ class HttpExchange(Exchange):
             self._listener.task.cancel()
 
     # ---- from the client
+
+    async def _from_client(self) -> Message:
+        """What the server has read; counts the body."""
+        self._taking = True
+        try:
+            message = await self._take()
+        finally:
+            self._taking = False
+        if message["type"] == "http.request":
+            self._arrived = not message.get("more_body", False)
+            self._bytes += len(message.get("body", b""))
+            if self._bytes > self._edge.settings.max_body_bytes:
+                self.visit.fail(self._too_large())
+                await asyncio.Event().wait()  # until the cancellation comes
+        return message
+
+    def _too_large(self) -> PayloadTooLarge:
+        limit = self._edge.settings.max_body_bytes
+        return PayloadTooLarge(
+            f"the request body is larger than the {limit} bytes that this service takes; send less at a time"
+        )
 
     async def receive(self) -> Message:
         """See Exchange."""
@@ -234,12 +267,23 @@ class HttpExchange(Exchange):
         self.status = str(answer.status)
         headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
         headers.append((b"content-length", str(len(answer.body)).encode()))
-        if self._edge.admission.draining:
+        if self._edge.admission.draining or not self._arrived:
             headers.append((b"connection", b"close"))
         self._complete = True
         await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": answer.body})
         return True
+
+
+def _body_length(scope: Scope) -> int | None:
+    """Bytes of the body as its head says; None = it comes in chunks."""
+    length: int | None = 0
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            length = int(value)
+        elif name == b"transfer-encoding":
+            return None
+    return length
 
 
 class SocketExchange(Exchange):

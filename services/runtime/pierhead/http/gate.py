@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from functools import partial
 from typing import Final, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,7 +19,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from pierhead.deadlines import Deadlines
 from pierhead.edge.edge import UNMATCHED, Edge
-from pierhead.errors import Backpressure, BadRequest, Draining
+from pierhead.errors import Backpressure, BadRequest, BodyTimeout, Draining
 from pierhead.http.answers import Answer, ErrorBody, error_answer, plain_answer
 from pierhead.http.constants import CLIENT_LEFT, INTERNAL_ERROR, SERVICE_RESTART
 from pierhead.http.errors import ERROR_BODY, ERROR_HEADERS
@@ -80,6 +81,8 @@ class Gate:
                 if draining:
                     _refuse_upgrade(request)
                 visit.begin(read, self._deadlines)
+                if not request.content.is_eof():
+                    visit.expect_body(self._deadlines, request.content.is_eof, partial(_is_read, request))
                 response = await inside(request)
                 # Asked by class first: an isinstance() of an abstract class costs as much as the rest of this function.
                 if response.__class__ is not web.Response and not isinstance(response, web.StreamResponse):
@@ -91,7 +94,7 @@ class Gate:
             visit.end(self.label(request), code)
         if response.__class__ is not web.Response and isinstance(response, web.HTTPException):
             raise response  # so aiohttp wants it
-        if draining or self._edge.admission.draining:
+        if draining or self._edge.admission.draining or response.status == BodyTimeout.http_status:
             response.force_close()
         return response
 
@@ -196,6 +199,11 @@ class Gate:
         response = response_of(error_answer(known, visit.request_id, self._edge.settings, self._error_body))
         response.headers.update(request.get(ERROR_HEADERS, {}))
         return response
+
+
+def _is_read(request: web.Request) -> bool:
+    """Whether what the client sends is read: not while the handler takes less than has come."""
+    return request.transport is not None and request.transport.is_reading()
 
 
 def _refuse_upgrade(request: web.Request) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from pierhead.deadlines import LONGEST_S, Deadline, Deadlines
 from pierhead.edge.edge import Edge, is_answerable
-from pierhead.errors import BadRequest, DeadlineExceeded, PierheadError
+from pierhead.errors import BadRequest, BodyTimeout, DeadlineExceeded, PierheadError
 from pierhead.request import (
     CURRENT,
     MODEL_KEY,
@@ -32,6 +32,8 @@ from pierhead.request import (
     accept_opaque,
 )
 
+_SEND = "send it faster, or less at a time"
+
 ReadHeader = Callable[[str], str | None]
 """The value of a header, named in lower case; None when there is none."""
 
@@ -40,8 +42,10 @@ class Visit:
     """What is known of one request, and what has to be undone at its end."""
 
     __slots__ = (
+        "_body",
         "_deadline",
         "_late",
+        "_struck",
         "_task",
         "asked_s",
         "edge",
@@ -68,7 +72,10 @@ class Visit:
         self.entered = False
         """Whether it counts as in flight."""
         self._late = False
+        self._struck: PierheadError | None = None
+        """What `fail` was called with."""
         self._deadline: Deadline | None = None
+        self._body: Deadline | None = None
         self._task: asyncio.Task[object] | None = None
 
     def begin(self, read: ReadHeader, deadlines: Deadlines) -> None:
@@ -101,6 +108,29 @@ class Visit:
         if self._task is not None:
             self._task.cancel()
 
+    def fail(self, error: PierheadError) -> None:
+        """Cancel the application; `error` is answered in its place."""
+        if not self._late and self._task is not None:
+            self._struck = error
+            self._strike()
+
+    def expect_body(self, deadlines: Deadlines, has_arrived: Callable[[], bool], is_read: Callable[[], bool]) -> None:
+        """End the request with BodyTimeout when its body has not arrived in time.
+
+        `is_read()`: whether the server reads what the client sends. While it does not, because the application is slow
+        to take what has come, the client is not to blame, and the request has all of its time.
+        """
+
+        def look() -> None:
+            if not has_arrived():
+                if is_read():
+                    self.fail(BodyTimeout(f"the request's body has not arrived within {bound:g} s; {_SEND}"))
+                else:
+                    self._body = deadlines.add(time.monotonic() + min(1.0, bound), look)
+
+        bound = self.edge.settings.body_timeout_s
+        self._body = deadlines.add(self.started + bound, look)
+
     def live_on(self) -> None:
         """A long-lived connection has come of it: only a deadline that the client asked for ends it.
 
@@ -123,6 +153,8 @@ class Visit:
             return error  # a client that leaves cancels as well, and then nobody is there to be told
         task.uncancel()
         self._late = False
+        if self._struck is not None:
+            return self._struck
         context = CURRENT.get()
         limit = f" {context.deadline - self.started:g} s" if context is not None else ""
         told = DeadlineExceeded(f"{what} was not done within{limit or ' its time'}")
@@ -141,6 +173,8 @@ class Visit:
             self.edge.admission.leave()
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._body is not None:
+            self._body.cancel()
         if self._late and self._task is not None:
             self._task.uncancel()  # struck, and the application answered all the same
         self._task = None
