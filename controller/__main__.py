@@ -23,7 +23,7 @@ from .engines.docker import DockerEngine, open_client
 from .engines.gpu_discovery import GpuSources
 from .engines.labels import create_body
 from .errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError, StoreError
-from .lease import only_controller, own_container_id, state_lock
+from .lease import state_lock
 from .observe.probe import HttpProbe
 from .routing.haproxy import HAProxyRouter
 from .settings import Settings
@@ -56,9 +56,8 @@ async def run(settings: Settings) -> None:
 
 
 async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event) -> None:
-    """Be the project's controller until told to stop. Before anything is touched: AnotherController, StoreError."""
+    """Be the project's controller until told to stop. Raises StoreError before anything is touched."""
     try:
-        await only_controller(engine, settings.project, own_container_id())
         store = Store(settings.state_dir)
     except BaseException:
         await engine.close()

@@ -1,14 +1,9 @@
 """One controller for a project: a second one, started by mistake, refuses before it has touched anything.
 
-Two of them would undo each other's work for ever. Neither way of finding out needs a timeout, or anything that a
-controller killed at any instant could leave behind:
-
-    the state's lock   a lock on a file beside the state: the kernel drops it with the process that holds it
-    the engine         a running container of this image that runs the daemon for the same project, whatever volumes it
-                       has; of two the one that was started first stays
-
-The first finds whoever shares the state, also outside of containers; the second finds the others. A controller that is
-refused ends with exit code 3. Docker starts it again, so it follows, within a minute, when the other one has ended.
+Two of them would undo each other's work for ever. A lock on a file beside the state tells: the kernel drops it with the
+process that holds it, so there is no timeout, and nothing that a controller killed at any instant could leave behind.
+A controller that is refused ends with exit code 3. Docker starts it again, so it follows, within a minute, when the
+other one has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +13,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,15 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from .engines.base import ClusterEngine, RunningController
 from .errors import AnotherController, StoreError
 
 LOCK_NAME = "controller.lock"
 PATIENCE_S = 3.0
-"""How long one that has just ended may seem to be there: the engine hears of an end a moment after it."""
+"""How long to wait for a controller that is just ending."""
 LOOK_S = 0.1
-MOUNTS = Path("/proc/self/mountinfo")
-_CONTAINER_ID = re.compile(r"/containers/([0-9a-f]{64})/")
 
 
 @contextlib.asynccontextmanager
@@ -66,40 +57,6 @@ async def _take(path: Path, project: str, patience_s: float) -> IO[str]:
 async def _lock(file: IO[str], path: Path, patience_s: float) -> None:
     if not await _within(patience_s, lambda: _locked(file)):
         raise AnotherController(_held_words(path, file))
-
-
-async def only_controller(
-    engine: ClusterEngine, project: str, own_id: str | None, patience_s: float = PATIENCE_S
-) -> None:
-    """Return when no other container controls `project`. Raises AnotherController, EngineError.
-
-    `own_id`: of the container that this process runs in; None = in none, then every one of them came first.
-    """
-    deadline = time.monotonic() + patience_s
-    while other := _elder(await engine.controllers(project), own_id):
-        if time.monotonic() >= deadline:
-            raise AnotherController(
-                f"project {project} is controlled by container {other.name} ({other.id[:12]}), "
-                f"running since {_moment(other.started_at)}; this one ends and has changed nothing. Stop the other one "
-                f"with `docker stop {other.name}`, or give this stack a name of its own (COMPOSE_PROJECT_NAME)"
-            )
-        await asyncio.sleep(LOOK_S)
-
-
-def own_container_id(mounts: Path = MOUNTS) -> str | None:
-    """The id of the container that this process runs in, by what the engine mounts into it; None = in none."""
-    try:
-        found = _CONTAINER_ID.search(mounts.read_text())
-    except OSError:
-        return None
-    return found[1] if found else None
-
-
-def _elder(running: tuple[RunningController, ...], own_id: str | None) -> RunningController | None:
-    """The one among the others that was there first. Both of two see the same order, so exactly one stays."""
-    own = next((one for one in running if one.id == own_id), None)
-    before = [one for one in running if own is None or (one.started_at, one.id) < (own.started_at, own.id)]
-    return min(before, key=lambda one: (one.started_at, one.id), default=None)
 
 
 async def _within(patience_s: float, done: Callable[[], bool]) -> bool:

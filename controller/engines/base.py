@@ -37,15 +37,6 @@ class EngineEvent:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunningController:
-    """A container that runs the controller's daemon."""
-
-    id: str
-    name: str
-    started_at: float
-
-
 CONNECTED = EngineEvent(kind="connected", container_id="", name="")
 """The stream is (again) open: what changed before it was is not in it, so look once."""
 OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
@@ -88,10 +79,6 @@ class ClusterEngine(Protocol):
 
     async def exists(self, project: str, compose_service: str) -> bool:
         """Whether Compose's own container of that service is there, in any state (tells `down` from a restart)."""
-        ...
-
-    async def controllers(self, project: str) -> tuple[RunningController, ...]:
-        """Return the containers that run the controller's daemon for `project` now, whoever started them."""
         ...
 
     def events(self, project: str) -> AsyncIterator[EngineEvent]:

@@ -22,10 +22,10 @@ from ..errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotF
 from ..model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
 from ..model.spec import ServiceSpec
 from ..model.world import Gpu
-from .base import EngineAction, EngineEvent, EngineState, RunningController
+from .base import EngineAction, EngineEvent, EngineState
 from .docker_errors import explanation, image_missing, refusal, translated
 from .docker_events import EventQueue, EventReader
-from .docker_reader import EngineReader, running_controllers
+from .docker_reader import EngineReader
 from .gpu_discovery import GpuDiscovery, GpuSources
 
 if TYPE_CHECKING:
@@ -166,11 +166,6 @@ class DockerEngine:
         }
         look = partial(self._client.containers, all=True, filters=filters)
         return bool(await self._call(f"looking for {compose_service}", look))
-
-    async def controllers(self, project: str) -> tuple[RunningController, ...]:
-        """See `ClusterEngine.controllers`: known by the label of their image, so by no name and no Compose file."""
-        look = partial(running_controllers, self._client, project)
-        return await self._call("looking for other controllers", look)
 
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """See `ClusterEngine.events`."""

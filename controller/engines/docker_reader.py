@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import docker.errors
 
 from ..model.world import ContainerState, ReplicaContainer, StrayContainer
-from .base import EngineState, RunningController
+from .base import EngineState
 from .gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
 from .gpus import foreign_holders, requested_gpus
 from .labels import _gpus, _port, _probe, _seconds
@@ -367,38 +367,3 @@ def _state(state: Mapping[str, Any]) -> ContainerState:
 def timestamp(text: str) -> float | None:
     """Seconds since 1970 of the engine's RFC 3339 text; None for its "never"."""
     return None if text.startswith(_NEVER) else datetime.fromisoformat(text).timestamp()
-
-
-# ----------------------------------------------------------------------------------------------------
-# Which containers run a controller, whether Compose or `docker run` started them.
-
-
-LABEL = "pierhead.role=controller"
-"""What the controller's image says of itself, and every container made from it."""
-PROJECT_VARIABLE = "COMPOSE_PROJECT_NAME"
-_DAEMON = ["-m", "controller"]
-
-
-def running_controllers(client: APIClient, project: str) -> tuple[RunningController, ...]:
-    """Ask the engine; blocking. Raises what docker-py raises."""
-    found = []
-    for summary in client.containers(filters={"label": LABEL, "status": ["running", "paused"]}):
-        try:
-            container = client.inspect_container(summary["Id"])
-        except docker.errors.NotFound:  # it ended between the two calls
-            continue
-        one = _controller(container, project)
-        if one is not None:
-            found.append(one)
-    return tuple(sorted(found, key=lambda one: (one.started_at, one.id)))
-
-
-def _controller(container: Mapping[str, Any], project: str) -> RunningController | None:
-    """None for the image's other uses: its command line, the probe for GPUs, another project's controller."""
-    environment = (container.get("Config") or {}).get("Env") or ()
-    runs_daemon = list(container.get("Args") or ())[-2:] == _DAEMON
-    if not runs_daemon or f"{PROJECT_VARIABLE}={project}" not in environment:
-        return None
-    started_at = timestamp(container["State"]["StartedAt"])
-    name = str(container["Name"]).removeprefix("/")
-    return None if started_at is None else RunningController(container["Id"], name, started_at)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, RunningController
+from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
@@ -121,8 +121,6 @@ class FakeEngine:
     """What somebody has set the machine's wall clock forward by (or back); what containers do goes on as it was."""
     reachable: bool = True
     has_socket: bool = True
-    daemons: dict[str, list[RunningController]] = field(default_factory=dict)
-    """By project: containers that run the controller's daemon."""
     done: list[EngineAction] = field(default_factory=list)
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
@@ -209,10 +207,6 @@ class FakeEngine:
             not (one.ours or one.one_off) and (one.project, one.service) == (project, compose_service)
             for one in self.containers.values()
         )
-
-    async def controllers(self, project: str) -> tuple[RunningController, ...]:
-        await self._turn()
-        return tuple(sorted(self.daemons.get(project, ()), key=lambda one: (one.started_at, one.id)))
 
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         await self._turn()

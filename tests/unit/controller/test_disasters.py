@@ -22,7 +22,7 @@ async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp
     async with control.running() as controller:
         await control.settled("web", 2)
         await control.settled("bad", 1)
-        control.store._db.execute("PRAGMA query_only = ON")
+        control.store._file.db.execute("PRAGMA query_only = ON")
         victim = control.router.ready("web")[0]
         control.engine.crash(victim, code=3)
         await until(lambda: "store_failing" in control.kinds())
@@ -35,7 +35,7 @@ async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp
         control.engine.crash(control.router.ready("bad")[0])
         await until(lambda: any(record.count >= 3 for record in control.store.failures.values()))
         assert "tick_failed" not in control.kinds()
-        control.store._db.execute("PRAGMA query_only = OFF")
+        control.store._file.db.execute("PRAGMA query_only = OFF")
         await until(lambda: "store_works" in control.kinds())
         await until(lambda: not any("state volume" in notice for notice in controller.view.notices))
         controller.commands.scale("web", 3)
@@ -52,12 +52,12 @@ async def test_a_replica_can_be_retired_while_nothing_can_be_kept(tmp_path: Path
         await control.settled("web", 2)
         hanging = control.router.ready("web")[0]
         container = control.engine.by_name(hanging).id
-        control.store._db.execute("PRAGMA query_only = ON")
+        control.store._file.db.execute("PRAGMA query_only = ON")
         control.engine.hang(hanging)
         control.router.mark_down(hanging)
         await until(lambda: container not in control.engine.containers, within_s=20.0)
         await control.settled("web", 2)
-        control.store._db.execute("PRAGMA query_only = OFF")
+        control.store._file.db.execute("PRAGMA query_only = OFF")
         await until(lambda: not controller.publisher.store_trouble)
         assert control.store.retirements == {}
 
@@ -154,7 +154,7 @@ async def test_a_mark_that_cannot_be_kept_is_refused_to_who_asks_for_it(tmp_path
     async with control.running() as controller:
         await control.settled("web", 2)
         controller.commands.mark_gpu("GPU-1", "loud fan")
-        control.store._db.execute("PRAGMA query_only = ON")
+        control.store._file.db.execute("PRAGMA query_only = ON")
         with pytest.raises(StoreError, match="state volume"):
             controller.commands.mark_gpu("GPU-0", "loud fan")
         with pytest.raises(StoreError, match="state volume"):
@@ -162,7 +162,7 @@ async def test_a_mark_that_cannot_be_kept_is_refused_to_who_asks_for_it(tmp_path
         assert set(control.store.gpu_faults) == {"GPU-1"}
         control.store.mark_gpu(GpuFault("GPU-0", "the engine does not list it any more", 1.0, "gone"))
         assert set(control.store.gpu_faults) == {"GPU-0", "GPU-1"}, "what has happened is known all the same"
-        control.store._db.execute("PRAGMA query_only = OFF")
+        control.store._file.db.execute("PRAGMA query_only = OFF")
         controller.commands.mark_gpu("GPU-0", "loud fan")
         controller.commands.unmark_gpu("GPU-1")
         await until(lambda: not controller.publisher.store_trouble)

@@ -854,32 +854,3 @@ async def test_nobody_asks_about_a_container_before_its_first_start_has_ended(da
         over.set()
         await starting
         assert (await seen()).exit_code == 128, "its start has failed"
-
-
-# ---------------------------------------------------------------------------------------------------- other controllers
-
-
-async def test_controllers_are_told_from_other_uses_of_their_image(daemon: Daemon) -> None:
-    def container(number: int, arguments: list[str], project: str = "shop") -> dict[str, Any]:
-        return {
-            "Id": f"c{number}",
-            "Name": f"/one-{number}",
-            "Args": arguments,
-            "Config": {"Env": [f"COMPOSE_PROJECT_NAME={project}"]},
-            "State": {"StartedAt": f"2026-01-02T03:04:0{9 - number}Z"},
-        }
-
-    containers = [
-        container(1, ["-m", "controller"]),
-        container(2, ["-c", 'exec python -m controller.cli "$@"', "status"]),
-        container(3, ["-m", "controller"], project="other"),
-        container(4, ["-m", "controller"]),
-    ]
-    for one in containers:
-        daemon.answers[f"GET /containers/{one['Id']}/json"] = (200, one)
-    daemon.answers["GET /containers/json"] = (200, [{"Id": f"c{number}"} for number in range(1, 6)])
-    async with engine(daemon) as docker:
-        running = await docker.controllers("shop")
-    assert [(one.id, one.name) for one in running] == [("c4", "one-4"), ("c1", "one-1")], "the first started first"
-    filters = json.loads(daemon.bodies[-6]["filters"][0])
-    assert filters == {"label": ["pierhead.role=controller"], "status": ["running", "paused"]}

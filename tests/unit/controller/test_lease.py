@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
 import signal
@@ -15,16 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from controller.engines.base import RunningController
 from controller.errors import AnotherController, StoreError
-from controller.lease import LOCK_NAME, only_controller, own_container_id, state_lock
-from tests.fakes.fake_engine import FakeEngine
+from controller.lease import LOCK_NAME, state_lock
 from tests.harness.machine import Pace, judge
-from tests.harness.waiting import PATIENCE_S
 
 PROJECT = "shop"
-FIRST = RunningController("a" * 64, "shop-controller-1", 1000.0)
-SECOND = RunningController("b" * 64, "shop-controller-run-77", 1001.0)
 
 HOLD = """
 import asyncio, sys
@@ -101,59 +95,3 @@ async def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path)
     with pytest.raises(StoreError, match="state directory"):
         async with state_lock(tmp_path / "file" / "state", PROJECT):
             pass
-
-
-async def test_of_two_with_states_of_their_own_the_first_stays() -> None:
-    engine = FakeEngine(time.time)
-    for order in itertools.permutations([FIRST, SECOND]):
-        engine.daemons[PROJECT] = list(order)
-        await only_controller(engine, PROJECT, FIRST.id, patience_s=0.0)
-        with pytest.raises(AnotherController) as refusal:
-            await only_controller(engine, PROJECT, SECOND.id, patience_s=0.0)
-        assert "container shop-controller-1 (aaaaaaaaaaaa), running since 1970-01-01T00:16:40+00:00" in str(
-            refusal.value
-        )
-
-
-async def test_of_two_started_in_the_same_moment_exactly_one_stays() -> None:
-    engine = FakeEngine(time.time)
-    twins = [RunningController(letter * 64, letter, 1000.0) for letter in "ba"]
-    engine.daemons[PROJECT] = twins
-    stayed = []
-    for one in twins:
-        try:
-            await only_controller(engine, PROJECT, one.id, patience_s=0.0)
-        except AnotherController:
-            continue
-        stayed.append(one.name)
-    assert stayed == ["a"]
-
-
-async def test_other_projects_do_not_matter() -> None:
-    engine = FakeEngine(time.time, daemons={"other": [FIRST]})
-    await only_controller(engine, PROJECT, SECOND.id, patience_s=0.0)
-    await only_controller(engine, PROJECT, None, patience_s=0.0)
-
-
-async def test_one_outside_of_containers_never_takes_over_from_one_inside() -> None:
-    engine = FakeEngine(time.time, daemons={PROJECT: [FIRST]})
-    with pytest.raises(AnotherController):
-        await only_controller(engine, PROJECT, None, patience_s=0.0)
-
-
-async def test_one_whose_end_the_engine_has_not_heard_of_yet_is_waited_for() -> None:
-    engine = FakeEngine(time.time, daemons={PROJECT: [FIRST, SECOND]})
-    asyncio.get_running_loop().call_later(0.2, engine.daemons[PROJECT].remove, FIRST)
-    async with asyncio.timeout(PATIENCE_S):
-        await only_controller(engine, PROJECT, SECOND.id, patience_s=5.0)
-
-
-def test_a_container_knows_itself(tmp_path: Path) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        f"602 580 254:1 /lib/docker/containers/{FIRST.id}/resolv.conf /etc/resolv.conf rw - ext4 /dev/vda rw\n"
-    )
-    assert own_container_id(mounts) == FIRST.id
-    mounts.write_text("21 1 254:1 / / rw - ext4 /dev/vda rw\n")
-    assert own_container_id(mounts) is None
-    assert own_container_id(tmp_path / "absent") is None
