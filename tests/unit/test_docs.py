@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pierhead
 import pytest
 import yaml
 
@@ -73,6 +74,12 @@ def test_every_key_of_x_serve_has_a_heading() -> None:
     paths = [".".join(key.path) for key in serve_block.keys(reference) if not key.is_told_above]
     assert len(paths) == len(set(paths))
     assert {"replicas", "health.probe.path", "autoscale.min", "gpu.fraction", "llm.engine"} <= set(paths)
+
+
+def test_the_python_api_has_every_public_name() -> None:
+    page = (DOCS / "reference" / "python-api.md").read_text(encoding="utf-8")
+    shown = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")}
+    assert set(pierhead.__all__) - shown - set(vars(pierhead.errors)) == set()
 
 
 @pytest.fixture(scope="module")
