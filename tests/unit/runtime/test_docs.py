@@ -140,7 +140,7 @@ def test_the_error_table_is_the_tree() -> None:
     rows = re.findall(
         r"^\| `(\w+)`(?: \(a `\w+`\))? \| (\w+) \| (\d+)(, Retry-After)? \| (\w+) \|$", page, re.MULTILINE
     )
-    assert len(rows) == 10
+    assert len(rows) == len({name for name, *_ in rows}) > 10
     for name, status, http, retry, kind in rows:
         error = getattr(errors, name)
         assert (error.grpc_status.name, error.http_status, error.kind) == (status, int(http), kind)
