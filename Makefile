@@ -1,7 +1,7 @@
 # Each target is one line that calls a script or the controller's CLI.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
-.PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test bench bench-llm simulate docs docs-serve lint fmt
+.PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test test-all bench bench-llm simulate docs docs-serve lint fmt
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +48,11 @@ build: ## build the images: [APPS="echo recsys"] [GPU=1]
 machine: ## prepare this machine: Docker Engine, Compose plug-in, base images
 	@compose/machine/engine.sh && compose/machine/base-images.sh
 
-test: ## run every check and every test
+test: ## run the checks and the tests of every promise
 	@compose/machine/test.sh
+
+test-all: ## run the long tests too: real vLLM, restarts of the engine, long rollouts, soak
+	@compose/machine/test.sh all
 
 bench: ## measure beside Ray Serve: [QUICK=1] [MODE=processes] [ROUNDS=3] [SECONDS=5] [ONLY=echo,open] [PEER=0]
 	@compose/machine/bench.sh "MODE=$(MODE)" "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "WATCH=$(WATCH)" "DEVICE=$(DEVICE)" "OUT=$(OUT)"

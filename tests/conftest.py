@@ -1,4 +1,4 @@
-"""Fixtures that several kinds of tests share: the stack, once a run, and the evidence of a failed test."""
+"""Fixtures that several kinds of tests share: stacks, and the evidence of a failed test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,7 +16,8 @@ from pierhead.routing_stats import NOTHING, STATS
 
 from tests.harness.machine import Pace
 from tests.harness.process_state import left_behind, our_threads, process_state
-from tests.harness.stack import ROOT, Stack
+from tests.harness.shared_stacks import SharedStacks, WrittenStack
+from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 
 # How long an example takes, or its making, says how busy the machine is. What must end in time says so in its test, and
@@ -30,16 +30,26 @@ settings.load_profile("same")
 APPS = ("compose/apps/echo.yaml", "compose/apps/recsys.yaml")
 ORDER = os.environ.get("PIERHEAD_TEST_ORDER", "")
 """A number: the files in an order of chance that it begins."""
-_reports = pytest.StashKey[bool]()
+SHARED_STACKS = ("stack", "written")
+"""The fixtures of stacks that tests share."""
+_failed = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not ORDER:
-        return
-    files = sorted({item.path for item in items})
-    Random(int(ORDER)).shuffle(files)
-    places = {path: place for place, path in enumerate(files)}
-    items.sort(key=lambda item: places[item.path])
+    if ORDER:
+        files = sorted({item.path for item in items})
+        Random(int(ORDER)).shuffle(files)
+        places = {path: place for place, path in enumerate(files)}
+        items.sort(key=lambda item: places[item.path])
+    items.sort(key=_shared_stack)
+
+
+def _shared_stack(item: pytest.Item) -> int:
+    """Where the tests of the stack that this one shares come: together, so that it is started once."""
+    fixtures = getattr(item, "fixturenames", ())
+    if "shared_stacks" not in fixtures:
+        return 0
+    return 1 + next(place for place, name in enumerate(SHARED_STACKS) if name in fixtures)
 
 
 def pytest_collection_finish() -> None:
@@ -87,7 +97,7 @@ def _warned_where_it_was_left() -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.when == "call":
-        item.stash[_reports] = report.failed
+        item.stash[_failed] = report.failed
     return report
 
 
@@ -99,27 +109,51 @@ def pace() -> Iterator[Pace]:
 
 
 @pytest.fixture(scope="session")
-def running_stack() -> Iterator[Stack]:
-    """The two benchmark applications, up and answering."""
-    with Stack("pierhead-test", APPS).running("session") as stack:
-        eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo answers", within_s=120)
-        eventually(lambda: stack.get("/recsys/?user_id=7").status == 200, "recsys answers", within_s=240)
+def shared_stacks() -> Iterator[SharedStacks]:
+    stacks = SharedStacks()
+    yield stacks
+    stacks.end()
+
+
+@pytest.fixture(scope="session")
+def _benchmark_apps() -> Stack:
+    return Stack("pierhead-test", APPS)
+
+
+@pytest.fixture(scope="session")
+def _written_apps() -> WrittenStack:
+    return WrittenStack("pierhead-test-written")
+
+
+@pytest.fixture
+def stack(shared_stacks: SharedStacks, _benchmark_apps: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """The two benchmark applications, as they are written and with nothing left to do."""
+    stack = _benchmark_apps
+    with shared_stacks.lend(stack, lambda: has_failed(request), request.node.name):
+        eventually(lambda: is_written(stack), "the replicas are to be as they are written")
+        stack.settle(**WRITTEN)
+        eventually(lambda: stack.get("/echo?message=hi").status == 200, "echo answers")
+        eventually(lambda: stack.get("/recsys/?user_id=7").status == 200, "recsys answers")
         yield stack
 
 
 @pytest.fixture
-def stack(running_stack: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """The running stack, back at its written replica counts before each test, and with nothing left to do; evidence is
-    kept when one fails.
-    """
-    for name, replicas in WRITTEN.items():
-        running_stack.api(f"/api/v1/services/{name}/scale", "PUT", {"replicas": replicas})
-    running_stack.wait_settled(**WRITTEN)
-    # A replica that is ready has no server yet, and one that is gone may still have routes: the next step is planned.
-    eventually(lambda: running_stack.plan_text() == "nothing to do", "there is nothing else")
-    yield running_stack
-    if request.node.stash.get(_reports, False):
-        running_stack.save_evidence(Path(ROOT / "test-evidence" / request.node.name))
+def written(
+    shared_stacks: SharedStacks, _written_apps: WrittenStack, request: pytest.FixtureRequest
+) -> Iterator[WrittenStack]:
+    """A stack that becomes what the test writes; see there."""
+    with shared_stacks.lend(_written_apps, lambda: has_failed(request), request.node.name):
+        yield _written_apps
+
+
+def has_failed(request: pytest.FixtureRequest) -> bool:
+    return bool(request.node.stash.get(_failed, True))
+
+
+def is_written(stack: Stack) -> bool:
+    """Ask for the written replicas; whether every service has taken it."""
+    asked = [stack.api(f"/api/v1/services/{name}/scale", "PUT", {"replicas": WRITTEN[name]}) for name in WRITTEN]
+    return all(answer.status == 202 for answer in asked)
 
 
 WRITTEN = {"echo": 1, "echo-child": 1, "recsys": 1, "ranker": 2}

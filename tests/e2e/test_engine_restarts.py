@@ -1,7 +1,6 @@
 """The Docker Engine is restarted under load: with live-restore nobody notices, without it all comes back by itself.
 
 The engine is one of the test's own (tests/harness/own_engine.py): the machine's own runs other people's containers.
-`-s` prints the figures.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tests.harness.load import Load
 from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.harness.fake_gpus import CDI_FILE, CDI_KIND, GPUS, fake_gpus
 from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def test_four_gpus_four_replicas_and_the_fifth_waits_with_a_reason(
         print("".join(f"\n  {name} {gpu}" for name, gpu in seen.items()), f"\n  PENDING {pending[0]['message']}")
 
 
+@pytest.mark.long
 def test_slots_share_gpus_and_whole_ones_wait_for_them_to_be_empty(
     gpu_stack: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.harness.load import Load
-from tests.harness.stack import ROOT, Stack, request
+from tests.harness.shared_stacks import WrittenStack
+from tests.harness.stack import ROOT, Stack, address_of, request
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
-APP = ROOT / "compose" / "apps" / "echo.yaml"
+ECHO = (ROOT / "compose" / "apps" / "echo.yaml").read_text()
 REPLICAS = 3
 
 
 @pytest.fixture
-def edited() -> Iterator[tuple[Stack, Path]]:
-    """The echo with three children, and its file to be edited."""
-    app = ROOT / ".state" / "apps" / "echo.yaml"
-    app.parent.mkdir(parents=True, exist_ok=True)
-    write(app)
-    try:
-        with Stack("pierhead-test-config", [str(app.relative_to(ROOT))]).running() as stack:
-            eventually(
-                lambda: stack.get("/echo?message=hi").json == {"response": "Echo: hi"}, "it answers", within_s=120
-            )
-            stack.scale("echo-child", REPLICAS)
-            stack.wait_settled(**{"echo-child": REPLICAS})
-            yield stack, app
-    finally:
-        app.unlink()
+def echo(written: WrittenStack) -> WrittenStack:
+    """The echo with three children."""
+    written.become(with_keys(), echo=1, **{"echo-child": REPLICAS})
+    eventually(lambda: answers(written) == {"Echo: hi"}, "it answers")
+    return written
 
 
-def write(app: Path, **keys: str) -> None:
-    """Write the application with these keys in the child's block."""
+def with_keys(**keys: str) -> str:
+    """The application with these keys in the child's block."""
     lines = "".join(f"      {key}: {value}\n" for key, value in keys.items())
-    head, child, tail = APP.read_text().replace("context: ..", f"context: {ROOT}").partition("  echo-child:\n")
-    app.write_text(head + child + tail.replace("x-serve:\n", f"x-serve:\n{lines}"))
+    head, child, tail = ECHO.partition("  echo-child:\n")
+    tail = tail.replace("replicas: 1", f"replicas: {REPLICAS}")
+    return head + child + tail.replace("x-serve:\n", f"x-serve:\n{lines}")
 
 
 def config(stack: Stack) -> Any:
     return stack.service("echo-child")["user_config"]
-
-
-def messages(stack: Stack, kind: str) -> list[str]:
-    return [event["message"] for event in stack.events() if event["kind"] == kind]
 
 
 def answers(stack: Stack) -> set[str]:
@@ -57,39 +43,36 @@ def answers(stack: Stack) -> set[str]:
     return {stack.get("/echo?message=hi").json["response"] for _ in range(30)}
 
 
-def test_running_replicas_take_it_over_and_no_request_notices(edited: tuple[Stack, Path]) -> None:
-    stack, app = edited
-    before, worker = stack.replica_ids(), stack.haproxy_worker()
-    with Load([stack.url("/echo?message=hi")], connections=16) as load:
-        write(app, user_config="{greeting: Ahoy}")
-        eventually(lambda: messages(stack, "user_config_applied"), "it has come everywhere")
-        assert answers(stack) == {"Ahoy: hi"}
-        [changed] = messages(stack, "user_config")
+def test_running_replicas_take_it_over_and_no_request_notices(echo: WrittenStack) -> None:
+    before, worker = echo.replica_ids(), echo.haproxy_worker()
+    with Load([echo.url("/echo?message=hi")], connections=16) as load:
+        echo.write(with_keys(user_config="{greeting: Ahoy}"))
+        eventually(lambda: echo.messages("user_config_applied"), "it has come everywhere")
+        assert answers(echo) == {"Ahoy: hi"}
+        [changed] = echo.messages("user_config")
         assert changed.endswith('greeting: nothing -> "Ahoy"; no restart')
-        [applied] = messages(stack, "user_config_applied")
+        [applied] = echo.messages("user_config_applied")
         assert applied.endswith(f"is in force in {REPLICAS} of {REPLICAS} replicas")
 
-        write(app, user_config="{greeting: 7}")
-        eventually(lambda: len(messages(stack, "user_config_refused")) == REPLICAS, "all refuse it")
-        assert answers(stack) == {"Ahoy: hi"}, "the former one stays in force"
-        row = eventually(lambda: refused(stack), "the status says so")
+        echo.write(with_keys(user_config="{greeting: 7}"))
+        eventually(lambda: len(echo.messages("user_config_refused")) == REPLICAS, "all refuse it")
+        assert answers(echo) == {"Ahoy: hi"}, "the former one stays in force"
+        row = eventually(lambda: refused(echo), "the status says so")
         assert "Echo.reconfigure raised ValueError: expected {greeting: <some text>} or {}" in row["message"]
-        eventually(lambda: "no restart" in stack.plan_text(), "the plan says that they go on as they are")
+        eventually(lambda: "no restart" in echo.plan_text(), "the plan says that they go on as they are")
 
-        stack.container("controller").kill()
-        write(app, user_config="{greeting: Moin}")
-        stack.container("controller").start()
-        eventually(lambda: answers(stack) == {"Moin: hi"}, "the next controller goes on", within_s=120)
-        eventually(lambda: stack.service("echo-child")["state"] == "HEALTHY", "all is well")
-    print(f"\n{load.result}")
+        echo.container("controller").kill()
+        echo.write(with_keys(user_config="{greeting: Moin}"))
+        echo.container("controller").start()
+        eventually(lambda: answers(echo) == {"Moin: hi"}, "the next controller goes on", within_s=120)
+        eventually(lambda: echo.service("echo-child")["state"] == "HEALTHY", "all is well")
     load.assert_no_failure()
-    assert stack.replica_ids() == before, "the same containers"
-    assert stack.haproxy_worker() == worker, "not one reload"
-    assert config(stack)["value"] == {"greeting": "Moin"}
+    assert echo.replica_ids() == before, "the same containers"
+    assert echo.haproxy_worker() == worker, "not one reload"
+    assert config(echo)["value"] == {"greeting": "Moin"}
 
-    stack.scale("echo-child", REPLICAS + 1)
-    stack.wait_settled(**{"echo-child": REPLICAS + 1})
-    assert answers(stack) == {"Moin: hi"}, "the new one began with it"
+    echo.scale("echo-child", REPLICAS + 1)
+    assert answers(echo) == {"Moin: hi"}, "the new one began with it"
 
 
 def refused(stack: Stack) -> Any:
@@ -102,9 +85,7 @@ def calls(stack: Stack) -> dict[str, float]:
     """How many calls each child has had so far, by its own count."""
     found = {}
     for name, container in stack.replicas("echo-child").items():
-        container.reload()
-        [network] = container.attrs["NetworkSettings"]["Networks"].values()
-        page = request(f"http://{network['IPAddress']}:9100/metrics").body.decode()
+        page = request(f"http://{address_of(container)}:9100/metrics").body.decode()
         lines = [line for line in page.splitlines() if line.startswith("pierhead_requests_total{") and "/Echo" in line]
         found[name] = sum(float(line.rpartition(" ")[2]) for line in lines)
     return found
@@ -120,22 +101,21 @@ def spread(stack: Stack, session: str) -> list[float]:
 
 
 def wrote(stack: Stack, before: int) -> bool:
-    return len(messages(stack, "write_routing")) > before
+    return len(stack.messages("write_routing")) > before
 
 
-def test_callers_go_by_another_router_and_no_request_notices(edited: tuple[Stack, Path]) -> None:
-    stack, app = edited
-    before = stack.replica_ids()
-    assert spread(stack, "a")[0] < 30, "each request by itself"
-    with Load([stack.url("/echo?message=hi")], connections=16) as load:
+@pytest.mark.long
+def test_callers_go_by_another_router_and_no_request_notices(echo: WrittenStack) -> None:
+    before = echo.replica_ids()
+    assert spread(echo, "a")[0] < 30, "each request by itself"
+    with Load([echo.url("/echo?message=hi")], connections=16) as load:
         for policy in ("round_robin", "least_ongoing", "consistent_hash"):
-            written = len(messages(stack, "write_routing"))
-            write(app, router=f"{{policy: {policy}}}")
-            eventually(partial(wrote, stack, written), "HAProxy has it, and callers were told in the same tick")
+            so_far = len(echo.messages("write_routing"))
+            echo.write(with_keys(router=f"{{policy: {policy}}}"))
+            eventually(partial(wrote, echo, so_far), "HAProxy has it, and callers were told in the same tick")
     load.assert_no_failure()
-    eventually(lambda: spread(stack, "a") == [30, 0, 0], "all of a session at one replica")
-    assert spread(stack, "a") == [30, 0, 0]
-    write(app, router="{policy: round_robin}")
-    eventually(lambda: spread(stack, "a") == [10, 10, 10], "in turn")
-    print(f"\n{load.result}")
-    assert stack.replica_ids() == before, "the same containers, of callers and called"
+    eventually(lambda: spread(echo, "a") == [30, 0, 0], "all of a session at one replica")
+    assert spread(echo, "a") == [30, 0, 0]
+    echo.write(with_keys(router="{policy: round_robin}"))
+    eventually(lambda: spread(echo, "a") == [10, 10, 10], "in turn")
+    assert echo.replica_ids() == before, "the same containers, of callers and called"

@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.harness.load import Load, LoadResult
 from tests.harness.machine import Pace, judge
+from tests.harness.shared_stacks import WrittenStack
 from tests.harness.stack import Answer, Stack, request
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
+OVERLOAD = (Path(__file__).parent / "apps" / "overload.yaml").read_text()
 WORK_S = 0.2
 PLACES = 8
 QUEUE = 8
@@ -26,7 +28,7 @@ CAPACITY = PLACES / WORK_S
 """Requests a second. This and what it is made of is what tests/e2e/apps/overload.yaml says: so little that ten times as
 much is nothing to a slow machine."""
 TIMES = 10
-SECONDS = 8.0
+SECONDS = 5.0
 GOODPUT = 0.85
 """Of what is done without overload, at least: clients, HAProxy and replicas share the processors."""
 ONE_TOO_MANY = 0.01
@@ -34,20 +36,10 @@ ONE_TOO_MANY = 0.01
 maxconn, when several arrive in the same instant. The replica refuses it before any work, and says when to come back."""
 OTHER_THREADS = min(len(os.sched_getaffinity(0)), 8) - 1
 """HAProxy's, beside the one that looks: each may let one in that has found the same last place free."""
-IN_PASSING = 1.25
-"""By Little's law, how many are answered and how long one takes say how many are inside, however fast the machine is.
-To those in work and in line come the ones that are on their way in or out: more, where clients wait for a core."""
-
-
-@pytest.fixture
-def stack() -> Iterator[Stack]:
-    with Stack("pierhead-test-overload", ["tests/e2e/apps/overload.yaml"]).running() as stack:
-        stack.wait_settled(worker=2)
-        yield stack
 
 
 def measured(stack: Stack, connections: int) -> LoadResult:
-    """A load for some time. Whoever is refused comes back after 20 ms, not after the 2 s that the answer asks for."""
+    """A load for some time. A client that is refused comes back after 20 ms, not after the 2 s that it is asked for."""
     load = Load([stack.url("/faulty")], connections=connections, limit_s=SECONDS)
     began = time.monotonic()
     with load:
@@ -73,26 +65,25 @@ def refused(stack: Stack) -> list[Answer]:
     return [answer] if answer.status == 429 else []
 
 
-def test_overload_is_refused_and_what_is_accepted_is_done(stack: Stack) -> None:
+def test_overload_is_refused_and_what_is_accepted_is_done(written: WrittenStack) -> None:
+    written.become(OVERLOAD, worker=2)
+    eventually(lambda: written.get("/faulty").status == 200, "it answers")
     with Pace() as pace:
-        peak = measured(stack, PLACES + QUEUE // 2)
-        over = measured(stack, 80)
+        peak = measured(written, PLACES + QUEUE // 2)
+        over = measured(written, 80)
     print(f"\npeak: {done(peak):.0f}/s, {peak}\nover: {done(over):.0f}/s, {over}")
     assert peak.kinds() <= {"429"}, peak.failures[:3]
     assert peak.failed <= ONE_TOO_MANY * peak.requests
-    inside, came = over.p50_ms / 1000 * done(over), over.requests / over.seconds
-    waited, worked = most(stack, "haproxy_backend_max_queue"), most(stack, "haproxy_server_max_sessions")
-    print(f"at a time at most {waited:g} in line, {worked:g} at a replica; {inside:.1f} inside; {came:.0f}/s came")
     assert over.kinds() == {"429"}, over.failures[:3]
+    # An accepted request waits for those in line and in work only: what bounds their number bounds its latency.
+    waited, worked = most(written, "haproxy_backend_max_queue"), most(written, "haproxy_server_max_sessions")
     assert waited <= QUEUE + OTHER_THREADS, "no line is longer than it may be"
     assert worked <= PLACES // 2 + OTHER_THREADS, "no replica has more than it takes"
-    with Load([stack.url("/faulty")], connections=80):
-        (refusal,) = eventually(lambda: refused(stack), "one is refused")
+    with Load([written.url("/faulty")], connections=80):
+        (refusal,) = eventually(lambda: refused(written), "one is refused")
     assert refusal.headers["retry-after"] == "2"
     assert json.loads(refusal.body)["error"]["code"] == "queue_full"
-    after = measured(stack, PLACES // 2)
-    assert after.failed == 0, "everything is normal again"
-    judge(came >= TIMES * CAPACITY, f"it was an overload, and it was {came:.0f}/s", pace)
-    most_inside = IN_PASSING * (PLACES + QUEUE)
-    judge(inside <= most_inside, f"whoever is accepted waits for those before it only: {inside:.1f} were inside", pace)
-    judge(done(over) >= GOODPUT * done(peak), f"as much is done as ever: {over}; at the peak {peak}", pace)
+    assert measured(written, PLACES // 2).failed == 0, "everything is normal again"
+    came = over.requests / over.seconds
+    slow = [f"it was no overload: {came:.0f}/s came"] if came < TIMES * CAPACITY else []
+    judge(done(over) >= GOODPUT * done(peak), f"as much is done as ever: {over}; at the peak {peak}", pace, slow)

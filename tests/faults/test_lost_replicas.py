@@ -19,7 +19,7 @@ from tests.faults.processes import Fleet, Running
 from tests.harness.machine import Pace, judge
 from tests.unit.runtime.harness import until
 
-both_transports = pytest.mark.parametrize("transport", ["lane", "grpc"])
+both_transports = pytest.mark.parametrize("transport", ["lane", pytest.param("grpc", marks=pytest.mark.long)])
 
 SILENT_S = 5.0
 """A peer that says nothing is given up after so long: it is pinged after 2 s without a word, and has 3 s to answer."""
@@ -29,10 +29,6 @@ CALLER_SILENT_S = 15.0
 
 BROKEN_S = 0.5
 """The kernel tells at once that a connection is broken."""
-
-BACK_S = 6.0
-"""A replica that is back is used again: 2 s between tries at most, half of it more by jitter, and a try that was
-begun before has to fail first."""
 
 SLACK_S = 1.5
 """What busy cores may add."""
@@ -90,24 +86,17 @@ async def in_the_midst(callers: Callers, *replicas: Running) -> None:
     await until(lambda: callers.at(replicas[-1]) > 4, f"calls are at {replicas[-1].name}", PATIENCE_S)
 
 
-async def is_used_again(callers: Callers, replica: Running) -> float:
-    """Wait until it answers calls; no further call fails meanwhile, nor soon after.
-
-    Returns after how many seconds it did.
-    """
+async def is_used_again(callers: Callers, replica: Running) -> None:
+    """Wait until it answers calls; no further call fails meanwhile, nor soon after."""
     failed, since = len(callers.failed), time.monotonic()
     await until(lambda: callers.answered_by(replica, since) > 0, f"{replica.name} is used again", PATIENCE_S)
-    took_s = time.monotonic() - since
-    print(f"{replica.name} is used again after {took_s:.3f} s")
     await callers.go_well(ENOUGH)
     assert len(callers.failed) == failed, callers.errors()
-    return took_s
 
 
-def judge_times(pace: Pace, *, noticed_s: float, within_s: float, back_s: float) -> None:
-    """Whether the loss was noticed in time, and the replica used again in time."""
+def judge_time(pace: Pace, noticed_s: float, within_s: float) -> None:
+    """Whether the loss was noticed in time."""
     judge(noticed_s <= within_s + SLACK_S, f"given up after {within_s:g} s, and it was {noticed_s:.1f} s", pace)
-    judge(back_s <= BACK_S + SLACK_S, f"used again after {BACK_S:g} s, and it was {back_s:.1f} s", pace)
 
 
 @both_transports
@@ -120,8 +109,8 @@ async def test_a_replica_that_hangs(fleet: Fleet, transport: str) -> None:
             hangs.send(signal.SIGSTOP)
             noticed_s = await loss.noticed()
             hangs.send(signal.SIGCONT)
-            back_s = await is_used_again(callers, hangs)
-    judge_times(pace, noticed_s=noticed_s, within_s=SILENT_S, back_s=back_s)
+            await is_used_again(callers, hangs)
+    judge_time(pace, noticed_s, SILENT_S)
 
 
 @both_transports
@@ -134,8 +123,8 @@ async def test_a_replica_that_is_killed_and_started_again_at_its_address(fleet: 
             dies.send(signal.SIGKILL)
             noticed_s = await loss.noticed()
             again = await fleet.start("worker", "again", host=dies.host)
-            back_s = await is_used_again(callers, again)
-    judge_times(pace, noticed_s=noticed_s, within_s=BROKEN_S, back_s=back_s)
+            await is_used_again(callers, again)
+    judge_time(pace, noticed_s, BROKEN_S)
 
 
 @both_transports
@@ -149,8 +138,8 @@ async def test_a_replica_whose_cable_is_pulled(fleet: Fleet, transport: str) -> 
             far_away.pull_the_cable()
             noticed_s = await loss.noticed()
             far_away.plug_it_in()
-            back_s = await is_used_again(callers, far)
-    judge_times(pace, noticed_s=noticed_s, within_s=SILENT_S, back_s=back_s)
+            await is_used_again(callers, far)
+    judge_time(pace, noticed_s, SILENT_S)
 
 
 async def test_a_replica_that_is_cut_off_stops_working_for_its_callers(fleet: Fleet) -> None:
@@ -166,19 +155,17 @@ async def test_a_replica_that_is_cut_off_stops_working_for_its_callers(fleet: Fl
             print(f"the replica gave its callers up after {took_s:.1f} s")
             ended = await asyncio.gather(*long_ones, return_exceptions=True)
             assert [type(error) for error in ended] == [ReplicaDied] * 8
-    judge(took_s <= CALLER_SILENT_S + SLACK_S, f"given up after {CALLER_SILENT_S:g} s, and it was {took_s:.1f} s", pace)
+    judge_time(pace, took_s, CALLER_SILENT_S)
 
 
 @both_transports
 async def test_a_replica_that_is_told_to_stop_loses_no_call(fleet: Fleet, transport: str) -> None:
     stays, goes = await fleet.workers("stays", "goes")
-    with Pace() as pace:
-        async with Callers([stays, goes], transport) as callers:
-            await in_the_midst(callers, stays, goes)
-            goes.send(signal.SIGTERM)
-            assert await goes.ended() == 0
-            await callers.go_well(ENOUGH)
-            again = await fleet.start("worker", "again", host=goes.host)
-            back_s = await is_used_again(callers, again)
-        assert not callers.failed, callers.errors()
-    judge(back_s <= BACK_S + SLACK_S, f"used again after {BACK_S:g} s, and it was {back_s:.1f} s", pace)
+    async with Callers([stays, goes], transport) as callers:
+        await in_the_midst(callers, stays, goes)
+        goes.send(signal.SIGTERM)
+        assert await goes.ended() == 0
+        await callers.go_well(ENOUGH)
+        again = await fleet.start("worker", "again", host=goes.host)
+        await is_used_again(callers, again)
+    assert not callers.failed, callers.errors()

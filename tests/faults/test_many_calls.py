@@ -1,13 +1,9 @@
-"""A million calls through one lane, and a million messages of one stream: nothing grows, on either side.
-
-By default fewer, so that the suite stays short; PIERHEAD_TEST_CALLS=1000000 for all of them.
-"""
+"""Many calls through one lane, and as many messages of one stream: nothing grows, on either side."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from typing import Any
 
@@ -15,7 +11,7 @@ import pytest
 
 from tests.faults.processes import ROOT, Fleet, environment
 
-CALLS = int(os.environ.get("PIERHEAD_TEST_CALLS", "300000"))
+CALLS = 300_000
 
 WARM = 0.2
 """The share of the calls after which a process has all that it needs."""
@@ -24,6 +20,7 @@ MAY_GROW = {"resident": 3 * 2**20, "blocks": 3000, "objects": 200}
 """From then on, whatever the number of calls. Allocators take a little more now and then."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["calls", "messages"])
 async def test_nothing_grows(fleet: Fleet, kind: str) -> None:

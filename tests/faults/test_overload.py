@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.load import Seen, arrivals, users
+from tests.faults.load import arrivals, users
 from tests.faults.processes import Fleet, Running
 from tests.harness.machine import Cores, Watch, judge
 from tests.unit.runtime.harness import until
@@ -24,9 +24,6 @@ TIMES = 10
 
 GOODPUT = 0.9
 """Of the peak, at least."""
-
-SLACK_S = 0.1
-"""What a scheduler may add to the time of a request."""
 
 AFTERWARDS_S = 1.0
 """What is looked at when the last request of the overload has been answered: all of it has to be normal. It is fewer
@@ -39,7 +36,7 @@ each request that is being answered; of those that it refuses it keeps nothing."
 LEFT_S = 30.0
 """Within which counts of what is in work are 0 once nobody asks for anything."""
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)
@@ -122,24 +119,14 @@ async def overload(fleet: Fleet, turns: Path, setting: Setting, seconds: float) 
     assert set(over.refused_with) == {setting.status}, "the rest is refused, and told when to come back"
     assert len(over.good) + len(over.refused) + over.unsent == int(TIMES * setting.capacity * seconds)
     in_turn = over.answered_meanwhile(0.99) <= setting.most_before
-    assert in_turn or setting.ingresses > 1, "whoever is accepted waits for those before it only"
+    # Callers that know nothing of each other overtake each other where one of them waits for a core.
+    assert in_turn or setting.ingresses > 1, "an accepted request waits for those before it only"
     assert (len(after.refused), after.unsent) == (0, 0), "everything is normal again"
     for process, name in [(each, "ongoing") for each in workers] + [(each, "queued") for each in ingresses]:
         gauge = f"pierhead_{name}_requests"
         await until(lambda: process.metric(gauge) == 0, f"{gauge} of {process.name} is 0", LEFT_S)  # noqa: B023
-    judge_times(setting, cores, peak, over, after)
-
-
-def judge_times(setting: Setting, cores: Cores, peak: Seen, over: Seen, after: Seen) -> None:
-    """What a machine has to have the cores for. Among several callers that is their order, too: others are served while
-    one of them waits for a core.
-    """
-    late = [f"the load itself was {over.late_s:.2f} s late"] if over.late_s > SLACK_S else []
-    in_turn = over.answered_meanwhile(0.99) <= setting.most_before
-    judge(in_turn, f"at most {setting.most_before} are answered while one waits: {over}", cores, late)
-    judge(not over.unsent, f"refusals are quick enough for {TIMES} times the capacity: {over}", cores, late)
-    judge(over.rate() >= GOODPUT * peak.rate(), f"as much is done as ever: {over}; at the peak {peak}", cores, late)
-    judge(after.quantile(1.0) <= setting.work_s + SLACK_S, f"as quick as ever afterwards: {after}", cores, late)
+    slow = [f"{over.unsent} were not sent, and the load was {over.late_s:.2f} s late"] if over.unsent else []
+    judge(over.rate() >= GOODPUT * peak.rate(), f"as much is done as ever: {over}; at the peak {peak}", cores, slow)
 
 
 @pytest.fixture

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
-
 from dashboards.panels import Section
 from tests.harness.stack import Stack, request
+from tests.harness.waiting import eventually
 
 
-def queries_of(sections: Sequence[Section]) -> list[Any]:
-    """The queries of a page's sections, as parameters with names."""
-    return [
-        pytest.param(query.expr, id=f"{section.title}: {panel.title}: {query.legend}")
+def queries_of(sections: Sequence[Section]) -> dict[str, str]:
+    """The queries of a page's sections, by their names."""
+    return {
+        f"{section.title}: {panel.title}: {query.legend}": query.expr
         for section in sections
         for panel in section.panels
         for query in panel.queries
-    ]
+    }
+
+
+@contextlib.contextmanager
+def traffic(ask: Callable[[], None]) -> Iterator[None]:
+    """Within: `ask` is called again and again, in a thread of its own."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.1):
+            ask()
+
+    asking = threading.Thread(target=run)
+    asking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        asking.join()
 
 
 class Prometheus:
@@ -42,6 +61,18 @@ class Prometheus:
         """The values of a query that are numbers: 0/0 is a sample, but nothing to look at."""
         values = [float(sample["value"][1]) for sample in self._samples(expr)]
         return [value for value in values if not math.isnan(value)]
+
+    def wait_for_data(self, queries: Mapping[str, str]) -> None:
+        """Wait until every one of these queries, by name, has found a number."""
+        missing = dict(queries)
+
+        def has_all() -> bool:
+            for name in [name for name, expr in missing.items() if self.numbers(expr)]:
+                del missing[name]
+            assert not missing, f"no data for {missing}"
+            return True
+
+        eventually(has_all, "every query has found data", within_s=120)
 
     def target_health(self) -> dict[str, str]:
         """Health ("up", "down", "unknown") of the replicas that are targets now, by replica."""

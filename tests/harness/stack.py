@@ -35,6 +35,9 @@ PORTS = (
     "PIERHEAD_PROMETHEUS_PORT",
 )
 
+EVIDENCE = ROOT / "test-evidence"
+"""Where tests leave what explains a failure."""
+
 ANSWER_S = 120.0
 """Against what never answers: an edge that holds a request for a replica's start may take most of a minute."""
 
@@ -77,6 +80,7 @@ class Stack:
             **self.extra_env,
         }
         self.docker = docker.from_env(environment=self.env, timeout=int(ENGINE_S))
+        self._forgotten_at = 0.0
 
     # ------------------------------------------------------------------------------------------------- as a user does
 
@@ -120,14 +124,19 @@ class Stack:
 
         `evidence`: name of the directory for it, the project's unless given.
         """
-        self.down()
         try:
-            self.up()
-            eventually(lambda: self.api("/healthz").status == 200, "the controller is up")
+            self.renew()
             yield self
         finally:
-            self.save_evidence(ROOT / "test-evidence" / (evidence or self.project))
+            self.save_evidence(EVIDENCE / (evidence or self.project))
             self.down()
+
+    def renew(self) -> None:
+        """Start from nothing, whatever there is."""
+        self.down()
+        self._forgotten_at = 0.0
+        self.up()
+        eventually(lambda: self.api("/healthz").status == 200, "the controller is up")
 
     def pierhead(self, *arguments: str, timeout_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
         """Run the controller's CLI, as every make target does."""
@@ -193,11 +202,28 @@ class Stack:
                 within_s,
             )
 
+    def settle(self, **replicas: int) -> None:
+        """Wait until the services have these replicas and there is nothing left to do, and forget the events so far."""
+        self.wait_settled(**replicas)
+        # A replica that is ready has no server yet, and one that is gone may have routes: the next step is planned.
+        eventually(lambda: self.plan_text() == "nothing to do", "there is nothing else")
+        self.forget_events()
+
     def plan_text(self) -> str:
         return self.api("/api/v1/plan?format=text").body.decode().strip()
 
     def events(self) -> list[Any]:
-        return list(self.api("/api/v1/events?limit=1000").json["events"])
+        """What happened since the last `forget_events`, oldest first."""
+        events = self.api("/api/v1/events?limit=1000").json["events"]
+        return [event for event in events if event["last_at"] > self._forgotten_at]
+
+    def messages(self, kind: str) -> list[str]:
+        """What the events of a kind say."""
+        return [event["message"] for event in self.events() if event["kind"] == kind]
+
+    def forget_events(self) -> None:
+        """Leave out of `events` everything that has happened so far."""
+        self._forgotten_at = max((float(event["last_at"]) for event in self.events()), default=self._forgotten_at)
 
     def haproxy_worker(self) -> int:
         """Process id (of this machine) of HAProxy's youngest worker: the same before and after = it was not reloaded.

@@ -12,6 +12,7 @@ import pytest
 from tests.harness.stack import ROOT
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_quick_run_measures_every_part(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bench.llm", "QUICK=1", f"OUT={tmp_path}"]

@@ -20,6 +20,7 @@ def made() -> bool:
     return subprocess.run(["compose/machine/buckets.sh", "check"], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not made(), reason="no s3fs and gcsfs here; compose/machine/buckets.sh installs them")
 def test_buckets_are_what_every_bucket_is() -> None:
     # What the other tests share needs packages that this environment lacks.

