@@ -25,6 +25,8 @@ pytestmark = [
 ]
 
 DEFAULT_PORTS = {"PIERHEAD_HTTP_PORT": 8000, "PIERHEAD_GRPC_PORT": 9000, "PIERHEAD_API_PORT": 8100}
+_CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""What `docker compose logs` erases lines with, also where there is no terminal."""
 _BLOCK = re.compile(r"<!-- test -->\n```(bash|python)\n(.*?)```\n(?:```text\n(.*?)```\n)?", re.DOTALL)
 
 
@@ -79,4 +81,4 @@ def test_an_example_does_what_the_page_says(stack: Stack, example: Example) -> N
     )
     assert done.returncode == 0, done.stdout + done.stderr
     if example.prints:
-        assert pattern(example.prints).fullmatch(done.stdout.strip()), done.stdout
+        assert pattern(example.prints).fullmatch(_CONTROL.sub("", done.stdout).strip()), done.stdout
