@@ -12,9 +12,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import hdrs, web
-from pierhead import has_replica, on_request_end, set_model_id, sse
+from pierhead import has_replica, http_errors, on_request_end, set_model_id, sse
 from pierhead.errors import Backpressure, NoReplica, PierheadError, Unavailable
-from pierhead.http import errors as http_errors
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 
 from services.llm.gateway.body.body import Asked, read_body
