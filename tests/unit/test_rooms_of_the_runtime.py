@@ -24,6 +24,7 @@ FOR_USERS = {"pierhead", "pierhead.handle", "pierhead.local", "pierhead.llm_app"
 
 FOR_EVERY_ROOM = {
     "pierhead.deadlines",
+    "pierhead.environment",
     "pierhead.errors",
     "pierhead.held",
     "pierhead.json_data",

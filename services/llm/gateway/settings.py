@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
-from pierhead.errors import SettingsError
+from pierhead.environment import Environment
 
 from services.llm.gateway.models.model_map import ModelMap, read_models
-
-T = TypeVar("T")
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Half of what one message between services may have: images travel in the text."""
@@ -47,76 +44,40 @@ class GatewaySettings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> GatewaySettings:
         """Read the environment. Raises SettingsError that names every bad variable, not only the first."""
-        reader = _Reader(environ)
-        read = reader.read
-        keys_file = environ.get("PIERHEAD_LLM_KEYS_FILE", "").strip() or None
+        env = Environment(environ)
         settings = cls(
-            models=reader.models(),
-            keys_file=keys_file,
-            gateways=read("PIERHEAD_LLM_GATEWAYS", 1, _from_to(1, 10_000), "an integer from 1 to 10000"),
-            max_body_bytes=read(
-                "PIERHEAD_LLM_MAX_BODY_BYTES", MAX_BODY_BYTES, _from_to(1024, 60 * 1024 * 1024),
+            models=_models(env),
+            keys_file=env.text("PIERHEAD_LLM_KEYS_FILE") or None,
+            gateways=env.integer("PIERHEAD_LLM_GATEWAYS", 1, 1, 10_000),
+            max_body_bytes=env.integer(
+                "PIERHEAD_LLM_MAX_BODY_BYTES", MAX_BODY_BYTES, 1024, 60 * 1024 * 1024,
                 "a number of bytes from 1024 to 62914560",
             ),
-            max_bodies_bytes=read(
-                "PIERHEAD_LLM_MAX_BODIES_BYTES", MAX_BODIES_BYTES, _from_to(1024, 1 << 40),
+            max_bodies_bytes=env.integer(
+                "PIERHEAD_LLM_MAX_BODIES_BYTES", MAX_BODIES_BYTES, 1024, 1 << 40,
                 "a number of bytes from 1024 to 1099511627776",
             ),
-            prefill_fallback=read("PIERHEAD_LLM_PREFILL_FALLBACK", True, _flag, "true or false"),
-            models_refresh_s=read("PIERHEAD_LLM_MODELS_REFRESH_S", 30.0, _seconds, "seconds from 0.1 to 3600"),
+            prefill_fallback=env.flag("PIERHEAD_LLM_PREFILL_FALLBACK", True),
+            models_refresh_s=env.read("PIERHEAD_LLM_MODELS_REFRESH_S", 30.0, _refresh_s, "seconds from 0.1 to 3600"),
         )  # fmt: skip
         if settings.max_bodies_bytes < settings.max_body_bytes:
-            reader.problems.append(
+            env.problems.append(
                 "PIERHEAD_LLM_MAX_BODIES_BYTES: expected at least PIERHEAD_LLM_MAX_BODY_BYTES, "
                 f"{settings.max_body_bytes}, found {settings.max_bodies_bytes}"
             )
-        if reader.problems:
-            raise SettingsError("\n".join(reader.problems))
+        env.check()
         return settings
 
 
-class _Reader:
-    """Reads typed values and collects what is wrong with them."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self.problems: list[str] = []
-
-    def models(self) -> ModelMap:
-        try:
-            return read_models(self._environ)
-        except ValueError as error:
-            self.problems.append(str(error))
-            return ModelMap({})
-
-    def read(self, name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
-        raw = self._environ.get(name, "").strip()
-        if not raw:
-            return default
-        try:
-            return parse(raw)
-        except ValueError:
-            self.problems.append(f'{name}: expected {expected}, found "{raw}"')
-            return default
+def _models(env: Environment) -> ModelMap:
+    try:
+        return read_models(env.variables)
+    except ValueError as error:
+        env.problems.append(str(error))
+        return ModelMap({})
 
 
-def _from_to(least: int, most: int) -> Callable[[str], int]:
-    def parse(raw: str) -> int:
-        value = int(raw)
-        if not least <= value <= most:
-            raise ValueError
-        return value
-
-    return parse
-
-
-def _flag(raw: str) -> bool:
-    if raw.lower() not in ("true", "false", "1", "0"):
-        raise ValueError
-    return raw.lower() in ("true", "1")
-
-
-def _seconds(raw: str) -> float:
+def _refresh_s(raw: str) -> float:
     value = float(raw)
     if not 0.1 <= value <= 3600:
         raise ValueError

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
 
 import torch
-from pierhead.errors import SettingsError
-
-Device = Literal["auto", "cpu", "cuda"]
+from pierhead.environment import Environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +27,36 @@ class RankerSettings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> RankerSettings:
         """Read the environment. Raises SettingsError naming every variable that cannot be used."""
-        environ = os.environ if environ is None else environ
-        problems: list[str] = []
+        env = Environment(environ)
         settings = cls(
-            weights=_weights(environ.get("PIERHEAD_RANKER_WEIGHTS", "").strip(), problems),
-            device=_device(environ.get("PIERHEAD_RANKER_DEVICE", "").strip() or "auto", problems),
-            threads=_threads(environ.get("PIERHEAD_TORCH_THREADS", "").strip(), problems),
+            weights=_weights(env),
+            device=_device(env),
+            threads=env.integer("PIERHEAD_TORCH_THREADS", default_threads(), 1),
         )
-        if problems:
-            raise SettingsError("\n".join(problems))
+        env.check()
         return settings
 
 
-def _weights(raw: str, problems: list[str]) -> Path | None:
-    if raw and not Path(raw).is_file():
-        problems.append(
-            f"PIERHEAD_RANKER_WEIGHTS: expected a safetensors file inside the container, found none at {raw}; mount it "
-            "with `volumes`, or leave the variable out for weights from a fixed seed"
+def _weights(env: Environment) -> Path | None:
+    path = env.text("PIERHEAD_RANKER_WEIGHTS")
+    if path and not Path(path).is_file():
+        env.problems.append(
+            "PIERHEAD_RANKER_WEIGHTS: expected a safetensors file inside the container, "
+            f"found none at {path}; mount it with `volumes`, or leave the variable out for weights from a fixed seed"
         )
-    return Path(raw) if raw else None
+    return Path(path) if path else None
 
 
-def _device(raw: str, problems: list[str]) -> torch.device:
-    if raw not in ("auto", "cpu", "cuda"):
-        problems.append(f'PIERHEAD_RANKER_DEVICE: expected auto, cpu or cuda, found "{raw}"')
-        return torch.device("cpu")
+def _device(env: Environment) -> torch.device:
+    wanted = env.choice("PIERHEAD_RANKER_DEVICE", "auto", ("auto", "cpu", "cuda"))
     available = torch.cuda.is_available()
-    if raw == "cuda" and not available:
+    if wanted == "cuda" and not available:
         why = "this image holds a CPU build of PyTorch" if torch.version.cuda is None else "PyTorch finds no GPU"
-        problems.append(
+        env.problems.append(
             f"PIERHEAD_RANKER_DEVICE: expected a GPU, found none: {why}. Give the service a GPU "
             "(deploy.resources.reservations.devices) and an image with a CUDA build, or set it to cpu or auto."
         )
-    wanted = cast("Device", raw)
     return torch.device("cuda" if available and wanted != "cpu" else "cpu")
-
-
-def _threads(raw: str, problems: list[str]) -> int:
-    if not raw:
-        return default_threads()
-    if not (raw.isascii() and raw.isdigit()) or int(raw) < 1:
-        problems.append(f'PIERHEAD_TORCH_THREADS: expected an integer >= 1, found "{raw}"')
-        return 1
-    return int(raw)
 
 
 def default_threads(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

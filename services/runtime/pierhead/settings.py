@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
+
+from pierhead.environment import Environment, integer_from
 
 MAX_USER_CONFIG_BYTES = 64 * 1024
 """Of a config's text: it travels in an environment variable, of which Linux takes 128 KiB."""
@@ -30,8 +30,6 @@ def read_user_config(text: str | bytes) -> Mapping[str, Any]:
         raise ValueError(f"expected a JSON object, found a {type(found).__name__}")  # noqa: TRY004 - of its content
     return found
 
-
-T = TypeVar("T")
 
 DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8080
@@ -115,46 +113,41 @@ class Settings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the environment. Raises SettingsError that names every bad variable, not only the first."""
-        reader = _Reader(os.environ if environ is None else environ)
-        read = reader.read
-        name = reader.text("PIERHEAD_SERVICE", "")
+        env = Environment(environ)
         settings = cls(
-            project=reader.text("PIERHEAD_PROJECT", ""),
-            service=name,
-            replica=reader.text("PIERHEAD_REPLICA", "") or socket.gethostname(),
-            version=reader.text("PIERHEAD_VERSION", ""),
-            host=reader.text("PIERHEAD_HOST", "0.0.0.0"),
-            port=read("PIERHEAD_PORT", None, _port, "a port number from 0 to 65535 (0 = any free one)"),
-            grpc_port=read("PIERHEAD_GRPC_PORT", DEFAULT_GRPC_PORT, _port, "a port number from 0 to 65535"),
-            admin_port=read("PIERHEAD_ADMIN_PORT", DEFAULT_ADMIN_PORT, _port, "a port number from 0 to 65535"),
-            discovery=read("PIERHEAD_DISCOVERY", "", _address, "host:port, for example controller:8101"),
-            static=reader.static(),
-            max_ongoing_requests=read("PIERHEAD_MAX_ONGOING_REQUESTS", 100, _at_least(1), "an integer >= 1"),
-            max_queued_requests=read(
-                "PIERHEAD_MAX_QUEUED_REQUESTS", -1, _at_least(-1), "an integer >= 0, or -1 for no bound"
+            project=env.text("PIERHEAD_PROJECT"),
+            service=env.text("PIERHEAD_SERVICE"),
+            replica=env.text("PIERHEAD_REPLICA") or socket.gethostname(),
+            version=env.text("PIERHEAD_VERSION"),
+            host=env.text("PIERHEAD_HOST", "0.0.0.0"),
+            port=env.read("PIERHEAD_PORT", None, _port, f"{_PORT} (0 = any free one)"),
+            grpc_port=env.read("PIERHEAD_GRPC_PORT", DEFAULT_GRPC_PORT, _port, _PORT),
+            admin_port=env.read("PIERHEAD_ADMIN_PORT", DEFAULT_ADMIN_PORT, _port, _PORT),
+            discovery=env.read("PIERHEAD_DISCOVERY", "", _address, "host:port, for example controller:8101"),
+            static=_static(env),
+            max_ongoing_requests=env.integer("PIERHEAD_MAX_ONGOING_REQUESTS", 100, 1),
+            max_queued_requests=env.integer(
+                "PIERHEAD_MAX_QUEUED_REQUESTS", -1, -1, expected="an integer >= 0, or -1 for no bound"
             ),
-            request_timeout_s=read("PIERHEAD_REQUEST_TIMEOUT_S", 60.0, _positive, "a number of seconds above 0"),
-            body_timeout_s=read("PIERHEAD_BODY_TIMEOUT_S", 30.0, _positive, "a number of seconds above 0"),
-            max_body_bytes=read("PIERHEAD_MAX_BODY_BYTES", 64 * 1024 * 1024, _at_least(1), "an integer >= 1"),
-            drain_timeout_s=read("PIERHEAD_DRAIN_TIMEOUT_S", 20.0, _not_negative, "a number of seconds >= 0"),
-            backpressure_status_code=read("PIERHEAD_BACKPRESSURE_STATUS_CODE", 503, _refusal_status, "503 or 429"),
-            backpressure_retry_after_s=read(
-                "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S", 1.0, _not_negative, "a number of seconds >= 0"
+            request_timeout_s=env.seconds("PIERHEAD_REQUEST_TIMEOUT_S", 60.0),
+            body_timeout_s=env.seconds("PIERHEAD_BODY_TIMEOUT_S", 30.0),
+            max_body_bytes=env.integer("PIERHEAD_MAX_BODY_BYTES", 64 * 1024 * 1024, 1),
+            drain_timeout_s=env.seconds("PIERHEAD_DRAIN_TIMEOUT_S", 20.0, may_be_zero=True),
+            backpressure_status_code=int(env.choice("PIERHEAD_BACKPRESSURE_STATUS_CODE", "503", ("503", "429"))),
+            backpressure_retry_after_s=env.seconds("PIERHEAD_BACKPRESSURE_RETRY_AFTER_S", 1.0, may_be_zero=True),
+            debug=env.flag("PIERHEAD_DEBUG", False),
+            workers=env.integer("PIERHEAD_WORKERS", 1, 1, MAX_WORKERS),
+            run_user_code_in_separate_thread=env.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
+            transport=env.choice("PIERHEAD_TRANSPORT", "lane", ("lane", "grpc")),
+            node=env.text("PIERHEAD_NODE"),
+            user_config=env.read(
+                "PIERHEAD_USER_CONFIG", NO_USER_CONFIG, _user_config, "a JSON object of at most 64 KiB"
             ),
-            debug=reader.flag("PIERHEAD_DEBUG", False),
-            workers=read("PIERHEAD_WORKERS", 1, _from_to(1, MAX_WORKERS), f"an integer from 1 to {MAX_WORKERS}"),
-            run_user_code_in_separate_thread=reader.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
-            transport=read("PIERHEAD_TRANSPORT", "lane", _transport, "lane or grpc"),
-            node=reader.text("PIERHEAD_NODE", ""),
-            user_config=read("PIERHEAD_USER_CONFIG", NO_USER_CONFIG, _user_config, "a JSON object of at most 64 KiB"),
-            access_log=reader.flag("PIERHEAD_ACCESS_LOG", True),
-            log_level=read("PIERHEAD_LOG_LEVEL", "info", _level, "debug, info, warning or error"),
-            log_encoding=read("PIERHEAD_LOG_ENCODING", "json", _encoding, "json or text"),
+            access_log=env.flag("PIERHEAD_ACCESS_LOG", True),
+            log_level=env.choice("PIERHEAD_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
+            log_encoding=env.choice("PIERHEAD_LOG_ENCODING", "json", ("json", "text")),
         )
-        if reader.problems:
-            from pierhead.errors import SettingsError  # with it comes gRPC, which a supervisor of workers does not need
-
-            raise SettingsError("\n".join(reader.problems))
+        env.check()
         return settings
 
     def static_addresses(self, service: str) -> tuple[str, ...]:
@@ -167,108 +160,22 @@ def static_key(service: str) -> str:
     return service.upper().replace("-", "_").replace(".", "_")
 
 
-class _Reader:
-    """Reads typed values and collects what is wrong with them."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self.problems: list[str] = []
-
-    def text(self, name: str, default: str) -> str:
-        return self._environ.get(name, "").strip() or default
-
-    def read(self, name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
-        raw = self._environ.get(name, "").strip()
-        if not raw:
-            return default
-        try:
-            return parse(raw)
-        except ValueError:
-            self.problems.append(f'{name}: expected {expected}, found "{raw}"')
-            return default
-
-    def flag(self, name: str, default: bool) -> bool:
-        return self.read(name, default, _flag, "true or false")
-
-    def static(self) -> Mapping[str, tuple[str, ...]]:
-        prefix = "PIERHEAD_STATIC_"
-        found: dict[str, tuple[str, ...]] = {}
-        empty: tuple[str, ...] = ()
-        for name in sorted(self._environ):
-            if name.startswith(prefix):
-                found[name.removeprefix(prefix)] = self.read(name, empty, _addresses, "ip:port,ip:port,...")
-        return found
+def _static(env: Environment) -> Mapping[str, tuple[str, ...]]:
+    prefix = "PIERHEAD_STATIC_"
+    found: dict[str, tuple[str, ...]] = {}
+    empty: tuple[str, ...] = ()
+    for name in sorted(env.variables):
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = env.read(name, empty, _addresses, "ip:port,ip:port,...")
+    return found
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def parse(raw: str) -> int:
-        value = int(raw)
-        if value < minimum:
-            raise ValueError
-        return value
-
-    return parse
-
-
-def _from_to(minimum: int, maximum: int) -> Callable[[str], int]:
-    def parse(raw: str) -> int:
-        value = int(raw)
-        if not minimum <= value <= maximum:
-            raise ValueError
-        return value
-
-    return parse
-
-
-_port = _from_to(0, 65535)
-
-
-def _refusal_status(raw: str) -> int:
-    if raw not in ("503", "429"):
-        raise ValueError
-    return int(raw)
-
-
-def _flag(raw: str) -> bool:
-    if raw.lower() not in ("true", "false", "1", "0"):
-        raise ValueError
-    return raw.lower() in ("true", "1")
-
-
-def _not_negative(raw: str) -> float:
-    value = float(raw)
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError
-    return value
-
-
-def _positive(raw: str) -> float:
-    value = _not_negative(raw)
-    if value == 0:
-        raise ValueError
-    return value
-
-
-def _level(raw: str) -> str:
-    if raw.lower() not in ("debug", "info", "warning", "error"):
-        raise ValueError
-    return raw.lower()
-
-
-def _encoding(raw: str) -> str:
-    if raw.lower() not in ("json", "text"):
-        raise ValueError
-    return raw.lower()
+_port = integer_from(0, 65535)
+_PORT = "a port number from 0 to 65535"
 
 
 def _user_config(raw: str) -> str:
     read_user_config(raw)
-    return raw
-
-
-def _transport(raw: str) -> str:
-    if raw not in ("lane", "grpc"):
-        raise ValueError
     return raw
 
 
