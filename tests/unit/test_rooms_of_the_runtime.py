@@ -112,3 +112,12 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     while done := {module for module, names in left.items() if not names & left.keys()}:
         left = {module: names for module, names in left.items() if module not in done}
     assert left == {}, "each of these imports another one of them"
+
+
+def test_a_name_of_a_class_means_one_thing() -> None:
+    defined: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                defined.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in defined.items() if len(modules) > 1} == {}

@@ -10,7 +10,15 @@ from aiohttp import ClientSession
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.replica import admin
-from pierhead.replica.admin import MAX_HEAD_BYTES, AdminServer, Readiness, Request, admin_pages, admin_takers, read_head
+from pierhead.replica.admin import (
+    MAX_HEAD_BYTES,
+    AdminRequest,
+    AdminServer,
+    Readiness,
+    admin_pages,
+    admin_takers,
+    read_head,
+)
 from pierhead.replica.user_config import ConfigReport
 from pierhead.settings import MAX_USER_CONFIG_BYTES
 
@@ -224,20 +232,20 @@ async def test_other_bodies_are_refused(served: Admin, body: bytes, method: str,
 @pytest.mark.parametrize(
     ("head", "request_"),
     [
-        ("GET /a HTTP/1.1", Request("GET", "/a", goes_on=True)),
-        ("GET /a?b=c HTTP/1.1", Request("GET", "/a", goes_on=True)),
-        ("GET /a HTTP/1.0", Request("GET", "/a", goes_on=False)),
-        ("GET /a HTTP/1.0\r\nConnection: Keep-Alive", Request("GET", "/a", goes_on=True)),
-        ("GET /a HTTP/1.1\r\nConnection: close", Request("GET", "/a", goes_on=False)),
-        ("POST /a HTTP/1.1\r\nContent-Length: 5", Request("POST", "/a", goes_on=False)),
-        ("POST /a HTTP/1.1\r\nContent-Length: 0", Request("POST", "/a", goes_on=True)),
-        ("POST /a HTTP/1.1\r\nTransfer-Encoding: chunked", Request("POST", "/a", goes_on=False)),
-        ("PUT /a HTTP/1.1\r\nContent-Length: 5", Request("PUT", "/a", goes_on=False, length=5)),
-        ("PUT /a HTTP/1.1\r\nContent-Length: 1_0", Request("PUT", "/a", goes_on=False, length=-1)),
-        ("PUT /a HTTP/1.1\r\nTransfer-Encoding: chunked", Request("PUT", "/a", goes_on=False, length=-1)),
+        ("GET /a HTTP/1.1", AdminRequest("GET", "/a", goes_on=True)),
+        ("GET /a?b=c HTTP/1.1", AdminRequest("GET", "/a", goes_on=True)),
+        ("GET /a HTTP/1.0", AdminRequest("GET", "/a", goes_on=False)),
+        ("GET /a HTTP/1.0\r\nConnection: Keep-Alive", AdminRequest("GET", "/a", goes_on=True)),
+        ("GET /a HTTP/1.1\r\nConnection: close", AdminRequest("GET", "/a", goes_on=False)),
+        ("POST /a HTTP/1.1\r\nContent-Length: 5", AdminRequest("POST", "/a", goes_on=False)),
+        ("POST /a HTTP/1.1\r\nContent-Length: 0", AdminRequest("POST", "/a", goes_on=True)),
+        ("POST /a HTTP/1.1\r\nTransfer-Encoding: chunked", AdminRequest("POST", "/a", goes_on=False)),
+        ("PUT /a HTTP/1.1\r\nContent-Length: 5", AdminRequest("PUT", "/a", goes_on=False, length=5)),
+        ("PUT /a HTTP/1.1\r\nContent-Length: 1_0", AdminRequest("PUT", "/a", goes_on=False, length=-1)),
+        ("PUT /a HTTP/1.1\r\nTransfer-Encoding: chunked", AdminRequest("PUT", "/a", goes_on=False, length=-1)),
     ],
 )
-def test_heads(head: str, request_: Request) -> None:
+def test_heads(head: str, request_: AdminRequest) -> None:
     assert read_head(f"{head}\r\n\r\n".encode()) == request_
 
 

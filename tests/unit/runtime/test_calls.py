@@ -27,7 +27,7 @@ from pierhead import (
 )
 from pierhead.calls.absence import SwitchedOff
 from pierhead.calls.channel import HandleChannel
-from pierhead.calls.line import Place
+from pierhead.calls.line import PlaceInLine
 from pierhead.calls.listing import Listing
 from pierhead.calls.outliers import FAILURES
 from pierhead.calls.replica import Endpoint
@@ -355,7 +355,7 @@ class TestLeaving:
         binding, call = channel.binding(), unary(channel)("a")
         await binding.pool.close()
         denied: list[Exception] = []
-        binding.pool.join(Place(0.0, call, binding.router, lambda _: None, denied.append))
+        binding.pool.join(PlaceInLine(0.0, call, binding.router, lambda _: None, denied.append))
         assert [type(error) for error in denied] == [NoReplica]
 
     async def test_so_has_one_that_has_waited_in_vain(self, service: Make) -> None:

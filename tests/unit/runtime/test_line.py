@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.calls.line import Line, Place
+from pierhead.calls.line import Line, PlaceInLine
 
 steps = st.lists(
     st.one_of(
@@ -18,16 +18,16 @@ steps = st.lists(
 )
 
 
-def place(age: float) -> Place:
+def place(age: float) -> PlaceInLine:
     anything: Any = None
-    return Place(age, anything, anything, anything, anything)
+    return PlaceInLine(age, anything, anything, anything, anything)
 
 
 @given(steps)
 def test_the_oldest_is_first_whoever_comes_and_leaves(steps: list[tuple[str, int]]) -> None:
     line = Line()
-    model: list[Place] = []
-    joined: list[Place] = []
+    model: list[PlaceInLine] = []
+    joined: list[PlaceInLine] = []
     for step, number in steps:
         if step == "join":
             joined.append(place(number))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pierhead.calls.absence import SwitchedOff
 from pierhead.calls.lease import Lease
-from pierhead.calls.line import Place
+from pierhead.calls.line import PlaceInLine
 from pierhead.calls.listing import Listing
 from pierhead.calls.outliers import FAILURES
 from pierhead.calls.pool import Pool
@@ -93,7 +93,7 @@ class Waiting:
     def __init__(self, world: World, age: float, router: Router) -> None:
         self.lease: Lease | None = None
         self.error: Exception | None = None
-        self.place = Place(age, FakeCall(), router, self._granted, self._denied)
+        self.place = PlaceInLine(age, FakeCall(), router, self._granted, self._denied)
         self._world = world
 
     def _granted(self, lease: Lease) -> None:
@@ -299,7 +299,7 @@ class TestLine:
             lease.end()
 
         for _ in range(2000):
-            world.pool.join(Place(1, FakeCall(), world.router, fail_to_open, lambda _: None))
+            world.pool.join(PlaceInLine(1, FakeCall(), world.router, fail_to_open, lambda _: None))
         last = world.join()
         taken.end()
         assert last.replica == "r0"

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from pierhead.calls.failures import Blame, Failure, count, models
-from pierhead.calls.line import Place
+from pierhead.calls.line import PlaceInLine
 from pierhead.deadlines import LONGEST_S
 from pierhead.errors import DeadlineExceeded, PierheadError
 from pierhead.lanes.connection import Kind, Method
@@ -58,7 +58,7 @@ class Call:
     """Of the replica that has the call, or had it last."""
     _opening: asyncio.Future[None] | None = None
     """Done when the call is at a replica, or will never be; None when it was at once."""
-    _place: Place | None = None
+    _place: PlaceInLine | None = None
     _timer: Deadline | None = None
     _tried: list[Replica] | None = None
     _pauses = 0
@@ -265,7 +265,7 @@ class Call:
         except PierheadError as error:
             self._deny(error)
             return
-        self._place = place = Place(self._started, self, self._binding.router, self._granted, self._denied)
+        self._place = place = PlaceInLine(self._started, self, self._binding.router, self._granted, self._denied)
         self._timer = self._binding.deadlines.add(now + patience, self._gave_up)
         self._binding.joined(1)
         self._pool.join(place)

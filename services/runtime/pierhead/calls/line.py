@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pierhead.policies.router import Router
 
 
-class Place:
+class PlaceInLine:
     """One call's place in the line. Of `granted` and `denied` one is called, once, unless it leaves before."""
 
     __slots__ = ("age", "call", "denied", "granted", "router", "waits")
@@ -43,17 +43,17 @@ class Line:
     def __init__(self) -> None:
         self.waiting = 0
         """Places in the line. Those that have left do not count; the heap drops them in time."""
-        self._heap: list[tuple[float, int, Place]] = []
+        self._heap: list[tuple[float, int, PlaceInLine]] = []
         self._joined = 0
 
-    def join(self, place: Place) -> None:
+    def join(self, place: PlaceInLine) -> None:
         """Stand in line."""
         place.waits = True
         self.waiting += 1
         self._joined += 1
         heapq.heappush(self._heap, (place.age, self._joined, place))
 
-    def leave(self, place: Place) -> bool:
+    def leave(self, place: PlaceInLine) -> bool:
         """Leave the line, from anywhere in it. False when it had left before."""
         if not place.waits:
             return False
@@ -64,7 +64,7 @@ class Line:
             heapq.heapify(self._heap)
         return True
 
-    def head(self) -> Place | None:
+    def head(self) -> PlaceInLine | None:
         """Whose turn it is."""
         while self._heap and not self._heap[0][2].waits:
             heapq.heappop(self._heap)

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from pierhead.calls import weights
 from pierhead.calls.budget import RetryBudget
 from pierhead.calls.lease import Lease
-from pierhead.calls.line import Line, Place
+from pierhead.calls.line import Line, PlaceInLine
 from pierhead.calls.listing import Listing
 from pierhead.calls.outliers import Outliers, Standing, left_out, next_change
 from pierhead.calls.replica import FULL_TRUSTED_S, Replica
@@ -160,7 +160,7 @@ class Pool:
         """
         return None if self._line.waiting else self._take(router, call, now, tried)
 
-    def join(self, place: Place) -> None:
+    def join(self, place: PlaceInLine) -> None:
         """Stand in line; `granted` or `denied` may be called before this returns."""
         if self.closed:
             place.denied(self._closed_by_us())
@@ -168,7 +168,7 @@ class Pool:
         self._line.join(place)
         self._serve()
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: PlaceInLine) -> None:
         """Leave the line; nothing happens if its turn has come already."""
         # Whoever stood behind may get what this one could not.
         if self._line.leave(place) and self._line.waiting:

@@ -171,14 +171,14 @@ class AdminServer:
             async with asyncio.timeout(SLOW_S):
                 await writer.drain()
 
-    def _taken(self, request: Request, take: Callable[[bytes], Page], body: bytes) -> Page:
+    def _taken(self, request: AdminRequest, take: Callable[[bytes], Page], body: bytes) -> Page:
         try:
             return take(body)
         except Exception:
             logger.exception("internal: %s failed", request.path)
             return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
 
-    async def _answer(self, request: Request) -> Page:
+    async def _answer(self, request: AdminRequest) -> Page:
         if not request.method:
             return _json(400, {"error": "this is not an HTTP request that the admin port understands"})
         if request.path in self._takers:
@@ -199,7 +199,7 @@ class AdminServer:
             return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
 
 
-class Request(NamedTuple):
+class AdminRequest(NamedTuple):
     """What matters of a request here."""
 
     method: str
@@ -211,24 +211,24 @@ class Request(NamedTuple):
     """Bytes of the body of a PUT; -1 where that cannot be told. Its connection is closed behind the answer."""
 
 
-def read_head(head: bytes) -> Request:
+def read_head(head: bytes) -> AdminRequest:
     """Read a request's head, up to its empty line (RFC 9112). Pure."""
     line, *fields = head.decode("latin-1").split("\r\n")
     words = line.split(" ")
     if len(words) != 3 or not all(words) or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-        return Request("")
+        return AdminRequest("")
     method, target, version = words
     headers: dict[str, str] = {}
     for field in fields[:-2]:
         name, colon, value = field.partition(":")
         if not colon or not name or name != name.strip():
-            return Request("")
+            return AdminRequest("")
         headers[name.lower()] = value.strip().lower()
     length = _length(headers)
     wishes = headers.get("connection", "keep-alive" if version == "HTTP/1.1" else "close")
     # A body that nobody wants is not read: what follows it could not be told from it.
     goes_on = length == 0 and "keep-alive" in wishes
-    return Request(method, target.partition("?")[0], goes_on, length if method == "PUT" else 0)
+    return AdminRequest(method, target.partition("?")[0], goes_on, length if method == "PUT" else 0)
 
 
 def _length(headers: Mapping[str, str]) -> int:
@@ -239,7 +239,7 @@ def _length(headers: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _response(page: Page, request: Request) -> bytes:
+def _response(page: Page, request: AdminRequest) -> bytes:
     reason = HTTPStatus(page.status).phrase
     head = (
         f"HTTP/1.1 {page.status} {reason}\r\nContent-Type: {page.content_type}\r\nContent-Length: {len(page.body)}\r\n"
