@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,27 @@ def parse(project_name: str, config: object) -> Spec:
     _check_grpc_services(services.values(), problems)
     if problems.lines:
         raise SpecError(list(dict.fromkeys(problems.lines)))
-    return Spec(project=project_name, services=services)
+    return Spec(project=project_name, services=services, warnings=tuple(_shared_builds(definitions)))
+
+
+def _shared_builds(definitions: Mapping[Any, Any]) -> Iterator[str]:
+    """Yield a warning for each service that builds an image which another service builds already."""
+    builders: dict[str, str] = {}
+    for name in sorted(definitions, key=str):
+        definition = definitions[name]
+        if not isinstance(definition, Mapping) or _BLOCK not in definition or definition.get("build") is None:
+            continue
+        written = definition.get("image")
+        if not isinstance(written, str):
+            continue
+        image = written if ":" in written.rpartition("/")[2] else f"{written}:latest"
+        first = builders.setdefault(image, str(name))
+        if first != str(name):
+            yield (
+                f"services.{name}.build: {first} and {name} both build {image}; Compose labels the image with the "
+                "service's name, so each build replaces the other's and both services roll out without an edit: keep "
+                f"build in services.{first} and remove it here"
+            )
 
 
 def _check_extensions(path: str, definition: Mapping[Any, Any], problems: Problems) -> None:

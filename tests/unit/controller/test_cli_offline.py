@@ -106,6 +106,10 @@ def test_as_data(project: Project) -> None:
     document = json.loads(project.run("validate", "-o", "json").stdout)
     assert (document["valid"], document["services"]) == (True, ["ranker", "web"])
     assert 'variable "TAG" is not set' in document["warnings"][0]
+    app = "{image: a, build: ., scale: 0, x-serve: {}}"
+    project.resolves_to(f"{{name: shop, services: {{one: {app}, two: {app}}}}}")
+    done = project.run("validate")
+    assert (done.returncode, done.stdout.count("warning: services.two.build: ")) == (0, 1)
 
 
 def test_what_compose_itself_refuses(project: Project) -> None:

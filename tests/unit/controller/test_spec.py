@@ -133,6 +133,19 @@ def test_an_image_that_is_only_built_has_the_name_compose_gives_it() -> None:
     assert (spec.image, spec.has_build) == ("shop-ranker", True)
 
 
+def test_one_image_that_several_services_build_is_warned_of() -> None:
+    app = {"image": "shop/app", "scale": 0, "x-serve": {}, "build": {"context": "/src"}}
+    spec = read(api=app, worker={**app, "image": "shop/app:latest"}, other={**app, "image": "shop/other"})
+    (warning,) = spec.warnings
+    assert warning == (
+        "services.worker.build: api and worker both build shop/app:latest; Compose labels the image with the service's "
+        "name, so each build replaces the other's and both services roll out without an edit: keep build in "
+        "services.api and remove it here"
+    )
+    shared = {**app, "build": None}
+    assert read(api=app, worker=shared, database={"image": "shop/app", "build": "/src"}).warnings == ()
+
+
 def test_services_without_a_block_are_none_of_ours() -> None:
     whole = config(ranker=service(), database={"image": "postgres", "ports": ["5432:5432"]})
     assert list(read(**whole["services"]).services) == ["ranker"]
