@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -84,6 +85,8 @@ class ServiceStatus:
     """None for a service that the compose files do not have any more."""
     user_config: UserConfigStatus | None = None
     """None where nothing is set, and nothing is in force."""
+    unknown_callees: Mapping[str, str] = field(default_factory=dict)
+    """Names that its replicas ask Discovery for and that are no service -> a sentence about it."""
 
 
 @dataclass(frozen=True, slots=True)

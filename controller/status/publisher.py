@@ -151,6 +151,7 @@ class Publisher:
                 self._scaler.rows,
                 self._deployer.directions.rows,
                 self._user_configs,
+                self._board.callers(),
             ),
             gpus=gpu_uses(observed),
             gpu_memory_problem=self._gpu_memory.problem,

@@ -51,6 +51,8 @@ class UserConfig(Document):
     replicas: int
     refused: list[str]
     """One sentence for each replica that does not take it."""
+    refusing: list[str]
+    """The names of these replicas."""
     changes: list[str]
 
 
@@ -104,6 +106,8 @@ class Service(Document):
     route: str | None
     grpc_services: list[str]
     user_config: UserConfig | None
+    unknown_callees: dict[str, str]
+    """Names that its code calls and that are no service, each with a sentence."""
     version: str | None
     """What new replicas are made as."""
     offered: str | None

@@ -5,6 +5,7 @@ Everything here is derived from one snapshot, so that no two of these ever disag
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -51,10 +52,12 @@ def service_rows(
     autoscaled: Mapping[str, AutoscaleStatus] | None = None,
     rollouts: Mapping[str, RolloutStatus] | None = None,
     user_configs: Mapping[str, str] | None = None,
+    callers: Mapping[str, frozenset[str]] | None = None,
 ) -> tuple[ServiceStatus, ...]:
     """Return one row a service, by name; services that were removed and still have replicas are among them.
 
-    `user_configs`: those that were seen, by digest; a change is told as the difference from them.
+    `user_configs`: those that were seen, by digest; a change is told as the difference from them. `callers`: which
+    services each replica asks Discovery for.
     """
     refusals = tuple(refusals)
     names = sorted({*desired.services, *observed.services})
@@ -74,6 +77,7 @@ def service_rows(
                 autoscale=(autoscaled or {}).get(name),
                 rollout=(rollouts or {}).get(name),
                 user_config=_user_config(name, desired, observed, user_configs or {}, now),
+                unknown_callees=_unknown_callees(name, desired, observed, callers or {}),
                 now=now,
             )
         )
@@ -89,6 +93,20 @@ def _user_config(
         return None
     goal, mine = goal_of(desired, observed, name), observed.containers_of(name)
     return user_config_status(mine, spec, goal, observed.retirements, texts, now)
+
+
+def _unknown_callees(
+    name: str, desired: Desired, observed: Observed, callers: Mapping[str, frozenset[str]]
+) -> Mapping[str, str]:
+    asked: set[str] = set()
+    for container in observed.containers_of(name):
+        asked |= callers.get(container.name, frozenset())
+    found = {}
+    for callee in sorted(asked - desired.services.keys()):
+        near = difflib.get_close_matches(callee, desired.services, n=1)
+        guess = f'; did you mean "{near[0]}"?' if near else ""
+        found[callee] = f'it calls the service "{callee}", which no compose file has{guess}'
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ one row
@@ -109,6 +127,7 @@ class _Material:
     autoscale: AutoscaleStatus | None
     rollout: RolloutStatus | None
     user_config: UserConfigStatus | None
+    unknown_callees: Mapping[str, str]
     now: float
 
 
@@ -136,6 +155,7 @@ def _row(material: _Material) -> ServiceStatus:
         autoscale=material.autoscale,
         rollout=material.rollout,
         user_config=material.user_config,
+        unknown_callees=material.unknown_callees,
     )
 
 
@@ -228,7 +248,11 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     """Say the one thing that matters most: what is in the way, else what is going on, else where the number is from."""
     if material.spec is None:
         return "the compose files have it no more: its replicas finish and go"
-    obstacles = [*_obstacles(material, ready), *(material.user_config.refused if material.user_config else ())]
+    obstacles = [
+        *_obstacles(material, ready),
+        *(material.user_config.refused if material.user_config else ()),
+        *material.unknown_callees.values(),
+    ]
     rollout = material.rollout
     if rollout is not None and rollout.state.rollout is not None:
         return "; ".join([rollout.message, *obstacles])

@@ -122,8 +122,8 @@ def _user_config(name: str, then: UserConfigStatus | None, now: UserConfigStatus
     is_new = then is None or then.wanted != now.wanted
     if is_new and now.changes:
         yield Transition("user_config", f"{name}: user_config {now.wanted}: {'; '.join(now.changes)}; no restart", name)
-    for sentence in now.refused:
+    for replica, sentence in zip(now.refusing, now.refused, strict=True):
         if then is None or sentence not in then.refused:
-            yield Transition("user_config_refused", sentence, name, sentence.partition(":")[0], "failed")
+            yield Transition("user_config_refused", sentence, name, replica, "failed")
     if now.everywhere and now.replicas and (is_new or not (then and then.everywhere)):
         yield Transition("user_config_applied", f"{name}: {progress_words(now)}", name, outcome="ok")

@@ -47,6 +47,7 @@ def row(name: str = "web", **changes: Any) -> dict[str, Any]:
         "failure": None,
         "refusals": [],
         "user_config": None,
+        "unknown_callees": {},
         "engine_reachable": True,
         "version": "1a2b3c4d",
         "offered": "1a2b3c4d",

@@ -78,7 +78,8 @@ async def test_what_is_told_while_the_engine_is_away_says_so(control: Control) -
         assert row["converged"], "of what was seen last"
         assert [document["engine_reachable"], row["engine_reachable"]] == [False, False]
         verdict = judge_all(document)
-        assert (verdict.done, verdict.message) == (False, document["notices"][0])
+        assert not verdict.done
+        assert verdict.message.startswith("the Docker Engine does not answer, ")
 
 
 async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Control) -> None:

@@ -144,6 +144,22 @@ async def test_pages_and_documents(control: Control) -> None:
         assert (await pierhead("logs", "api", "--since", "2999-01-01")).out == ""
 
 
+async def test_a_call_of_a_service_that_does_not_exist_is_told(control: Control) -> None:
+    async with served(control) as pierhead:
+        await control.settled("web", 2)
+        watchers = [control.controller.board.watch(["api", "wep"], name) for name in control.router.ready("web")]
+        sentence = 'it calls the service "wep", which no compose file has; did you mean "web"?'
+        await until(lambda: any(sentence in row.message for row in control.view.services))
+        assert sentence in (await pierhead("status")).out
+        assert f"What is in the way\n  {sentence}" in (await pierhead("why", "web")).out
+        found = json.loads((await pierhead("why", "web", "-o", "json")).out)
+        assert found["service"]["unknown_callees"] == {"wep": sentence}
+        assert (await pierhead("wait-ready")).code == 0, "replicas are there all the same"
+        for watcher in watchers:
+            control.controller.board.leave(watcher)
+        await until(lambda: not any(row.message for row in control.view.services))
+
+
 async def test_events_are_chosen_by_kind_and_time(control: Control) -> None:
     async with served(control) as pierhead:
         await control.settled("web", 2)
