@@ -69,6 +69,8 @@ class Reading:
 
 
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
+NO_ADDRESS = Reading(ok=False, detail="it has no network address")
+"""Of a replica that was taken off its networks: no question is sent, as its last address may be another's by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,18 +216,19 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Who is asked where. Another start or address of the same container is another subject, judged afresh; one that
-    is only asked in another way is the same."""
+    """One start of a container, and how to ask it. Another start is another subject, judged afresh; another address or
+    probe is not."""
 
     container_id: str
     started_at: float
     ip: str
+    """"" = it has none."""
     spec: ProbeSpec
     managed: bool
 
     def is_same_as(self, other: Subject | None) -> bool:
         """Whether what is known of one is known of the other."""
-        return other is not None and replace(other, spec=self.spec) == self
+        return other is not None and (self.container_id, self.started_at) == (other.container_id, other.started_at)
 
 
 class _Watch:
@@ -280,7 +283,7 @@ class Prober:
         retiring: Collection[str],
         outdated: Collection[str] = (),
     ) -> None:
-        """Ask exactly these from now on (those that are up and have an address).
+        """Ask exactly these from now on (those that are up). One without an address fails as if it did not answer.
 
         `retiring` and `outdated` hold container ids. One that is outdated, or whose service was removed, is asked the
         way it was asked so far: the compose files no longer describe it.
@@ -352,7 +355,7 @@ class Prober:
 
     async def _ask_forever(self, watch: _Watch) -> None:
         while True:
-            reading = await self._ask(watch.subject)
+            reading = await self._ask(watch.subject) if watch.subject.ip else NO_ADDRESS
             now = self._clock()
             before = watch.judge.verdict
             changed = watch.judge.record(reading, now)
@@ -388,10 +391,10 @@ def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
 
 
 def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> Subject | None:
-    if container.ip is None or not container.state.is_up:
+    if not container.state.is_up:
         return None
     started_at = container.started_at if container.started_at is not None else container.created_at
-    return Subject(container.id, started_at, container.ip, spec, managed)
+    return Subject(container.id, started_at, container.ip or "", spec, managed)
 
 
 class HttpProbe:

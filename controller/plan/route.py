@@ -23,10 +23,13 @@ def register(draft: Draft, outlook: ServiceOutlook) -> None:
         server = draft.server_of(outlook.name, replica.name)
         if replica.busy:
             continue
-        if replica.phase is Phase.RUNNING:
+        if server and replica.container.state.is_up and replica.container.ip is None:
+            # Docker may give the address to another container.
+            draft.delete_server(server, outlook.name, "the replica has lost its network address", force=True)
+        elif replica.phase is Phase.RUNNING:
             _register_ready(draft, outlook, spec, replica, server, shares[int(replica.outdated)])
         elif server and server.address != service_address(replica.container, spec):
-            # Of a container that had its name before: somebody else may have the address by now.
+            # The server is of an earlier container of that name, and its address may be another container's by now.
             draft.delete_server(server, outlook.name, "its replica is gone, another one has its name", force=True)
 
 

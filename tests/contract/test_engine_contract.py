@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -68,6 +69,7 @@ class World(Protocol):
     def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec: ...
     def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str: ...
     def lose_network(self, name: str) -> None: ...
+    def regain_network(self, name: str) -> None: ...
     def lose_daemon(self) -> None: ...
     async def ready(self, name: str) -> None: ...
     def run_out_of_memory(self, name: str) -> None: ...
@@ -95,6 +97,9 @@ class FakeWorld:
 
     def lose_network(self, name: str) -> None:
         self.fake.lose_network(name)
+
+    def regain_network(self, name: str) -> None:
+        self.fake.regain_network(name)
 
     def lose_daemon(self) -> None:
         self.fake.go_away()
@@ -152,6 +157,9 @@ class DockerWorld:
 
     def lose_network(self, name: str) -> None:
         self.client.disconnect_container_from_network(name, self.network)
+
+    def regain_network(self, name: str) -> None:
+        self.client.connect_container_to_network(name, self.network)
 
     def lose_daemon(self) -> None:
         """Turn this engine's connection to where nobody listens."""
@@ -464,6 +472,10 @@ async def test_a_replica_without_its_network_has_no_address(world: World) -> Non
     await asyncio.to_thread(world.lose_network, name)
     one = await get(world, name)
     assert (one.state, one.ip) == (ContainerState.RUNNING, None)
+    await asyncio.to_thread(world.regain_network, name)
+    again = await get(world, name)
+    assert again.ip is not None
+    assert replace(again, ip=None) == one, "it goes on as the container that it was"
 
 
 # ----------------------------------------------------------------------------------------------------- what is observed

@@ -174,6 +174,24 @@ def test_replica_that_hangs_is_replaced(stack: Stack) -> None:
     judge(last_s <= NOTICED_S, f"callers gave it up within {NOTICED_S:g} s, and it was {last_s:.1f} s", pace)
 
 
+def test_replica_that_loses_its_network_is_replaced(stack: Stack) -> None:
+    stack.scale("echo", 2)
+    victim = next(iter(stack.replicas("echo").values()))
+    network = stack.docker.networks.get(f"{stack.project}_default")
+    with load_on(stack, ECHO, connections=10) as load:
+        network.disconnect(victim, force=True)
+        stack.scale("ranker", 3)  # the engine's events have the controller read it while the address is gone
+        eventually(lambda: failures(stack, "echo"), "the failure is told")
+        told_at = time.time()
+        eventually(lambda: victim.id not in stack.replica_ids("echo"), "the replica without a network is gone")
+        stack.wait_settled(echo=2)
+    assert load.result.last_failed_begun_at <= told_at, "out of rotation"
+    assert load.result.failed <= 10, "only what it had begun"
+    said = [event["message"] for event in stack.events() if event["target"] == victim.name]
+    assert any("it has no network address" in message for message in said), said
+    assert not any("another one has its name" in message for message in said), said
+
+
 def test_a_replica_gets_requests_from_haproxy_once_it_is_ready(stack: Stack) -> None:
     before = set(stack.replicas("echo"))
     stack.scale("echo", 2)

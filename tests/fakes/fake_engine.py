@@ -2,7 +2,7 @@
 
 It passes tests/contract/test_engine_contract.py, as the real engine does. Time is the caller's: containers get ready,
 drain and end by an injected clock, when somebody next looks. What a service's containers do is a `Behaviour`; what
-happens to one of them is done by name: `kill`, `crash`, `run_out_of_memory`, `hang`, `lose_network`.
+happens to one of them is done by name: `kill`, `crash`, `run_out_of_memory`, `hang`, `lose_network`, ...
 """
 
 from __future__ import annotations
@@ -306,6 +306,11 @@ class FakeEngine:
         """`docker network disconnect`: it runs and has no address."""
         one = self.by_name(name)
         one.ip, one.network_lost = None, True
+
+    def regain_network(self, name: str) -> None:
+        """`docker network connect`: it has an address again, perhaps another one."""
+        one = self.by_name(name)
+        one.ip, one.network_lost = self._free_address(), False
 
     def delete(self, name: str) -> None:
         """`docker rm -f` from outside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,50 @@ async def test_a_replica_can_be_retired_while_nothing_can_be_kept(tmp_path: Path
         control.store._file.db.execute("PRAGMA query_only = OFF")
         await until(lambda: not controller.publisher.store_trouble)
         assert control.store.retirements == {}
+
+
+@pytest.mark.parametrize("engine_is_read", [True, False])
+async def test_a_replica_that_loses_its_network_is_replaced_whether_or_not_the_engine_is_read(
+    tmp_path: Path, engine_is_read: bool
+) -> None:
+    control = Control.of(tmp_path, service("web"))
+    async with control.running() as loop:
+        await control.settled("web", 2)
+        victim = control.router.ready("web")[0]
+        container = control.engine.by_name(victim).id
+        control.engine.lose_network(victim)
+        control.router.mark_down(victim)
+        if engine_is_read:
+            control.engine.add_image("image/another")  # an event, so the engine is read anew
+            await until(
+                lambda: control.router.ready("web") == [name for name in control.engine.names() if name != victim]
+            )
+            assert victim not in {endpoint.replica for endpoint in loop.view.endpoints["web"].replicas}
+        await until(lambda: container not in control.engine.containers, within_s=10.0)
+        await control.settled("web", 2)
+        said = [stored.event.message for stored in loop.events.select(limit=1000)]
+        assert not [message for message in said if "another one has its name" in message]
+        if engine_is_read:
+            assert any("bad answers in a row, the last: it has no network address" in message for message in said)
+            assert any(message.endswith("the replica has lost its network address") for message in said)
+
+
+async def test_a_replica_whose_network_comes_back_in_time_goes_on(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web"))
+    async with control.running():
+        await control.settled("web", 2)
+        victim = control.router.ready("web")[0]
+        container = control.engine.by_name(victim).id
+        control.engine.lose_network(victim)
+        control.engine.add_image("image/another")
+        await until(lambda: victim not in control.router.ready("web"))
+        control.engine.regain_network(victim)
+        control.engine.add_image("image/another")
+        await until(lambda: victim in control.router.ready("web"))
+        await asyncio.sleep(10.0)
+        await control.settled("web", 2)
+        assert control.engine.by_name(victim).id == container
+        assert control.kinds("failed") == []
 
 
 async def test_an_engine_without_disk_is_named_and_tried_again(tmp_path: Path) -> None:

@@ -376,6 +376,35 @@ async def test_only_replicas_that_are_up_are_asked() -> None:
         assert prober.judged(containers[0]).health is Health.UNKNOWN
 
 
+async def test_one_that_has_lost_its_address_gets_no_question_and_fails() -> None:
+    world = Replicas()
+    container = one()
+    world.answers[container.id] = GOOD
+    async with world.prober() as prober:
+        prober.sync([container], {"web": WEB}, ())
+        await until(lambda: prober.judged(container).health is Health.READY)
+        lost = replace(container, ip=None)
+        prober.sync([lost], {"web": WEB}, ())
+        asked = len(world.asked)
+        assert prober.judged(lost).health is Health.READY, "as one that does not answer: until it has failed"
+        await until(lambda: prober.judged(lost).health is Health.FAILED)
+        assert prober.judged(lost).health_detail == "3 bad answers in a row, the last: it has no network address"
+        assert len(world.asked) == asked, "another container may have its address by now"
+
+
+async def test_another_address_changes_nothing_of_what_is_known() -> None:
+    world = Replicas()
+    container = one()
+    world.answers[container.id] = GOOD
+    async with world.prober() as prober:
+        prober.sync([container], {"web": WEB}, ())
+        await until(lambda: prober.judged(container).health is Health.READY)
+        moved = replace(container, ip="10.9.9.9")
+        prober.sync([moved], {"web": WEB}, ())
+        assert prober.judged(moved).health is Health.READY
+        await until(lambda: world.asked[-1].ip == "10.9.9.9")
+
+
 async def test_another_start_is_judged_afresh() -> None:
     world = Replicas()
     container = one()
