@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
 
+from services.llm.server.answers import not_supported
+from services.llm.server.errors import NotSupported
+
 Replies = AsyncIterator[LLMReply]
 """Replies of one request; see LLMReply. Errors that the request's sender made are replies with a status and OpenAI's
 error object; what the engine raises is a failure of its own. Closing the iterator aborts the request in the engine."""
@@ -78,8 +81,6 @@ class LLMEngine(ABC):
 
     def pass_through(self, request: LLMRequest) -> Replies:
         """Any other path; one that the engine does not have is a 404."""
-        from services.llm.server.answers import not_supported
-
         return not_supported(request.path)
 
     @abstractmethod
@@ -128,6 +129,4 @@ class LLMEngine(ABC):
         return b""
 
     def _cannot(self, what: str) -> Exception:
-        from services.llm.server.errors import NotSupported
-
         return NotSupported(f"the engine {self.config.engine} has no {what}")

@@ -100,7 +100,7 @@ def test_services_are_listed_once() -> None:
     [
         ("{", "expected JSON"),
         ("{}", "expected an object with at least one model"),
-        ('["a"]', 'found ["a"]'),
+        ('["a"]', 'found an array'),
         ('{"a b": "x"}', '"a b": expected a model\'s name'),
         ('{"a": 7}', "a: expected a service's name or an object of service, prefill, alias_of, found 7"),
         ('{"a": ""}', 'a.service: expected a service\'s name, found ""'),
@@ -146,7 +146,7 @@ def test_wrong_maps_of_several_variables_are_all_named() -> None:
     assert str(raised.value).splitlines() == [
         "PIERHEAD_LLM_MODELS_OF_B: a: expected a model that PIERHEAD_LLM_MODELS_OF_A has not; leave one out",
         "PIERHEAD_LLM_MODELS_OF_B: b: expected a service's name or an object of service, prefill, alias_of, found 7",
-        f"PIERHEAD_LLM_MODELS_OF_C: expected an object with at least one model, {form}, found []",
+        f"PIERHEAD_LLM_MODELS_OF_C: expected an object with at least one model, {form}, found an array",
     ]
 
 

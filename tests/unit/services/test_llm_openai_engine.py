@@ -369,7 +369,7 @@ async def test_a_path_that_the_server_does_not_have_is_no_lost_adapter(
         await engine.load_adapter("french", "/adapters/french")
         with_adapters.asked.clear()
         request = ask_french()
-        request.path = "/v1/nowhere"
+        request.path = "/v1/rerank"
         replies = [reply.status async for reply in engine.pass_through(request)]
     assert replies == [404]
     assert with_adapters.asked == []
@@ -485,3 +485,26 @@ def test_text_counts_and_the_usage_is_right_in_the_end() -> None:
     assert account.take() == 3
     assert account.take() == 0
     assert account.usage.finish_reason == "length"
+
+
+async def test_only_known_paths_are_passed_on_with_the_operators_key() -> None:
+    asked: list[tuple[str, str, str | None]] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append((request.method, request.path, request.headers.get("Authorization")))
+        return web.json_response({})
+
+    async with started(with_models(handle), api_key="operators", more_paths=["/v1/own"]) as engine:
+        body = json.dumps({"model": "m"}).encode()
+        for path in ("/v1/files", "/v1/fine_tuning/jobs", "/v1/responses/resp_1", "/v1/own/x"):
+            (reply,) = [each async for each in engine.pass_through(LLMRequest(body=body, path=path, model="m"))]
+            assert (reply.status, json.loads(reply.data)["error"]["code"]) == (404, "not_found")
+        (reply,) = [each async for each in engine.pass_through(LLMRequest(path="/v1/responses", model="m"))]
+        assert reply.status == 404, "a request without a body would be a GET"
+        assert asked == []
+        for path in ("/v1/responses", "/v1/rerank", "/v1/own", "/tokenize"):
+            (reply,) = [each async for each in engine.pass_through(LLMRequest(body=body, path=path, model="m"))]
+            assert reply.status == 200
+    assert asked == [
+        ("POST", path, "Bearer operators") for path in ("/v1/responses", "/v1/rerank", "/v1/own", "/tokenize")
+    ]

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 from pierhead.request import MAX_ID_LENGTH, accept_opaque
 
+from services.llm.openai_error import shown
+
 VARIABLE = "PIERHEAD_LLM_MODELS"
 VARIABLES_OF = f"{VARIABLE}_OF_"
 """How the names of the others begin; behind it stands what tells them apart, such as a service's name."""
@@ -101,7 +103,7 @@ def _members(variable: str, text: str, problems: list[str]) -> Mapping[str, obje
         problems.append(f"{variable}: expected JSON, {FORM}; {error}")
         return {}
     if not isinstance(found, dict) or not found:
-        problems.append(f"{variable}: expected an object with at least one model, {FORM}, found {_shown(found)}")
+        problems.append(f"{variable}: expected an object with at least one model, {FORM}, found {shown(found)}")
         return {}
     return found
 
@@ -109,18 +111,18 @@ def _members(variable: str, text: str, problems: list[str]) -> Mapping[str, obje
 def _entry(name: str, value: object, problems: list[str]) -> Mapping[str, str]:
     """One member of the object, checked by itself."""
     if _NAME.fullmatch(name) is None:
-        problems.append(f"{_shown(name)}: expected a model's name: letters, digits, and . _ - / : within")
+        problems.append(f"{shown(name)}: expected a model's name: letters, digits, and . _ - / : within")
     if isinstance(value, str):
         value = {"service": value}
     if not isinstance(value, dict) or not value:
-        problems.append(f"{name}: expected a service's name or an object of {', '.join(_KEYS)}, found {_shown(value)}")
+        problems.append(f"{name}: expected a service's name or an object of {', '.join(_KEYS)}, found {shown(value)}")
         return {}
     for key, text in value.items():
         if key not in _KEYS:
             problems.append(f"{name}.{key}: unknown; there are {', '.join(_KEYS)}")
         elif not isinstance(text, str) or (_NAME if key == "alias_of" else _SERVICE).fullmatch(text) is None:
             what = "a model's name" if key == "alias_of" else "a service's name"
-            problems.append(f"{name}.{key}: expected {what}, found {_shown(text)}")
+            problems.append(f"{name}.{key}: expected {what}, found {shown(text)}")
     if "service" not in value and "alias_of" not in value:
         problems.append(f"{name}: expected a service, or alias_of with the name of another model")
     return value
@@ -133,19 +135,14 @@ def _route(name: str, entries: Mapping[str, Mapping[str, str]], problems: list[s
     base, colon, adapter = (model, "", "") if "alias_of" not in entry else model.partition(":")
     if colon and accept_opaque(adapter) is None:
         expected = f"the name of an adapter behind the colon, {MAX_ID_LENGTH} characters at most"
-        problems.append(f"{name}.alias_of: expected {expected}, found {_shown(model)}")
+        problems.append(f"{name}.alias_of: expected {expected}, found {shown(model)}")
         return None
     target = entry
     if "service" not in entry:
         found = entries.get(base)
         if found is None or "alias_of" in found:
             models = ", ".join(other for other, its in entries.items() if "alias_of" not in its) or "none"
-            problems.append(f"{name}.alias_of: expected one of the models ({models}), found {_shown(model)}")
+            problems.append(f"{name}.alias_of: expected one of the models ({models}), found {shown(model)}")
             return None
         target = found
     return Route(model, base, adapter, target["service"], entry.get("prefill", target.get("prefill")))
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -30,6 +30,30 @@ def _check_path(path: str) -> str:
 Path = Annotated[str, AfterValidator(_check_path)]
 
 
+PATHS = frozenset(
+    (
+        "/detokenize",
+        "/tokenize",
+        "/v1/audio/speech",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/classify",
+        "/v1/embeddings",
+        "/v1/images/generations",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/moderations",
+        "/v1/pooling",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/score",
+    )
+)
+"""Paths beside chat and completions that the engine passes on. Requests go on with the operator's key: other paths of
+OpenAI's API (files, batches, fine-tuning, stored responses) would show and change what belongs to the operator.
+"""
+
+
 class OpenAIArguments(BaseModel):
     """Unknown ones are errors."""
 
@@ -50,6 +74,8 @@ class OpenAIArguments(BaseModel):
     """Its metrics in Prometheus' text format; None: it has none."""
     one_token: Literal["chat", "completions", "embeddings"] = "chat"  # noqa: S105 - no secret
     """What the server is asked for to prove that it generates."""
+    more_paths: list[Path] = []
+    """Paths that are passed on beside PATHS, as they stand."""
     start_timeout_s: Seconds = 1800.0
     """It may take so long to come up."""
     connect_timeout_s: Seconds = 5.0

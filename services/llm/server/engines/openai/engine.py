@@ -22,26 +22,23 @@ from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
 
 from services.llm.server import bodies
-from services.llm.server.answers import error_reply, reply_to
+from services.llm.server.answers import not_supported, reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
-from services.llm.server.engines.openai.arguments import read_arguments
-from services.llm.server.engines.openai.events import Account, Splitter
+from services.llm.server.engines.openai.arguments import PATHS, read_arguments
+from services.llm.server.engines.openai.events import Account
+from services.llm.server.engines.openai.metrics import without_ours
+from services.llm.server.engines.openai.replies import cards_of, message_of, read_body, replies_of, short
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError, unknown_model
 
 log = logging.getLogger(__name__)
 
-LARGEST_ANSWER = 60 * 1024 * 1024
-"""Bytes of an answer that does not stream: about what one message between services may have."""
 LARGEST_METRICS = 4 * 1024 * 1024
 WATCH_EVERY_S = 5.0
 METRICS_LAST_S = 30.0
 """Older metrics of the server are not shown any more."""
 _KEPT_S = 4.0
 """Servers close a connection that has nothing to do after five seconds: it must not be used in that moment."""
-_OURS = (b"process_", b"python_", b"pierhead_")
-"""Families that the replica has itself."""
 _JSON = "application/json"
-_EVENTS = "text/event-stream"
 _ONE_TOKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
     "completions": ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
@@ -124,7 +121,7 @@ class OpenAIEngine(LLMEngine):
                 f"{self._arguments.base_url} refuses the key ({status}): set engine_kwargs.api_key_env to the variable "
                 "that holds the right one"
             )
-        cards = _cards(body) if status == 200 else {}
+        cards = cards_of(body) if status == 200 else {}
         if not cards:
             return  # it has no list: its first token will tell
         if self._model not in cards:
@@ -139,7 +136,7 @@ class OpenAIEngine(LLMEngine):
     async def _cards(self) -> dict[str, dict[str, Any]]:
         """What the server serves, by name; nothing where it has no such list."""
         status, body = await self._get("/v1/models", LARGEST_METRICS)
-        return _cards(body) if status == 200 else {}
+        return cards_of(body) if status == 200 else {}
 
     async def shutdown(self) -> None:
         """Close every connection: what runs ends with an error here, and with an abort there."""
@@ -160,7 +157,7 @@ class OpenAIEngine(LLMEngine):
         if status in (401, 403):
             return  # it is there; whether it takes the key is seen elsewhere
         if status != 200:
-            raise Unavailable(f"{self._arguments.base_url}{path} answers {status}: {_short(body)}")
+            raise Unavailable(f"{self._arguments.base_url}{path} answers {status}: {short(body)}")
 
     async def generate_one_token(self) -> None:
         """See LLMEngine.generate_one_token: one request as clients send them."""
@@ -171,7 +168,7 @@ class OpenAIEngine(LLMEngine):
                 if reply.status not in (0, 200):
                     raise UpstreamError(
                         f"{self._arguments.base_url}{path} answers a request for one token with {reply.status}: "
-                        f"{_short(reply.data)}; engine_kwargs.one_token says what it is asked for"
+                        f"{short(reply.data)}; engine_kwargs.one_token says what it is asked for"
                     )
         self._tokens += 1  # also where the server does not count: it is alive
 
@@ -202,10 +199,14 @@ class OpenAIEngine(LLMEngine):
                 yield reply
 
     async def pass_through(self, request: LLMRequest) -> AsyncIterator[LLMReply]:
-        """Any path that the server has. A request without a body is a GET."""
+        """The paths of `PATHS` and engine_kwargs.more_paths."""
+        if request.path not in PATHS.union(self._arguments.more_paths) or not request.body:
+            async for reply in not_supported(request.path):
+                yield reply
+            return
         wire, content_type, model = request.body, request.content_type or _JSON, ""
         try:
-            if wire and content_type.partition(";")[0].strip() == _JSON:
+            if content_type.partition(";")[0].strip() == _JSON:
                 body, changed = self._body(request)
                 wire, model = json.dumps(body).encode() if changed else wire, body["model"]
         except LLMRequestError as error:
@@ -264,7 +265,7 @@ class OpenAIEngine(LLMEngine):
                 allow_redirects=False,
             ) as response:
                 try:
-                    async for reply in _replies(response, account, ends=ends):
+                    async for reply in replies_of(response, account, ends=ends):
                         reply.tokens = account.take()
                         self._tokens += account.tokens - before
                         before = account.tokens
@@ -286,7 +287,7 @@ class OpenAIEngine(LLMEngine):
         where = f"{self._arguments.base_url}{path}"
         try:
             async with asyncio.timeout(self._arguments.health_timeout_s), self._open.get(where) as response:
-                return response.status, await _read(response, most)
+                return response.status, await read_body(response, most)
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{where} does not answer: {type(error).__name__}: {error}".rstrip(": ")) from error
 
@@ -307,7 +308,7 @@ class OpenAIEngine(LLMEngine):
         """See LLMEngine.unload_adapter. One that the server does not have is none."""
         self._adapters.pop(adapter, None)
         status, body = await self._tell("/v1/unload_lora_adapter", {"lora_name": self._adapter_name(adapter)})
-        if status != 200 and not (status in (400, 404) and _told(body)):
+        if status != 200 and not (status in (400, 404) and message_of(body)):
             raise self._no_adapters(status, body)
 
     async def _put(self, adapter: str, path: str) -> None:
@@ -321,11 +322,11 @@ class OpenAIEngine(LLMEngine):
             status, body = await self._tell("/v1/load_lora_adapter", wanted)
         if status == 200:
             return
-        if status >= 500 or not _told(body):
+        if status >= 500 or not message_of(body):
             raise self._no_adapters(status, body)
         raise LLMRequestError(
             f'the adapter "{adapter}" at {path}, which {self._arguments.base_url} must see at the same path, cannot be '
-            f"loaded: {_told(body)}"
+            f"loaded: {message_of(body)}"
         )
 
     def _no_adapters(self, status: int, body: bytes) -> Exception:
@@ -335,7 +336,7 @@ class OpenAIEngine(LLMEngine):
                 f"{where} takes no LoRA adapters while it runs ({status}); vLLM does with --enable-lora and "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in its environment"
             )
-        return UpstreamError(f"{where} answers {status} where it was told of an adapter: {_short(body)}")
+        return UpstreamError(f"{where} answers {status} where it was told of an adapter: {short(body)}")
 
     def _adapter_name(self, adapter: str) -> str:
         return f"{self._model}:{adapter}"
@@ -345,7 +346,7 @@ class OpenAIEngine(LLMEngine):
         where = f"{self._arguments.base_url}{path}"
         try:
             async with self._open.post(where, json=what, allow_redirects=False) as response:
-                return response.status, await _read(response, LARGEST_METRICS)
+                return response.status, await read_body(response, LARGEST_METRICS)
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{where} does not answer: {type(error).__name__}: {error}".rstrip(": ")) from error
 
@@ -393,24 +394,7 @@ class OpenAIEngine(LLMEngine):
             log.debug("metrics: %s", error)  # those that are there grow old and go
             return
         if status == 200:
-            self._metrics, self._metrics_at = _without_ours(text), time.monotonic()
-
-
-def _cards(body: bytes) -> dict[str, dict[str, Any]]:
-    """A server's list of models; nothing where it is none."""
-    try:
-        return {card["id"]: card for card in json.loads(body)["data"] if isinstance(card["id"], str)}
-    except (ValueError, TypeError, KeyError):
-        return {}
-
-
-def _told(body: bytes) -> str:
-    """The message of OpenAI's error object; "" where it is none."""
-    try:
-        error = json.loads(body)["error"]
-        return str(error["message"])[:1000]
-    except (ValueError, TypeError, KeyError):
-        return ""
+            self._metrics, self._metrics_at = without_ours(text), time.monotonic()
 
 
 def _ask_for_usage(body: dict[str, Any]) -> bool:
@@ -420,102 +404,3 @@ def _ask_for_usage(body: dict[str, Any]) -> bool:
         return False
     body["stream_options"] = {**options, "include_usage": True}
     return True
-
-
-async def _replies(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> AsyncIterator[LLMReply]:
-    """An answer as replies. Raises UpstreamError, aiohttp's errors."""
-    if response.status in (401, 403):
-        raise UpstreamError(f"it refuses the key of this replica ({response.status}); set engine_kwargs.api_key_env")
-    if response.status != 200:
-        yield _failure(response.status, await _read(response, LARGEST_ANSWER), response.url.path)
-    elif response.content_type == _EVENTS:
-        async for reply in _events(response, account, ends=ends):
-            yield reply
-    elif response.content_type == _JSON or ends:
-        yield _whole(await _read(response, LARGEST_ANSWER), account)
-    else:
-        kind = response.headers.get("Content-Type", "")
-        data, status = b"", 200
-        async for following in response.content.iter_any():
-            if data:
-                yield LLMReply(data=data, status=status, content_type=kind if status else "")
-                status = 0
-            data = following
-        yield LLMReply(data=data, status=status, content_type=kind if status else "", usage=account.usage)
-
-
-async def _events(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> AsyncIterator[LLMReply]:
-    """A stream's events, as many together as came together."""
-    splitter, status = Splitter(), 200
-    async for data in response.content.iter_any():
-        whole = b"".join([event for event in splitter.feed(data) if account.note(event)])
-        if whole:
-            yield LLMReply(data=whole, status=status, usage=account.usage if account.done else None)
-            status = 0
-    if splitter.rest.strip() or (ends and not account.done):
-        raise UpstreamError("its stream ended in the middle")
-    if not account.done:
-        yield LLMReply(status=status, usage=account.usage)
-
-
-def _whole(data: bytes, account: Account) -> LLMReply:
-    try:
-        body = json.loads(data)
-    except ValueError:
-        raise UpstreamError(f"its answer is not JSON: {_short(data)}") from None
-    if not isinstance(body, dict):
-        raise UpstreamError(f"its answer is not a JSON object: {_short(data)}")
-    account.note_body(body)
-    return LLMReply(data=data, status=200, usage=account.usage)
-
-
-def _failure(status: int, data: bytes, path: str) -> LLMReply:
-    """The server's own error, where it is one as OpenAI has them; else made into one."""
-    try:
-        body = json.loads(data)
-    except ValueError:
-        body = None
-    error = body.get("error") if isinstance(body, dict) else None
-    if isinstance(error, dict) and isinstance(error.get("message"), str):
-        if {"type", "param", "code"} <= set(error):
-            return LLMReply(data=data, status=status)
-        kind = error.get("type") or _kind(status)
-        return error_reply(status, error["message"], kind=kind, code=error.get("code"), param=error.get("param"))
-    if not 400 <= status < 600:
-        raise UpstreamError(f"it answers with status {status}: {_short(data)}")
-    code = "not_found" if status == 404 else None
-    told = error if isinstance(error, str) else _short(data)
-    return error_reply(
-        status, f"the server behind this model answers {path} with {status}: {told}", kind=_kind(status), code=code
-    )
-
-
-def _kind(status: int) -> str:
-    return "invalid_request_error" if status < 500 else "server_error"
-
-
-async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """The whole body. Raises UpstreamError for a larger one."""
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > most:
-            raise UpstreamError(f"its answer has more than {most} bytes")
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _without_ours(text: bytes) -> bytes:
-    """A page of metrics without the families that the replica's own page has."""
-    kept = [line for line in text.splitlines() if line and line != b"# EOF" and not _family(line).startswith(_OURS)]
-    return b"\n".join(kept) + b"\n" if kept else b""
-
-
-def _family(line: bytes) -> bytes:
-    words = line.split(None, 3)
-    return words[2] if line.startswith(b"#") and len(words) > 2 else line
-
-
-def _short(data: bytes) -> str:
-    text = " ".join(data[:400].decode(errors="replace").split())
-    return text or "nothing"

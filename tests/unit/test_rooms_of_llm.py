@@ -1,0 +1,114 @@
+"""The rooms of services/llm: which may import which. Late imports count as any other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LLM = ROOT / "services" / "llm"
+
+FLOORS = {
+    "gateway": (
+        {"__main__"},
+        {"app"},
+        {"exchange"},
+        {"gateway"},
+        {"meter", "settings"},
+        {"body", "keys", "models"},
+        {"endpoints", "errors", "metrics"},
+    ),
+    "server": (
+        {"__main__"},
+        {"service"},
+        {"engines.mock", "engines.openai", "engines.vllm", "registry", "settings"},
+        {"models"},
+        {"background", "bodies", "exposition", "watchdog"},
+        {"engine"},
+        {"answers"},
+        {"errors"},
+    ),
+}
+"""From the top: folders and modules, each of which may import itself and what stands on lower floors."""
+
+SHARED = "services.llm.openai_error"
+"""What gateway and server both import; it imports nothing of them."""
+
+PRIVATE = {
+    "gateway": ("pierhead.calls", "pierhead.edge", "pierhead.http", "pierhead.lanes", "pierhead.replica"),
+    "server": ("pierhead.calls", "pierhead.edge", "pierhead.http", "pierhead.lanes"),
+}
+"""Rooms of the runtime that are its own."""
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for path in sorted(LLM.rglob("*.py"))
+        if "requirements" not in path.parts
+    }
+
+
+MODULES = modules()
+
+
+def imported(module: str) -> set[str]:
+    """Modules that a module imports anywhere in its code, types included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in MODULES else str(node.module) for name in full}
+    return names - {module, "__future__"}
+
+
+def place_of(module: str) -> tuple[str, str]:
+    """gateway or server, and the folder or module of FLOORS."""
+    part, *rest = module.removeprefix("services.llm.").split(".")
+    if rest[0] == "engines":
+        return part, ".".join(rest[:2])
+    return part, rest[0]
+
+
+def floor_of(part: str, place: str) -> int:
+    (floor,) = [number for number, places in enumerate(FLOORS[part]) if place in places]
+    return floor
+
+
+OURS = sorted(module for module in MODULES if module != SHARED)
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_a_room_imports_itself_and_lower_floors(module: str) -> None:
+    part, place = place_of(module)
+    for name in imported(module) & MODULES.keys() - {SHARED}:
+        other, target = place_of(name)
+        assert other == part, f"{module} imports {name}: gateway and server share {SHARED} alone"
+        assert target == place or floor_of(part, target) > floor_of(part, place), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_what_the_runtime_has_for_itself_is_not_imported(module: str) -> None:
+    part, _ = place_of(module)
+    assert [name for name in imported(module) if name.startswith(PRIVATE[part])] == []
+
+
+def test_no_circles() -> None:
+    left = {module: imported(module) & MODULES.keys() for module in MODULES}
+    while ready := [module for module, needs in left.items() if not needs & left.keys()]:
+        for module in ready:
+            del left[module]
+    assert not left, "these import each other"
+
+
+def test_what_both_share_imports_nothing_of_ours() -> None:
+    assert not imported(SHARED) & MODULES.keys()
+
+
+def test_every_floor_is_there() -> None:
+    places = {place_of(module) for module in OURS}
+    assert places == {(part, place) for part, floors in FLOORS.items() for floor in floors for place in floor}
