@@ -215,7 +215,6 @@ def test_what_has_changed_is_fetched_and_what_is_gone_is_removed(bucket: Bucket,
     assert (found / "tokenizer.json").stat().st_ino == kept
 
 
-@on_servers
 def test_an_object_that_changes_while_it_is_fetched_is_not_mixed(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

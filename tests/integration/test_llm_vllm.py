@@ -318,30 +318,6 @@ def test_a_tool_that_must_be_called_is(way: WholeWay, choice: Any) -> None:
     assert json.loads(said) == json.loads(call.function.arguments)
 
 
-@pytest.mark.engine
-def test_an_answer_keeps_to_a_schema(way: WholeWay) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
-    assert is_city(way.chat(response_format=form, max_tokens=64).choices[0].message.content)
-    with pytest.raises(openai.BadRequestError, match="nothing"):
-        way.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}})
-
-
-@pytest.mark.engine
-def test_several_choices_with_logprobs(way: WholeWay) -> None:
-    answer = way.chat(n=2, temperature=1.0, seed=7, logprobs=True, top_logprobs=3, max_tokens=6)
-    assert [choice.index for choice in answer.choices] == [0, 1]
-    for choice in answer.choices:
-        assert len(choice.logprobs.content) == 6
-        for token in choice.logprobs.content:
-            assert token.logprob <= 0
-            assert len(token.top_logprobs) >= 3
-            assert max(each.logprob for each in token.top_logprobs) >= token.logprob
-    assert answer.usage.completion_tokens == 12
-    streamed = list(way.chat(n=2, temperature=1.0, max_tokens=6, stream=True, stream_options={"include_usage": True}))
-    assert {part.choices[0].index for part in streamed if part.choices} == {0, 1}
-    assert streamed[-1].usage.completion_tokens == 12
-
-
 LONG: Any = [
     {"role": "user", "content": "France has many cities, and one of them is its capital. " * 30 + "What is it called?"}
 ]

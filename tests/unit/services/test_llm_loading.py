@@ -1,6 +1,7 @@
-"""Model sources: what is fetched, what is not fetched again, what an interrupted fetch leaves, and every refusal.
+"""Model sources: what an interrupted fetch leaves, and the refusals that need a file system which fails.
 
-Buckets are fsspec's own in-memory file system: the same interface that s3:// and gs:// are read through.
+Buckets are fsspec's own in-memory file system: the interface that s3:// and gs:// are read through. What holds for
+every bucket is in tests/contract/test_llm_buckets.py.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import fcntl
 import io
 import shutil
 import sys
-import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from services.llm.server.errors import LLMStartError, SourceNotFoundError
-from services.llm.server.models import buckets, cache
+from services.llm.server.errors import LLMStartError
+from services.llm.server.models import cache
 from services.llm.server.models.loading import fetch
 
 SOURCE = "memory://bucket/qwen"
@@ -65,30 +65,6 @@ def test_a_directory_without_a_model_is_told(tmp_path: Path, told: Told, make: b
         directory.mkdir()
     with pytest.raises(LLMStartError, match=words):
         fetch(str(directory), tmp_path / "cache", told)
-
-
-def test_a_bucket_is_fetched_whole_with_progress(bucket: Any, tmp_path: Path, told: Told) -> None:
-    found = fetch(SOURCE, tmp_path, told)
-    assert (found / "config.json").read_bytes() == b"{}"
-    assert (found / "weights" / "model.safetensors").read_bytes() == WEIGHTS
-    last: object = told.lines[-1]  # of any total
-    assert last == (f"downloading {SOURCE}", len(WEIGHTS) + 2, len(WEIGHTS) + 2)
-    assert not list(found.rglob("*.pierhead-part"))
-
-
-def test_what_is_there_is_not_fetched_again(bucket: Any, tmp_path: Path, told: Told, monkeypatch: Any) -> None:
-    found = fetch(SOURCE, tmp_path, told)
-    monkeypatch.setattr(type(bucket), "_open", lambda *_, **__: pytest.fail("read again"))
-    assert fetch(SOURCE, tmp_path, told) == found
-
-
-def test_what_has_changed_is_fetched_and_what_is_gone_is_removed(bucket: Any, tmp_path: Path, told: Told) -> None:
-    found = fetch(SOURCE, tmp_path, told)
-    bucket.rm("/bucket/qwen/config.json")
-    bucket.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS[::-1])
-    assert fetch(SOURCE, tmp_path, told) == found
-    assert (found / "weights" / "model.safetensors").read_bytes() == WEIGHTS[::-1]
-    assert not (found / "config.json").exists()
 
 
 class Breaks:
@@ -198,25 +174,6 @@ def test_parts_of_former_contents_do_not_stay(
     assert not list(tmp_path.rglob("*.pierhead-part"))
 
 
-def test_a_content_that_changes_while_it_is_fetched_is_never_taken_for_whole(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever reads it gets the beginning of one and the end of the other, and as many bytes as were expected."""
-    monkeypatch.setattr(buckets, "CHUNK_BYTES", len(WEIGHTS) // 4)
-    monkeypatch.setattr(buckets, "REPORT_S", 0.0)
-
-    def change_it(doing: str, done: float | None, total: float) -> None:
-        if not told.lines and done and done > total // 2:
-            bucket.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS[::-1])
-            told(doing, done, total)
-
-    with pytest.raises(
-        LLMStartError, match=r"was changed while it was fetched \(1 objects, the first is /bucket/qwen/w"
-    ):
-        fetch(SOURCE, tmp_path, change_it)
-    assert (fetch(SOURCE, tmp_path, told) / "weights" / "model.safetensors").read_bytes() == WEIGHTS[::-1]
-
-
 def test_who_has_waited_goes_by_what_is_stored_then(
     bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,24 +191,6 @@ def test_who_has_waited_goes_by_what_is_stored_then(
         found = fetch(SOURCE, tmp_path, meanwhile)
     assert told.lines[0][0].startswith("waiting")
     assert (found / "config.json").read_bytes() == b"changed"
-
-
-def test_folders_of_consoles_and_neighbours_of_like_names_are_left_out(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = type(bucket).find
-
-    def find(files: Any, root: str, **how: Any) -> dict[str, Any]:
-        found = dict(real(files, root, **how))
-        for name in ("/bucket/qwen/", "/bucket/qwen/weights/", "/bucket/qwen-large/config.json"):
-            found[name] = {"name": name, "size": 0, "type": "file"}
-        found["/bucket/qwen/weights"] = {"name": "/bucket/qwen/weights", "size": 0, "type": "directory"}
-        return found
-
-    monkeypatch.setattr(type(bucket), "find", find)
-    found = fetch(SOURCE, tmp_path, told)
-    files = {str(file.relative_to(found)) for file in found.rglob("*") if file.is_file()}
-    assert files - {".pierhead-fetched.json"} == {"config.json", "weights/model.safetensors"}
 
 
 def test_a_directory_may_become_a_file(bucket: Any, tmp_path: Path, told: Told) -> None:
@@ -273,9 +212,7 @@ def test_an_error_of_the_library_s_own_is_told_as_any_other(
         fetch(SOURCE, tmp_path, told)
 
 
-def test_an_empty_prefix_and_an_unknown_store_are_told(bucket: Any, tmp_path: Path, told: Told) -> None:
-    with pytest.raises(SourceNotFoundError, match="nothing is stored below memory://bucket/other"):
-        fetch("memory://bucket/other", tmp_path, told)
+def test_an_unknown_store_is_told(tmp_path: Path, told: Told) -> None:
     with pytest.raises(LLMStartError, match="this image cannot read nonsense://"):
         fetch("nonsense://bucket/other", tmp_path, told)
 
@@ -284,40 +221,6 @@ def test_a_cache_that_cannot_be_written_is_told(bucket: Any, tmp_path: Path, tol
     (tmp_path / "file").write_text("")
     with pytest.raises(LLMStartError, match="could not be fetched into"):
         fetch(SOURCE, tmp_path / "file", told)
-
-
-def test_of_two_replicas_one_fetches_and_the_other_waits(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second begins while the first one is in the middle of a file, and reads nothing itself."""
-    monkeypatch.setattr(cache, "ASK_AGAIN_S", 0.01)
-    in_the_middle, go_on = threading.Event(), threading.Event()
-    opened: list[str] = []
-    real = type(bucket)._open
-
-    def slowly(files: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-        opened.append(path)
-        in_the_middle.set()
-        assert go_on.wait(10)
-        return real(files, path, *args, **kwargs)
-
-    monkeypatch.setattr(type(bucket), "_open", slowly)  # each thread has a file system object of its own
-    other = Told()
-
-    def waits(doing: str, done: float | None, total: float) -> None:
-        other(doing, done, total)
-        if doing.startswith("waiting"):
-            go_on.set()
-
-    found: list[Path] = []
-    first = threading.Thread(target=lambda: found.append(fetch(SOURCE, tmp_path, told)))
-    first.start()
-    assert in_the_middle.wait(10)
-    second = fetch(SOURCE, tmp_path, waits)
-    first.join(10)
-    assert found == [second]
-    assert len(opened) == 2
-    assert other.lines[0] == (f"waiting for another replica that downloads {SOURCE}", 1, 0)
 
 
 # ------------------------------------------------------------------------------------------------- Hugging Face's hub

@@ -127,8 +127,13 @@ def test_an_engine_without_requests_never_stalls() -> None:
 # ----------------------------------------------------------------------------------------------------------- adapters
 
 
-async def some_adapters(path: Path | str, most: int, *always: str, fetch: Any = None, **kwargs: Any) -> Adapters:
-    engine = MockEngine(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"), engine_kwargs=kwargs))
+MOCK = LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"))
+
+
+async def some_adapters(
+    path: Path | str, most: int, *always: str, fetch: Any = None, engine: MockEngine | None = None, **kwargs: Any
+) -> Adapters:
+    engine = engine or MockEngine(MOCK.model_copy(update={"engine_kwargs": kwargs}))
     await engine.start("", lambda *_: None)
     lora = Lora(dynamic_lora_loading_path=str(path), max_num_adapters_per_replica=most, adapters=[*always])
     return Adapters(engine, lora, fetch=fetch, cache=Path("/cache"), report=lambda *_: None, metrics=RuntimeMetrics())
@@ -168,7 +173,7 @@ async def test_pinned_ones_stay_and_leave_no_place_to_others(loras: Path) -> Non
     adapters = await some_adapters(loras, 2, "a")
     await adapters.keep(["b"])
     with pytest.raises(
-        Backpressure, match=r"finds no place: all 2 of max_num_adapters_per_replica are taken by .* a, b"
+        Backpressure, match=r"has no room: all 2 of max_num_adapters_per_replica are taken by .* a, b"
     ):
         adapters.lend("c")
     async with adapters.lend("a"):
@@ -226,9 +231,8 @@ class SlowEngine(MockEngine):
 
 
 async def test_an_engine_is_not_left_in_the_middle_of_a_load(loras: Path) -> None:
-    adapters = await some_adapters(loras, 1)
-    engine = SlowEngine(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m")))
-    adapters._engine = engine
+    engine = SlowEngine(MOCK)
+    adapters = await some_adapters(loras, 1, engine=engine)
     first = asyncio.ensure_future(adapters.load("a"))
     await until(lambda: bool(engine.told), "it is being loaded")
     first.cancel()
@@ -289,8 +293,8 @@ class ReluctantEngine(MockEngine):
 
 
 async def test_one_that_is_taken_out_and_pinned_at_a_time_can_go_afterwards(loras: Path) -> None:
-    adapters = await some_adapters(loras, 1)
-    adapters._engine = engine = ReluctantEngine(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m")))
+    engine = ReluctantEngine(MOCK)
+    adapters = await some_adapters(loras, 1, engine=engine)
     await adapters.keep(["a"])
     taking_out = asyncio.ensure_future(adapters.unload("a"))
     await engine.asked.wait()

@@ -37,7 +37,7 @@ class LoadedAdapter:
         self._engine = engine
 
     async def aclose(self) -> None:
-        """Called by the multiplexing when it goes."""
+        """Called when the LRU cache evicts it."""
         await self._engine.unload_adapter(self.name)
 
 
@@ -64,7 +64,7 @@ class Adapters:
         self._loaded: Multiplexed[LoadedAdapter] = Multiplexed(self._load, self._bound, name="lora", metrics=metrics)
         self._pins: dict[str, ModelUse[LoadedAdapter]] = {}
         self._pinning = asyncio.Lock()
-        """Of those who change them: of two loans for one pin nobody would give back the first."""
+        """Held while pins change: of two uses for one pin the first would never end."""
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -72,14 +72,14 @@ class Adapters:
         return self._loaded.models
 
     def lend(self, adapter: str) -> AbstractAsyncContextManager[LoadedAdapter]:
-        """An adapter that stays in the engine until the block is left; it is loaded first where it is not there.
+        """An adapter that stays in the engine until the block is left; it is loaded first if it is not there.
 
         Raises LLMRequestError, 404, for one that does not exist, and Backpressure where the pinned ones leave no place.
         """
         check_name(adapter)
         if adapter not in self._pins and len(self._pins) >= self._bound:
             raise Backpressure(
-                f'the adapter "{adapter}" finds no place: all {self._bound} of max_num_adapters_per_replica are taken '
+                f'the adapter "{adapter}" has no room: all {self._bound} of max_num_adapters_per_replica are taken '
                 f"by those that the replica always has, {', '.join(sorted(self._pins))}; raise it, or pin fewer"
             )
         return self._loaded(adapter)
@@ -107,7 +107,7 @@ class Adapters:
                 await self._pin(adapter)
 
     async def load(self, adapter: str) -> None:
-        """Load one now; it then stays as long as any other that was used now."""
+        """Load one now; it counts as used now."""
         async with self.lend(adapter):
             pass
 
@@ -127,16 +127,16 @@ class Adapters:
                 )  # fmt: skip
 
     async def known(self) -> list[str]:
-        """Those that can be loaded, as far as that can be seen: of a remote source, those that are loaded."""
+        """The adapters that can be loaded; of a remote source, those that are loaded."""
         names = set(self.held)
         if not _is_remote(self._source):
             names |= set(await asyncio.to_thread(_directories, Path(self._source)))
         return sorted(names)
 
     async def _pin(self, adapter: str) -> None:
-        loan = self._loaded(adapter)
-        await loan.__aenter__()  # left by `_unpin`
-        self._pins[adapter] = loan
+        use = self._loaded(adapter)
+        await use.__aenter__()  # left by `_unpin`
+        self._pins[adapter] = use
 
     async def _unpin(self, adapter: str) -> None:
         await self._pins.pop(adapter).__aexit__(None, None, None)
