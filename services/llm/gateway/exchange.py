@@ -180,7 +180,7 @@ class Exchange:
                 return self._whole(status, body, replies[0].content_type)
             message.overrides = decode_overrides(body)
             outcome = "done" if message.overrides else "nothing_to_hand_over"
-        except Unavailable as error:  # also a replica that went away: the client was told nothing of what it read
+        except Unavailable as error:  # also a replica that went away: the client has seen nothing of its work
             if not self._gateway.settings.prefill_fallback:
                 raise
             message.overrides = ""
@@ -257,7 +257,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _status_of(replies: list[LLMReply]) -> int:
-    """The status that the first reply tells. Raises Unavailable where there is none, PierheadError for no status."""
+    """The status of the first reply. Raises Unavailable where there is none, PierheadError for no status."""
     if not replies:
         raise Unavailable("the service answered with nothing; look at its log")
     status = replies[0].status or 200

@@ -41,7 +41,7 @@ class Gateway:
         self._list = ModelList(self.models, self._cards.card, int(time.time()))
 
     async def live(self, _: web.Application) -> AsyncIterator[None]:
-        """Owns what runs beside the requests, from the application's start to its end."""
+        """Runs the background tasks from the application's start to its end."""
         for service in self.models.prefill_services:
             has_replica(service)  # the process watches it from now on, not from the first request on
         tasks = [asyncio.create_task(self._cards.keep(), name="what services say they serve")]
@@ -55,7 +55,7 @@ class Gateway:
                 await task
 
     def identify(self, request: web.Request) -> Holder | None:
-        """Who asks; None where there are no keys. Raises ApiError 401."""
+        """The holder of the request's key; None where there are no keys. Raises ApiError 401."""
         if self._keys is None:
             return None
         scheme, _, presented = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")

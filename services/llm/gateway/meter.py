@@ -47,8 +47,8 @@ class Meter:
             self._last_at = now
 
     def used(self, asked: Asked | None, *, gave_up: bool = False) -> Used:
-        """What it has used: as the engine counts, else as well as can be told. `gave_up`: the client did, before the
-        end. Its prompt counts although nothing has come of it: else prompts that nobody waits for would be free.
+        """The tokens used: as the engine counts, else estimated. `gave_up`: the client did, before the
+        end. Its prompt counts although the client has no answer: else clients that leave at once would pay nothing.
         """
         last = self._last
         if last is not None and last.HasField("usage"):
@@ -57,7 +57,7 @@ class Meter:
         return Used(0 if asked is None or not (self.begun or gave_up) else asked.prompt.tokens, self._counted)
 
     def count(self, metrics: GatewayMetrics, route: Route | None, key: str, code: str, used: Used, now: float) -> None:
-        """Count it. `code`: the HTTP status that tells how it ended."""
+        """Count the request. `code`: the HTTP status that tells how it ended."""
         reason = finish_label("" if self._last is None else self._last.usage.finish_reason)
         if route is None:
             metrics.requests.inc(("", "", key, code, reason))

@@ -25,9 +25,9 @@ class GatewaySettings:
     |---|---|
     | PIERHEAD_LLM_MODELS | JSON: which service answers for which model; see `model_map` |
     | PIERHEAD_LLM_MODELS_OF_* | more of it, so that several compose files can each add their own |
-    | PIERHEAD_LLM_KEYS_FILE | file of the API keys; see `api_keys`. Without it everybody may do everything |
+    | PIERHEAD_LLM_KEYS_FILE | file of the API keys; see `api_keys`. Without it every client may do everything |
     | PIERHEAD_LLM_GATEWAYS | how many gateway processes share the keys' limits, default 1 |
-    | PIERHEAD_LLM_MAX_BODY_BYTES | largest body that is taken, default 32 MiB; a larger one gets 413 |
+    | PIERHEAD_LLM_MAX_BODY_BYTES | largest body, default 32 MiB; a larger one gets 413 |
     | PIERHEAD_LLM_MAX_BODIES_BYTES | room for the bodies that wait for an answer, default 512 MiB; beyond it 503 |
     | PIERHEAD_LLM_PREFILL_FALLBACK | true (default): without a prefill replica, decode does the whole; false: 503 |
     | PIERHEAD_LLM_MODELS_REFRESH_S | how often services are asked for their adapters, default 30 |

@@ -1,7 +1,7 @@
 """Work that blocks and cannot be told to stop: a download, the loading of weights.
 
-asyncio's own threads are waited for when the process ends. A replica that is told to stop while it downloads would so
-go on until it is killed; and a few downloads that hang would take all of those threads.
+A process waits for asyncio's own threads when it ends. A replica that is stopped while it downloads would go on until
+it is killed, and a few downloads that hang would occupy all of those threads.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ T = TypeVar("T")
 async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """`function(*args)` in a thread of its own that keeps no process from ending; returns or raises what it does.
 
-    Whoever is cancelled leaves it behind: it goes on until it ends by itself.
+    If the caller is cancelled, the function goes on until it ends by itself.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
 
     def tell(settle: Callable[[Any], None], value: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the caller
             loop.call_soon_threadsafe(lambda: None if result.done() else settle(value))
 
     def work() -> None:
         try:
             value = context.run(function, *args, **kwargs)
-        except BaseException as error:  # SystemExit too: whoever waits is told
+        except BaseException as error:  # SystemExit too: the caller raises it
             tell(result.set_exception, error)
         else:
             tell(result.set_result, value)

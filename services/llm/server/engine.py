@@ -1,5 +1,5 @@
-"""What every engine is: it takes OpenAI's requests and answers as OpenAI does. A new one is one module and one line in
-`registry.py`; the contract suite (tests/contract/test_llm_engines.py) says whether it is right.
+"""The interface of LLM engines: they take OpenAI's requests and answer as OpenAI does. A new engine is a class and a
+line in `registry.py`; the contract suite (tests/contract/test_llm_engines.py) checks it.
 
     start --> ready for requests --> shutdown
                  chat, completions, ... : one request each; a closed iterator is an aborted request
@@ -22,12 +22,12 @@ Replies = AsyncIterator[LLMReply]
 error object; what the engine raises is a failure of its own. Closing the iterator aborts the request in the engine."""
 
 Report = Callable[[str, float | None, float], None]
-"""Told of the start's progress: what it does, how much is done (None = not known), of how much; `pierhead.progress`."""
+"""Called with the progress of the start: what it does, how much is done (None = not known), of how much."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What an engine says of itself: cheap, asked often."""
+    """The load of an engine; read often, so cheap to make."""
 
     running: int = 0
     """Requests that it generates for."""
@@ -36,7 +36,7 @@ class EngineLoad:
     kv_use: float = 0.0
     """Share of the key-value cache in use, 0 to 1."""
     tokens: int = 0
-    """Tokens made since the start, prompts' included once they are read: whether it grows tells a stall."""
+    """Tokens made since the start, and those of prompts that were read: while it grows the engine does not stall."""
 
 
 class LLMEngine(ABC):
@@ -80,7 +80,7 @@ class LLMEngine(ABC):
         return self.pass_through(request)
 
     def pass_through(self, request: LLMRequest) -> Replies:
-        """Any other path; one that the engine does not have is a 404."""
+        """Any other path; 404 for a path that the engine does not serve."""
         return not_supported(request.path)
 
     @abstractmethod

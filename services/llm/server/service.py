@@ -47,7 +47,7 @@ LARGEST_REPLY = 60 * 1024 * 1024
 """Bytes of one reply: about what a message between services may have."""
 
 _OPERATORS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
-"""Pages of OpenAI-compatible servers that are not for clients, and stand beside those that are."""
+"""Paths of OpenAI-compatible servers that are the operator's, beside the paths for clients."""
 
 Call = Callable[[LLMRequest], Replies]
 Method = Callable[["LLMServer", LLMRequest, Any], AsyncIterator[LLMReply]]
@@ -73,7 +73,7 @@ def _answered(call_of: Callable[[LLMServer], Call]) -> Method:
                         begun = True
                         yield reply
                 finally:
-                    await _close(replies)  # an abort, where the caller has gone and so closed this
+                    await _close(replies)  # if the caller has gone, this aborts the request
         except LLMRequestError as error:
             if begun:
                 raise
@@ -114,7 +114,7 @@ class LLMServer(LLMServerServicer):
         self._asleep = 0
         """The level of its sleep."""
         self._turn = asyncio.Lock()
-        """Of those who put it to sleep and wake it up: one that is half asleep is not woken up."""
+        """Held by Sleep and Wake: an engine that is falling asleep is not woken up."""
         self._wanted_adapters: tuple[str, ...] = ()
         """By user_config."""
         self._requests = 0
@@ -157,7 +157,7 @@ class LLMServer(LLMServerServicer):
         return self._running.detokenize
 
     async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        """What the engine has beyond those."""
+        """Any other path that the engine serves."""
         replies = (
             self._pass_through(request, context) if _is_for_clients(request.path) else not_supported(request.path[:200])
         )
@@ -172,7 +172,7 @@ class LLMServer(LLMServerServicer):
         return self._running.pass_through
 
     def _adapter_of(self, request: LLMRequest) -> AbstractAsyncContextManager[Any]:
-        """What keeps the request's adapter in the engine. Raises LLMRequestError for a model that is not there."""
+        """Keeps the request's adapter in the engine. Raises LLMRequestError for an unknown model."""
         model = request.model or _model_of(request)
         base, colon, adapter = model.partition(":")
         if base != self.config.model_loading.model_id:
@@ -181,7 +181,7 @@ class LLMServer(LLMServerServicer):
             return nullcontext()
         if self._adapters is None:
             raise unknown_adapter(adapter, "x-serve.llm.lora, which is not set")
-        return self._adapters.lend(adapter)
+        return self._adapters.use(adapter)
 
     def _served(self) -> str:
         adapters = (
@@ -191,7 +191,7 @@ class LLMServer(LLMServerServicer):
 
     @property
     def _running(self) -> LLMEngine:
-        """The engine, where it takes requests. Raises Unavailable."""
+        """The engine. Raises Unavailable while it takes no requests."""
         if self._engine is None or not self._started:
             raise Unavailable("the engine is not started yet; ask again when the replica is ready")
         if self._asleep:
@@ -277,9 +277,9 @@ class LLMServer(LLMServerServicer):
         return self._adapters
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """{"adapters": ["french"]}: adapters that the replica is to have beside those of `lora.adapters`.
+        """{"adapters": ["french"]}: adapters that the replica keeps beside `lora.adapters`.
 
-        Raises ValueError for another shape, and what loading them raises; it is tried again then.
+        Raises ValueError for another shape, and what loading raises; the runtime then tries again.
         """
         wanted = _adapters_in(user_config)
         if wanted and self.config.lora is None:
@@ -317,7 +317,7 @@ class LLMServer(LLMServerServicer):
         return load
 
     async def _keep_looking(self, engine: LLMEngine) -> None:
-        """Until cancelled. `check_health` finds the same once more, and tells it."""
+        """Until cancelled: look at the tokens. On a stall `check_health` is called, which finds and raises it again."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -387,13 +387,13 @@ class LLMServer(LLMServerServicer):
         await engine.generate_one_token()
         self._last_token = time.monotonic()
 
-    # ---- what is told of it
+    # ---- its numbers
 
     def _load(self) -> EngineLoad:
         return EngineLoad() if self._engine is None or not self._started else self._engine.load()
 
     def _expose(self) -> bytes:
-        """The engine's own metrics. Where it cannot tell them, the replica's are shown all the same."""
+        """The engine's own metrics; none where reading them fails: the replica's are shown all the same."""
         if self._engine is None or not self._started:
             return b""
         try:
@@ -404,7 +404,7 @@ class LLMServer(LLMServerServicer):
 
 
 def _tell_callers(load: EngineLoad) -> None:
-    """Costs next to nothing: numbers travel with the replies that go out anyway."""
+    """Cheap: the numbers travel with replies that are sent anyway."""
     publish(running=load.running, waiting=load.waiting, kv_use=load.kv_use)
 
 
@@ -415,7 +415,7 @@ async def _close(replies: Replies) -> None:
 
 
 def _reject_too_large(reply: LLMReply) -> None:
-    """Raises LLMRequestError for what no message can hold: its sender can ask for less."""
+    """Raises LLMRequestError for an answer that does not fit into one message."""
     if len(reply.data) > LARGEST_REPLY:
         raise LLMRequestError(
             f"the answer has {len(reply.data)} bytes, and at most {LARGEST_REPLY} can be sent at once; ask for fewer "
@@ -432,7 +432,7 @@ def _is_for_clients(path: str) -> bool:
 
 
 def _model_of(request: LLMRequest) -> str:
-    """The body's own model, of a request whose sender leaves it at that. Raises LLMRequestError."""
+    """The model that the body names, for requests without LLMRequest.model. Raises LLMRequestError."""
     model = bodies.read(request).get("model")
     if not isinstance(model, str):
         raise bodies.wrong("model", "a string", model)

@@ -1,7 +1,7 @@
 """Does the engine make tokens? Pure: times, in seconds of any clock, and loads are arguments.
 
-An engine may answer that it is well and generate nothing: a collective that hangs, a scheduler that waits for blocks
-that nobody gives back. Its tokens tell.
+An engine may answer that it is well and generate nothing: a collective hangs, or a scheduler waits for blocks that no
+request will free. Only its tokens show that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from services.llm.server.errors import EngineStalledError
 
 
 class TokenWatchdog:
-    """Remembers when the engine last got on: made a token, or had nothing to do."""
+    """Remembers when the engine last made progress: it made a token, or had nothing to do."""
 
     def __init__(self, stall_timeout_s: float, now: float) -> None:
         self._stall_timeout_s = stall_timeout_s
@@ -19,7 +19,7 @@ class TokenWatchdog:
         self._since = now
 
     def began(self, now: float) -> None:
-        """A request came while there was none: what the engine did not do before is no sign."""
+        """A request came to an idle engine: the time before it does not count as a stall."""
         self._since = now
 
     def look(self, load: EngineLoad, now: float) -> None:

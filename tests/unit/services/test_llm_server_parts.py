@@ -158,7 +158,7 @@ async def test_the_one_whose_use_is_longest_ago_goes(loras: Path) -> None:
 
 async def test_one_in_use_is_not_unloaded_and_those_who_wait_share_one_load(loras: Path) -> None:
     adapters = await some_adapters(loras, 1, adapter_loading_s=0.01)
-    async with adapters.lend("a"):
+    async with adapters.use("a"):
         waiting = [asyncio.ensure_future(adapters.load("b")) for _ in range(3)]
         await asyncio.wait(waiting, timeout=0.05)
         assert adapters.held == ("a",)
@@ -172,11 +172,9 @@ async def test_one_in_use_is_not_unloaded_and_those_who_wait_share_one_load(lora
 async def test_pinned_ones_stay_and_leave_no_place_to_others(loras: Path) -> None:
     adapters = await some_adapters(loras, 2, "a")
     await adapters.keep(["b"])
-    with pytest.raises(
-        Backpressure, match=r"has no room: all 2 of max_num_adapters_per_replica are taken by .* a, b"
-    ):
-        adapters.lend("c")
-    async with adapters.lend("a"):
+    with pytest.raises(Backpressure, match=r"has no room: all 2 of max_num_adapters_per_replica are taken by .* a, b"):
+        adapters.use("c")
+    async with adapters.use("a"):
         pass
     await adapters.keep([])
     await adapters.load("c")
@@ -187,7 +185,7 @@ async def test_pinned_ones_stay_and_leave_no_place_to_others(loras: Path) -> Non
 async def test_names_that_lead_elsewhere_are_no_adapters(loras: Path, name: str) -> None:
     adapters = await some_adapters(loras / "a", 1)
     with pytest.raises(LLMRequestError, match="there is no adapter of the name") as caught:
-        adapters.lend(name)
+        adapters.use(name)
     assert (caught.value.http_status, caught.value.error_code) == (404, "model_not_found")
 
 
@@ -269,7 +267,7 @@ async def test_a_download_that_all_callers_have_left_goes_on_and_its_adapter_is_
 async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(loras: Path) -> None:
     adapters = await some_adapters(loras, 1, "a")
     await adapters.keep([])
-    async with adapters.lend("a"):
+    async with adapters.use("a"):
         with pytest.raises(LLMRequestError, match='"a" is in use'):
             await adapters.unload("a")
     with pytest.raises(Backpressure, match="those that the replica always has, a"):

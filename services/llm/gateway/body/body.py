@@ -1,6 +1,6 @@
 """What the gateway reads of a request's body; the rest is the engine's. Pure.
 
-JSON for all paths but those that take forms (audio/transcriptions), of which the fields `model` and `stream` are read.
+Bodies are JSON, or forms (audio/transcriptions), of which the fields `model` and `stream` are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FORM = "multipart/form-data"
 
 MAX_VALUES = 2**20
 """Values that a body may hold, by its commas and brackets: a prompt of a million tokens as numbers. A body of brackets
-alone would take half a minute to read, in which nobody else is served.
+alone would take half a minute to read, and the gateway serves no other request meanwhile.
 """
 
 MOST = 2**31 - 1
@@ -27,7 +27,7 @@ MOST_TOKENS = 10**9
 """Of an estimate: limits count in floating point."""
 
 _TRUE = ("true", "1", "on", "yes", "t", "y")
-"""As forms say it; those that vLLM takes."""
+"""The words for true in forms, as vLLM takes them."""
 
 OPERATORS = frozenset({"kv_transfer_params", "ec_transfer_params", "priority"})
 """Members of vLLM's API that are the operator's alone, and are removed from every client's body. The first two have an
@@ -45,7 +45,7 @@ _AT_ONCE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, as far as the gateway has to understand it."""
+    """What the gateway reads of a request."""
 
     model: str
     stream: bool
@@ -57,7 +57,7 @@ class Asked:
     members: frozenset[str]
     """Names of the body's members; empty for a form."""
     field: Field | None = None
-    """Of a form: the one that names the model."""
+    """Of a form: the field with the model's name."""
     cleaned: bytes | None = None
     """The body without the members that are the operator's; None where it has none of them."""
 
@@ -67,7 +67,7 @@ class Asked:
         return min(self.prompt.tokens + self.max_tokens * self.choices, MOST_TOKENS)
 
     def body_for(self, body: bytes, model: str) -> bytes:
-        """The body as the service is to have it. A form is told the model here, where JSON has LLMRequest.model."""
+        """The body for the service. In a form the model's name is replaced; JSON has LLMRequest.model for it."""
         if self.cleaned is not None:
             return self.cleaned
         field = self.field

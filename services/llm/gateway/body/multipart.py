@@ -18,7 +18,7 @@ MAX_HEAD_BYTES = 1024
 MAX_FIELD_BYTES = 4096
 """Of a field that is looked for."""
 MAX_PARTS = 100
-"""A search takes time, and anybody may send a form."""
+"""A search takes time, and any client may send a form."""
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):([^\x00\r\n]*)")
 

@@ -1,7 +1,7 @@
 """The memory that bodies take: of all requests together, from a body's first byte until its answer begins. Pure.
 
 Admission bounds how many requests there are, and a setting how large each is; the product of the two is more than any
-machine has. Room is taken as bytes come, not as they are announced: who announces much and sends nothing takes nothing.
+machine has. Room is taken as bytes arrive: a request that announces a large body and sends nothing takes none.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ class BodyRoom:
         return True
 
     def give_back(self, size: int) -> None:
-        """They are free again."""
+        """Free so many bytes."""
         self.taken -= size

@@ -1,4 +1,4 @@
-"""API keys: who may ask for which models, and how much. Pure; `key_file` reads them.
+"""API keys: the models and limits of each. Pure; `key_file` reads them.
 
 [{"name": "team-a", "sha256": "<hex of the key's SHA-256>", "models": ["*"], "requests_per_minute": 600,
   "tokens_per_minute": 100000}]
@@ -25,7 +25,7 @@ _KEYS = ("name", "sha256", "models", "requests_per_minute", "tokens_per_minute")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key. The key itself is known to nobody here."""
+    """One key, of which only the hash is known."""
 
     name: str
     """What metrics call it."""

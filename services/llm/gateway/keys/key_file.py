@@ -20,14 +20,14 @@ LOOK_S = 1.0
 
 
 class Holder(NamedTuple):
-    """Who asks."""
+    """A key and what is left of its limits."""
 
     key: ApiKey
     limits: Limits
 
 
 class KeyFile:
-    """The keys of one file. Limits of a key stay as far used as they are while the key's numbers stay the same."""
+    """The keys of one file. While a key's numbers stay the same, its limits stay used as far as they are."""
 
     def __init__(self, path: str, gateways: int = 1, clock: Clock = time.monotonic) -> None:
         """`gateways`: processes that share the limits. Raises SettingsError where the file cannot be used."""
@@ -43,7 +43,7 @@ class KeyFile:
             raise SettingsError(f"PIERHEAD_LLM_KEYS_FILE: {path}: {_told(error)}") from None
 
     def find(self, presented: str) -> Holder | None:
-        """Whose key this is; None = nobody's."""
+        """The holder of a key; None = unknown."""
         key = find_key((holder.key for holder in self._holders.values()), presented)
         return None if key is None else self._holders[key.name]
 

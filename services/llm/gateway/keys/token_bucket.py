@@ -31,7 +31,7 @@ class TokenBucket:
         return max(0.0, missing) / self.rate
 
     def take(self, amount: float, now: float) -> None:
-        """Take `amount`, whether it is there or not; a negative one gives back, up to what the bucket holds."""
+        """Take `amount`, even if the level becomes negative; a negative amount refills, up to the bucket's size."""
         self._level = min(self.capacity, self.level(now) - amount)
 
     def full_in_s(self, now: float) -> float:

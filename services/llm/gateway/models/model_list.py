@@ -1,4 +1,4 @@
-"""GET /v1/models: models, other names of them, and the adapters that their services have told of."""
+"""GET /v1/models: models, aliases, and the adapters that services list."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pierhead.llm.v1.llm_pb2 import ModelCard
 from services.llm.gateway.models.model_map import ModelMap, Route
 
 Entry = tuple[tuple[str, ...], dict[str, Any]]
-"""The names that a scope may have for it, and what is told of it."""
+"""The names that a key's scope may have for a model, and the model's entry in the list."""
 
 
 class ModelList:
-    """Made anew for each who asks, of what is known: it waits for nobody."""
+    """Made anew for each request from the last answers of the services: it never waits for them."""
 
     def __init__(self, models: ModelMap, card: Callable[[str], ModelCard | None], created: int) -> None:
         """`card(service)`: what a service says of itself, if it is known; `created`: where it is not."""

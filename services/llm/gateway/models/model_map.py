@@ -24,7 +24,7 @@ from services.llm.openai_error import shown
 
 VARIABLE = "PIERHEAD_LLM_MODELS"
 VARIABLES_OF = f"{VARIABLE}_OF_"
-"""How the names of the others begin; behind it stands what tells them apart, such as a service's name."""
+"""How the names of the further variables begin; the rest is any name, such as a service's."""
 
 FORM = '{"<model>": "<service>"} or {"<model>": {"service": ..., "prefill": ..., "alias_of": ...}}'
 
@@ -38,7 +38,7 @@ class Route:
     """Where the requests for one name go."""
 
     model: str
-    """What the service is told to generate with: a model id, or "base:adapter"."""
+    """The model that the service generates with: a model id, or "base:adapter"."""
     base: str
     """The model id without an adapter."""
     adapter: str

@@ -1,4 +1,4 @@
-"""Prefill and decode apart: what the two services are told. Pure.
+"""Prefill and decode apart: what the gateway sends to each of the two services. Pure.
 
     client --> prefill: one token, do_remote_decode --> kv_transfer_params --> decode: the same request and these
 

@@ -1,7 +1,7 @@
-"""LoRA adapters of one replica: loaded when somebody asks, kept while there is room, some of them always.
+"""LoRA adapters of one replica: loaded on the first request, evicted by last use, some of them pinned.
 
-The runtime's multiplexing decides who stays (`max_num_adapters_per_replica`, the one whose last use is longest ago goes
-first, never one in use) and tells callers what is held here; this finds the adapters and puts them into the engine.
+The runtime's LRU cache evicts adapters (`max_num_adapters_per_replica` stay, and those in use) and lets callers know which
+ones the replica holds; this module finds the adapters and loads them into the engine.
 """
 
 from __future__ import annotations
@@ -68,13 +68,14 @@ class Adapters:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Those that are in the engine."""
+        """The adapters in the engine."""
         return self._loaded.models
 
-    def lend(self, adapter: str) -> AbstractAsyncContextManager[LoadedAdapter]:
+    def use(self, adapter: str) -> AbstractAsyncContextManager[LoadedAdapter]:
         """An adapter that stays in the engine until the block is left; it is loaded first if it is not there.
 
-        Raises LLMRequestError, 404, for one that does not exist, and Backpressure where the pinned ones leave no place.
+        Raises LLMRequestError, 404, for an adapter that does not exist, and Backpressure where pinned adapters take all
+        the room.
         """
         check_name(adapter)
         if adapter not in self._pins and len(self._pins) >= self._bound:
@@ -108,11 +109,11 @@ class Adapters:
 
     async def load(self, adapter: str) -> None:
         """Load one now; it counts as used now."""
-        async with self.lend(adapter):
+        async with self.use(adapter):
             pass
 
     async def unload(self, adapter: str) -> None:
-        """Take one out of the engine, also one that was to stay. Raises LLMRequestError while requests use it."""
+        """Take an adapter out of the engine, pinned or not. Raises LLMRequestError while requests use it."""
         check_name(adapter)
         async with self._pinning:
             pin = self._pins.pop(adapter, None)

@@ -48,16 +48,16 @@ class _Object:
 
 @dataclass(frozen=True, slots=True)
 class _Prefix:
-    """A source in a bucket. Its file system object is its own: one that fsspec shares has the settings and credentials
-    of whoever made it."""
+    """A source in a bucket. Its file system object is its own: a shared one of fsspec would have the settings and
+    credentials of its first user."""
 
     source: str
     files: Any
     root: str
 
     def objects(self) -> list[_Object]:
-        """What is stored there now. Raises SourceNotFoundError, LLMStartError."""
-        self.files.invalidate_cache()  # or what is opened is what a former listing has told of
+        """The objects that are stored now. Raises SourceNotFoundError, LLMStartError."""
+        self.files.invalidate_cache()  # else files are opened as an earlier listing had them
         try:
             found = list(_objects(self.files, self.root))
         except FileNotFoundError:
@@ -93,7 +93,7 @@ def _cannot_list(source: str, error: Exception) -> LLMStartError:
 
 
 def _in_a_line(error: Exception) -> str:
-    """Some libraries tell an answer's body with it."""
+    """Some libraries put the body of an answer into their messages."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -103,7 +103,7 @@ def from_bucket(source: str, cache: Path, report: Report) -> Path:
     objects = prefix.objects()
     target = cache / "buckets" / file_name(source)
     with one_at_a_time(cache, source, report) as waited:
-        if waited:  # for as long as a download takes: what was listed before may be gone
+        if waited:  # as long as a download took: what was listed before may be gone
             objects = prefix.objects()
         fetched = _Fetch(prefix.files, target, source, objects, report).run()
         if fetched:
@@ -173,7 +173,7 @@ class _Fetch:
         return missing
 
     def _has(self, entry: _Object, had: Mapping[str, str]) -> bool:
-        """Its size counts, too: what was written just before a machine lost its power may be there by name only."""
+        """The size counts, too: after a power failure a file may exist without its content."""
         file = self._target / entry.relative
         return had.get(str(entry.relative)) == entry.tag and file.is_file() and _size(file) == entry.size
 
@@ -183,13 +183,13 @@ class _Fetch:
         return file.with_name(f"{file.name}.{_mark(entry.tag)}{_PART}")
 
     def _remove_parts(self, keep: set[Path]) -> None:
-        """Those of contents that are stored no more."""
+        """Parts of contents that are no longer stored."""
         for part in self._target.rglob(f"*{_PART}"):
             if part not in keep:
                 part.unlink()
 
     def _remove(self, stale: PurePosixPath) -> None:
-        """A file that is stored no more, and the directories that it leaves empty."""
+        """Remove a file that is no longer stored, and the directories that it leaves empty."""
         file = self._target / stale
         file.unlink(missing_ok=True)
         for directory in list(file.parents)[: len(stale.parts) - 1]:

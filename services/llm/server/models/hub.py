@@ -20,7 +20,7 @@ _WEIGHTS_BESIDE_SAFETENSORS = (
     "original/**",
     "onnx/**",
 )
-"""Other forms of the same weights, which nobody reads where there are safetensors."""
+"""Other forms of the same weights, which are not needed beside safetensors."""
 
 
 def from_hub(source: str, cache: Path, report: Report) -> Path:
@@ -65,7 +65,7 @@ def from_hub(source: str, cache: Path, report: Report) -> Path:
 
 
 def _not_needed(name: str, revision: str) -> list[str] | None:
-    """Patterns of the files that need not be fetched; nothing where the hub does not say what there is."""
+    """Patterns of files that need not be fetched; None where the hub does not answer."""
     import huggingface_hub
 
     try:
@@ -79,7 +79,7 @@ def _not_needed(name: str, revision: str) -> list[str] | None:
 
 
 def _hub_progress(name: str, report: Report) -> type[Any]:
-    """A tqdm class that tells `report` in place of a terminal. One bar of the hub's counts bytes, others files."""
+    """A tqdm class that calls `report` instead of writing to a terminal. One bar of the hub counts bytes."""
     from tqdm.auto import tqdm
 
     class HubProgress(tqdm):  # type: ignore[misc]

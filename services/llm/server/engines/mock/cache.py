@@ -1,7 +1,7 @@
 """The mock engine's key-value cache: blocks, shared by requests that begin alike, as in vLLM's prefix caching. Pure.
 
 A block that is full has a hash of its tokens and of the block before it, so equal hashes mean equal beginnings. Blocks
-that nobody uses stay until room is needed; the one whose last use is longest ago goes first.
+that no request uses stay until room is needed: an LRU cache.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BlockCache:
         self._used: dict[int, int] = {}
         """Hash -> requests that use the block."""
         self._idle: OrderedDict[int, None] = OrderedDict()
-        """Used by nobody; the one used longest ago first."""
+        """Blocks in use by no request, least recently used first."""
         self._own = 0
         self.salt = 0
         """Part of each hash; another one makes everything new."""
@@ -80,7 +80,7 @@ class BlockCache:
         return Lease(chain, own, there)
 
     def give(self, lease: Lease, grown: Chain = ()) -> None:
-        """Give a request's blocks back. `grown`: the hashes of those of its own that its answer has filled."""
+        """Free a request's blocks. `grown`: hashes of its own blocks that its answer has filled."""
         self._own -= lease.own
         for block in reversed(grown[: lease.own]):
             if block not in self._used:
@@ -96,7 +96,7 @@ class BlockCache:
                 self._idle.move_to_end(block)
 
     def reset(self) -> None:
-        """Forget what was read; blocks in use stay with those that use them."""
+        """Forget what was read; blocks in use stay."""
         self._idle.clear()
         self.salt += 1
 

@@ -312,7 +312,7 @@ class MockEngine(LLMEngine):
     # ---- operations
 
     async def load_adapter(self, adapter: str, path: str) -> None:
-        """Raises LLMRequestError for one that is not among `adapters`."""
+        """Raises LLMRequestError for an adapter that is not among engine_kwargs.adapters."""
         await asyncio.sleep(self._arguments.adapter_loading_s)
         known = self._arguments.adapters
         if known is not None and adapter not in known:

@@ -126,7 +126,7 @@ def _choice(number: int, content: dict[str, Any], finish: str | None) -> dict[st
 
 
 def _escaped(pieces: Sequence[str]) -> list[bytes]:
-    """As they stand in JSON; most need no escape, which one look at all of them tells."""
+    """Tokens as they stand in JSON. Most texts need no escape: one check of the whole text shows it."""
     text = "".join(pieces)
     if len(json.dumps(text)) == len(text) + 2:
         return [piece.encode() for piece in pieces]

@@ -43,7 +43,7 @@ def ids_of(tokens: Iterable[bytes]) -> list[int]:
 
 
 def tokens_of(ids: Sequence[object], name: str) -> list[bytes]:
-    """The tokens that numbers stand for. Raises LLMRequestError for one that stands for none."""
+    """The tokens of numbers. Raises LLMRequestError for a number without a token."""
     tokens = []
     for place, number in enumerate(ids):
         known = isinstance(number, int) and not isinstance(number, bool) and 0 < number < (TOKEN_BYTES + 1) << 32

@@ -1,7 +1,7 @@
 """Any server with OpenAI's API, as it is: SGLang, llama.cpp, vllm-openai, ... as a sidecar, or far away.
 
 Requests go on with the server's own name of the model, answers come back as they are: events of a stream are passed on
-as soon as they are whole, and nobody parses them but for the last ones. Closing an answer's iterator closes the
+as soon as they are whole, and only the last ones are parsed. Closing an answer's iterator closes the
 connection, which is how such servers learn of an abort.
 """
 
@@ -68,12 +68,12 @@ class OpenAIEngine(LLMEngine):
         self._tokens = 0
         self._metrics, self._metrics_at = b"", 0.0
         self._adapters: dict[str, str] = {}
-        """Those that were loaded, and from where."""
+        """Loaded adapters, and where their files are."""
 
     # ---- its life
 
     async def start(self, model_path: str, report: Report) -> None:
-        """Wait for the server, and look whether it serves the model. `model_path` is its own business."""
+        """Wait for the server, and check that it serves the model. `model_path` is not used."""
         arguments = self._arguments
         self._session = aiohttp.ClientSession(
             headers={"Accept-Encoding": "identity", **self._authorization()},
@@ -123,7 +123,7 @@ class OpenAIEngine(LLMEngine):
             )
         cards = cards_of(body) if status == 200 else {}
         if not cards:
-            return  # it has no list: its first token will tell
+            return  # it has no list: the first token shows whether it serves the model
         if self._model not in cards:
             raise LLMStartError(
                 f'{self._arguments.base_url} does not serve "{self._model}" but {", ".join(sorted(cards))[:500]}; set '
@@ -155,7 +155,7 @@ class OpenAIEngine(LLMEngine):
         path = self._arguments.health_path
         status, body = await self._get(path, LARGEST_METRICS)
         if status in (401, 403):
-            return  # it is there; whether it takes the key is seen elsewhere
+            return  # it answers; requests show whether it takes the key
         if status != 200:
             raise Unavailable(f"{self._arguments.base_url}{path} answers {status}: {short(body)}")
 
@@ -170,7 +170,7 @@ class OpenAIEngine(LLMEngine):
                         f"{self._arguments.base_url}{path} answers a request for one token with {reply.status}: "
                         f"{short(reply.data)}; engine_kwargs.one_token says what it is asked for"
                     )
-        self._tokens += 1  # also where the server does not count: it is alive
+        self._tokens += 1  # also where the server does not count tokens: it is alive
 
     # ---- requests
 
@@ -229,7 +229,7 @@ class OpenAIEngine(LLMEngine):
         async with contextlib.aclosing(ask()) as replies:
             async for reply in replies:
                 if reply.status == 404 and path is not None and self._adapter_name(adapter) not in await self._cards():
-                    break  # else the server has it, and what it does not have is something else
+                    break  # else the server has the adapter, and the 404 is about something else
                 yield reply
             else:
                 return
@@ -350,7 +350,7 @@ class OpenAIEngine(LLMEngine):
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{where} does not answer: {type(error).__name__}: {error}".rstrip(": ")) from error
 
-    # ---- what is told of it
+    # ---- its numbers
 
     def describe(self) -> ModelCard:
         """See LLMEngine.describe."""
@@ -363,11 +363,11 @@ class OpenAIEngine(LLMEngine):
         )
 
     def load(self) -> EngineLoad:
-        """What this replica has asked for; how the server is otherwise is not known."""
+        """This replica's own requests; other load of the server is not known."""
         return EngineLoad(running=self._running, tokens=self._tokens)
 
     def expose(self) -> bytes:
-        """The server's own metrics, as of a few seconds ago, without those that every process has."""
+        """The server's own metrics, a few seconds old, without the process metrics."""
         fresh = time.monotonic() - self._metrics_at < METRICS_LAST_S
         return self._metrics if fresh else b""
 
@@ -391,7 +391,7 @@ class OpenAIEngine(LLMEngine):
         try:
             status, text = await self._get(path, LARGEST_METRICS)
         except (Unavailable, UpstreamError) as error:
-            log.debug("metrics: %s", error)  # those that are there grow old and go
+            log.debug("metrics: %s", error)  # the last page expires
             return
         if status == 200:
             self._metrics, self._metrics_at = without_ours(text), time.monotonic()

@@ -74,7 +74,7 @@ def check(answer: ErrorResponse | str, what: str) -> None:
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
-    """Whether vLLM's log speaks of more than a request that was refused, which its sender was told."""
+    """Whether a line of vLLM's log is about more than a refused request, whose sender has its error."""
     error = record.exc_info[1] if record.exc_info else None
     refused = isinstance(error, Exception) and create_error_response(error).error.code < 500
     return not refused and not str(record.msg).startswith("Error with model")

@@ -23,7 +23,7 @@ TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)
 
 
 class Tally:
-    """What the engine has made for one request."""
+    """The tokens that the engine has made for one request."""
 
     __slots__ = ("_made", "_taken", "_works", "cached", "failure", "finish_reason", "prompt")
 
@@ -42,7 +42,7 @@ class Tally:
         return sum(self._made.values())
 
     def take(self) -> int:
-        """Tokens made since it was asked last."""
+        """Tokens made since the last call."""
         made = self.completion
         new, self._taken = made - self._taken, made
         return new
@@ -87,7 +87,7 @@ class Tally:
             self.finish_reason = output.finish_reason
 
     async def close(self) -> None:
-        """Abort what still runs. Python would do so as well, but when it collects garbage."""
+        """Abort what still runs. Python would do so as well, but only when it collects garbage."""
         for work in self._works:
             with contextlib.suppress(RuntimeError):  # it is ending already
                 await work.aclose()

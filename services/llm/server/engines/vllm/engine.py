@@ -64,7 +64,7 @@ class VLLMEngine(LLMEngine):
         self._runs: _Running | None = None
 
     async def start(self, model_path: str, report: Report) -> None:
-        """See LLMEngine.start. vLLM's own log tells how far it is."""
+        """See LLMEngine.start. The progress is read from vLLM's own log."""
         await asyncio.to_thread(check_path, model_path)
         with tempfile.TemporaryDirectory(prefix="vllm-log-") as place:
             told = StartLog(Path(place))
@@ -132,7 +132,7 @@ class VLLMEngine(LLMEngine):
             await tally.close()
 
     async def _parsed(self, request: LLMRequest, kind: type[BaseModel]) -> BaseModel | LLMReply:
-        """The request as vLLM's own type, or the answer to one that is wrong, as `vllm serve` gives it."""
+        """The request as vLLM's own type, or the answer of `vllm serve` to a wrong one."""
         try:
             return kind.model_validate(bodies.read(request))
         except LLMRequestError as error:
@@ -141,7 +141,7 @@ class VLLMEngine(LLMEngine):
             found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
             answer = await validation_exception_handler(cast(Any, self._web_request()), RequestValidationError(found))
             return as_openai(answer.status_code, bytes(answer.body))
-        except Exception as error:  # vLLM's validators raise what they like: it knows what that is in HTTP
+        except Exception as error:  # vLLM's validators raise anything; vLLM maps it to an HTTP status
             return refusal(error)
 
     def _web_request(self) -> SimpleNamespace:
@@ -174,7 +174,7 @@ class VLLMEngine(LLMEngine):
             await tally.close()
 
     def describe(self) -> ModelCard:
-        """See LLMEngine.describe. Adapters: those that are loaded."""
+        """See LLMEngine.describe. Adapters: the loaded ones."""
         return ModelCard(
             model_id=self.config.model_loading.model_id,
             max_model_len=self._running.engine.model_config.max_model_len,
@@ -221,7 +221,7 @@ class VLLMEngine(LLMEngine):
         if running is not None:
             running.engine.output_processor.propagate_error(
                 EngineDeadError()
-            )  # whoever still reads a stream hears of it
+            )  # streams that are still read end with it
             await asyncio.to_thread(running.engine.shutdown)
 
     async def load_adapter(self, adapter: str, path: str) -> None:
@@ -298,5 +298,5 @@ class _Running:
 
     @property
     def adapters(self) -> Any:
-        """vLLM's list of models: the one that it was started with, and adapters."""
+        """vLLM's list of models: its own and the adapters."""
         return self.app.state.openai_serving_models
