@@ -152,9 +152,14 @@ class Exchange:
             self._asked = asked
             return
         message = (
-            f"Rate limit reached for {refused.what} per min of the API key {key.name}: limit {refused.per_minute:.0f}. "
+            f"Rate limit reached for {refused.what} per min of the API key {key.name}: limit {refused.limit:.0f}. "
             f"Please try again in {duration(refused.wait_s)}."
         )
+        if refused.at_a_time:
+            message = (
+                f"The API key {key.name} has {refused.limit:.0f} requests in progress, its max_concurrent at this "
+                "gateway. Please try again when one of them has ended."
+            )
         wait = {"Retry-After": str(math.ceil(refused.wait_s))}
         raise ApiError(429, message, kind=refused.what, code="rate_limit_exceeded", headers=wait)
 

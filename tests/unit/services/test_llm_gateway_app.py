@@ -612,6 +612,26 @@ async def test_rate_limits(stand: Stand, tmp_path: Path) -> None:
     assert headers["x-ratelimit-remaining-tokens"] == "11", "what the engine refused has cost nothing"
 
 
+async def test_a_key_has_so_many_requests_in_progress_at_most(stand: Stand, tmp_path: Path) -> None:
+    limited = {"key": "one", "name": "a", "max_concurrent": 4}
+    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited), gateways=2)
+    await stand.start()
+    ask = {"headers": bearer("one")}
+    async with asyncio.TaskGroup() as group:
+        held = [group.create_task(stand.post(CHAT, chat(fake="wait"), **ask)) for _ in range(2)]
+        await until(lambda: len(stand.qwen.asked) == 2, "both are at the service")
+        status, body, headers = await stand.post(CHAT, chat(), **ask)
+        stand.qwen.gate.set()
+    error = error_of(body)
+    assert (status, error["code"], error["type"]) == (429, "rate_limit_exceeded", "requests")
+    assert headers["Retry-After"] == "1"
+    assert "has 2 requests in progress, its max_concurrent at this gateway" in error["message"]
+    assert [task.result()[0] for task in held] == [200, 200]
+    assert len(stand.qwen.asked) == 2
+    for _ in range(3):
+        assert (await stand.post(CHAT, chat(), **ask))[0] == 200, "requests that have ended do not count"
+
+
 async def test_limits_are_told_whatever_the_answer(stand: Stand, tmp_path: Path) -> None:
     limited = {"key": "one", "name": "a", "requests_per_minute": 100}
     stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited))

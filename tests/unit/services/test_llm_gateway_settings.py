@@ -175,10 +175,13 @@ def test_wrong_keys_are_all_named_and_no_secret_is_told() -> None:
     with pytest.raises(ValueError, match="expected") as raised:
         parse_keys(json.dumps(entries))
     assert str(raised.value).splitlines() == [
-        "[0]: expected an object of name, sha256, models, requests_per_minute, tokens_per_minute, found a string",
+        (
+            "[0]: expected an object of name, sha256, models, requests_per_minute, tokens_per_minute, "
+            "max_concurrent, found a string"
+        ),
         "[1].sha256: expected 64 hexadecimal digits (printf %s KEY | sha256sum)",
         '[1].models: expected a list of names or patterns such as "*", found a string',
-        "[2].key: unknown; there are name, sha256, models, requests_per_minute, tokens_per_minute",
+        "[2].key: unknown; there are name, sha256, models, requests_per_minute, tokens_per_minute, max_concurrent",
         "[2].tokens_per_minute: expected a number above 0 (leave it out for no limit), found 0",
         "[3].name: expected up to 63 letters, digits, and . _ @ - within, found a string",
         "name: expected a different one for each key",

@@ -1,7 +1,7 @@
 """API keys: the models and limits of each. Pure; `key_file` reads them.
 
 [{"name": "team-a", "sha256": "<hex of the key's SHA-256>", "models": ["*"], "requests_per_minute": 600,
-  "tokens_per_minute": 100000}]
+  "tokens_per_minute": 100000, "max_concurrent": 50}]
 
 `models` are names of models as clients ask for them, or patterns: "*", "qwen*", "qwen:*" (its adapters).
 """
@@ -20,7 +20,7 @@ from services.llm.openai_error import kind_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_KEYS = ("name", "sha256", "models", "requests_per_minute", "tokens_per_minute")
+_KEYS = ("name", "sha256", "models", "requests_per_minute", "tokens_per_minute", "max_concurrent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class ApiKey:
     requests_per_minute: float | None = None
     """Of all gateways together; None = no limit."""
     tokens_per_minute: float | None = None
+    max_concurrent: float | None = None
+    """Requests at a time, of all gateways together."""
 
     def may_use(self, names: Iterable[str]) -> bool:
         """Whether any of a model's names is in its scope."""

@@ -79,12 +79,16 @@ class KeyFile:
         self._holders = {key.name: Holder(key, self._limits(key)) for key in keys}
 
     def _limits(self, key: ApiKey) -> Limits:
-        numbers = (key.requests_per_minute, key.tokens_per_minute)
+        numbers = _numbers(key)
         before = self._holders.get(key.name)
-        if before is not None and (before.key.requests_per_minute, before.key.tokens_per_minute) == numbers:
+        if before is not None and _numbers(before.key) == numbers:
             return before.limits
-        requests, tokens = (None if number is None else number / self._gateways for number in numbers)
-        return Limits(requests, tokens, self._clock())
+        requests, tokens, concurrent = (None if number is None else number / self._gateways for number in numbers)
+        return Limits(requests, tokens, self._clock(), None if concurrent is None else max(1, int(concurrent)))
+
+
+def _numbers(key: ApiKey) -> tuple[float | None, float | None, float | None]:
+    return key.requests_per_minute, key.tokens_per_minute, key.max_concurrent
 
 
 def _told(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What one API key may use per minute: requests, and tokens. Pure.
+"""What one API key may use: requests and tokens per minute, and requests at a time. Pure.
 
 admit(estimate) --> Admitted --> the request --> settle(what it used)
     `--> Refused: which limit, and how long to wait
@@ -18,16 +18,19 @@ class Refused:
     """A limit that is used up."""
 
     what: Literal["requests", "tokens"]
-    per_minute: float
-    """The limit, of this gateway's share."""
+    limit: float
+    """Per minute, or at a time: this gateway's share."""
     wait_s: float
+    at_a_time: bool = False
 
 
 class Limits:
-    """One key's buckets in this process. None = no limit."""
+    """One key's limits in this process. None = no limit."""
 
-    def __init__(self, requests: float | None, tokens: float | None, now: float) -> None:
-        """`requests`, `tokens`: per minute, in this process."""
+    def __init__(self, requests: float | None, tokens: float | None, now: float, concurrent: int | None = None) -> None:
+        """`requests`, `tokens`: per minute, in this process; `concurrent`: requests at a time."""
+        self._concurrent = concurrent
+        self._ongoing = 0
         self._buckets: list[tuple[Literal["requests", "tokens"], float, TokenBucket]] = []
         self._tokens: TokenBucket | None = None
         if requests is not None:
@@ -37,17 +40,23 @@ class Limits:
             self._buckets.append(("tokens", tokens, self._tokens))
 
     def admit(self, tokens: int, now: float) -> Refused | None:
-        """Take one request and `tokens`, an estimate, from both buckets; or from none, and say why."""
+        """Take one request and `tokens`, an estimate, from both buckets; or from none, and say why. An admitted request
+        ends with `settle`.
+        """
+        if self._concurrent is not None and self._ongoing >= self._concurrent:
+            return Refused("requests", self._concurrent, 1.0, at_a_time=True)
         for what, per_minute, bucket in self._buckets:
             wait_s = bucket.wait_s(1 if what == "requests" else tokens, now)
             if wait_s > 0:
                 return Refused(what, per_minute, wait_s)
         for what, _, bucket in self._buckets:
             bucket.take(1 if what == "requests" else tokens, now)
+        self._ongoing += 1
         return None
 
     def settle(self, estimate: int, used: int, now: float) -> None:
-        """Replace the estimate with what was used."""
+        """An admitted request has ended: replace the estimate with what was used."""
+        self._ongoing -= 1
         if self._tokens is not None:
             self._tokens.take(used - estimate, now)
 

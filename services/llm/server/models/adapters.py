@@ -1,7 +1,7 @@
 """LoRA adapters of one replica: loaded on the first request, evicted by last use, some of them pinned.
 
-The runtime's LRU cache evicts adapters (`max_num_adapters_per_replica` stay, and those in use) and lets callers know which
-ones the replica holds; this module finds the adapters and loads them into the engine.
+The runtime's LRU cache evicts adapters (`max_num_adapters_per_replica` stay, and those in use) and lets callers know
+which ones the replica holds; this module finds the adapters and loads them into the engine.
 """
 
 from __future__ import annotations
