@@ -320,7 +320,7 @@ def _check_protocol(path: str, block: ServeBlock, protocol: Protocol, problems: 
 
 def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:
     """What only processes of our runtime can do, and each only with one of the two protocols."""
-    for key in ("workers", "run_user_code_in_separate_thread", "debug"):
+    for key in ("run_user_code_in_separate_thread", "debug"):
         if not managed and getattr(block, key) != ServeBlock.model_fields[key].default:
             problems.add(
                 at(path, key), "has no effect on an image that is not built on Pierhead's runtime (managed: false)"
@@ -340,17 +340,11 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
             "health.probe.path"
         )
         problems.add(at(path, "user_config"), why)
-    if managed and protocol == "grpc" and block.workers > 1:
-        problems.add(
-            at(path, "workers"),
-            'needs protocol "http": gRPC callers keep one connection to each replica, so one worker would get all of '
-            "their calls; write replicas in its place",
-        )
     if managed and protocol == "http" and block.run_user_code_in_separate_thread:
         problems.add(
             at(path, "run_user_code_in_separate_thread"),
             'needs protocol "grpc": the handlers of an HTTP application read and write their connections and stay on '
-            "the server's event loop; put what blocks into asyncio.to_thread, or write workers in its place",
+            "the server's event loop; put what blocks into asyncio.to_thread, or write more replicas",
         )
 
 
@@ -474,7 +468,6 @@ def _managed_environment(
         drain_timeout_s=drain_s,
         backpressure=_backpressure(block),
         debug=block.debug,
-        workers=block.workers,
         run_user_code_in_separate_thread=block.run_user_code_in_separate_thread,
         log_level=block.logging.log_level,
         log_encoding=block.logging.encoding,

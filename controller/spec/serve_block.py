@@ -342,7 +342,6 @@ class ServeBlock(_Block):
     graceful_shutdown_wait_loop_s: Annotated[float, Field(ge=0.25, le=86_400)] | None = None
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_460)] | None = None
     startup: StartupBlock = Field(default_factory=StartupBlock)
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
     run_user_code_in_separate_thread: bool = False
     debug: bool = False
     logging: LoggingBlock = Field(default_factory=LoggingBlock)
@@ -360,6 +359,7 @@ _INSTEAD: Mapping[str, str] = {
     "health_check_period_s": "write health.period_s",
     "health_check_timeout_s": "write health.timeout_s",
     "startup_timeout_s": "write startup.deadline_s",
+    "workers": "write replicas: HAProxy spreads requests over as many ingress replicas as there are",
     "logging.logs_dir": "a replica writes to standard error and Docker keeps it as the service's own logging key "
     "(beside x-serve) says; remove it",
     "logging_config": "write logging",

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 from tests.harness.ports import free_ports
 from tests.harness.stack import request
 from tests.harness.waiting import eventually
@@ -71,9 +69,8 @@ def test_the_level_and_the_lines_of_requests_are_what_the_block_says() -> None:
     assert [json.loads(line)["message"] for line in log_of({"log_level": "warning"})] == ["the shelf is empty"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_lines_for_people(workers: int) -> None:
-    lines = log_of({"encoding": "text"}, workers=workers)
+def test_lines_for_people() -> None:
+    lines = log_of({"encoding": "text"})
     after_the_time = [line.partition("+00:00 ")[2] for line in lines]
     assert "WARNING shop [mine] the shelf is empty" in after_the_time
     assert any(line.startswith("INFO    pierhead.access [mine] GET /look 200 ") for line in after_the_time)

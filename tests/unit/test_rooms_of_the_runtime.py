@@ -79,7 +79,7 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if len(parts) == 1 or not (PACKAGE / parts[1]).is_dir():
         return ""
-    return "replica" if parts[1] == "workers" else parts[1]
+    return parts[1]
 
 
 def floor_of(room: str) -> int:

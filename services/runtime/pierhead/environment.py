@@ -27,7 +27,7 @@ class Environment:
     def check(self) -> None:
         """Raise SettingsError that names every bad variable, if there is one."""
         if self.problems:
-            from pierhead.errors import SettingsError  # with it comes gRPC, which a supervisor of workers does not need
+            from pierhead.errors import SettingsError  # with it comes gRPC
 
             raise SettingsError("\n".join(self.problems))
 

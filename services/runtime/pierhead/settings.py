@@ -35,9 +35,6 @@ DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8080
 DEFAULT_ADMIN_PORT = 9100
 
-MAX_WORKERS = 256
-"""More processes than any machine's cores are a slip of the pen, and each costs tens of megabytes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -60,7 +57,6 @@ class Settings:
     | PIERHEAD_BODY_TIMEOUT_S | how long an HTTP request's body may take to arrive, default 30; then 408 |
     | PIERHEAD_MAX_BODY_BYTES | largest body that an ASGI application gets, default 64 MiB; then 413 |
     | PIERHEAD_DRAIN_TIMEOUT_S | how long a drain may take, default 20 |
-    | PIERHEAD_WORKERS | processes that share the HTTP port of this replica, default 1 |
     | PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD | true: servicer methods run on an event loop in a thread of their own |
     | PIERHEAD_DEBUG | true: clients see the tracebacks of user code |
     | PIERHEAD_TRANSPORT | how handles call: lane (default) or grpc |
@@ -95,7 +91,6 @@ class Settings:
     """503 or 429."""
     backpressure_retry_after_s: float = 1.0
     debug: bool = False
-    workers: int = 1
     run_user_code_in_separate_thread: bool = False
     transport: str = "lane"
     """What handles use that name none: "lane" or "grpc"."""
@@ -136,7 +131,6 @@ class Settings:
             backpressure_status_code=int(env.choice("PIERHEAD_BACKPRESSURE_STATUS_CODE", "503", ("503", "429"))),
             backpressure_retry_after_s=env.seconds("PIERHEAD_BACKPRESSURE_RETRY_AFTER_S", 1.0, may_be_zero=True),
             debug=env.flag("PIERHEAD_DEBUG", False),
-            workers=env.integer("PIERHEAD_WORKERS", 1, 1, MAX_WORKERS),
             run_user_code_in_separate_thread=env.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
             transport=env.choice("PIERHEAD_TRANSPORT", "lane", ("lane", "grpc")),
             node=env.text("PIERHEAD_NODE"),

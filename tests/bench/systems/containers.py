@@ -26,7 +26,6 @@ START_S = 180.0
 HAPROXY_PORT, INGRESS_PORT, GRPC_PORT = 8000, 8080, 50051
 
 X_SERVE = {
-    "PIERHEAD_WORKERS": "workers",
     "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": "run_user_code_in_separate_thread",
 }
 """Variables that the controller sets from x-serve keys; the others are set as any user sets them."""

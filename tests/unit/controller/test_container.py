@@ -406,7 +406,6 @@ def test_the_environment_of_a_managed_replica() -> None:
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=false",
         "PIERHEAD_SERVICE=ranker",
         "PIERHEAD_VERSION=abcd1234",
-        "PIERHEAD_WORKERS=1",
     ]
 
 

@@ -20,7 +20,7 @@ from tests.unit.controller.compose_configs import config, problems, problems_of,
 KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
     "grpc_services, max_ongoing_requests, max_queued_requests, router, backpressure, request_timeout_s, "
-    "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup, workers, "
+    "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup, "
     "run_user_code_in_separate_thread, debug, logging, user_config, llm, managed, health, metrics"
 )
 A_ROUTER = (
@@ -72,14 +72,12 @@ def test_a_managed_image_may_be_asked_elsewhere() -> None:
 def test_what_a_process_is_to_do_reaches_it() -> None:
     written = {
         "route": "/a",
-        "workers": 4,
         "debug": True,
         "backpressure": {"status_code": 429, "retry_after_s": 2.5},
     }
     spec = ranker(written)
     assert spec.backpressure == Backpressure(429, 2.5)
     assert {
-        "PIERHEAD_WORKERS=4",
         "PIERHEAD_DEBUG=true",
         "PIERHEAD_BACKPRESSURE_STATUS_CODE=429",
         "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S=2.5",
@@ -565,8 +563,10 @@ def test_nothing_may_show_a_replica_all_gpus() -> None:
         ({"startup_timeout_s": 60}, "startup_timeout_s: unknown key; write startup.deadline_s"),
         ({"health_check_period_s": 10}, "health_check_period_s: unknown key; write health.period_s"),
         ({"health_check_timeout_s": 30}, "health_check_timeout_s: unknown key; write health.timeout_s"),
-        ({"workers": 0}, "workers: expected an integer from 1 to 256, found 0"),
-        ({"workers": "auto"}, 'workers: expected an integer from 1 to 256, found "auto"'),
+        (
+            {"workers": 4},
+            "workers: unknown key; write replicas: HAProxy spreads requests over as many ingress replicas as there are",
+        ),
         ({"debug": "on"}, 'debug: expected true or false, found "on"'),
         (
             {"run_user_code_in_separate_thread": 1},
@@ -678,23 +678,12 @@ def test_wrong_grpc_names(name: str) -> None:
     ("x_serve", "problem"),
     [
         (
-            {"protocol": "grpc", "workers": 2},
-            (
-                'workers: needs protocol "http": gRPC callers keep one connection to each replica, so one worker would '
-                "get all of their calls; write replicas in its place"
-            ),
-        ),
-        (
             {"route": "/a", "run_user_code_in_separate_thread": True},
             (
                 'run_user_code_in_separate_thread: needs protocol "grpc": the handlers of an HTTP application read and '
                 "write their connections and stay on the server's event loop; put what blocks into asyncio.to_thread, "
-                "or write workers in its place"
+                "or write more replicas"
             ),
-        ),
-        (
-            {**AN_IMAGE, "protocol": "http", "workers": 2},
-            "workers: has no effect on an image that is not built on Pierhead's runtime (managed: false)",
         ),
         (
             {**AN_IMAGE, "protocol": "grpc", "run_user_code_in_separate_thread": True},

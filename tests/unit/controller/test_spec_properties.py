@@ -200,7 +200,6 @@ def test_what_needs_a_new_container_and_what_does_not() -> None:
         ({"logging": {"encoding": "text"}}, {}),
         ({"logging": {"enable_access_log": False}}, {}),
         ({"run_user_code_in_separate_thread": True}, {}),
-        ({"protocol": "http", "workers": 2}, {}),
         ({"request_timeout_s": 5}, {}),
         ({"graceful_shutdown_timeout_s": 70}, {}),
         ({}, {"image": "other"}),

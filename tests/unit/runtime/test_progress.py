@@ -14,7 +14,6 @@ from pierhead.echo.v1.echo_pb2 import GenerateRequest, Token
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.http.asgi_exchange import Message, Receive, Scope, Send
 from pierhead.replica.tally import Tally, tally
-from pierhead.workers.board import Board, Numbers
 
 from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, know, until
 
@@ -161,12 +160,3 @@ async def test_messages_of_an_asgi_application_are_progress(cluster: Cluster) ->
         await until(lambda: server.readiness().ongoing == 1, "the request is in flight")
         await moves(lambda: server.readiness().progress, source)
         (await asked).close()
-
-
-def test_workers_tell_theirs() -> None:
-    board = Board.make(2)
-    board.count(1, Numbers(queued=1, answered=2, errors=3, progress=4))
-    assert board.seen()[1].progress == 4
-    board.clear(1)
-    assert board.seen()[1].progress == 0
-    board.close()

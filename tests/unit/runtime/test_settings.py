@@ -26,7 +26,6 @@ def test_what_the_controller_gives_is_read() -> None:
             "PIERHEAD_BACKPRESSURE_STATUS_CODE": "429",
             "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S": "2.5",
             "PIERHEAD_DEBUG": "true",
-            "PIERHEAD_WORKERS": "4",
             "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": "1",
             "PIERHEAD_NODE": "gpu-7",
             "PIERHEAD_ACCESS_LOG": "False",
@@ -37,7 +36,7 @@ def test_what_the_controller_gives_is_read() -> None:
     assert settings.discovery == "controller:8101"
     assert (settings.backpressure_status_code, settings.backpressure_retry_after_s) == (429, 2.5)
     assert (settings.debug, settings.access_log, settings.log_encoding) == (True, False, "text")
-    assert (settings.workers, settings.run_user_code_in_separate_thread) == (4, True)
+    assert settings.run_user_code_in_separate_thread
     assert settings.node == "gpu-7"
 
 
@@ -59,8 +58,6 @@ def test_what_the_controller_gives_is_read() -> None:
         ("PIERHEAD_STATIC_ECHO_CHILD", "10.0.0.1", "PIERHEAD_STATIC_ECHO_CHILD: expected ip:port,ip:port,..."),
         ("PIERHEAD_BACKPRESSURE_STATUS_CODE", "500", 'CKPRESSURE_STATUS_CODE: expected 503 or 429, found "500"'),
         ("PIERHEAD_BACKPRESSURE_RETRY_AFTER_S", "-1", "RETRY_AFTER_S: expected a number of seconds >= 0, found"),
-        ("PIERHEAD_WORKERS", "0", 'PIERHEAD_WORKERS: expected an integer from 1 to 256, found "0"'),
-        ("PIERHEAD_WORKERS", "257", 'expected an integer from 1 to 256, found "257"'),
         ("PIERHEAD_DEBUG", "yes", 'PIERHEAD_DEBUG: expected true or false, found "yes"'),
         ("PIERHEAD_ACCESS_LOG", "off", 'PIERHEAD_ACCESS_LOG: expected true or false, found "off"'),
         (

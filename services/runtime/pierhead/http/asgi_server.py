@@ -25,7 +25,7 @@ class AsgiListener:
         self._server: uvicorn.Server | None = None
         self._running: asyncio.Task[None] | None = None
 
-    async def start(self, edge: Edge, host: str, port: int, *, reuse_port: bool = False) -> int:
+    async def start(self, edge: Edge, host: str, port: int) -> int:
         """See HttpListener."""
         try:
             import uvicorn
@@ -49,7 +49,7 @@ class AsgiListener:
         config.load()
         self._server = server = uvicorn.Server(config)
         server.lifespan = config.lifespan_class(config)
-        bound = _bind(host, port, reuse_port=reuse_port)
+        bound = _bind(host, port)
         try:
             # Not serve(): that takes over the process's signals.
             await server.startup(sockets=[bound])
@@ -77,13 +77,11 @@ class AsgiListener:
         await self._server.shutdown()
 
 
-def _bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((host, port))
     except OSError as error:
         bound.close()

@@ -18,7 +18,7 @@ from pierhead.http.known import runner_for
 class HttpListener(Protocol):
     """What serves HTTP in a replica."""
 
-    async def start(self, edge: Edge, host: str, port: int, *, reuse_port: bool = False) -> int:
+    async def start(self, edge: Edge, host: str, port: int) -> int:
         """Start the application and listen; returns the port. Raises SettingsError when it cannot be had."""
         ...
 
@@ -54,12 +54,12 @@ class AiohttpListener:
         self._gate: Gate | None = None
         self._runner: web.AppRunner | None = None
 
-    async def start(self, edge: Edge, host: str, port: int, *, reuse_port: bool = False) -> int:
+    async def start(self, edge: Edge, host: str, port: int) -> int:
         """See HttpListener."""
         self._gate, self._runner = runner_for(self._app, edge)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port, backlog=BACKLOG, reuse_port=reuse_port or None).start()
+            await web.TCPSite(self._runner, host, port, backlog=BACKLOG).start()
         except OSError as error:
             raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
         return int(self._runner.addresses[0][1])

@@ -2,8 +2,7 @@
 there; clients do not.
 
 Three GET requests without bodies, and a PUT with a short one, are all that comes here, so a few lines read them: the
-HTTP library would take a quarter of the memory of a replica that has no other use for it (14 MB of 57, measured), and a
-third of that of a parent of workers.
+HTTP library would take a quarter of the memory of a replica that has no other use for it (14 MB of 57, measured).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Readiness:
     detail: str = ""
     """Why it is not ready."""
     waiting: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """`queued` by the service that is waited for; a replica of several workers does not tell."""
+    """`queued` by the service that is waited for."""
     answered: int = 0
     """Requests answered since the start, without those that were refused; see `tally`."""
     errors: int = 0
@@ -61,7 +60,7 @@ class Readiness:
     user_config: ConfigReport | None = None
     """Which user_config it has; None before it can take one."""
     stats: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What it publishes for callers' policies; see `routing_stats`. A replica of several workers does not tell."""
+    """What it publishes for callers' policies; see `routing_stats`."""
     stats_version: int = 0
     """Grows with each change of `stats`; 0 = nothing is published."""
     broken: bool = False

@@ -1,23 +1,19 @@
-"""`serve()`: what a service's program calls. One process, or a supervisor with several workers, from start to end."""
+"""`serve()`: what a service's program calls. The process of a replica from start to end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
-from typing import NoReturn
 
 from pierhead.calls.clients import Clients, close_handles
 from pierhead.edge import logs
-from pierhead.edge.methods import registrations_of
 from pierhead.errors import PierheadError, SettingsError
 from pierhead.multiplex.multiplexed import close_models
-from pierhead.replica.server import ReplicaServer, listeners_of
+from pierhead.replica.server import ReplicaServer
 from pierhead.replica.watchdog import Watchdog
 from pierhead.settings import Settings
-from pierhead.workers.seat import Seat
 
 logger = logging.getLogger("pierhead")
 
@@ -30,11 +26,7 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
     the replica says that it is ready (let it do one real inference) and every ten seconds after, or when `recheck()`
     asks for it. Raising three times in a row means unhealthy; raising `Broken` does at once. A servicer's `aclose`, or
     else its `close`, is called at the end, when no request is left; either may be `async def`.
-
-    With several workers (HTTP only) the whole program runs once in each of them, and this process goes on as their
-    supervisor: what stands before the call is run there, what stands behind it once each worker has drained.
     """
-    seat = Seat.take(os.environ)
     try:
         settings = settings or Settings.from_env()
     except SettingsError as error:
@@ -42,9 +34,7 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
         raise SystemExit(2) from None
     logs.configure(settings)
     try:
-        if settings.workers > 1 and seat is None:
-            _supervise(parts, settings)
-        asyncio.run(_serve(parts, settings, seat))
+        asyncio.run(_serve(parts, settings))
     except SettingsError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message says it all
         raise SystemExit(2) from None
@@ -60,34 +50,11 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
 
 async def serve_async(*parts: object, settings: Settings | None = None) -> None:
     """As `serve`, inside a running loop; handles SIGTERM and SIGINT meanwhile, leaves logging alone."""
-    settings = settings or Settings.from_env()
-    if settings.workers > 1:
-        raise SettingsError(
-            f"PIERHEAD_WORKERS: expected 1 for a service that calls serve_async(), found {settings.workers}: workers "
-            "are processes of serve()"
-        )
-    await _serve(parts, settings, None)
+    await _serve(parts, settings or Settings.from_env())
 
 
-def _supervise(parts: tuple[object, ...], settings: Settings) -> NoReturn:
-    """Go on as the supervisor of workers. Raises SettingsError where there can be none."""
-    if any(registrations_of(part) for part in parts):
-        raise SettingsError(
-            f"PIERHEAD_WORKERS: expected 1 for a service that takes gRPC calls, found {settings.workers}: callers keep "
-            "one connection to each replica, so one worker would get all of their calls; run more replicas in its place"
-        )
-    if not listeners_of(parts):
-        raise SettingsError(f"PIERHEAD_WORKERS: expected 1 where no HTTP is served, found {settings.workers}")
-    from pierhead.workers.supervisor import become_supervisor
-
-    try:
-        become_supervisor(settings)
-    except RuntimeError as error:
-        raise SettingsError(f"PIERHEAD_WORKERS: expected 1, found {settings.workers}: {error}") from None
-
-
-async def _serve(parts: tuple[object, ...], settings: Settings, seat: Seat | None) -> None:
-    server = ReplicaServer(*parts, settings=settings, seat=seat)
+async def _serve(parts: tuple[object, ...], settings: Settings) -> None:
+    server = ReplicaServer(*parts, settings=settings)
     Clients.use(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -35,8 +35,6 @@ from pierhead.replica.thread.user_loop import UserLoop
 from pierhead.replica.user_config import Hook, UserConfig, call_hook
 from pierhead.routing_stats import STATS
 from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
-from pierhead.workers.board import Numbers, WorkerState
-from pierhead.workers.seat import Seat
 
 if TYPE_CHECKING:
     from pierhead.http.server import HttpListener
@@ -56,12 +54,6 @@ END_S = 10.0
 HOOKS = ("check_health", "reconfigure")
 """Methods that make any object a part."""
 
-_STATE_OF_WORKER: dict[State, WorkerState] = {
-    "starting": WorkerState.ILL,  # said only by one that was ready
-    "ready": WorkerState.READY,
-    "draining": WorkerState.DRAINING,
-}
-
 
 class ReplicaServer:
     """The parts of one replica, their ports, and the replica's state. `run` returns when it has ended."""
@@ -71,7 +63,6 @@ class ReplicaServer:
         *parts: object,
         settings: Settings | None = None,
         metrics: runtime_metrics.RuntimeMetrics | None = None,
-        seat: Seat | None = None,
     ) -> None:
         if not parts:
             raise TypeError("serve() needs at least one part: a servicer, an aiohttp application")
@@ -93,9 +84,7 @@ class ReplicaServer:
         self._reject_unknown(parts)
         self._reject_settings()
         name = self.settings.replica or self.settings.service or "this replica"
-        self._seat = seat
-        make = Admission if seat is None else seat.admission
-        self._admission = make(self.settings.max_ongoing_requests, name)
+        self._admission = Admission(self.settings.max_ongoing_requests, name)
         self._edge = Edge(self.settings, self._admission, self.metrics)
         self._health = health.aio.HealthServicer()
         self._services: list[str] = []
@@ -126,9 +115,6 @@ class ReplicaServer:
                 ]
                 if self._user is not None:
                     helpers.append(tasks.create_task(self._user.lives(), name="user code"))
-                if self._seat is not None:
-                    attended = self._seat.attend(self.metrics.expose, self._numbers, self._config, self._orphaned)
-                    helpers.append(tasks.create_task(attended, name="seat"))
                 await asyncio.wait([life])
                 for helper in helpers:
                     helper.cancel()
@@ -162,24 +148,12 @@ class ReplicaServer:
             self.state == "starting" and self._watch.broken,
         )
 
-    def _numbers(self) -> Numbers:
-        queued = int(sum(list(self.metrics.queued.values.values())))
-        answers = tally(dict(self.metrics.requests.values))
-        return Numbers(queued, answers.answered, answers.errors, self._progress(answers))
-
     def _progress(self, answers: Tally) -> int:
         streams = sum(listener.moved() for listener in self._listeners.values())
         return answers.in_time + self._edge.moved + streams + START.steps
 
-    def _orphaned(self) -> None:
-        logger.error("the supervisor of this worker is gone; it drains")
-        self.stop()
-
     def _set_state(self, state: State, detail: str = "") -> None:
         self.state, self._detail = state, detail
-        if self._seat is not None:
-            broken = state == "starting" and self._watch.broken
-            self._seat.tell(WorkerState.BROKEN if broken else _STATE_OF_WORKER[state], detail)
 
     def _reject_unknown(self, parts: tuple[object, ...]) -> None:
         for part in parts:
@@ -200,7 +174,7 @@ class ReplicaServer:
             raise SettingsError(
                 "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD: expected false for a process that serves HTTP, found true: "
                 "the handlers of an HTTP application read and write their connections and stay on the server's event "
-                "loop; put what blocks into asyncio.to_thread, or serve with several workers"
+                "loop; put what blocks into asyncio.to_thread, or run more replicas"
             )
 
     def _describe(self) -> None:
@@ -220,8 +194,7 @@ class ReplicaServer:
     async def _live(self) -> None:
         """The replica's life in order."""
         START.hand_over()
-        if self._seat is None:  # else the supervisor has the admin port
-            await self._listen_admin()
+        await self._listen_admin()
         if self._user is not None:
             await self._user.start()
         await self._config.settle()
@@ -265,9 +238,8 @@ class ReplicaServer:
             self.grpc_port = self._bind_grpc(self._server, port)
             await self._server.start()
         for listener in self._listeners.values():
-            port = _or_default(settings.port, DEFAULT_HTTP_PORT) if self._seat is None else self._seat.port
-            shared = self._seat is not None
-            self.http_port = await listener.start(self._edge, settings.host, port, reuse_port=shared)
+            port = _or_default(settings.port, DEFAULT_HTTP_PORT)
+            self.http_port = await listener.start(self._edge, settings.host, port)
 
     def _add_standard_services(self, server: grpc.aio.Server) -> None:
         """grpc.health.v1 and reflection: outside admission, they must answer when the replica is full."""
@@ -319,7 +291,7 @@ class ReplicaServer:
         if self.state == "starting":
             self._set_state("ready")
             await self._set_grpc_health(health_pb2.HealthCheckResponse.SERVING)
-            logger.info("ready" if self._seat is None else f"{self._seat.name} is ready")
+            logger.info("ready")
 
     async def _set_grpc_health(self, status: int) -> None:
         for service in ("", *self._services):

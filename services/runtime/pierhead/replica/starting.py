@@ -20,7 +20,6 @@ from pierhead.errors import SettingsError
 from pierhead.metrics import PROCESS
 from pierhead.replica.admin import AdminServer, Readiness, admin_pages
 from pierhead.settings import Settings
-from pierhead.workers.place import VARIABLE as WORKER_VARIABLE
 
 logger = logging.getLogger("pierhead")
 
@@ -74,8 +73,8 @@ class Start:
             early.close()
 
     def _is_asked(self) -> bool:
-        """Whether somebody will ask: the controller has started this process, and no supervisor has the port."""
-        return bool(self._environ.get("PIERHEAD_REPLICA")) and not self._environ.get(WORKER_VARIABLE)
+        """Whether the controller, which asks, has started this process."""
+        return bool(self._environ.get("PIERHEAD_REPLICA"))
 
 
 class _EarlyAdmin:
