@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -60,6 +61,39 @@ def last_failure(events: Iterable[Document]) -> Document | None:
 def timed(log: Document) -> list[LogLine]:
     """Return a replica's lines of an answer."""
     return list(zip(log["times"], log["lines"], strict=True))
+
+
+def readable(line: str) -> list[str]:
+    """Return a replica's log line as people read it: JSON with a level becomes text, a traceback in it becomes
+    further, indented lines; any other line stays as it is.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return [line]
+    if not isinstance(record, dict) or not isinstance(record.get("level"), str):
+        return [line]
+    known = ("time", "level", "logger", "message", "error", "request_id", "service", "replica")
+    words = [_local_time(record["time"])] if "time" in record else []
+    words += [f"{record['level'].upper():<7}", record.get("logger", "")]
+    words += [f"[{record['request_id']}]"] if record.get("request_id") else []
+    words += [record.get("message", ""), *(f"{key}={value}" for key, value in record.items() if key not in known)]
+    text = " ".join(str(word) for word in words if word != "")
+    first, *more = [_printable(part) for part in f"{text}\n{record.get('error', '')}".splitlines()]
+    return [first, *(f"  {part}" for part in more if part)]
+
+
+def _local_time(written: object) -> str:
+    try:
+        at = datetime.fromisoformat(str(written)).astimezone()
+    except (ValueError, OverflowError):
+        return str(written)
+    return at.strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03}"
+
+
+def _printable(text: str) -> str:
+    """Escape sequences that JSON kept from the terminal do not reach it either."""
+    return "".join(character if character.isprintable() else "?" for character in text.expandtabs())
 
 
 def new_lines(shown: Sequence[L], now: Sequence[L]) -> Sequence[L]:

@@ -80,7 +80,10 @@ def events(
 
 
 def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since = "", output: Output = "text") -> None:
-    """Show the last log lines of a service's replicas."""
+    """Show the last log lines of a service's replicas.
+
+    On a terminal, JSON lines are shown as text, tracebacks as lines; in a pipe they stay JSON.
+    """
     as_json, api, path = out.is_json(output), Client.from_environment(), service_path(service, "logs")
     query = {"tail": str(max(n, FOLLOWED_LINES) if follow else n)}
     if since:
@@ -160,9 +163,12 @@ def _print_events(listed: list[Any], *, as_json: bool) -> None:
 
 
 def _print_lines(replica: str, lines: Sequence[feeds.LogLine], *, as_json: bool) -> None:
+    """On a terminal as people read them; in a pipe as the replica wrote them."""
+    is_terminal = sys.stdout.isatty()
     for _, line in lines:
         if as_json:
             out.print_json_line({"replica": replica, "line": line})
         else:
-            sys.stdout.write(f"{replica} | {line}\n")
+            shown = feeds.readable(line) if is_terminal else [line]
+            sys.stdout.writelines(f"{replica} | {part}\n" for part in shown)
     sys.stdout.flush()

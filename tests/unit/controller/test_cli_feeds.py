@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import json
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cli.errors import BadInput
-from controller.cli.feeds import chosen, event_line, last_failure, leaves_a_gap, new_lines, since_time, timed
+from controller.cli.feeds import chosen, event_line, last_failure, leaves_a_gap, new_lines, readable, since_time, timed
 from tests.unit.controller.cli_documents import AT, event
 
 
@@ -46,6 +48,44 @@ def test_lines_that_were_not_sent_are_told() -> None:
 
 def test_each_line_of_a_log_has_its_time() -> None:
     assert timed({"lines": ["a"], "times": ["t"]}) == [("t", "a")]
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        (
+            {
+                "level": "error",
+                "logger": "pierhead",
+                "message": "Rank raised",
+                "service": "ranker",
+                "replica": "p-ranker-1",
+                "request_id": "r-1",
+                "error": 'Traceback (most recent call last):\n  File "a.py"\nValueError: no',
+            },
+            [
+                "ERROR   pierhead [r-1] Rank raised",
+                "  Traceback (most recent call last):",
+                '    File "a.py"',
+                "  ValueError: no",
+            ],
+        ),
+        (
+            {"level": "info", "logger": "pierhead.access", "method": "/echo", "status": "200", "ms": 1.5},
+            ["INFO    pierhead.access method=/echo status=200 ms=1.5"],
+        ),
+        ({"level": "info", "logger": "a", "message": "red \x1b[31m\nand more"}, ["INFO    a red ?[31m", "  and more"]),
+    ],
+)
+def test_a_json_line_as_people_read_it(line: dict[str, Any], lines: list[str]) -> None:
+    at = datetime(2026, 1, 31, 18, 0, 1, 250_000, UTC)
+    first, *more = readable(json.dumps({"time": at.isoformat(), **line}))
+    assert [first, *more] == [f"{at.astimezone():%Y-%m-%d %H:%M:%S}.250 {lines[0]}", *lines[1:]]
+
+
+@pytest.mark.parametrize("line", ["plain words", '{"half": ', "[1, 2]", "{}", '{"level": 7}', '"text"', "7"])
+def test_other_lines_stay_as_they_are(line: str) -> None:
+    assert readable(line) == [line]
 
 
 def test_an_event_on_its_lines() -> None:

@@ -24,6 +24,7 @@ from controller.cli.errors import TimedOut
 from controller.cli.obstacles import Obstacle
 from controller.cli.progress import Progress
 from controller.cli.wait import Part, Verdict
+from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control
 from tests.unit.controller.test_cli import Command, served
 from tests.unit.controller.worlds import service
@@ -93,6 +94,22 @@ async def test_pictures_replace_each_other(control: Control) -> None:
         assert code == 0
         assert written.count("replicas ready") >= 2
         assert "\x1b[1A" in written, "the cursor goes up to draw again"
+
+
+async def test_a_traceback_in_a_log_is_lines_for_people_and_json_in_a_pipe(control: Control) -> None:
+    line = '{"level": "error", "logger": "a", "message": "no", "error": "Traceback\\nValueError"}'
+    control.engine.behaviours["api"] = Behaviour(output=f"{line}\n")
+    async with served(control) as pierhead:
+        await control.settled("api", 1)
+        async with on_a_terminal(pierhead, "logs", "api") as terminal:
+            code, written = await terminal.ended()
+        assert code == 0
+        assert [shown.split(" | ")[1] for shown in written.splitlines()] == [
+            "ERROR   a no",
+            "  Traceback",
+            "  ValueError",
+        ]
+        assert (await pierhead("logs", "api")).out.endswith(f" | {line}\n")
 
 
 def test_bars_for_each_service_and_nothing_stays() -> None:
