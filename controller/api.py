@@ -44,7 +44,6 @@ from .errors import ControllerError, Forbidden, InvalidRequest, NotYet
 from .model.actions import KINDS, Action
 from .model.text import one_line
 from .spec.watch import SpecWatch
-from .status import openapi
 from .status.documents import event_json, log_json, plan_json, plan_words, routes_json, service_json
 from .status.publisher import Publisher
 from .storage.events import EventLog
@@ -259,6 +258,8 @@ class Api:
 
     async def openapi(self, request: web.Request) -> web.Response:
         """This API, as an OpenAPI document."""
+        from .status import openapi  # its schemas cost memory, and few controllers are ever asked for them
+
         return web.json_response(openapi.document(request.app))
 
     async def healthz(self, request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ routes, summaries from the handlers' docstrings, bodies and answers from schemas
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -150,6 +151,7 @@ def _content(description: str, operation: Operation) -> dict[str, Any]:
     return {"description": description, "content": _json(operation.answer)}
 
 
+@functools.cache
 def _json(answer: Any) -> dict[str, Any]:
     schema = TypeAdapter(answer).json_schema(ref_template=_REF)
     schema.pop("$defs", None)
@@ -158,6 +160,7 @@ def _json(answer: Any) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
+@functools.cache
 def _schemas() -> dict[str, Any]:
     """Return the schema of every document, by its name."""
     found: dict[str, Any] = {}
