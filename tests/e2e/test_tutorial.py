@@ -15,7 +15,7 @@ import pytest
 from tests.harness.stack import ROOT, Stack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(600)]
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FILES = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.DOTALL | re.MULTILINE)
