@@ -29,7 +29,7 @@ LONG_SLOTS = 256
 """Slots in a long one. Nearer deadlines than that have one of their own length."""
 
 LONGEST_S = 365 * 86_400.0
-"""Who asks for more than this, infinity say, gets this: clocks, slots and frames have no room for more."""
+"""Longer times, infinity for one, count as this: clocks, slots and frames have no room for more."""
 
 Slot: TypeAlias = "dict[Deadline, None]"
 """What waits in one slot, oldest first."""

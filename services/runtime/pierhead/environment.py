@@ -1,4 +1,4 @@
-"""Reads typed environment variables, and collects what is wrong with them so that all of it is told at once."""
+"""Reads typed environment variables, and collects what is wrong with them so that one error names all of it."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ def handle(
       session at one replica), "prefix" (the replica that has read most of the prompt), "engine_load" (by what engines
       say they have to do), one that `register_policy` made known, or "my_package.my_module:MyPolicy"; see
       `pierhead.policies`. None = what the service says of itself (`router` in its x-serve block, by way of the
-      controller), also when it says something else later; and where nobody says, "power_of_two".
+      controller), also when it says something else later; and where neither says, "power_of_two".
     - policy_kwargs: keyword arguments that the policy is made with; only beside a `policy`.
     - timeout_s: deadline of calls that give no `timeout`, in seconds; None = PIERHEAD_REQUEST_TIMEOUT_S. A call made
       while working on a request never gets longer than that request has left.
     - max_queued_requests: how many calls of this handle may wait for a replica with room, -1 = no bound but the
       deadline. One more is refused with Backpressure. None = what the service says of itself (`max_queued_requests` in
-      its x-serve block, by way of the controller), and where nobody says, PIERHEAD_MAX_QUEUED_REQUESTS.
+      its x-serve block, by way of the controller), and where neither says, PIERHEAD_MAX_QUEUED_REQUESTS.
     - transport: "lane" (calls to one replica share a stream) or "grpc" (plain gRPC); None = PIERHEAD_TRANSPORT. A
       replica that has no lanes is called by plain gRPC either way.
     - prefer_local: choose among the replicas on this process's machine (PIERHEAD_NODE) while any of them has room.
@@ -55,7 +55,7 @@ def handle(
     - eject_outliers: leave out a replica for a while whose calls fail while others' do not (`pierhead.calls.outliers`).
 
     Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied. A call that
-    nobody holds any more is cancelled.
+    no code holds any more is cancelled.
     Raises ValueError for an unknown policy or transport, for a bound or a timeout that cannot be, and for what cannot
     be a service's name.
     """

@@ -1,8 +1,8 @@
-"""Which models this process holds, and how callers are told: `pierhead-models` in the trailing metadata of replies.
+"""Which models this process holds, and how callers learn of it: `pierhead-models` in the trailing metadata of replies.
 
     held by wrappers --> HELD.version, HELD.text --> replies --> parse --> Candidate.models at the callers
 
-Whoever answers compares `HELD.version` with the last one that it told on its connection, which costs nothing where
+An answer compares `HELD.version` with the last one sent on its connection, which costs nothing where
 nothing is multiplexed: the version then stays 0. On connections that cannot remember, `HELD.text` goes with each reply.
 """
 
@@ -28,11 +28,11 @@ class Held:
         self.version = 0
         """Grows with each change; 0 = nothing here is multiplexed."""
         self.text = ""
-        """What replies tell. Beyond MAX_TEXT the ids held for longest are left out: calls for them lose their way."""
+        """What replies carry. Beyond MAX_TEXT the ids held for longest are left out: calls for them lose their way."""
         self._counts: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Something here is multiplexed: callers are told, also that nothing is held yet."""
+        """Something here is multiplexed: replies say so, also that nothing is held yet."""
         if self.version == 0:
             self._changed()
 
@@ -82,5 +82,5 @@ def announcement(model_ids: Iterable[str]) -> str:
 
 
 def parse_announcement(text: str) -> frozenset[str]:
-    """The ids that a reply told."""
+    """The ids in a reply."""
     return frozenset(unquote(part) for part in text.split(",") if part)

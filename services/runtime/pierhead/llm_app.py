@@ -118,7 +118,7 @@ def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", g
 
 
 def _variable(service: str) -> str:
-    """Where the gateway is told of a service's models; "" = of names that lead to another entry."""
+    """Where the gateway finds a service's models; "" = of names that lead to another entry."""
     return (
         f"PIERHEAD_LLM_MODELS_OF_{re.sub('[^A-Za-z0-9]', '_', service).upper()}" if service else "PIERHEAD_LLM_MODELS"
     )

@@ -33,7 +33,7 @@ _HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A
 
 
 def _expected(expectation: str) -> PydanticCustomError:
-    """A finding that says what it should be; whoever reports it adds where, and what was found."""
+    """A finding that says what it should be; the report adds where, and what was found."""
     return PydanticCustomError("expected", "expected {expectation}", {"expectation": expectation})
 
 

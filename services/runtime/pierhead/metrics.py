@@ -1,6 +1,6 @@
 """Every metric of the runtime in one place: name, help, labels, buckets.
 
-On the path of a request there are plain additions to dictionaries; Prometheus objects are made only when somebody
+On the path of a request there are plain additions to dictionaries; Prometheus objects are made only when a scraper
 scrapes, from copies: user code in a thread of its own may be counting at that moment. `service` and `replica` are the
 same for a whole process and are put onto every sample then.
 """

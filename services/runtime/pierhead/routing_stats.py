@@ -1,12 +1,12 @@
-"""Numbers that a replica tells its callers, for policies that choose by them: how much its engine has to do, say.
+"""Numbers that a replica sends to its callers, for policies that choose by them: how much its engine has to do, say.
 
     publish(running=3, waiting=1, kv_use=0.4)          at the replica, as often as it likes
       --> STATS.version, STATS.text --> replies --> parse --> Candidate.stats at the callers
       --> /readyz --> the controller --> Discovery ------------^   for callers that have had no reply of late
 
-Whoever answers compares `STATS.version` with the last one that it told on its connection, which costs nothing where
+An answer compares `STATS.version` with the last one sent on its connection, which costs nothing where
 nothing is published: the version then stays 0. On connections that cannot remember, `STATS.text` goes with each reply.
-A version is the time of its making, so callers keep the newest of what they hear both ways, also over a restart.
+A version is the time of its making, so callers keep the newest of what arrives both ways, also over a restart.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Published:
                     f"routing stats: expected at most {MOST_NUMBERS} names in all, found {len(changed)}: every reply's "
                     f"metadata has room for few ({', '.join(sorted(changed))})"
                 )
-            # The numbers before the version: who sees the new version sees its numbers, or newer ones.
+            # The numbers before the version: a thread that sees the new version sees its numbers, or newer ones.
             self.numbers = changed
             self.version = max(self.version + 1, int(self._now() * 1e6))
 
     @property
     def text(self) -> str:
-        """What replies tell. Made when it is asked for: most numbers change before anybody is told them."""
+        """What replies carry. Made when it is asked for: most numbers change before they are sent."""
         version, text = self._text
         if version != self.version:
             version = self.version
@@ -84,7 +84,7 @@ STATS = Published()
 
 
 def publish(**numbers: float) -> None:
-    """Tell callers of this replica some numbers, which policies find in `Candidate.stats`; from any thread.
+    """Send numbers to the callers of this replica; policies find them in `Candidate.stats`. From any thread.
 
         publish(running=3, waiting=0, kv_use=0.25)
 
@@ -96,7 +96,7 @@ def publish(**numbers: float) -> None:
 
 
 def parse_stats(text: str | None) -> Stats | None:
-    """What a reply told; None where it tells nothing, or nothing that can be read."""
+    """The numbers in a reply; None where there are none, or none that can be read."""
     if not text or len(text) > 4096:
         return None
     version, *pairs = text.split(";")

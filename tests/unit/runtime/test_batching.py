@@ -479,7 +479,7 @@ async def test_a_failure_that_nobody_hears_of_is_logged(caplog: pytest.LogCaptur
     task.cancel()
     await asyncio.wait([task])
     await until(lambda: batcher._window.running == 0, "the batch is over")
-    assert [record.message for record in caplog.records] == ["work failed when nobody waited for it any more"]
+    assert [record.message for record in caplog.records] == ["work failed after all of its callers had left"]
 
 
 def test_a_batcher_outlives_its_event_loop_and_belongs_to_one_at_a_time() -> None:

@@ -36,7 +36,7 @@ logger = logging.getLogger("pierhead")
 
 
 class Arrival(Member[Any], ABC):
-    """A member with the caller that waits for it."""
+    """A member of a batch, and the caller that waits for it."""
 
     __slots__ = ("batch", "context", "request", "settled")
 
@@ -55,7 +55,7 @@ class Arrival(Member[Any], ABC):
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """Tell the caller, unless it was told something already."""
+        """End the caller's wait with `error`, unless it has ended already."""
 
 
 class RunningBatch:
@@ -86,7 +86,7 @@ class RunningBatch:
             self._unsettled -= 1
 
     def _fail(self, error: BaseException) -> bool:
-        """Tell everybody who waits; whether there was anybody."""
+        """Fail every member that still waits; returns whether there was one."""
         waiting = [member for member in self._members if not member.settled]
         for member in waiting:
             member.fail(error)
@@ -188,7 +188,7 @@ class BatchRunner(ABC, Generic[A]):
             self._turn = loop.call_soon(self._look)
 
     def _leave(self, member: A) -> None:
-        """Its caller is gone: others are not harmed, and a batch that nobody waits for is cancelled."""
+        """Its caller has left. The other members go on; a batch that all callers have left is cancelled."""
         batch = member.batch
         if batch is None:
             self._window.discard(member)
@@ -262,7 +262,7 @@ class BatchRunner(ABC, Generic[A]):
             await self._compute(batch, members)
         except Exception as error:
             if not batch._fail(error):
-                logger.warning("%s failed when nobody waited for it any more", self._name, exc_info=error)
+                logger.warning("%s failed after all of its callers had left", self._name, exc_info=error)
         finally:
             self._metrics.batch_duration.observe((self._name,), self._clock() - started)
 
@@ -271,7 +271,7 @@ class BatchRunner(ABC, Generic[A]):
         """Call the function and hand out what it gives. What it raises goes to every member that still waits."""
 
     def _time_out(self, batch: RunningBatch, limit: float) -> None:
-        """Tell the members at once; the place is free when the function has let itself be cancelled."""
+        """Fail the members at once. The next batch starts when the cancelled function has ended."""
         batch._fail(
             DeadlineExceeded(f"{self._name}: the batch was not done within {limit:g} s (batch_timeout_s); cancelled")
         )
@@ -283,7 +283,7 @@ class BatchRunner(ABC, Generic[A]):
             timer.cancel()
         self._tasks.discard(task)
         self._window.finished()
-        batch._fail(asyncio.CancelledError())  # only one that was cancelled has not told everybody by now
+        batch._fail(asyncio.CancelledError())  # only a cancelled batch has members that still wait
         self._look()
 
     def _check(self, results: object, expected: int, verb: str) -> None:
@@ -302,7 +302,7 @@ class BatchRunner(ABC, Generic[A]):
 def _merged(members: Sequence[Arrival], latest: float) -> RequestContext | None:
     """The batch's own request: the first member's id, and time for as long as any member waits.
 
-    The model is the same for all of them. A session is the batch's only when it is everybody's.
+    The model is the same for all of them. A session is the batch's only when all members have it.
     """
     requests = [member.request for member in members if member.request is not None]
     if not requests:

@@ -5,7 +5,7 @@ When a batch starts (`BatchWindow.take` is this list in code):
 1. not while `max_concurrent_batches` run already;
 2. at once when it is full: `max_batch_size` requests, or `max_batch_rows` rows;
 3. at the end of the event loop's turn when its first request found nothing running and nothing waiting, with whatever
-   came in that turn: an idle replica keeps nobody waiting;
+   came in that turn: on an idle replica no request waits;
 4. when its oldest request has waited `batch_wait_timeout_s`.
 
 While a batch runs, arrivals collect, so batches grow with the load by themselves.

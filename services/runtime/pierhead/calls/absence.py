@@ -1,4 +1,4 @@
-"""Why a service without a replica gets none: what whoever would wait for one is told instead. Pure.
+"""Why a service has no replica and will get none: the errors that end waiting calls. Pure.
 
     SwitchedOff   a person has set it to 0, and no call wakes it
     Unknown       the controller knows no service of that name
@@ -21,7 +21,7 @@ class SwitchedOff:
     """What did it, in words."""
 
     def error(self, service: str) -> NoReplica:
-        """What a call hears: the words of haproxy/errors/scaled-to-zero.json, for clients of an ingress service."""
+        """The error of a call. Clients of an ingress service get its words from haproxy/errors/scaled-to-zero.json."""
         return ScaledToZero(
             f"{service} is scaled to 0 replicas (by {self.by}), and no request wakes it: "
             f"`make scale SERVICE={service} N=1` does. Nothing was done."
@@ -33,7 +33,7 @@ class Unknown:
     """The controller has said that it knows no such service, and nothing else says where it is."""
 
     def error(self, service: str) -> NoReplica:
-        """What a call hears."""
+        """The error of a call."""
         return NoReplica(
             f"no replica of {service} can be called: the controller knows no service of that name; look at the name "
             "(`pierhead status` lists those that there are), or add it to the compose files. Nothing was done."

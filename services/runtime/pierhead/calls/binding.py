@@ -21,7 +21,7 @@ from pierhead.policies.router import Router
 
 @dataclass(frozen=True, slots=True)
 class HandleOptions:
-    """What a handle was told; see `pierhead.handle.handle`."""
+    """The arguments of a handle; see `pierhead.handle.handle`."""
 
     service: str
     policy: str | None = None
@@ -82,14 +82,14 @@ class Binding:
         """How many calls may wait: the handle's own bound, else the service's, else this process's; -1 = any."""
         if self._own_bound is not None:
             return self._own_bound
-        told = self.pool.listing.max_queued_requests
-        return self._default_bound if told is None else told
+        said = self.pool.listing.max_queued_requests
+        return self._default_bound if said is None else said
 
     def patience(self, remaining: float, *, returned: bool) -> float:
         """Seconds that a call may wait in line which has `remaining` seconds left. Raises Backpressure or NoReplica
         when the line is full; a call that has `returned`, because a replica refused it, had its place already.
 
-        It ends so long before the deadline that the caller hears why, and that a call which starts can still be
+        It ends early enough before the deadline for the caller to receive the reason, and for a call that starts to be
         finished: when everything is full, work that ends after its deadline would crowd out work that is in time.
         """
         limit = self.max_queued
@@ -104,7 +104,7 @@ class Binding:
         self._metrics.queued.inc(self._target, calls)
 
     def refusal(self, why: str) -> Backpressure | NoReplica:
-        """What a call hears for which there is no replica."""
+        """The error of a call for which there is no replica."""
         hopeless = self.pool.hopeless()
         if hopeless is not None:
             return hopeless
@@ -113,7 +113,7 @@ class Binding:
             return Backpressure(f"every replica of {self.service} is full: {what}")
         return NoReplica(f"no replica of {self.service} can be called: {what}")
 
-    # ---- what calls tell
+    # ---- what calls report
 
     def succeeded(self, seconds: float) -> None:
         """Count a call that was answered."""

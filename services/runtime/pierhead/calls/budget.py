@@ -9,7 +9,7 @@ class RetryBudget:
     SHARE = 0.1
     PER_SECOND = 3.0
     MOST = 100.0
-    """What may be saved up in quiet times."""
+    """The most that quiet times save up."""
 
     def __init__(self, now: float) -> None:
         self._tokens = self.PER_SECOND

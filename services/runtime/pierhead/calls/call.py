@@ -14,7 +14,7 @@ something was sent.
 When a replica has room, which is nearly always, a call costs no task and no timer of ours: the transport's call is
 opened at once, and awaiting ours awaits it. One that has to wait costs a place in the line and a deadline, and no task.
 
-A call that nobody holds any more is cancelled: nobody can get its result, and it takes up a place at a replica. So
+A call that no code holds is cancelled: its result is lost, and it takes up a place at a replica. So
 nothing that outlives a call (leases, transports) refers to it, except the line while it waits there.
 """
 
@@ -168,7 +168,7 @@ class Call:
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Have `callback(call)` called when it has ended for its caller; a try that was refused is no end.
 
-        What a replica has answered is looked at by whoever awaits the call: until then it has not ended.
+        What a replica has answered is looked at when the call is awaited: until then it has not ended.
         """
         if self._ended:
             callback(self)
@@ -233,13 +233,13 @@ class Call:
         self._call = call
 
     def _deny(self, error: Exception) -> None:
-        """The call will be at no replica; whoever awaits it is told why."""
+        """The call will be at no replica; awaiting it raises why."""
         opening = self._opening
         if opening is None or opening.done():
             opening = self._opening = asyncio.get_running_loop().create_future()
         opening.set_exception(error)
-        opening.exception()  # a caller who never asks must not be told of it by the loop
-        # Whoever denies has others to look after, whatever the callbacks do.
+        opening.exception()  # else the loop logs it where the caller never asks
+        # The pool goes on to other calls, whatever the callbacks do.
         self._end(error.kind if isinstance(error, PierheadError) else "error", call_back_soon=True)
 
     async def _opened(self) -> Any:
@@ -301,13 +301,13 @@ class Call:
             opening.set_result(None)
 
     def _denied(self, error: Exception) -> None:
-        """Its turn came, and brought an error."""
+        """Its turn came, with an error."""
         self._stop_waiting()
         if self._opening is None or not self._opening.done():
             self._deny(error)
 
     def _gave_up(self) -> None:
-        """It has waited for as long as it makes sense."""
+        """Its time in line is over."""
         waited = time.monotonic() - self._started
         self._denied(self._binding.refusal(f"none had room within {waited:.3g} s"))
 
@@ -332,7 +332,7 @@ class Call:
         """How the call ended; raises `error` when it was this side that cancelled it.
 
         gRPC by itself cancels a call whose stream of requests cannot be written any more, a moment before it learns
-        why. Passed on, that would end a task of the caller's that nobody has cancelled.
+        why. Passed on, that would end a task of the caller's that was not cancelled.
         """
         if isinstance(error, grpc.aio.AioRpcError):
             return error
@@ -346,7 +346,7 @@ class Call:
         return True
 
     def _learn(self, failure: Failure, now: float) -> None:
-        """Tell the pool what the failure says of the replica."""
+        """Report to the pool what the failure says of the replica."""
         pool, lease = self._pool, self._lease
         if failure.retry_reason == "draining":
             pool.refuses(lease.replica)

@@ -107,7 +107,7 @@ class _ManyReplies(Call):
             raise
 
     def read_ready(self) -> list[Any]:
-        """The messages that have arrived already, without waiting for any; none where the transport cannot tell."""
+        """The messages that have arrived already, without waiting for any; none where the transport does not know."""
         ready = getattr(self._call, "read_ready", None)
         messages: list[Any] = ready() if ready is not None else []
         if messages and not self._has_read:
@@ -116,16 +116,16 @@ class _ManyReplies(Call):
 
     def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
         """Have `sink(messages)` called with messages in the turn of the event loop in which they arrive: no task is
-        woken for them. For whoever passes on what comes, and takes all that it is given.
+        woken for them. For code that passes on what comes, and takes all that it is given.
 
         It returns False to be given no more until `deliver` is called again. What it is not given is there to be read
         as ever: everything where the transport is plain gRPC, large messages, what comes after it has returned False.
-        The end of the call, and what `sink` raises, are seen by whoever reads. To be called after the first message.
-        It is called in the context of who called this (`current_request()`), and within no task of its own.
+        The end of the call, and what `sink` raises, are raised where the call is read. To be called after the first
+        message. `sink` runs in the context of the code that called this (`current_request()`), in no task of its own.
         """
         deliver = getattr(self._call, "deliver", None)
         if deliver is not None and self._has_read:
-            # The task that reads the lane has the context of whoever had it opened: another request's.
+            # The task that reads the lane has the context of the request that opened it, another one.
             context = contextvars.copy_context()
             deliver(lambda messages: context.run(sink, messages))
 
@@ -178,7 +178,7 @@ class _ManyRequests(Call):
                 except asyncio.InvalidStateError:
                     if self._has_written or not call.done():
                         raise
-                    # How a plain channel tells that it was over before anything could be sent.
+                    # How a plain channel says that it was over before anything could be sent.
                     self._recover(call, await error_of(call))
                 else:
                     self._has_written = True
@@ -191,7 +191,7 @@ class _ManyRequests(Call):
 async def _kept(requests: Any, raised: list[Exception]) -> AsyncGenerator[Any, None]:
     """The messages of an iterator; what it raises is put into `raised`: transports only cancel the call.
 
-    Does not refer to the call: one that nobody holds any more has to end.
+    Does not refer to the call: a call that no code holds has to end.
     """
     try:
         if hasattr(requests, "__aiter__"):

@@ -32,7 +32,7 @@ class HandleChannel(grpc.aio.Channel):
         self.options = HandleOptions(service, **options)
         self.metrics = metrics or PROCESS
         self._rng = rng or Random()  # noqa: S311 - load balancing
-        # The first loop's is made now: a policy that does not exist is an error of whoever makes the handle.
+        # The first loop's is made now: an unknown policy name raises where the handle is created.
         self._spare_router: Router | None = self._make_router()
         self._bindings: dict[asyncio.AbstractEventLoop, Binding] = {}
         self._latest: Binding | None = None

@@ -52,7 +52,7 @@ class Clients:
 
     @classmethod
     def override(cls, service: str, replica: InProcess | None) -> InProcess | None:
-        """Send every loop's calls to `service` to a replica in this process, for as long as somebody holds that; with
+        """Send every loop's calls to `service` to a replica in this process, for as long as that is referenced; with
         None, to where they went before. Returns the replica that was in force.
         """
         before = cls._overrides.pop(service, None)

@@ -4,7 +4,7 @@ One Directory serves a whole process (more exactly, one event loop). With a cont
 the first answer, and for services that the controller does not know. A controller that goes away changes nothing: the
 last list stays in force until the next answer.
 
-Who calls a service that a person has set to 0 need not wait for a replica, and is told so; likewise where the
+A call to a service that a person has set to 0 does not wait for a replica; its error says so. Likewise where the
 controller has known no service of that name for UNKNOWN_GRACE_S, and DNS does not know it either.
 """
 
@@ -53,7 +53,7 @@ WATCH_OPTIONS = (
 
 
 class Directory:
-    """Keeps one list of endpoints per service up to date and tells each service's pool."""
+    """Keeps one list of endpoints per service up to date and passes it to each service's pool."""
 
     def __init__(self, settings: Settings, rng: random.Random | None = None) -> None:
         self._settings = settings
@@ -63,12 +63,12 @@ class Directory:
         self._dns: dict[str, asyncio.Task[None]] = {}
         self._told_by_controller: set[str] = set()
         self._graces: dict[str, asyncio.TimerHandle] = {}
-        """Services that the controller does not know, until nobody is to wait for them any more."""
+        """Services that the controller does not know, until calls no longer wait for them."""
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, service: str, update: Update) -> None:
-        """Tell `update` where `service` is, now and whenever it changes."""
+        """Call `update` with where `service` is, now and at every change."""
         known = service in self._updates
         self._updates.setdefault(service, []).append(update)
         if service in self._last:
@@ -156,7 +156,7 @@ class Directory:
         self._tell(state.service, _listing(state))
 
     def _stay_unknown(self, service: str) -> None:
-        """Nobody is to wait any longer for a service that the controller does not know, unless DNS knows it."""
+        """Calls no longer wait for a service that the controller does not know, unless DNS knows it."""
         if service in self._told_by_controller or service not in self._last:
             self._tell(service, replace(self._last.get(service, Listing()), absence=Unknown()))
 

@@ -1,6 +1,6 @@
 """What the failure of a call says: whether it may be sent again, what it makes of its replica, what its caller sees.
 
-Pure. A status comes from the service, from the replica's runtime, or from the transport; the trailing metadata tells
+Pure. A status comes from the service, from the replica's runtime, or from the transport; the trailing metadata says
 which. Where there is none the transport made it up, and gRPC's text is all there is to go by.
 """
 

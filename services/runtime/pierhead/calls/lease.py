@@ -8,7 +8,7 @@ from pierhead.calls.replica import Replica
 
 
 class Releases(Protocol):
-    """Who gets the place back: the pool."""
+    """What a lease gives its place back to: the pool."""
 
     def released(self, replica: Replica, trial: bool) -> None:
         """A call has left the replica."""
@@ -16,7 +16,7 @@ class Releases(Protocol):
 
 
 class Lease:
-    """One call's place at a replica. Holds no reference to the call: one that nobody holds any more ends at once."""
+    """One call's place at a replica. Holds no reference to the call: a call that no code holds ends at once."""
 
     __slots__ = ("_pool", "began", "left", "replica", "trial")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PlaceInLine:
-    """One call's place in the line. Of `granted` and `denied` one is called, once, unless it leaves before."""
+    """One call's place in the line. Either `granted` or `denied` is called, once, unless the call leaves before."""
 
     __slots__ = ("age", "call", "denied", "granted", "router", "waits")
 
@@ -38,7 +38,7 @@ class PlaceInLine:
 
 
 class Line:
-    """Places, ordered by age; of equal age the first come is first."""
+    """Places, ordered by age; ties in age go by arrival order."""
 
     def __init__(self) -> None:
         self.waiting = 0

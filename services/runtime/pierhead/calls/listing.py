@@ -15,10 +15,10 @@ class Listing:
 
     endpoints: Sequence[Endpoint] = ()
     max_queued_requests: int | None = None
-    """How many calls may wait at each handle; -1 = no bound, None = nobody says."""
+    """How many calls may wait at each handle; -1 = no bound, None = not said."""
     policy: str | None = None
-    """How handles choose that name no policy of their own; None = nobody says."""
+    """How handles choose that name no policy of their own; None = not said."""
     policy_kwargs: str = ""
     """What that policy is made with: a JSON object, "" = nothing."""
     absence: Absence | None = None
-    """Why nobody waits for a replica where none may be called; None = one may come at any time."""
+    """Why calls do not wait for a replica where none may be called; None = one may come at any time."""

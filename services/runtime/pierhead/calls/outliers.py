@@ -6,10 +6,10 @@
          |                               `---- failed: left out for longer ---------------------------|
          `---- answered ------------------------------------------------------------------------------'
 
-A failure is a lost connection, a deadline that passed while the replica answered nobody, or a status that says that the
-service is broken; never overload, draining, a cancellation, or a request that is wrong. `failures` tells them apart.
+A failure is a lost connection, a deadline that passed while the replica answered no call, or a status that says that
+the service is broken; never overload, draining, a cancellation, or a request that is wrong. `failures` sorts them.
 
-A dependency that fails makes all replicas fail alike; then nobody is an outlier, and leaving some out would only halve
+A dependency that fails makes all replicas fail alike; then none is an outlier, and leaving some out would only halve
 what is left. So a replica is left out only while there is another one in service whose last call did not fail, and
 never more than half of those that may be called, rounded down: the only one never is.
 
@@ -52,7 +52,7 @@ class Standing:
         self.answered_at = 0.0
         """Its last sign of life."""
         self.judged_at = 0.0
-        """Calls begun before tell nothing new: the last verdict, or the loss of the connection, was about them too."""
+        """Calls begun before say nothing new: the last verdict, or the loss of the connection, was about them too."""
         self.until = 0.0
         """When the time out ends; 0 = in service. Stays until the verdict of a call begun after it."""
         self.next_trial_at = 0.0
@@ -131,8 +131,8 @@ class Outliers:
             standing.leave_out(now, 1 - JITTER * self._random())
 
     def timed_out(self, standing: Standing, began: float, now: float, peers: Collection[Standing]) -> None:
-        """A call's deadline passed before its answer. No failure if the replica has answered anybody meanwhile: then it
-        is slow or full, and its callers impatient.
+        """A call's deadline passed before its answer. No failure if the replica has answered a call meanwhile: then it
+        is slow or full, or the deadline was short.
         """
         if began > standing.answered_at:
             self.failed(standing, began, now, peers)
@@ -149,7 +149,7 @@ def most_out(callable_replicas: int) -> int:
 
 
 def left_out(peers: Collection[Standing], now: float) -> list[Standing]:
-    """Whom to leave out now: of the unwanted ones no more than may be, those first that have longest to go.
+    """The replicas to leave out now: of the unwanted ones no more than allowed, those with the longest time left first.
 
     Replicas drain and disappear while others are left out: what was half of them may now be all.
     """

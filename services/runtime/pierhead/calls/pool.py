@@ -27,7 +27,7 @@ from pierhead.policies.router import Router
 from pierhead.routing_stats import Stats
 
 REPORT_TRUSTED_S = 1.0
-"""How long a replica's own word on its load counts."""
+"""How long the load that a replica has reported counts."""
 
 REPORT_PERIOD_S = 0.01
 """It is read this often at most: reading it costs more than it is worth on each reply."""
@@ -78,7 +78,7 @@ class Pool:
         self._weighed = False
         """Whether some replicas are to get another share of the calls than others."""
         self._due = NEVER
-        """When what replicas said, or a time out, wears off next."""
+        """When the next reported load or time out expires."""
         self._line = Line()
         self._serving = False
         self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
@@ -88,7 +88,7 @@ class Pool:
         self._changes: list[asyncio.Future[None]] = []
         self._watching: WeakSet[Router] = WeakSet()
 
-    # ---- what sources tell
+    # ---- what sources report
 
     def update(self, listing: Listing) -> None:
         """Take another listing. Replicas are known by address: one that stays keeps its connection and its counts."""
@@ -118,7 +118,7 @@ class Pool:
         return self._replicas.values()
 
     def watch(self, router: Router) -> None:
-        """Tell `router` of replicas that are gone, and how the service is to be called, for as long as somebody holds
+        """Tell `router` of replicas that are gone, and how the service is to be called, for as long as code holds
         it.
         """
         router.follow(self.listing.policy, self.listing.policy_kwargs)
@@ -131,7 +131,7 @@ class Pool:
         return bool(self._callable)
 
     def hopeless(self) -> NoReplica | None:
-        """What a call hears that would wait where no replica will come; None = one may be waited for."""
+        """The error of a call that would wait where no replica will come; None = one may be waited for."""
         if self.listing.absence is None or self._callable:
             return None
         return self.listing.absence.error(self.service)
@@ -170,7 +170,7 @@ class Pool:
 
     def leave(self, place: PlaceInLine) -> None:
         """Leave the line; nothing happens if its turn has come already."""
-        # Whoever stood behind may get what this one could not.
+        # A call behind it may get what this one could not.
         if self._line.leave(place) and self._line.waiting:
             self._serve()
 
@@ -199,7 +199,7 @@ class Pool:
     # ---- what calls learn
 
     def wants_report(self, replica: Replica, now: float, model_id: str | None = None) -> bool:
-        """Whether to read what a reply says of its replica; it matters where there is a choice, or others who call.
+        """Whether to read what a reply says of its replica; it matters where there is a choice, or other callers.
 
         The reply to a call for a model that the replica was not known to hold is always of interest: it holds it now.
         """
@@ -231,7 +231,7 @@ class Pool:
         self._take_word(lease, replica.limit, now + FULL_TRUSTED_S)
 
     def refuses(self, replica: Replica) -> None:
-        """The replica drains: leave it alone for good."""
+        """The replica drains: send it no more calls."""
         replica.refuses = True
         self._refresh()
 
@@ -307,7 +307,7 @@ class Pool:
         return lease
 
     def _serve(self) -> None:
-        """Hand replicas with room to those at the head of the line, and send them away where none will come."""
+        """Give replicas with room to the calls at the head of the line; fail calls for which no replica will come."""
         if self._serving:  # by way of a call that was just granted one: the loop below goes on anyway
             return
         self._serving = True
@@ -332,7 +332,7 @@ class Pool:
         finally:
             self._serving = False
 
-    # ---- who may be called
+    # ---- which may be called
 
     def _watcher_of(self, replica: Replica) -> Callable[[], None]:
         def changed() -> None:
@@ -346,7 +346,7 @@ class Pool:
         return changed
 
     def _lost(self, standing: Standing) -> None:
-        """A connection broke; who may be called is looked at next."""
+        """A connection broke; which replicas may be called is looked at next."""
         out, now = standing.until, self._clock()
         self._outliers.lost_connection(standing, now, self._standings())
         if standing.until > out:
@@ -363,7 +363,7 @@ class Pool:
         self._serve()
 
     def _sort(self, now: float) -> None:
-        """Who is left out now, and until when."""
+        """Which replicas are left out now, and until when."""
         standings = self._standings()
         out = left_out(standings, now)
         self._in_service = [r for r in self._callable if r.standing not in out] if out else self._callable
@@ -371,7 +371,7 @@ class Pool:
         self._due = min(said, next_change(standings, now))
 
     def _judged(self, standing: Standing, out: float, now: float) -> None:
-        """Something was learnt of a replica that was left out until `out`."""
+        """The time out of a replica that was left out until `out` may have changed."""
         if standing.until == out:
             return
         if standing.until > out:
@@ -408,7 +408,7 @@ class Pool:
     # ---- looking again
 
     def _look_again(self) -> None:
-        """What replicas said, and times out, wear off without an event: look at the line again then."""
+        """Reported loads and times out expire without an event: look at the line again then."""
         if self._due < NEVER:
             self._look_at(self._due)
 

@@ -16,7 +16,7 @@ FULL_TRUSTED_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a replica is and whether it may be called; what a source of replicas tells."""
+    """Where a replica is and whether it may be called; what a source of replicas says."""
 
     name: str
     address: str
@@ -46,11 +46,11 @@ class Replica:
         self.inflight = 0
         """Calls of this process there."""
         self.load = 0
-        """Calls in flight there, as far as known: this process's, and others' by the replica's own last word."""
+        """Calls in flight there, as far as known: this process's, and others' as the replica has last reported."""
         self.others_until = 0.0
         """When that word is too old."""
         self.full = False
-        """Its last word on its load was a refusal."""
+        """Its last report was a refusal."""
         self.reported_at = 0.0
         self.models: frozenset[str] = frozenset()
         """Ids of the models it holds, by its own last word."""
@@ -100,7 +100,7 @@ class Replica:
         self.set_others(self.limit - self.inflight - 1 if self.full else 0, now + FULL_TRUSTED_S)
 
     def renewed(self) -> None:
-        """Its connection broke: whoever answers there next may be another process."""
+        """Its connection broke: the next answer there may be another process's."""
         self.refuses = False
         self.full = False
         self.models = frozenset()

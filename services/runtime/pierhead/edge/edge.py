@@ -30,9 +30,9 @@ REFUSAL_REASONS = ("overloaded", "draining")
 
 
 def is_answerable(error: BaseException) -> bool:
-    """Whether somebody waits to be told of `error`: not when the request's task is being cancelled.
+    """Whether a client waits for the answer to `error`: not when the request's task is being cancelled.
 
-    A CancelledError that nobody asked for comes from a future of the service's own; without an answer the caller would
+    A CancelledError without a cancellation comes from a future of the service's own; without an answer the caller would
     wait in vain until its deadline.
     """
     if isinstance(error, asyncio.CancelledError):
@@ -42,7 +42,7 @@ def is_answerable(error: BaseException) -> bool:
 
 
 def _first_known(exception: BaseException) -> BaseException:
-    """What a group tells that holds nothing but errors of services: the first of them, which has ended the others.
+    """What stands for a group that holds nothing but errors of services: the first of them, which has ended the others.
 
     Calls side by side in a TaskGroup fail as a group; a full service behind them is no failure of the code that asks.
     """
@@ -91,7 +91,7 @@ class Edge:
         exception = _first_known(exception)
         if isinstance(exception, PierheadError):
             return exception
-        if isinstance(exception, grpc.aio.AioRpcError):  # a call through a plain stub: as a handle would have told it
+        if isinstance(exception, grpc.aio.AioRpcError):  # a call through a plain stub: as a handle would have raised it
             trailers = Trailers(exception.trailing_metadata())
             return from_status(exception.code(), exception.details() or "", trailers)
         error_id = _logged(exception, method)

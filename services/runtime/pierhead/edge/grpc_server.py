@@ -110,8 +110,8 @@ class _Call:
         self.context.set_trailing_metadata((*theirs, *self._about_replica()))
 
     def _about_replica(self) -> tuple[tuple[str, str], ...]:
-        """What the reply tells callers to choose by: the load that is left when this call is gone, the models held, and
-        what the service publishes.
+        """What the reply says for callers to choose by: the load that is left when this call is gone, the models held,
+        and what the service publishes.
         """
         about: tuple[tuple[str, str], ...] = ((ONGOING_KEY, str(self.edge.admission.ongoing - 1)),)
         if HELD.version:

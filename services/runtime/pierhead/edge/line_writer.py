@@ -3,7 +3,7 @@
 A write to a pipe blocks when the other end is slow (Docker's log driver, a full disk). That must hold up this thread,
 never the event loop. So a line that finds the buffer full is counted and dropped.
 
-Lines come as text: whoever puts them has formatted them. Formatting in the thread would take the interpreter away from
+Lines come as text, formatted by the code that logs. Formatting in the thread would take the interpreter away from
 the event loop, for the length of a switch interval (5 ms) at a time.
 """
 
@@ -82,7 +82,7 @@ class LineWriter:
             try:
                 self._stream.write("\n".join(lines))
                 self._stream.flush()
-            except (OSError, ValueError):  # closed, or its other end is gone: nobody can be told
+            except (OSError, ValueError):  # closed, or its other end is gone: there is no way to say so
                 self.dropped += len(lines) - 1
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **self._names,
         }
-        # Noted when the record was made: whoever formats it may be at work on another request by then, or on none.
+        # Noted when the record was made: the code that formats it may work on another request by then, or on none.
         request_id = getattr(record, "request_id", "")
         if request_id:
             line["request_id"] = request_id
@@ -57,7 +57,7 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Formats a record for people: time, level, logger, [request id], message; a traceback follows on lines of its own.
 
-    Without the names of service and replica: whoever reads it has asked for that replica's log.
+    Without the names of service and replica: its reader has asked for that replica's log.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -100,7 +100,7 @@ class LineHandler(logging.Handler):
         """Called by `logging`."""
         try:
             self.writer.put(self.format(record), urgent=record.levelno >= logging.ERROR)
-        except Exception:  # as in every handler: a line that cannot be formatted is told of, not raised
+        except Exception:  # as in every handler: a line that cannot be formatted is reported, not raised
             self.handleError(record)
 
     def flush(self) -> None:

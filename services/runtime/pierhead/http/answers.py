@@ -1,4 +1,4 @@
-"""What an HTTP client is told when its request failed, always in one shape, whatever server it reached:
+"""What an HTTP client receives when its request failed, always in one shape, whatever server it reached:
 
 {"error": {"code": "bad_request", "message": "...", "request_id": "..."}}
 

@@ -109,7 +109,7 @@ class AsgiEdge:
         if known is None:
             if not self._edge.admission.draining:
                 raise error
-            # The drain is over and the server cuts off what is left. How much of it was done nobody can tell.
+            # The drain is over and the server cuts off what is left. How much of it was done is unknown.
             known = ReplicaDied(f"{label} was not done when the replica's time to drain was over")
         if not await exchange.tell(known, visit.request_id):
             # Half of a response is on its way; the server, seeing that it is not complete, cuts the connection.
@@ -118,7 +118,7 @@ class AsgiEdge:
 
 
 def label_of(scope: Scope, code: str) -> str:
-    """The route as it was declared, where the application tells it as Starlette does; never a path."""
+    """The route as it was declared, where the application gives it as Starlette does; never a path."""
     method = scope.get("method", "GET")
     if method not in METHODS:
         method = "OTHER"

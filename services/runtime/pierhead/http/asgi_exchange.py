@@ -21,7 +21,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 LISTEN_AFTER_S = 0.01
-"""How long a request runs before somebody listens for its client's leaving: that takes a task, and most are faster."""
+"""How long a request runs before a task listens for its client's leaving: that takes a task, and most are faster."""
 
 MAX_AHEAD = 64 * 1024
 """Bytes of a body that are read before the application asks for them, to see what comes behind."""
@@ -127,7 +127,7 @@ class _Listener:
 
 
 class HttpExchange(Exchange):
-    """A request. Its client's leaving cancels the application, unless that is reading, and so is told."""
+    """A request. Its client's leaving cancels the application, unless that is reading, and so receives a message."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
         super().__init__(scope, self._from_client, send, edge)
@@ -287,7 +287,7 @@ def _body_length(scope: Scope) -> int | None:
 
 
 class SocketExchange(Exchange):
-    """A WebSocket. Its client's leaving is told to the application as ASGI does it, by message."""
+    """A WebSocket. Its client's leaving reaches the application as in ASGI, by message."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
         super().__init__(scope, receive, send, edge)
@@ -315,7 +315,7 @@ class SocketExchange(Exchange):
             raise OSError("the connection is closed: the replica is draining")
         kind = message["type"]
         if kind == "websocket.accept":
-            self.admit()  # a drain may have begun meanwhile: nobody would close this one
+            self.admit()  # a drain may have begun meanwhile: it would not close this one
             message = self._stamped(message)
             self.visit.live_on()
             self.status, self._open = "101", True

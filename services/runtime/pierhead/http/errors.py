@@ -1,4 +1,4 @@
-"""How an aiohttp application has its errors told in a shape of its own: those of the runtime (full, late, draining, no
+"""How an aiohttp application gives errors a shape of its own: those of the runtime (full, late, draining, no
 route, a body that is too large) as well as what its handlers raise.
 
     app[ERROR_BODY] = lambda status, code, message, request_id: json.dumps({"detail": message}).encode()

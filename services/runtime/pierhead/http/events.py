@@ -32,12 +32,12 @@ MAX_WRITE = 64 * 1024
 
 
 LAST_EVENT_S = 2.0
-"""A client has so long to take the event that tells of a failure; then its connection is cut."""
+"""A client has so long to take the event that reports a failure; then its connection is cut."""
 
 
 @runtime_checkable
 class ReadsReady(Protocol[T]):
-    """A stream that tells what has arrived, as the calls of a handle do."""
+    """A stream that knows what has arrived, as the calls of a handle do."""
 
     def read_ready(self) -> list[T]:
         """The items that are there, without waiting; empty when there are none."""
@@ -140,7 +140,7 @@ class _Stream(Generic[T]):
         await self.finish(end)
 
     async def _run_told(self, source: ReadsReady[T]) -> None:
-        """Where the source tells what is there: asking costs less than looking. Calls through a handle hand over what
+        """Where the source knows what is there: asking costs less than looking. Calls through a handle hand over what
         comes next as well, as long as the client takes it; what they do not comes out of the iterator.
         """
         events, encode, read_ready = self._events, self._encode, source.read_ready
@@ -214,7 +214,7 @@ class _Stream(Generic[T]):
             async with asyncio.timeout(LAST_EVENT_S):
                 await self.finish(last)
         except (TimeoutError, asyncio.CancelledError):
-            # The latter also when nobody cancels: aiohttp waits for the same future as the write that was given up.
+            # The latter also without a cancellation: aiohttp waits for the same future as the write that was given up.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise

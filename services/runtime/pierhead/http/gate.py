@@ -133,7 +133,7 @@ class Gate:
         if response.__class__ is web.Response:
             return
         if isinstance(response, web.WebSocketResponse):
-            if self._edge.admission.draining:  # it began meanwhile: nobody would close this one
+            if self._edge.admission.draining:  # it began meanwhile: the drain would not close this one
                 raise _drains()
             self._sockets.add(response)
             visit.socket = response
@@ -146,7 +146,7 @@ class Gate:
             response.headers[hdrs.CONNECTION] = "close"
 
     def moved(self) -> int:
-        """Bytes of the streams under way, counted when somebody asks: writing costs nothing for it.
+        """Bytes of the streams under way, counted when they are asked for: writing costs nothing for it.
 
         Nothing says how much a WebSocket has sent: while there are any, work counts as moving.
         """

@@ -141,7 +141,7 @@ class InnerGate(Gate):
 
 
 def _sees_responses(app: web.Application) -> bool:
-    """Whether the application, or one inside it, has asked to be told of each response before it is sent."""
+    """Whether the application, or one inside it, has asked to see each response before it is sent."""
     return bool(app.on_response_prepare) or any(_sees_responses(inner) for inner in app._subapps)
 
 
@@ -232,7 +232,7 @@ class ClientConnection(web.RequestHandler):
     ) -> web.StreamResponse:
         """What aiohttp asks for when bytes were no request, or when the gate has let an exception through."""
         if isinstance(exc, ConnectionError):
-            raise exc  # the client has left, or was cut off: there is nobody to answer
+            raise exc  # the client has left, or was cut off: there is no one to answer
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         return self._gate.malformed(message or str(exc))

@@ -54,7 +54,7 @@ class Intake:
         call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self.left = UNLIMITED
-        """How much may still be taken up in this turn: whoever does counts it down, and calls `hold` at 0."""
+        """How much may still be taken up in this turn: a connection counts it down, and calls `hold` at 0."""
         self._clock = clock
         self._call_soon = call_soon or asyncio.get_running_loop().call_soon
         self._held: deque[Source] = deque()

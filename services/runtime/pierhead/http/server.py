@@ -23,11 +23,11 @@ class HttpListener(Protocol):
         ...
 
     def moved(self) -> int:
-        """Another number whenever a response that is under way has moved and `Edge.moved` does not tell."""
+        """Another number whenever a response that is under way has moved and `Edge.moved` does not count it."""
         ...
 
     def drain(self) -> None:
-        """Tell what would not end by itself to end. The admission is draining already."""
+        """End what would not end by itself. The admission is draining already."""
         ...
 
     async def stop(self) -> None:

@@ -64,7 +64,7 @@ class Visit:
         self.asked_s: float | None = None
         """Seconds that the client has asked for, at most."""
         self.outcome = ""
-        """Status to count where that of the response's head does not tell how it ended."""
+        """Status to count where that of the response's head does not say how it ended."""
         self.ended: Callable[[str], None] | None = None
         """See `on_request_end`."""
         self.socket: object = None
@@ -88,7 +88,7 @@ class Visit:
         asked = read(TIMEOUT_KEY)
         if asked is not None:
             self.asked_s = seconds_asked(asked)
-            # A client may want less. What a request may take at most is said by who runs the service.
+            # A client may want less. The service's settings bound what a request may take.
             limit = min(limit, self.asked_s)
         trace, session, model = read(TRACEPARENT_KEY), read(SESSION_KEY), read(MODEL_KEY)
         if trace is not None or session is not None or model is not None:  # most requests have none of them
@@ -150,7 +150,7 @@ class Visit:
         """`error` as it is, or DeadlineExceeded if it is the cancellation with which `what` met its deadline."""
         task = self._task
         if not (self._late and isinstance(error, asyncio.CancelledError)) or task is None or task.cancelling() > 1:
-            return error  # a client that leaves cancels as well, and then nobody is there to be told
+            return error  # a client that leaves cancels as well, and then there is no one to answer
         task.uncancel()
         self._late = False
         if self._struck is not None:
@@ -162,7 +162,7 @@ class Visit:
         return told
 
     def known(self, error: BaseException, what: str) -> PierheadError | None:
-        """What to answer to an exception of `what`; None when nobody waits for an answer any more."""
+        """What to answer to an exception of `what`; None when the client no longer waits for one."""
         told = self.told(error, what)
         return self.edge.public_error_for(told, what) if is_answerable(told) else None
 

@@ -9,7 +9,7 @@ A model's life:
       `-------------------------------------------------------------------------'  asked for meanwhile
 
 Models that are LOADING, LOADED or UNLOADING have a place each; WANTED ones wait for a place in order of arrival.
-A model that somebody uses is never unloaded.
+A model in use is never unloaded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Entry(Generic[M]):
         self.waiters: set[asyncio.Future[None]] = set()
 
     def wake(self, error: BaseException | None = None) -> None:
-        """Tell all who wait that it is loaded, or why it is not."""
+        """End the wait of all callers: it is loaded, or it failed with `error`."""
         for waiter in self.waiters:
             if not waiter.done():
                 waiter.set_result(None) if error is None else waiter.set_exception(error)

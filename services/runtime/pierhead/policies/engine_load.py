@@ -1,8 +1,8 @@
 """The less busy of two replicas, by what their engines say: a request of many samples, or with a long context, is more
 than one call, and only the engine knows.
 
-What an engine says is old when it is heard, and all callers may hear the same: they must not rush to whoever looked
-idle a second ago. So two are drawn at random, and calls that have come since count on top of what was said.
+What an engine says is old when it arrives, and all callers may receive the same: they must not all choose the replica
+that looked idle a second ago. So two are drawn at random, and calls made since then are added to what the engine said.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pierhead.policies.policy import C, Candidate, RoutedCall
 
 
 class EngineLoad:
-    """Reads `running`, `waiting` and `kv_use` of `Candidate.stats`; replicas that tell none of them count by load."""
+    """Reads `running`, `waiting` and `kv_use` of `Candidate.stats`; replicas without them count by load."""
 
     def __init__(self, rng: Random) -> None:
         self._random = rng.random

@@ -50,8 +50,8 @@ class Candidate(Protocol):
 
     @property
     def stats(self) -> Mapping[str, float]:
-        """Numbers that it publishes (`pierhead.routing_stats`), by its newest word; {} where it tells nothing. Another
-        object whenever it has told something new, so `is` says whether that is so.
+        """Numbers that it publishes (`pierhead.routing_stats`), the newest ones; {} where it publishes nothing. New
+        numbers are a new object, so `is` says whether they have changed.
         """
         ...
 

@@ -2,7 +2,7 @@
 
     load gate     a replica that has too many calls is not chosen for what it has read
     affinity      of the others, the one that was sent most of this text before, if that is a good part of it
-    first sight   a text that nobody has read: the less loaded of the two that its beginning draws, the same two in
+    first sight   a text that no replica has read: the less loaded of the two that its beginning draws, the same two in
                   every caller. New texts are so spread as power of two choices spreads them
 
 Each handle remembers what it has sent where (`prefix_tree`); callers do not talk to each other. They agree all the
@@ -26,7 +26,7 @@ MOST_CHARS = 8192
 """Of a text: what is looked at."""
 
 GRAIN = 16
-"""Texts are told apart in steps of so many characters; engines cache blocks of 16 tokens, some 64 characters."""
+"""Texts are compared in steps of so many characters; engines cache blocks of 16 tokens, some 64 characters."""
 
 BEGINNING = 128
 """Characters that draw replicas for a text that is new: so many, or doubled until they are more than could be shared
@@ -49,7 +49,7 @@ class PrefixAware:
     - match_rate_threshold: a replica that was sent less than this share of the text is no better than another.
     - balance: what a replica has read is no reason to choose it once it has this many times its share of the calls,
       this one counted: the bounded loads of Mirrokni, Thorup, Zadimoghaddam (arXiv:1608.01350), which
-      `policies.ConsistentHash` keeps, too. So a prefix that everybody asks for spreads to as many replicas as it needs.
+      `policies.ConsistentHash` keeps, too. So a prefix of many calls spreads to as many replicas as it needs.
     - imbalance_threshold: nor once it has more than so many calls above the least loaded.
     - max_chars: what is remembered for each replica, in characters: about what its cache holds.
 
@@ -107,7 +107,7 @@ class PrefixAware:
         holders = _best(uncrowded, matches, least)
         if holders:
             return self._one_of(holders, start, mean)
-        # Who has read it is crowded or full. Its next home is the same in every caller.
+        # The replicas that have read it are crowded or full. Its next home is the same in every caller.
         return max(uncrowded, key=lambda candidate: self._rank(start, candidate))
 
     def on_routed(self, candidate: Candidate, call: RoutedCall) -> None:

@@ -2,7 +2,7 @@
 
 A node is a piece of text; the way to it is a prefix. It knows the holders (replicas) that were sent that prefix, each
 with the time of its last use there, by a clock that counts insertions. Two things follow from how texts are inserted,
-and everything here rests on them: whoever holds a node holds all those above it, and has used them as lately at least.
+and everything here rests on them: a holder of a node holds all nodes above it, and has used them at least as lately.
 
 Each holder has room for so many characters, in so many nodes. Beyond that it loses what it used longest ago, the end of
 a text before its beginning: as an engine's prefix cache does.
@@ -44,7 +44,7 @@ class _Holder:
 
 
 class PrefixTree:
-    """Texts by their prefixes, and who was sent them.
+    """Texts by their prefixes, and the replicas that they were sent to.
 
     - max_chars: characters that a holder may have; what it shares with others counts for each of them.
     - target_chars: what it is cut down to when it has more. A little less than `max_chars`, so that not every insertion
@@ -80,7 +80,7 @@ class PrefixTree:
         """Each holder's longest prefix of `text`, in characters; holders of none are left out."""
         path, length = self._walk(text)
         found: dict[str, int] = {}
-        # Upwards: whoever holds a node holds those above, so a node with no more holders than were found has no others.
+        # Upwards: a holder of a node holds those above, so a node with no more holders than were found has no others.
         for node in reversed(path):
             if len(node.used) > len(found):
                 end = min(length, node.end)
@@ -179,7 +179,7 @@ class PrefixTree:
             self._drop(name, node)
 
     def _drop(self, name: str, node: _Node) -> None:
-        """Take a holder off a node, and the node, with all below, off the tree when nobody else holds it."""
+        """Take a holder off a node, and the node, with all below, off the tree when no other holds it."""
         del node.used[name]
         if not node.used and node.parent is not None:
             del node.parent.children[node.label[: self._grain]]

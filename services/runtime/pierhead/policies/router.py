@@ -51,7 +51,7 @@ class Router:
         """Choose as the service says from now on; None = it does not say. `kwargs`: a JSON object of what the policy is
         made with, "" = nothing. Only a router that `follows` does.
 
-        One that cannot be made here, as the module is not in this image, is told in the log, and the default does.
+        One that cannot be made here, as the module is not in this image, is logged, and the default takes its place.
         """
         policy = policy or DEFAULT_POLICY
         if not self.follows or (policy, kwargs) == self._told:
@@ -97,7 +97,7 @@ class Router:
             self._failed("on_routed", error)
 
     def replica_gone(self, name: str) -> None:
-        """Tell the policy that a replica is in no list any more. Nobody waits for the answer: errors are logged."""
+        """Tell the policy that a replica is in no list any more. No caller waits for it: errors are logged."""
         if self._on_replica_gone is not None:
             try:
                 self._on_replica_gone(name)
@@ -125,5 +125,5 @@ def for_model(candidates: Sequence[C], model_id: str) -> Sequence[C]:
     preferred = prefer_holders(candidates, model_id)
     if model_id in preferred[0].models or not any(candidate.models for candidate in candidates):
         return preferred
-    # Rendezvous hashing: each pair has a rank, the highest wins; whoever comes or goes moves only its own models.
+    # Rendezvous hashing: each pair has a rank, the highest wins. A replica that comes or goes moves only its models.
     return [max(preferred, key=lambda candidate: position(f"{model_id}@{candidate.name}"))]

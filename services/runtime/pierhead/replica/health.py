@@ -1,14 +1,14 @@
 """Is the replica well? Its parts' `check_health`, asked again and again, and what is concluded from the answers.
 
     Judge        pure: what a check that ended, or does not end, says
-    HealthWatch  asks, and tells the replica when the judgement changes
+    HealthWatch  runs the checks, and reports to the replica when the judgement changes
 
 A check that does not end in time is a failure, except where it may be waiting in the line behind accepted requests. The
 line moves first come, first served, or nearly so: once twice as many requests have been answered as were in flight when
 the check began, its turn was there, and the line explains nothing any more. Nor does it after `request_timeout_s`: no
 accepted request may take longer than that.
 
-A check that raises `Broken` knows: one is enough. Who learns of it between two checks calls `recheck`.
+A check that raises `Broken` knows: one is enough. Code that learns of it between two checks calls `recheck`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINES = 2
 requests of different length let some pass others."""
 
 BREATH_S = 0.1
-"""Between two rounds at least, however often somebody asks for one."""
+"""Between two rounds at least, however often one is asked for."""
 
 END_S = 1.0
 """How long a check that is cancelled at the replica's end may take to clean up."""
@@ -109,17 +109,17 @@ _RUNNING: set[HealthWatch] = set()
 
 
 def recheck() -> None:
-    """Have `check_health` called now, and not at the next period: for who learns meanwhile that something is broken.
+    """Have `check_health` called now, and not at the next period: for code that learns that something is broken.
 
-    Of such a check only `Broken` counts: any other end of it says no more than that somebody asked. May be called from
-    any thread, and at any rate.
+    Of such a check only `Broken` counts: any other end of it says no more than that it was asked for. May be called
+    from any thread, and at any rate.
     """
     for watch in list(_RUNNING):
         watch.ask()
 
 
 def _take_note(round_: asyncio.Task[None]) -> None:
-    """Of how a round ended, so that nobody complains when it is given up and ends later."""
+    """Of how a round ended, so that the loop does not complain when it is given up and ends later."""
     if not round_.cancelled():
         round_.exception()
 

@@ -71,7 +71,7 @@ async def _serve(parts: tuple[object, ...], settings: Settings) -> None:
 
 
 async def _watch_loop(server: ReplicaServer) -> None:
-    """Until cancelled: tell who blocks the loop. What blocks it before the replica is ready keeps nobody waiting."""
+    """Until cancelled: log what blocks the loop, from the moment that the replica is ready: then requests wait."""
     await server.ready.wait()
     watchdog = Watchdog(server.metrics)
     watchdog.start()

@@ -1,10 +1,10 @@
-"""What a replica tells of its start, so that a long one is not taken for one that hangs.
+"""What a replica reports of its start, so that a long one is not taken for one that hangs.
 
     for number, shard in enumerate(shards):
         pierhead.progress("loading weights", number, len(shards))
         load(shard)
 
-Most programs load before they call `serve()`, when nobody listens yet. So the first report opens the admin port, by a
+Most programs load before they call `serve()`, when no port is open yet. So the first report opens the admin port, by a
 thread of its own, where the controller asks; `serve()` takes it over.
 """
 
@@ -29,7 +29,7 @@ HAND_OVER_S = 5.0
 
 
 def progress(doing: str, done: float | None = None, total: float = 1.0) -> None:
-    """Tell what the start is doing, and how much of it is `done` of `total` (None = not known).
+    """Report what the start is doing, and how much of it is `done` of `total` (None = not known).
 
     Shown by `make status` and in the events. `x-serve.startup.deadline_s` counts anew from each report that shows
     progress: a description that was not given before, or more done than ever of a known one. May be called from any
@@ -39,7 +39,7 @@ def progress(doing: str, done: float | None = None, total: float = 1.0) -> None:
 
 
 class Start:
-    """What was told. `steps` is another number whenever the start has moved."""
+    """What was reported. `steps` is another number whenever the start has moved."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ

@@ -6,7 +6,7 @@
                                                                         `-- returns: in force
 
 At the start `{}` is in force: nothing is set, and `reconfigure` is not called for it. It is called whenever another one
-is wanted, also when `{}` is wanted again. Who wants to know which one is in force compares digests of their texts.
+is wanted, also when `{}` is wanted again. The controller compares digests of their texts to know which one is in force.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST_PAUSE_S = 60.0
 LIMIT_S = 300.0
 """How long one `reconfigure` of a replica that has been ready may take. At the start `startup.deadline_s` bounds it."""
 END_S = 2.0
-"""How long it may take to end once it is cancelled, before that is told, too."""
+"""How long it may take to end once it is cancelled, before that is reported, too."""
 
 LONGEST_ERROR = 400
 """Characters of an exception that are reported; all of it is in the log."""
@@ -47,7 +47,7 @@ class DidNotReturn(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConfigReport:
-    """Which config a replica was told to have, and which one it has, each by its digest."""
+    """Which config a replica shall have, and which one it has, each by its digest."""
 
     wanted: str
     applied: str
@@ -157,7 +157,7 @@ class UserConfig:
         logger.info("x-serve.user_config %s is in force", digest(text))
 
     async def _call(self, hook: Hook, text: str, limit_s: float | None) -> None:
-        """Call one hook with a config of its own: what it does to it harms nobody.
+        """Call one hook with a config of its own: what it does to it harms no other.
 
         Raises what the hook raises (RuntimeError for a CancelledError of its own), DidNotReturn.
         """
@@ -200,7 +200,7 @@ class UserConfig:
 
 
 def _forget(call: asyncio.Future[None]) -> None:
-    """What a call brings that nobody waits for any more."""
+    """The outcome of a call that was given up."""
     if not call.cancelled():
         call.exception()
 

@@ -56,8 +56,8 @@ class Mailbox:
 class Crossing(Generic[T]):
     """A coroutine that runs on the loop of `there` and whose outcome is awaited on that of `here`, where this is made.
 
-    It runs in a copy of the maker's context. Cancelling who awaits the outcome cancels the coroutine, whose end is
-    waited for all the same: until then it uses what its caller counts.
+    It runs in a copy of the maker's context. Cancelling the code that awaits the outcome cancels the coroutine, whose
+    end is waited for all the same: until then it uses what its caller counts.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Crossing(Generic[T]):
         self._there.post(self._cancel)
 
     def abandon(self, error: BaseException) -> None:
-        """Let who awaits the outcome go, with `error`: there will be none."""
+        """End the wait for the outcome with `error`: there will be none."""
         self._settled = True
         if not self._outcome.done():
             self._outcome.set_exception(error)
@@ -112,7 +112,7 @@ class Crossing(Generic[T]):
     def _settle(self, task: asyncio.Task[T]) -> None:
         self._settled = True
         outcome = self._outcome
-        if outcome.done():  # just cancelled, or abandoned: that is what is told
+        if outcome.done():  # just cancelled, or abandoned: that is the outcome
             if not task.cancelled():
                 task.exception()  # seen
         elif task.cancelled():

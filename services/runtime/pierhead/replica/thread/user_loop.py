@@ -99,7 +99,7 @@ class UserLoop:
             raise RuntimeError(f"user code has ended its thread with {self._failure!r}") from self._failure
 
     async def close(self) -> None:
-        """Let who waits for user code go with Unavailable, cancel it, wait for its end, END_S at most.
+        """End the waits for user code with Unavailable, cancel it, and wait for its end, END_S at most.
 
         Its handles are closed. Code that does not end in time is left behind: the thread ends with the process.
         """
@@ -139,7 +139,7 @@ class UserLoop:
         finally:
             if not ended:
                 crossing.cancel()
-                with suppress(asyncio.CancelledError, Exception):  # what ends it is told by what is under way here
+                with suppress(asyncio.CancelledError, Exception):  # what is under way here says what ends it
                     await crossing.result()
             self._outstanding.discard(crossing)
 
@@ -161,7 +161,7 @@ class UserLoop:
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._live())
-        except BaseException as error:  # SystemExit too: told by `lives`
+        except BaseException as error:  # SystemExit too: `lives` raises it
             self._failure = error
         finally:
             self._here.post(self._after)
@@ -178,7 +178,7 @@ class UserLoop:
             await close_handles()
 
     def _after(self) -> None:
-        """The thread has ended: nobody there will answer any more."""
+        """The thread has ended: nothing there will answer."""
         self._ended.set()
         self._abandon()
 
