@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from pierhead.errors import SettingsError
+
 T = TypeVar("T")
 
 
@@ -27,8 +29,6 @@ class Environment:
     def check(self) -> None:
         """Raise SettingsError that names every bad variable, if there is one."""
         if self.problems:
-            from pierhead.errors import SettingsError  # with it comes gRPC
-
             raise SettingsError("\n".join(self.problems))
 
     def read(self, name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
