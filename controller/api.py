@@ -42,6 +42,7 @@ from aiohttp import web
 from .commands import Commands
 from .errors import ControllerError, Forbidden, InvalidRequest, NotYet
 from .model.actions import KINDS, Action
+from .model.spec import MOST_REPLICAS
 from .model.text import one_line
 from .spec.watch import SpecWatch
 from .status.documents import event_json, log_json, plan_json, plan_words, routes_json, service_json
@@ -52,7 +53,6 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 """In place of a number: nobody has set one any more."""
-MOST_REPLICAS = 1000
 MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
@@ -133,7 +133,7 @@ class Api:
                 "spec_problems": list(view.spec_problems),
                 "notices": list(view.notices),
                 "settled": view.desired is not None,
-                "files_current": self._specs.is_current(view.files),
+                "files_current": await self._specs.is_current(view.files),
                 "engine_reachable": view.engine_reachable,
             }
         )

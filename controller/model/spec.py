@@ -21,6 +21,9 @@ LABEL_PREFIX = "pierhead."
 """What the names of the controller's own labels on containers begin with."""
 COMPOSE_LABEL_PREFIX = "com.docker.compose."
 
+MOST_REPLICAS = 1000
+"""How many replicas a service may ask for."""
+
 GPU_PARTS = 10_000
 """Into how many parts a GPU can be divided: the steps in which fractions count, as in Ray."""
 

@@ -44,15 +44,17 @@ class ComposeProject:
         self._command = tuple(command)
         self._timeout_s = timeout_s
         self._files = ProjectFiles(project_dir, environment)
+        self._looking = asyncio.Lock()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ComposeProject:
         """The project that the controller's own environment names (PIERHEAD_PROJECT_DIR, else where it was started)."""
         return cls(Path(environment.get("PIERHEAD_PROJECT_DIR") or Path.cwd()), environment)
 
-    def fingerprint(self) -> Fingerprint:
-        """Changes when a file of the project does; cheap enough to ask every second."""
-        return self._files.fingerprint()
+    async def fingerprint(self) -> Fingerprint:
+        """Changes when a file of the project does; cheap enough to ask every second. Read beside the event loop."""
+        async with self._looking:
+            return await asyncio.to_thread(self._files.fingerprint)
 
     async def load(self) -> Spec:
         """Run `docker compose config` and read what it prints.

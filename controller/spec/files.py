@@ -50,7 +50,7 @@ def _compose_file_of_dotenv(project_dir: Path) -> str:
 
 
 class ProjectFiles:
-    """The files of one project. Not thread-safe; owned by the loop."""
+    """The files of one project. Not thread-safe."""
 
     def __init__(self, project_dir: Path, environment: Mapping[str, str]) -> None:
         self._project_dir = project_dir

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import SpecError
 from ..model.spec import (
+    MOST_REPLICAS,
     AutoscaleSpec,
     Backpressure,
     FunctionPolicy,
@@ -29,7 +30,7 @@ from .definition import ADMIN_PORT, definition_hash, managed_environment
 from .gpus import gpu_request
 from .llm_block import LLM_VARIABLE, check_llm, llm_gpus
 from .problems import Problems, ServiceSource, at
-from .serve_block import MAX_REPLICAS, AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
+from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
 from .translate import translate
 
 CONTROLLER_SERVICE = "controller"
@@ -242,7 +243,7 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
         )
     bounds, here = block.autoscale, at(path, "autoscale")
     if bounds.max < max(bounds.min, 1):
-        problems.expected(at(here, "max"), f"an integer from {max(bounds.min, 1)} (min) to {MAX_REPLICAS}", bounds.max)
+        problems.expected(at(here, "max"), f"an integer from {max(bounds.min, 1)} (min) to {MOST_REPLICAS}", bounds.max)
     elif bounds.initial is not None and not bounds.min <= bounds.initial <= bounds.max:
         problems.expected(
             at(here, "initial"), f"an integer from {bounds.min} (min) to {bounds.max} (max)", bounds.initial

@@ -18,11 +18,10 @@ from pierhead.llm_config import LLMConfig
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ..model.spec import DEFAULT_POLICY
+from ..model.spec import DEFAULT_POLICY, MOST_REPLICAS
 from ..model.text import shown
 from .problems import Problems, at
 
-MAX_REPLICAS = 1000
 ROUTER_POLICIES = (DEFAULT_POLICY, "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load")
 """Those that HAProxy has a word for, too (controller/routing/haproxy_config.py)."""
 _PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
@@ -175,8 +174,8 @@ def _is_host(host: str) -> bool:
 
 
 def _check_replicas(count: int) -> int:
-    if count > MAX_REPLICAS:
-        raise _expected(f"at most {MAX_REPLICAS} replicas")
+    if count > MOST_REPLICAS:
+        raise _expected(f"at most {MOST_REPLICAS} replicas")
     return count
 
 

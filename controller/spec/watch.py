@@ -28,7 +28,7 @@ class SpecSource(Protocol):
         """Read the compose files. Raises SpecError with every problem."""
         ...
 
-    def fingerprint(self) -> Hashable:
+    async def fingerprint(self) -> Hashable:
         """Return something cheap that changes when the files do."""
         ...
 
@@ -58,14 +58,14 @@ class SpecWatch:
 
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""
-        read = self._fingerprint()
+        read = await self._fingerprint()
         await self._read()
         self.files = read
         before, waited_s = read, 0.0
         while True:
             await asyncio.sleep(LOOK_S)
             waited_s += LOOK_S
-            now = self._fingerprint()
+            now = await self._fingerprint()
             settled, before = now == before, now
             retry = bool(self.problems or self._blind) and waited_s >= RETRY_S
             if settled and (now != read or retry):
@@ -73,11 +73,11 @@ class SpecWatch:
                 await self._read()
                 self.files = read
 
-    def _fingerprint(self) -> Hashable:
+    async def _fingerprint(self) -> Hashable:
         """The files' fingerprint. What stands in for one that cannot be taken is another: they count as changed once,
         reading them tells what is wrong with them, and from then on they are read now and then."""
         try:
-            found = self._source.fingerprint()
+            found = await self._source.fingerprint()
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
             if words != self._blind:
@@ -87,9 +87,9 @@ class SpecWatch:
         self._blind = ""
         return found
 
-    def is_current(self, files: Hashable) -> bool:
+    async def is_current(self, files: Hashable) -> bool:
         """Whether the files are still those that had this fingerprint."""
-        return self._fingerprint() == files
+        return await self._fingerprint() == files
 
     async def read_again(self) -> None:
         """Read the files now, whether they seem to have changed or not."""

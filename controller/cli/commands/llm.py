@@ -46,9 +46,9 @@ Arguments = Annotated[
 ]
 Engine = Annotated[str, typer.Option("--engine", metavar="NAME", help="vllm, openai, mock, or an import path")]
 Accelerator = Annotated[str, typer.Option("--accelerator", metavar="NAME", help='part of the GPUs\' name, as "H100"')]
-Replicas = Annotated[int, typer.Option("--replicas", metavar="N", min=0, max=1000, help="how many")]
+Replicas = Annotated[int, typer.Option("--replicas", metavar="N", min=0, help="how many")]
 MaxReplicas = Annotated[
-    int, typer.Option("--max-replicas", metavar="N", min=0, max=1000, help="autoscale from --replicas to this")
+    int, typer.Option("--max-replicas", metavar="N", min=0, help="autoscale from --replicas to this")
 ]
 Policy = Annotated[str, typer.Option("--policy", metavar="NAME", help="how the gateway chooses a replica")]
 LoraPath = Annotated[str, typer.Option("--lora", metavar="PATH", help="where LoRA adapters are")]

@@ -182,7 +182,7 @@ class FakeSource:
             raise self.error
         return Spec(PROJECT, dict(self.services))
 
-    def fingerprint(self) -> Hashable:
+    async def fingerprint(self) -> Hashable:
         return self.edits
 
     def edit(self, *services: ServiceSpec, error: Exception | None = None) -> None:

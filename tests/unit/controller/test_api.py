@@ -16,11 +16,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.api import MOST_REPLICAS, Gatekeeper, fault_in, replicas_in
+from controller.api import Gatekeeper, fault_in, replicas_in
 from controller.cli.wait import judge_all
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
-from controller.model.spec import Spec
+from controller.model.spec import MOST_REPLICAS, Spec
 from controller.status.documents import explanation, routes_json
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.waiting import PATIENCE_S
@@ -99,7 +99,7 @@ async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Co
         assert seen == (True, ["api", "next", "web"])
         control.source.edit(error=SpecError(["services.web.x-serve.rout: unknown key"]))
         await until(lambda: control.view.spec_problems)
-        await until(lambda: control.controller.specs.is_current(control.view.files))
+        await until(lambda: control.view.files == control.source.edits)
 
 
 async def test_before_the_files_are_read_everything_is_to_be_repeated(control: Control) -> None:

@@ -297,8 +297,8 @@ async def test_an_argument_that_is_no_text_is_bad_input(control: Control) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("scale", "web", "-1"), "N: expected an integer from 0 to 1000, or auto, found '-1'"),
-        (("scale", "web", "abc"), "N: expected an integer from 0 to 1000, or auto, found 'abc'"),
+        (("scale", "web", "-1"), "N: expected an integer of at least 0, or auto, found '-1'"),
+        (("scale", "web", "abc"), "N: expected an integer of at least 0, or auto, found 'abc'"),
         (("scale", "wep", "2"), "did you mean 'web'? Services: api, web"),
         (("logs", "../plan"), "there is no service '../plan'"),
         (("status", "-o", "yaml"), "--output: expected text or json, found 'yaml'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from controller.errors import ControllerError, SpecError
 from controller.spec.compose import ComposeProject
-from controller.spec.files import compose_files
+from controller.spec.files import Fingerprint, ProjectFiles, compose_files
 from controller.spec.messages import Setting, explain, explain_warning, split_output
 from controller.spec.yaml import load_resolved
 from tests.harness.waiting import PATIENCE_S
@@ -288,7 +289,7 @@ def shop(tmp_path: Path) -> Path:
     ],
 )
 def test_the_fingerprint_follows_every_file(shop: Path, changed: str) -> None:
-    files = ComposeProject(shop, {})
+    files = ProjectFiles(shop, {})
     before = files.fingerprint()
     assert files.fingerprint() == before
     write(shop / changed, "services: {}\n# changed\n")
@@ -303,14 +304,14 @@ def test_the_fingerprint_follows_labels_and_included_projects(tmp_path: Path, ch
         "services: {a: {image: a, label_file: a.labels}, b: {image: b, label_file: [b.labels]}}\n",
     )
     write(tmp_path / "parts" / "inc.yaml", "services: {c: {image: c, env_file: c.env}}")
-    files = ComposeProject(tmp_path, {})
+    files = ProjectFiles(tmp_path, {})
     before = files.fingerprint()
     write(tmp_path / changed, "A=1\n")
     assert files.fingerprint() != before
 
 
 def test_the_fingerprint_sees_a_file_replaced_by_another_of_the_same_age_and_size(shop: Path) -> None:
-    files = ComposeProject(shop, {})
+    files = ProjectFiles(shop, {})
     before = files.fingerprint()
     target = shop / "compose" / "a.env"
     status = target.stat()
@@ -321,16 +322,16 @@ def test_the_fingerprint_sees_a_file_replaced_by_another_of_the_same_age_and_siz
 
 
 def test_the_fingerprint_does_not_depend_on_who_asks(shop: Path) -> None:
-    first = ComposeProject(shop, {})
+    first = ProjectFiles(shop, {})
     first.fingerprint()
     write(shop / "compose" / "more" / "inc.yaml", "services: {b: {image: b}}")
-    assert first.fingerprint() == ComposeProject(shop, {}).fingerprint()
+    assert first.fingerprint() == ProjectFiles(shop, {}).fingerprint()
 
 
 def test_files_that_include_each_other_end(tmp_path: Path) -> None:
     write(tmp_path / "compose.yaml", "include: [b.yaml]")
     write(tmp_path / "b.yaml", "include: compose.yaml")
-    assert {Path(row[0]).name for row in ComposeProject(tmp_path, {}).fingerprint()} >= {"compose.yaml", "b.yaml"}
+    assert {Path(row[0]).name for row in ProjectFiles(tmp_path, {}).fingerprint()} >= {"compose.yaml", "b.yaml"}
 
 
 @pytest.mark.parametrize(
@@ -352,7 +353,7 @@ def test_files_that_include_each_other_end(tmp_path: Path) -> None:
 )
 def test_files_that_are_broken_are_watched(tmp_path: Path, text: str) -> None:
     write(tmp_path / "compose.yaml", text)
-    files = ComposeProject(tmp_path, {"COMPOSE_FILE": "compose.yaml"})
+    files = ProjectFiles(tmp_path, {"COMPOSE_FILE": "compose.yaml"})
     before = files.fingerprint()
     write(tmp_path / "compose.yaml", "services: {}")
     assert files.fingerprint() != before
@@ -370,9 +371,25 @@ def test_which_files_the_project_consists_of(tmp_path: Path) -> None:
 
 
 def test_asking_for_the_fingerprint_is_cheap(shop: Path) -> None:
-    files = ComposeProject(shop, {})
+    files = ProjectFiles(shop, {})
     files.fingerprint()
     started = time.process_time()
     for _ in range(100):
         files.fingerprint()
     assert time.process_time() - started < 0.5
+
+
+async def test_a_slow_disk_does_not_hold_up_the_event_loop(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat, may_end = ProjectFiles.fingerprint, threading.Event()
+
+    def slow(files: ProjectFiles) -> Fingerprint:
+        may_end.wait(PATIENCE_S)
+        return stat(files)
+
+    monkeypatch.setattr(ProjectFiles, "fingerprint", slow)
+    asked = asyncio.create_task(ComposeProject(shop, {}).fingerprint())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    may_end.set()
+    assert await asked == stat(ProjectFiles(shop, {}))

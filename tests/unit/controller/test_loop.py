@@ -526,7 +526,7 @@ async def test_a_defect_in_reading_the_files_is_a_problem_and_ends_nothing(contr
 async def test_a_defect_in_looking_for_changes_is_no_reason_not_to_read(control: Control) -> None:
     fingerprint = control.source.fingerprint
 
-    def broken() -> Hashable:
+    async def broken() -> Hashable:
         raise KeyError("maybe")
 
     async with control.running() as controller:
