@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
+from ..model.actions import replica_name
 from ..model.world import ContainerState, ReplicaContainer, StrayContainer
 from .base import EngineState
 from .gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
@@ -192,7 +193,7 @@ class EngineReader:
                     before = self._replicas.get(replica.id)
                     # The very same object where nothing is new: what was made of it can be kept, too.
                     replicas.append(before if before == replica else replica)
-            elif _is_stray(labels, project, service_names):
+            elif _is_stray(_name(summary), labels, project, service_names):
                 strays.append(StrayContainer(summary["Id"], _name(summary), labels["com.docker.compose.service"]))
         self._replicas = {replica.id: replica for replica in replicas}
         alive = self._replicas.keys()
@@ -203,12 +204,15 @@ class EngineReader:
     def _replica(
         self, summary: Summary, labels: Mapping[str, str], project: str, unstarted: Collection[str]
     ) -> ReplicaContainer | None:
-        """One of ours; None when it vanished between two calls, or when its labels were tampered with."""
+        """A replica of ours; None when it vanished between two calls, or when it is none in spite of its label."""
         number = labels.get("pierhead.number", "")
-        if not number.isdecimal() or "pierhead.service" not in labels or "pierhead.version" not in labels:
+        service, version = labels.get("pierhead.service", ""), labels.get("pierhead.version", "")
+        # An image can have any label, and every container that somebody runs of it has it too.
+        if not number.isdecimal() or _name(summary) != replica_name(project, service, version, int(number)):
             self._discovery.warn_once(
-                f"container {_name(summary)} carries the label pierhead.project={project} but not all the others, so "
-                f"it is left alone; remove it with `docker rm -f {_name(summary)}`"
+                f"container {_name(summary)} carries the label pierhead.project={project}, but its name and its other "
+                "labels are not those of a replica, so it is left alone; if it was a replica and was renamed, remove "
+                f"it with `docker rm -f {_name(summary)}`"
             )
             return None
         is_new = summary.get("State") == ContainerState.CREATED and _name(summary) in unstarted
@@ -219,8 +223,8 @@ class EngineReader:
         return ReplicaContainer(
             id=summary["Id"],
             name=_name(summary),
-            service=labels["pierhead.service"],
-            version=labels["pierhead.version"],
+            service=service,
+            version=version,
             number=int(number),
             state=details.state,
             ip=_address(summary, project) if details.state.is_up else None,
@@ -296,12 +300,18 @@ class EngineReader:
             raise
 
 
-def _is_stray(labels: Mapping[str, str], project: str, service_names: Collection[str]) -> bool:
-    """A service's own container of Compose. One-offs are somebody's `docker compose run` and theirs to end."""
+def _is_stray(name: str, labels: Mapping[str, str], project: str, service_names: Collection[str]) -> bool:
+    """Whether `docker compose up` started the container for a service.
+
+    Project and service do not say so: Compose labels the images that it builds with them, and so every container that
+    somebody runs of such an image. A one-off belongs to the user who typed `docker compose run`.
+    """
+    service, number = labels.get("com.docker.compose.service"), labels.get("com.docker.compose.container-number")
     return (
         labels.get("com.docker.compose.project") == project
-        and labels.get("com.docker.compose.service") in service_names
-        and labels.get("com.docker.compose.oneoff", "False").lower() != "true"
+        and service in service_names
+        and labels.get("com.docker.compose.oneoff") == "False"
+        and name in (f"{project}-{service}-{number}", f"{project}_{service}_{number}")  # with --compatibility
     )
 
 

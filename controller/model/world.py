@@ -121,7 +121,7 @@ class ReplicaContainer:
 
 @dataclass(frozen=True, slots=True)
 class StrayContainer:
-    """A container of one of our services that we did not launch (`docker compose up --scale`, an old one-off)."""
+    """A container of one of our services that Compose started (`docker compose up --scale`)."""
 
     id: str
     name: str

@@ -120,7 +120,7 @@ def set_waiting_rooms(draft: Draft) -> None:
 
 
 def remove_strays(draft: Draft) -> None:
-    """Remove what `docker compose up --scale` started: nobody pinned it to a GPU."""
+    """Remove what `docker compose up --scale` started: Compose pins it to no GPU."""
     for stray in sorted(draft.observed.strays, key=lambda stray: stray.name):
         if stray.name in draft.busy or stray.service not in draft.desired.services:
             continue

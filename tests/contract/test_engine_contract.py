@@ -68,6 +68,7 @@ class World(Protocol):
 
     def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec: ...
     def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str: ...
+    def run_image_of(self, service: str) -> str: ...
     def lose_network(self, name: str) -> None: ...
     def regain_network(self, name: str) -> None: ...
     def lose_daemon(self) -> None: ...
@@ -91,8 +92,13 @@ class FakeWorld:
         return service_spec(service, image or self.image, {}, has_build=has_build)
 
     def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str:
-        name = f"{project or self.project}-{service}-{secrets.token_hex(2)}"
+        name = compose_name(project or self.project, service, one_off=one_off)
         self.fake.add_container(name, project=project or self.project, service=service, one_off=one_off)
+        return name
+
+    def run_image_of(self, service: str) -> str:
+        name = f"hungry_hopper_{secrets.token_hex(2)}"
+        self.fake.add_container(name)
         return name
 
     def lose_network(self, name: str) -> None:
@@ -144,16 +150,26 @@ class DockerWorld:
         return service_spec(service, image or self.image, container, has_build=has_build)
 
     def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str:
-        name = f"{project or self.project}-{service}-{secrets.token_hex(2)}"
-        labels = self.labels | {
+        name = compose_name(project or self.project, service, one_off=one_off)
+        labels = {
             "com.docker.compose.project": project or self.project,
-            "com.docker.compose.service": service,
+            "com.docker.compose.container-number": "1",
             "com.docker.compose.oneoff": str(one_off),
         }
-        body = {"Image": self.image, "Cmd": ["sleep", "infinity"], "Labels": labels, "HostConfig": {"Init": True}}
+        self._sleep(name, {"com.docker.compose.service": service, **labels})
+        return name
+
+    def run_image_of(self, service: str) -> str:
+        """As `docker run`: of an image that Compose built for a service the container has Compose's labels."""
+        name = f"hungry_hopper_{secrets.token_hex(2)}"
+        self._sleep(name, {"com.docker.compose.service": service})
+        return name
+
+    def _sleep(self, name: str, labels: dict[str, str]) -> None:
+        host = {"Init": True}
+        body = {"Image": self.image, "Cmd": ["sleep", "infinity"], "Labels": self.labels | labels, "HostConfig": host}
         self.client.create_container_from_config(body, name=name)  # type: ignore[no-untyped-call]
         self.client.start(name)
-        return name
 
     def lose_network(self, name: str) -> None:
         self.client.disconnect_container_from_network(name, self.network)
@@ -184,6 +200,10 @@ class DockerWorld:
             if self.project in (left["Labels"].get("com.docker.compose.project"), left["Labels"].get("owner")):
                 self.client.remove_container(left["Id"], force=True, v=True)
         self.client.remove_network(self.network)
+
+
+def compose_name(project: str, service: str, *, one_off: bool) -> str:
+    return f"{project}-{service}-" + (f"run-{secrets.token_hex(6)}" if one_off else "1")
 
 
 def service_spec(service: str, image: str, container: dict[str, Any], *, has_build: bool) -> ServiceSpec:
@@ -490,6 +510,7 @@ async def test_replicas_of_a_service_that_is_gone_are_still_ours(world: World) -
 async def test_strays_are_composes_own_containers_of_our_services(world: World) -> None:
     def prepare() -> str:
         world.compose_container("runs", one_off=True)
+        world.run_image_of("runs")
         world.compose_container("haproxy")
         world.compose_container("runs", project=f"{world.project}-other")
         return world.compose_container("runs")

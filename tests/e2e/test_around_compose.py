@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docker.models.containers import Container
 
 from tests.harness.load import Load
 from tests.harness.shared_stacks import WrittenStack
@@ -88,6 +90,29 @@ def test_containers_that_compose_scales_are_refused(echo_stack: WrittenStack) ->
         "what Compose started is gone",
     )
     assert echo_stack.replica_ids() == replicas
+
+
+@contextlib.contextmanager
+def beside(stack: Stack, image: str, labels: dict[str, str]) -> Iterator[Container]:
+    """A container that a user has started with `docker run`; the labels are its image's."""
+    container = stack.docker.containers.run(image, ["infinity"], entrypoint="sleep", labels=labels, detach=True)
+    try:
+        yield container
+    finally:
+        container.remove(force=True)
+
+
+def test_a_container_that_somebody_runs_of_a_services_image_lives_on(echo_stack: WrittenStack) -> None:
+    (replica,) = echo_stack.replicas("echo").values()
+    image = str(replica.attrs["Config"]["Image"])
+    built = {"com.docker.compose.project": echo_stack.project, "com.docker.compose.service": "echo"}
+    hostile = dict(replica.labels)
+    with beside(echo_stack, image, built) as first, beside(echo_stack, image, hostile) as second:
+        echo_stack.scale("echo", 2)  # the controller reads the engine, acts, and has nothing left to do
+        echo_stack.settle(**{"echo": 2, "echo-child": 1})
+        for container in (first, second):
+            container.reload()
+            assert container.status == "running"
 
 
 def told(stack: Stack) -> list[str]:

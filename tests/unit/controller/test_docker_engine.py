@@ -321,6 +321,50 @@ async def test_labels_that_were_tampered_with_are_reported_once(
     assert "docker rm -f shop-ranker-0a1b2c3d-1" in record.message
 
 
+async def test_a_container_with_a_replica_s_labels_and_another_name_is_left_alone(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`docker run` of an image that was built with these labels; every container of it has them."""
+    of_an_image = summary("c2", Names=["/hungry_hopper"], Image="hostile")
+    daemon.answers["GET /containers/json"] = (200, [summary(), of_an_image])
+    daemon.answers["GET /containers/c1/json"] = (200, inspected())
+    async with engine(daemon) as docker:
+        with caplog.at_level(logging.WARNING):
+            state = await docker.observe("shop", ["ranker"], [])
+    assert [replica.id for replica in state.containers] == ["c1"]
+    assert state.strays == ()
+    (record,) = caplog.records
+    assert "container hungry_hopper" in record.message
+
+
+IMAGE_LABELS = {"com.docker.compose.project": "shop", "com.docker.compose.service": "ranker"}
+"""What Compose writes into an image that it builds, and so into every container of it."""
+COMPOSE_LABELS = IMAGE_LABELS | {"com.docker.compose.container-number": "2", "com.docker.compose.oneoff": "False"}
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "is_stray"),
+    [
+        ("shop-ranker-2", COMPOSE_LABELS, True),
+        ("shop_ranker_2", COMPOSE_LABELS, True),  # docker compose --compatibility
+        ("shop-ranker-run-8d2f", COMPOSE_LABELS | {"com.docker.compose.oneoff": "True"}, False),
+        ("hungry_hopper", IMAGE_LABELS, False),
+        ("shop-ranker-2", IMAGE_LABELS, False),
+        ("hungry_hopper", COMPOSE_LABELS, False),
+        ("other-ranker-2", COMPOSE_LABELS | {"com.docker.compose.project": "other"}, False),
+        ("shop-haproxy-2", COMPOSE_LABELS | {"com.docker.compose.service": "haproxy"}, False),
+    ],
+)
+async def test_only_what_compose_started_as_a_service_s_container_is_a_stray(
+    daemon: Daemon, name: str, labels: dict[str, str], is_stray: bool
+) -> None:
+    daemon.answers["GET /containers/json"] = (200, [summary(Names=[f"/{name}"], Labels=labels)])
+    async with engine(daemon) as docker:
+        state = await docker.observe("shop", ["ranker"], [])
+    assert state.containers == ()
+    assert [stray.name for stray in state.strays] == [name] * is_stray
+
+
 async def test_an_engine_in_trouble_is_quoted(daemon: Daemon) -> None:
     daemon.answers["GET /containers/json"] = (500, {"message": "out of\nfile descriptors"})
     async with engine(daemon) as docker:
