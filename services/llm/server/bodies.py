@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 
@@ -15,6 +16,9 @@ from services.llm.openai_error import kind_of
 from services.llm.server.errors import LLMRequestError
 
 Body = dict[str, Any]
+
+_OPERATORS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
+"""Paths of OpenAI-compatible servers that are the operator's, beside the paths for clients."""
 
 
 def read(request: LLMRequest) -> Body:
@@ -36,6 +40,21 @@ def written(request: LLMRequest) -> bytes:
     if not request.overrides and json.loads(request.body).get("model") == body.get("model"):
         return request.body
     return json.dumps(body).encode()
+
+
+def model_of(request: LLMRequest) -> str:
+    """The model that the body names, for requests without LLMRequest.model. Raises LLMRequestError."""
+    model = read(request).get("model")
+    if not isinstance(model, str):
+        raise wrong("model", "a string", model)
+    return model
+
+
+def is_for_clients(path: str) -> bool:
+    """Whether a path is one of an API for clients. Adapters are the operator's, and dots would lead to any other page
+    of the server behind an engine: paths are not what they look like once they are normalised."""
+    parts = unquote(path).split("/")
+    return path.startswith("/") and not {".", ".."} & set(parts) and not (_OPERATORS & set(parts))
 
 
 def adapter_of(model: str) -> str | None:

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from pierhead import BadRequest, PierheadError, Unavailable, progress, recheck
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone
@@ -31,7 +30,7 @@ from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
 from services.llm.server.exposition import show
 from services.llm.server.models import loading
-from services.llm.server.models.adapters import Adapters, Fetch, unknown_adapter
+from services.llm.server.models.adapters import Adapters, Fetch, adapters_in, unknown_adapter
 from services.llm.server.registry import engine_class
 from services.llm.server.watchdog import TokenWatchdog
 
@@ -45,9 +44,6 @@ LOOK_S = 0.5
 
 LARGEST_REPLY = 60 * 1024 * 1024
 """Bytes of one reply: about what a message between services may have."""
-
-_OPERATORS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
-"""Paths of OpenAI-compatible servers that are the operator's, beside the paths for clients."""
 
 Call = Callable[[LLMRequest], Replies]
 Method = Callable[["LLMServer", LLMRequest, Any], AsyncIterator[LLMReply]]
@@ -158,9 +154,8 @@ class LLMServer(LLMServerServicer):
 
     async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
         """Any other path that the engine serves."""
-        replies = (
-            self._pass_through(request, context) if _is_for_clients(request.path) else not_supported(request.path[:200])
-        )
+        known = bodies.is_for_clients(request.path)
+        replies = self._pass_through(request, context) if known else not_supported(request.path[:200])
         try:
             async for reply in replies:
                 yield reply
@@ -173,7 +168,7 @@ class LLMServer(LLMServerServicer):
 
     def _adapter_of(self, request: LLMRequest) -> AbstractAsyncContextManager[Any]:
         """Keeps the request's adapter in the engine. Raises LLMRequestError for an unknown model."""
-        model = request.model or _model_of(request)
+        model = request.model or bodies.model_of(request)
         base, colon, adapter = model.partition(":")
         if base != self.config.model_loading.model_id:
             raise unknown_model(model, self._served())
@@ -281,7 +276,7 @@ class LLMServer(LLMServerServicer):
 
         Raises ValueError for another shape, and what loading raises; the runtime then tries again.
         """
-        wanted = _adapters_in(user_config)
+        wanted = adapters_in(user_config)
         if wanted and self.config.lora is None:
             raise ValueError("user_config.adapters: this service has no adapters: set x-serve.llm.lora")
         self._wanted_adapters = wanted
@@ -422,28 +417,3 @@ def _reject_too_large(reply: LLMReply) -> None:
             "inputs or choices at a time, or for a stream",
             code="answer_too_large",
         )
-
-
-def _is_for_clients(path: str) -> bool:
-    """Whether a path is one of an API for clients. Adapters are the operator's, and dots would lead to any other page
-    of the server behind an engine: paths are not what they look like once they are normalised."""
-    parts = unquote(path).split("/")
-    return path.startswith("/") and not {".", ".."} & set(parts) and not (_OPERATORS & set(parts))
-
-
-def _model_of(request: LLMRequest) -> str:
-    """The model that the body names, for requests without LLMRequest.model. Raises LLMRequestError."""
-    model = bodies.read(request).get("model")
-    if not isinstance(model, str):
-        raise bodies.wrong("model", "a string", model)
-    return model
-
-
-def _adapters_in(user_config: Mapping[str, Any]) -> tuple[str, ...]:
-    unknown = sorted(set(user_config) - {"adapters"})
-    if unknown:
-        raise ValueError(f"user_config: expected adapters and nothing else, found {', '.join(unknown)}")
-    adapters = user_config.get("adapters", [])
-    if not isinstance(adapters, list) or not all(isinstance(each, str) for each in adapters):
-        raise ValueError(f"user_config.adapters: expected an array of names, found {adapters!r}")
-    return tuple(adapters)

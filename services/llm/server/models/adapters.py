@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 from pierhead.errors import Backpressure
 from pierhead.llm_config import Lora
@@ -167,6 +168,17 @@ class Adapters:
             raise unknown_adapter(adapter, where) from error
         except LLMStartError as error:
             raise LLMStartError(f'the adapter "{adapter}" cannot be fetched: {error}') from error
+
+
+def adapters_in(user_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in {"adapters": [...]}. Raises ValueError for anything else."""
+    unknown = sorted(set(user_config) - {"adapters"})
+    if unknown:
+        raise ValueError(f"user_config: expected adapters and nothing else, found {', '.join(unknown)}")
+    adapters = user_config.get("adapters", [])
+    if not isinstance(adapters, list) or not all(isinstance(each, str) for each in adapters):
+        raise ValueError(f"user_config.adapters: expected an array of names, found {adapters!r}")
+    return tuple(adapters)
 
 
 def check_name(adapter: str) -> None:
