@@ -117,13 +117,9 @@ run_inside() {
   shift
   if [ -t 0 ] && [ -t 1 ]; then
     options=(--interactive --tty)
-  elif goes_on "$@"; then
-    # Without a terminal Ctrl-C ends only Docker's client. What goes on inside then ends with its standard input: a pipe
-    # whose two ends the client holds, so that it is open for as long as the client lives.
-    name=$(mktemp -u "${TMPDIR:-/tmp}/pierhead.XXXXXX")
-    mkfifo -m 600 "$name"
-    exec <>"$name"
-    rm "$name"
+  elif goes_on "$@" && { exec 0<> <(:); } 2>/dev/null; then
+    # Without a terminal Ctrl-C ends only Docker's client. The command inside then ends with its standard input: a pipe whose
+    # two ends the client holds. Where a pipe cannot be opened so (macOS), the command inside goes on until it is done.
     options=(--interactive --env PIERHEAD_ENDS_WITH_STDIN=1)
   fi
   for name in "${PASSED_ON[@]}"; do

@@ -37,7 +37,6 @@ COREUTILS = (
     "id",
     "mktemp",
     "mkdir",
-    "mkfifo",
     "paste",
     "printf",
     "rm",
