@@ -39,7 +39,7 @@ from .model.actions import (
     WriteRouting,
     action_name,
 )
-from .model.plan import Outcome, Plan, Refusal, Step, describe
+from .model.plan import Outcome, Plan, Refusal, Step
 from .model.text import one_line
 from .model.world import Retirement, UserConfigReport
 from .observe.gpu_marks import GpuMarks
@@ -249,7 +249,7 @@ class Reporter:
             self._observer.routing_action_ended(action)
         if isinstance(action, RemoveContainer) and outcome.error is None:
             self._gpu_marks.removed(action.container_id)
-        words = f"{describe(action)}: {action.cause}"
+        words = f"{action.words}: {action.cause}"
         self._events.record(
             action_name(action),
             f"{words}; failed: {outcome.message}" if outcome.error else words,

@@ -1,22 +1,28 @@
+"""What the controller can do: one class for each API call, which carries all that the call needs, and its own words."""
+
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .spec import GpuSlot, ServiceSpec
+from .spec import GpuSlot, ServiceSpec, digest, slot_words
 from .world import Gpu, ServerState
-
-# ---------------------------------------------------------------------------------------------------- plan and actions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
+class Action(ABC):
     """One API call. `target` is the replica, service or "routing" it is about; `cause` says why it is needed."""
 
     target: str
     service: str = ""
     cause: str = ""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What it does, without its cause: "create pierhead-ranker-1a2b3c4d-2 on GPU-0001"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +32,11 @@ class PullImage(Action):
     image: str
     spec: ServiceSpec | None = field(default=None, repr=False, compare=False)
     """The service, for the words of an error."""
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"pull {self.image} for {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +51,22 @@ class CreateContainer(Action):
     gpu_slot: GpuSlot | None = None
     """What it gets of its GPU; None = all of each."""
 
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        slot = f"{slot_words(self.gpu_slot)} of " if self.gpu_slot else ""
+        gpus = f" on {slot}{', '.join(gpu.uuid for gpu in self.gpus)}" if self.gpus else ""
+        return f"create {self.target}{gpus}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartContainer(Action):
     """Start a created container; target = replica name (known by name: its id may not exist when planned)."""
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"start {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +76,11 @@ class BeginRetirement(Action):
     container_id: str
     failed: bool = False
 
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"drain {self.target}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalContainer(Action):
@@ -60,6 +88,11 @@ class SignalContainer(Action):
 
     container_id: str
     signal: Literal["SIGTERM", "SIGKILL"]
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"send {self.signal} to {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +111,11 @@ class RemoveContainer(Action):
     began_at: float | None = None
     """When the replica was started, or made where it never was; None = not known."""
 
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"remove {self.target}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUserConfig(Action):
@@ -87,6 +125,11 @@ class GiveUserConfig(Action):
     address: str
     """Of its admin port."""
     text: str = field(repr=False)
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"give user_config {digest(self.text)} to {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +142,11 @@ class AddServer(Action):
     spec: ServiceSpec | None = field(default=None, repr=False, compare=False)
     """The service as HAProxy is to know it: its check and its limits."""
 
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"add server {self.backend}/{self.target} at {self.address}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetServerState(Action):
@@ -106,6 +154,11 @@ class SetServerState(Action):
 
     backend: str
     state: ServerState
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"set server {self.backend}/{self.target} to {self.state}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +168,11 @@ class SetServerWeight(Action):
     backend: str
     weight: int
 
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"set server {self.backend}/{self.target} to weight {self.weight}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownSessions(Action):
@@ -122,12 +180,22 @@ class ShutdownSessions(Action):
 
     backend: str
 
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"end the sessions of {self.backend}/{self.target}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteServer(Action):
     """Wait until the server is removable and delete it."""
 
     backend: str
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"delete server {self.backend}/{self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +205,11 @@ class SetWaitingRoom(Action):
     backend: str
     is_open: bool
 
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"let requests wait for {self.target}" if self.is_open else f"let no request wait for {self.target}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRouting(Action):
@@ -144,6 +217,12 @@ class WriteRouting(Action):
 
     services: tuple[ServiceSpec, ...]
     routing_hash: str
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        names = ", ".join(service.name for service in self.services) or "no service"
+        return f"write routes of {names} and reload"
 
 
 def replica_name(project: str, service: str, version: str, number: int) -> str:

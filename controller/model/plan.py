@@ -1,25 +1,10 @@
+"""What is to be done: the steps of a plan and their text, how each action ended, and which ones wait for a next try."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .actions import (
-    Action,
-    AddServer,
-    BeginRetirement,
-    CreateContainer,
-    DeleteServer,
-    GiveUserConfig,
-    PullImage,
-    RemoveContainer,
-    SetServerState,
-    SetServerWeight,
-    SetWaitingRoom,
-    ShutdownSessions,
-    SignalContainer,
-    StartContainer,
-    WriteRouting,
-)
-from .spec import digest, slot_words
+from .actions import Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +68,6 @@ class Plan:
     """Whether a start waits for GPU memory that is in use, or for a reading of it."""
 
     def __str__(self) -> str:
-
         return render_plan(self)
 
 
@@ -98,48 +82,6 @@ def render_plan(plan: Plan) -> str:
     return "\n".join(lines) if lines else "nothing to do"
 
 
-def describe(action: Action) -> str:  # noqa: C901 - one branch an action, each one line
-    """Return what an action does, without its cause: "create pierhead-ranker-1a2b3c4d-2 on GPU-0001"."""
-    match action:
-        case PullImage():
-            return f"pull {action.image} for {action.target}"
-        case CreateContainer():
-            slot = f"{slot_words(action.gpu_slot)} of " if action.gpu_slot else ""
-            gpus = f" on {slot}{', '.join(gpu.uuid for gpu in action.gpus)}" if action.gpus else ""
-            return f"create {action.target}{gpus}"
-        case StartContainer():
-            return f"start {action.target}"
-        case BeginRetirement():
-            return f"drain {action.target}"
-        case SignalContainer():
-            return f"send {action.signal} to {action.target}"
-        case RemoveContainer():
-            return f"remove {action.target}"
-        case AddServer():
-            return f"add server {action.backend}/{action.target} at {action.address}"
-        case GiveUserConfig():
-            return f"give user_config {digest(action.text)} to {action.target}"
-        case SetServerState():
-            return f"set server {action.backend}/{action.target} to {action.state}"
-        case SetServerWeight():
-            return f"set server {action.backend}/{action.target} to weight {action.weight}"
-        case ShutdownSessions():
-            return f"end the sessions of {action.backend}/{action.target}"
-        case DeleteServer():
-            return f"delete server {action.backend}/{action.target}"
-        case SetWaitingRoom():
-            return (
-                f"let requests wait for {action.target}"
-                if action.is_open
-                else f"let no request wait for {action.target}"
-            )
-        case WriteRouting():
-            names = ", ".join(service.name for service in action.services) or "no service"
-            return f"write routes of {names} and reload"
-        case _:
-            raise TypeError(f"internal: no words for {type(action).__name__}")
-
-
 def _step_line(step: Step) -> str:
     after = f" after {', '.join(f'#{number}' for number in step.after)}" if step.after else ""
-    return f"#{step.number}{after} {describe(step.action)}: {step.action.cause}"
+    return f"#{step.number}{after} {step.action.words}: {step.action.cause}"

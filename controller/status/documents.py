@@ -17,7 +17,7 @@ from typing import Any
 from ..desired.loads import loads
 from ..model.actions import Action, action_name
 from ..model.desired import Rejection
-from ..model.plan import Refusal, describe
+from ..model.plan import Refusal
 from ..model.spec import ServiceSpec, backend_name
 from ..model.told import ServiceStatus
 from ..model.world import FailureRecord, RoutingState
@@ -102,7 +102,7 @@ def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
     if view.desired is None:
         return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
     unusable = [_OF_THE_LAST_GOOD, *view.spec_problems] if view.spec_problems else []
-    doing = [f"in progress: {describe(action)}: {action.cause}" for action in in_progress]
+    doing = [f"in progress: {action.words}: {action.cause}" for action in in_progress]
     changes = [line for row in view.services for line in (*rollout_lines(row), *user_config_lines(row))]
     if (doing or changes) and not (view.plan.steps or view.plan.pending):
         return "\n".join([*unusable, *changes, *doing])
@@ -145,7 +145,7 @@ def _action_json(action: Action) -> dict[str, Any]:
         "action": action_name(action),
         "target": action.target,
         "service": action.service,
-        "does": describe(action),
+        "does": action.words,
         "cause": action.cause,
     }
 
@@ -184,7 +184,7 @@ def _latest(record: FailureRecord) -> float:
 
 def _refusal(refusal: Refusal, now: float) -> dict[str, Any]:
     return {
-        "does": describe(refusal.action),
+        "does": refusal.action.words,
         "failures": refusal.failures,
         "retry_in_s": round(max(refusal.until - now, 0.0), 1),
         "error": str(refusal.error) or type(refusal.error).__name__,

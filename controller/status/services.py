@@ -15,7 +15,7 @@ from ..model.actions import CreateContainer, PullImage
 from ..model.desired import Desired, RolloutPhase, ServiceRollout, VersionGoal, goal_of
 from ..model.observed import Observed
 from ..model.phases import Phase, gets_traffic, phase_of
-from ..model.plan import PendingReplica, Plan, Refusal, describe
+from ..model.plan import PendingReplica, Plan, Refusal
 from ..model.spec import ServiceSpec
 from ..model.told import (
     AutoscaleStatus,
@@ -311,7 +311,7 @@ def _refusal_words(refusal: Refusal, now: float) -> str:
     wait_s = max(refusal.until - now, 0.0)
     retry = f"next try in {wait_s:.0f} s" if wait_s >= 1 else "trying again"
     times = f" {refusal.failures} times" if refusal.failures > 1 else ""
-    return f"could not {describe(refusal.action)}{times}, {retry}: {refusal.error}"
+    return f"could not {refusal.action.words}{times}, {retry}: {refusal.error}"
 
 
 def _held_words(material: _Material) -> Iterable[str]:
