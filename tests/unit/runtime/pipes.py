@@ -7,8 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+from pierhead.replica.server import ReplicaServer
+
+from tests.unit.runtime.harness import until
 
 NAME = "pierhead.test.Pipes"
+
+LARGE = 300_000
+"""Bytes of a message that travels beside a lane."""
 
 
 class PipesServicer:
@@ -100,3 +106,12 @@ class Pipes(PipesServicer):
                 yield request
         finally:
             self.ended += 1
+
+
+async def numbers(count: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b"x" * size
+
+
+async def idle(server: ReplicaServer) -> None:
+    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight at the replica")

@@ -11,9 +11,7 @@ from pierhead import ENDED, BadRequest, DeadlineExceeded, Ended, UserCodeError, 
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.request import MODEL_KEY, current_request
 
-from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, echo, generate, know, until
-
-pytestmark = EACH_TRANSPORT
+from tests.unit.runtime.harness import Cluster, echo, generate, know, until
 
 
 class Batched(echo_pb2_grpc.EchoServicer):
@@ -64,10 +62,10 @@ class Batched(echo_pb2_grpc.EchoServicer):
 
 
 @pytest.fixture
-async def served(cluster: Cluster, transport: str) -> tuple[Any, Batched]:
+async def served(cluster: Cluster) -> tuple[Any, Batched]:
     service = Batched()
     know(await cluster.start(service))
-    stub = handle(echo_pb2_grpc.EchoStub, "echo-child", transport=transport)
+    stub = handle(echo_pb2_grpc.EchoStub, "echo-child")
     await stub.Echo(echo("warm"))
     service.batches.clear()
     return stub, service

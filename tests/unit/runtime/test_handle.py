@@ -31,15 +31,11 @@ from pierhead.calls.directory import Directory, resolve
 from pierhead.calls.listing import Listing
 from pierhead.calls.outliers import FAILURES
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
-from pierhead.request import CURRENT, RequestContext
 
 from tests.harness.machine import Pace, judge
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime import harness
 from tests.unit.runtime.harness import (
-    EACH_TRANSPORT,
     Cluster,
     EchoService,
     FakeDiscovery,
@@ -50,13 +46,10 @@ from tests.unit.runtime.harness import (
     until,
 )
 
-pytestmark = EACH_TRANSPORT
-
 DEFINED_AT_IMPORT = handle(EchoStub, "echo-child")
 
 
 def make(**options: Any) -> tuple[Any, HandleChannel]:
-    options.setdefault("transport", harness.TRANSPORT)
     channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), **options)
     return EchoStub(channel), channel
 
@@ -152,20 +145,6 @@ class TestErrors:
             await make()[0].Echo(echo("bad"))
         assert caught.value.http_status == 400
 
-    async def test_a_user_s_exception_arrives_with_its_traceback(self, cluster: Cluster) -> None:
-        know(await cluster.start(EchoService(), debug=True))
-        with pytest.raises(UserCodeError, match=r"^ValueError: boom \[error id \w{16}\](\n|$)") as caught:
-            await make()[0].Echo(echo("boom"))
-        assert 'raise ValueError("boom")' in caught.value.traceback
-        assert caught.value.error_id in str(caught.value)
-
-    async def test_the_service_s_own_abort_keeps_its_status(self, cluster: Cluster) -> None:
-        know(await cluster.start(EchoService()))
-        with pytest.raises(RemoteError, match="there is one already") as caught:
-            await make()[0].Echo(echo("abort"))
-        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-        assert caught.value.http_status == 409
-
     async def test_code_written_for_plain_stubs_goes_on_working(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService()))
         with pytest.raises(grpc.RpcError) as caught:
@@ -191,20 +170,6 @@ class TestDeadlines:
             await stub.Echo(echo("wait"), timeout=0.5)
         await until(lambda: service.cancelled == 1, "the work at the replica is cancelled")
 
-    async def test_a_call_within_a_request_gets_what_the_request_has_left(self, cluster: Cluster) -> None:
-        service = EchoService()
-        know(await cluster.start(service))
-        stub, _ = make()
-        await stub.Echo(echo())  # connected, as above
-        CURRENT.set(RequestContext("request-1", time.monotonic() + 0.5, "00-trace"))
-        with pytest.raises(DeadlineExceeded):
-            await stub.Echo(echo("wait"), timeout=50)
-        _, seen = service.seen
-        assert seen is not None
-        assert seen.request_id == "request-1"
-        assert seen.traceparent == "00-trace"
-        assert seen.deadline <= time.monotonic() + 0.5
-
     async def test_every_call_has_a_deadline(self, cluster: Cluster) -> None:
         service = EchoService()
         know(await cluster.start(service), request_timeout_s=7.0)
@@ -215,23 +180,6 @@ class TestDeadlines:
 
 
 class TestCancellation:
-    async def test_cancelling_the_caller_cancels_the_work(self, cluster: Cluster) -> None:
-        service = EchoService()
-        know(await cluster.start(service))
-        stub, channel = make()
-
-        async def call() -> None:
-            await stub.Echo(echo("wait"))
-
-        task = asyncio.create_task(call())
-        await until(lambda: service.begun == 1, "the call is at the replica")
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await until(lambda: service.cancelled == 1, "the work is cancelled")
-        assert [replica.inflight for replica in channel.pool().replicas()] == [0]
-        assert channel.metrics.handle_requests.values[("echo-child", "cancelled")] == 1
-
     async def test_leaving_a_stream_cancels_it(self, cluster: Cluster) -> None:
         service = EchoService()
         know(await cluster.start(service))
@@ -288,21 +236,6 @@ class TestCancellation:
 
 
 class TestRefusals:
-    async def test_a_full_replica_s_call_goes_to_another(self, cluster: Cluster) -> None:
-        full, free = EchoService("full"), EchoService("free")
-        servers = [await cluster.start(full, max_ongoing_requests=1), await cluster.start(free)]
-        async with grpc.aio.insecure_channel(address(servers[0])) as other_process:
-            blocked = EchoStub(other_process).Echo(echo("wait"))
-            await until(lambda: full.begun == 1, "somebody else fills the first replica")
-            know(*servers)
-            stub, channel = make(policy="round_robin")
-            await until(lambda: len(channel.pool()._callable) == 2, "two connections")
-            replies = [(await stub.Echo(echo())).response for _ in range(10)]
-            assert set(replies) == {"free: hi"}
-            assert full.calls == 1, "refused before any work"
-            full.gate.set()
-            await blocked
-
     async def test_calls_wait_in_line_for_a_full_replica(self, cluster: Cluster) -> None:
         service = EchoService()
         know(await cluster.start(service, max_ongoing_requests=2))
@@ -905,9 +838,7 @@ class TestOtherKinds:
     ) -> None:
         servers = [await cluster.start(_Summing()) for _ in range(2)]
         know(*servers)
-        channel = HandleChannel(
-            "echo-child", metrics=RuntimeMetrics(), policy="round_robin", transport=harness.TRANSPORT
-        )
+        channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), policy="round_robin")
         await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
         servers[0]._admission.draining = True
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""All four kinds of calls through a handle, over both transports: a lane must not be told from plain gRPC."""
+"""Calls over lanes in detail; what holds for plain gRPC as well is in test_transports.py."""
 
 from __future__ import annotations
 
@@ -12,70 +12,29 @@ import grpc
 import pytest
 from pierhead import BadRequest, UserCodeError
 from pierhead.calls.channel import HandleChannel
-from pierhead.errors import DeadlineExceeded, PayloadTooLarge, PierheadError, RemoteError
+from pierhead.errors import DeadlineExceeded, PayloadTooLarge, PierheadError
 from pierhead.lanes.caller import CallerLane
 from pierhead.lanes.metadata import MAX_BYTES
 from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.server import ReplicaServer
 
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, know, until
-from tests.unit.runtime.pipes import Pipes, PipesStub
-
-pytestmark = EACH_TRANSPORT
-
-LARGE = 300_000
-"""Above the threshold beyond which messages travel beside a lane."""
+from tests.unit.runtime.harness import Cluster, know, until
+from tests.unit.runtime.pipes import LARGE, Pipes, PipesStub, idle, numbers
 
 
 @pytest.fixture
-async def pipes(cluster: Cluster, transport: str) -> tuple[PipesStub, Pipes, ReplicaServer]:
+async def pipes(cluster: Cluster) -> tuple[PipesStub, Pipes, ReplicaServer]:
     service = Pipes()
     server = await cluster.start(service)
     know(server)
-    return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)), service, server
+    return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics())), service, server
 
 
 Served = tuple[PipesStub, Pipes, ReplicaServer]
 
 
-async def idle(server: ReplicaServer) -> None:
-    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight at the replica")
-
-
 class TestUnary:
-    @pytest.mark.parametrize("size", [0, 1, LARGE, 3_000_000])
-    async def test_any_size_there_and_back(self, pipes: Served, size: int) -> None:
-        stub, _, server = pipes
-        assert await stub.One(b"x" * size) == b"x" * size
-        assert await stub.One(b"make %d" % size) == b"x" * size
-        await idle(server)
-
-    async def test_metadata_goes_both_ways(self, pipes: Served) -> None:
-        stub, _, _ = pipes
-        call = stub.One(b"headers", metadata=(("mine", "a"), ("mine-bin", b"\x00\xfe")))
-        assert await call == b"headers"
-        assert ("first", "1") in tuple(await call.initial_metadata())
-        assert ("raw-bin", b"\x00\xff") in tuple(await call.initial_metadata())
-        assert ("last", "2") in tuple(await call.trailing_metadata())
-        assert ("raw-bin", b"\x01") in tuple(await call.trailing_metadata())
-        assert await call.code() is grpc.StatusCode.OK
-        seen = await stub.One(b"metadata", metadata=(("mine", "a"), ("mine-bin", b"\x00\xfe")))
-        assert b"('mine', 'a')" in seen
-        assert b"('mine-bin', b'\\x00\\xfe')" in seen
-        assert b"x-request-id" in seen
-
-    async def test_a_status_set_by_the_service_reaches_the_caller(self, pipes: Served) -> None:
-        with pytest.raises(RemoteError, match="there is one") as raised:
-            await pipes[0].One(b"status")
-        assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
-
-    async def test_a_method_that_is_not_there(self, pipes: Served) -> None:
-        with pytest.raises(RemoteError) as raised:
-            await pipes[0].Missing(b"")
-        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        await idle(pipes[2])
-
     async def test_what_cannot_be_sent_harms_only_its_own_call(self, pipes: Served) -> None:
         stub, service, server = pipes
         service.gate.clear()
@@ -99,9 +58,7 @@ class TestUnary:
     async def test_a_timeout_without_end(self, pipes: Served, timeout: float) -> None:
         assert await pipes[0].One(b"hi", timeout=timeout) == b"hi"
 
-    async def test_much_metadata_in_one_turn(self, pipes: Served, transport: str) -> None:
-        if transport == "grpc":
-            pytest.skip("no packet can become too large")
+    async def test_much_metadata_in_one_turn(self, pipes: Served) -> None:
         stub, _, server = pipes
         server._admission.max_ongoing_requests = 10_000
         calls = [stub.One(b"%d" % index, metadata=(("token", "x" * 2000),)) for index in range(3000)]
@@ -171,15 +128,11 @@ class Careless(Pipes):
         "error with a number as metadata", "error beside all metadata that there may be",
     ],
 )  # fmt: skip
-async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_call(
-    cluster: Cluster, transport: str, what: str
-) -> None:
-    if transport == "grpc" and what in ("endless metadata", "error beside all metadata that there may be"):
-        pytest.skip("gRPC lets the caller wait until its deadline")
+async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_call(cluster: Cluster, what: str) -> None:
     service = Careless()
     server = await cluster.start(service)
     know(server)
-    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
     service.gate.clear()
     other = asyncio.ensure_future(stub.One(b"other"))
     await until(lambda: server.readiness().ongoing == 1, "the other call is in flight")
@@ -190,10 +143,10 @@ async def test_an_answer_that_cannot_be_sent_is_an_error_of_its_own_call(
     assert await other == b"other"
 
 
-async def test_an_error_that_nothing_can_be_noted_on_is_told_as_any_other(cluster: Cluster, transport: str) -> None:
+async def test_an_error_that_nothing_can_be_noted_on_is_told_as_any_other(cluster: Cluster) -> None:
     server = await cluster.start(Careless())
     know(server)
-    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
     with pytest.raises(UserCodeError, match="Frozen") as raised:
         await stub.One(b"error that nothing can be noted on", timeout=PATIENCE_S)
     assert raised.value.error_id
@@ -232,35 +185,7 @@ class Hasty(Pipes):
 
 
 class TestReplies:
-    async def test_many_come_in_order(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        got = [int.from_bytes(message[:4], "big") async for message in stub.Split(b"5000 10")]
-        assert got == list(range(5000))
-        await idle(server)
-
-    async def test_large_ones_among_small_ones(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        sizes = [len(message) async for message in stub.Split(b"5 %d" % LARGE)]
-        assert sizes == [LARGE + 4] * 5
-        await idle(server)
-
-    async def test_a_consumer_that_does_not_read_stops_its_own_stream_only(self, pipes: Served) -> None:
-        stub, service, server = pipes
-        slow = stub.Split(b"100000 1000")
-        assert await slow.read() is not grpc.aio.EOF
-        before = -1
-        while before != service.sent:  # until it has come to a stop
-            before = service.sent
-            for _ in range(20):
-                assert await stub.One(b"meanwhile") == b"meanwhile"
-        assert service.sent < 20_000  # a plain channel holds some more than a lane does
-        rest = 1
-        while await slow.read() is not grpc.aio.EOF:
-            rest += 1
-        assert rest == 100_000
-        await idle(server)
-
-    async def test_what_has_arrived_can_be_taken_at_once(self, pipes: Served, transport: str) -> None:
+    async def test_what_has_arrived_can_be_taken_at_once(self, pipes: Served) -> None:
         stub, _, server = pipes
         call = stub.Split(b"500 10")
         got, most = [], 0
@@ -269,10 +194,10 @@ class TestReplies:
             most = max(most, len(ready))
             got += [message, *ready]
         assert [int.from_bytes(message[:4], "big") for message in got] == list(range(500))
-        assert most > 10 or transport == "grpc"
+        assert most > 10
         await idle(server)
 
-    async def test_what_comes_can_be_handed_over(self, pipes: Served, transport: str) -> None:
+    async def test_what_comes_can_be_handed_over(self, pipes: Served) -> None:
         stub, _, server = pipes
         call = stub.Split(b"5000 1000")  # more than a window, so what is handed over gives credit, too
         got = [await anext(aiter(call))]
@@ -287,10 +212,10 @@ class TestReplies:
         call.deliver(take)
         got += [message async for message in call]
         assert [int.from_bytes(message[:4], "big") for message in got] == list(range(5000))
-        assert len(handed) == (0 if transport == "grpc" else 4999)
+        assert len(handed) == 4999
         await idle(server)
 
-    async def test_who_wants_no_more_is_given_no_more(self, pipes: Served, transport: str) -> None:
+    async def test_who_wants_no_more_is_given_no_more(self, pipes: Served) -> None:
         stub, _, server = pipes
         call = stub.Split(b"500 10")
         got, times = [await call.read()], 0
@@ -308,7 +233,7 @@ class TestReplies:
             got.append(rest)
             rest = await call.read()
         assert [int.from_bytes(message[:4], "big") for message in got] == list(range(500))
-        assert times == before == (0 if transport == "grpc" else 1)
+        assert times == before == 1
         await idle(server)
 
     async def test_large_ones_are_not_handed_over_and_nothing_overtakes_them(self, pipes: Served) -> None:
@@ -327,9 +252,7 @@ class TestReplies:
         assert [int.from_bytes(message[:4], "big") for message in got] == list(range(5))
         await idle(server)
 
-    async def test_what_the_taker_raises_the_reader_sees(self, pipes: Served, transport: str) -> None:
-        if transport == "grpc":
-            pytest.skip("plain gRPC hands nothing over")
+    async def test_what_the_taker_raises_the_reader_sees(self, pipes: Served) -> None:
         stub, service, server = pipes
         call = stub.Split(b"1000000 1000")
         await call.read()
@@ -343,9 +266,7 @@ class TestReplies:
         await until(lambda: service.ended == 1, "the generator is closed")
         await idle(server)
 
-    async def test_a_taker_that_is_cancelled_harms_no_other_call(self, pipes: Served, transport: str) -> None:
-        if transport == "grpc":
-            pytest.skip("plain gRPC hands nothing over")
+    async def test_a_taker_that_is_cancelled_harms_no_other_call(self, pipes: Served) -> None:
         stub, service, server = pipes
         service.gate.clear()
         other = asyncio.ensure_future(stub.One(b"other"))
@@ -362,7 +283,7 @@ class TestReplies:
         assert await other == b"other"
         await idle(server)
 
-    async def test_what_takes_runs_in_the_context_of_who_asked_for_it(self, pipes: Served, transport: str) -> None:
+    async def test_what_takes_runs_in_the_context_of_who_asked_for_it(self, pipes: Served) -> None:
         stub, _, server = pipes
         who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
         seen: set[str] = set()
@@ -382,10 +303,10 @@ class TestReplies:
         await asyncio.create_task(ask("who opened the lane"))
         seen.clear()
         await asyncio.create_task(ask("who asks"))
-        assert seen == (set() if transport == "grpc" else {"who asks"})
+        assert seen == {"who asks"}
         await idle(server)
 
-    async def test_nothing_is_handed_over_after_cancel(self, pipes: Served, transport: str) -> None:
+    async def test_nothing_is_handed_over_after_cancel(self, pipes: Served) -> None:
         stub, service, server = pipes
         call = stub.Split(b"1000000 1000")
         await call.read()
@@ -397,23 +318,19 @@ class TestReplies:
             return True
 
         call.deliver(take)
-        await until(lambda: bool(handed) or transport == "grpc", "something was handed over")
+        await until(lambda: bool(handed), "something was handed over")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call.read()
-        assert len(handed) == (0 if transport == "grpc" else 1)
+        assert len(handed) == 1
         await until(lambda: service.ended == 1, "the generator is closed")
         await idle(server)
 
-    async def test_a_service_sends_without_waiting_while_the_caller_takes_it(
-        self, cluster: Cluster, transport: str
-    ) -> None:
-        if transport == "grpc":
-            pytest.skip("contexts of plain gRPC have no write_now")
+    async def test_a_service_sends_without_waiting_while_the_caller_takes_it(self, cluster: Cluster) -> None:
         service = Hasty()
         server = await cluster.start(service)
         know(server)
-        stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+        stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
         call = stub.Split(b"4000 1000")
         got = [await call.read()]
         await until(lambda: service.full > 0, "the caller, who does not read, takes no more")
@@ -425,15 +342,6 @@ class TestReplies:
         assert service.late == "the call has ended: no message can follow"
         await idle(server)
 
-    async def test_leaving_in_the_middle_ends_the_work(self, pipes: Served) -> None:
-        stub, service, server = pipes
-        call = stub.Split(b"1000000 1000")
-        async for _ in call:
-            break
-        call.cancel()
-        await until(lambda: service.ended == 1, "the generator is closed")
-        await idle(server)
-
     async def test_dropping_the_call_ends_the_work(self, pipes: Served) -> None:
         stub, service, server = pipes
         await anext(aiter(stub.Split(b"1000000 1000")))
@@ -441,18 +349,7 @@ class TestReplies:
         await idle(server)
 
 
-async def numbers(count: int, size: int) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        yield b"x" * size
-
-
 class TestRequests:
-    @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 5), (5000, 100), (7, LARGE)])
-    async def test_from_an_iterator(self, pipes: Served, count: int, size: int) -> None:
-        stub, _, server = pipes
-        assert await stub.Join(numbers(count, size)) == b"%d %d" % (count, count * size)
-        await idle(server)
-
     async def test_written_one_by_one(self, pipes: Served) -> None:
         stub, _, server = pipes
         call = stub.Join()
@@ -488,36 +385,15 @@ class TestRequests:
         assert await call == b"20000 20000000"
         await idle(server)
 
-    async def test_cancelling_ends_the_work(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        call = stub.Join()
-        await call.write(b"1")
-        await until(lambda: server.readiness().ongoing == 1, "the call is at the replica")
-        call.cancel()
-        await idle(server)
-
-    async def test_an_iterator_that_fails_ends_the_call(self, pipes: Served) -> None:
-        stub, _, server = pipes
-
-        async def failing() -> AsyncIterator[bytes]:
-            yield b"1"
-            raise KeyError("mine")
-
-        with pytest.raises(KeyError, match="mine"):  # not ReplicaDied: the fault is the caller's own
-            await stub.Join(failing())
-        await idle(server)
-
 
 class TestBeside:
     """What only connections have: a second way for large messages, and a limit for them."""
 
     @pytest.mark.parametrize("end", ["deadline", "cancel"])
     async def test_a_large_reply_that_does_not_come(
-        self, pipes: Served, transport: str, monkeypatch: pytest.MonkeyPatch, end: str
+        self, pipes: Served, monkeypatch: pytest.MonkeyPatch, end: str
     ) -> None:
         """The call goes on until all of its reply is here: its deadline holds, and it can be cancelled."""
-        if transport == "grpc":
-            pytest.skip("no reply travels beside the connection")
         fetching = asyncio.Event()
 
         async def fetch(*_: object) -> bytes:
@@ -543,17 +419,6 @@ class TestBeside:
 
 
 class TestBoth:
-    async def test_each_is_answered(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        call = stub.Talk()
-        for index in range(100):
-            await call.write(b"%d" % index)
-            assert await call.read() == b"%d" % index
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is grpc.StatusCode.OK
-        await idle(server)
-
     async def test_from_an_iterator(self, pipes: Served) -> None:
         stub, _, server = pipes
         got = [message async for message in stub.Talk(numbers(3000, 500))]
@@ -574,14 +439,6 @@ class TestBoth:
         await call.write(b"stop")
         assert await call.read() is grpc.aio.EOF
         assert service.ended == 1
-        await idle(server)
-
-    async def test_an_exception_ends_it(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        call = stub.Talk()
-        await call.write(b"fail")
-        with pytest.raises(UserCodeError, match="told to"):
-            await call.read()
         await idle(server)
 
 
@@ -607,11 +464,9 @@ class TestSeveralTasks:
     """Beyond gRPC's own, whose contexts fail where a second task writes meanwhile."""
 
     @pytest.fixture
-    async def stub(self, cluster: Cluster, transport: str) -> PipesStub:
-        if transport == "grpc":
-            pytest.skip("too many operations")
+    async def stub(self, cluster: Cluster) -> PipesStub:
         know(await cluster.start(Several()))
-        return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+        return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
 
     async def test_write_replies(self, stub: PipesStub) -> None:
         got = [message[:1] async for message in stub.Split(b"", timeout=20)]
@@ -644,46 +499,17 @@ class Outliving(Pipes):
         await asyncio.Event().wait()
 
 
-async def test_tasks_that_outlive_their_call_are_told_of_its_end(cluster: Cluster, transport: str) -> None:
+async def test_tasks_that_outlive_their_call_are_told_of_its_end(cluster: Cluster) -> None:
     """They would wait for ever: nobody takes a message of it any more, and none comes."""
     service = Outliving()
     server = await cluster.start(service)
     know(server)
-    call = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)).Talk(timeout=20)
+    call = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics())).Talk(timeout=20)
     await call.read()
     call.cancel()
     await idle(server)
     await until(lambda: all(task.done() for task in service.left), "both have heard")
     assert service.left[0].exception() is not None, "nothing that is written can reach anybody"
-
-
-class TestDeadlines:
-    @pytest.fixture(autouse=True)
-    async def _connected(self, pipes: Served) -> None:
-        """A replica that is not connected when a short time is over is another error."""
-        await pipes[0].One(b"connect")
-
-    async def test_one_reply(self, pipes: Served) -> None:
-        stub, service, server = pipes
-        service.gate.clear()
-        with pytest.raises(DeadlineExceeded):
-            await stub.One(b"wait", timeout=0.1)
-        await idle(server)
-
-    async def test_many_replies(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        with pytest.raises(DeadlineExceeded):
-            async for _ in stub.Split(b"100000000 10", timeout=0.2):
-                pass
-        await idle(server)
-
-    async def test_many_requests(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        call = stub.Join(timeout=0.1)
-        await call.write(b"1")
-        with pytest.raises(DeadlineExceeded):
-            await call
-        await idle(server)
 
 
 async def test_a_thousand_calls_of_all_kinds_at_once(pipes: Served) -> None:

@@ -26,12 +26,12 @@ from tests.unit.runtime.pipes import Pipes, PipesStub
 # The suite of the transports, run against `pipes` of this module.
 from tests.unit.runtime.test_lane_calls import (  # noqa: F401
     TestBoth,
-    TestDeadlines,
     TestReplies,
     TestRequests,
     TestUnary,
     test_a_thousand_calls_of_all_kinds_at_once,
 )
+from tests.unit.runtime.test_transports import TestCalls  # noqa: F401
 
 
 @dataclass
@@ -65,12 +65,6 @@ async def pipes(request: pytest.FixtureRequest) -> AsyncIterator[tuple[PipesStub
         with override_handle("pipes", service) as replica:
             yield PipesStub(HandleChannel("pipes", metrics=RuntimeMetrics())), service, Inside(replica)
     await close_handles()
-
-
-@pytest.fixture
-def transport() -> str:
-    """What the suite of the transports is told that it runs over."""
-    return "lane"
 
 
 @dataclass

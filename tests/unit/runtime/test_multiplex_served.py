@@ -13,9 +13,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.request import MODEL_KEY
 
 from tests.harness.ports import free_ports
-from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, echo, until
-
-pytestmark = EACH_TRANSPORT
+from tests.unit.runtime.harness import Cluster, echo, until
 
 REPLICA = """
 import asyncio, os
@@ -58,7 +56,7 @@ class Caller:
 
 
 @pytest.fixture
-async def caller(cluster: Cluster, transport: str) -> Caller:
+async def caller(cluster: Cluster) -> Caller:
     ports = free_ports(2)
     await asyncio.gather(
         *[
@@ -68,9 +66,9 @@ async def caller(cluster: Cluster, transport: str) -> Caller:
     )
     addresses = tuple(f"127.0.0.1:{port}" for port in ports)
     Clients.use(Settings(static={"ECHO_CHILD": addresses}))
-    pool = Clients.current().pool("echo-child", transport)
+    pool = Clients.current().pool("echo-child", "lane")
     await until(lambda: sum(replica.callable for replica in pool.replicas()) == 2, "both can be called")
-    return Caller(handle(EchoStub, "echo-child", transport=transport))
+    return Caller(handle(EchoStub, "echo-child"))
 
 
 async def test_a_model_stays_where_it_is_and_the_next_goes_where_fewest_are(caller: Caller) -> None:

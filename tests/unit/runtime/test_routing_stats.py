@@ -23,7 +23,7 @@ from pierhead.policies.policy import C, RoutedCall
 from pierhead.replica.admin import admin_pages
 from pierhead.routing_stats import MOST_NUMBERS, NOTHING, Published, Stats, parse_stats, publish
 
-from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, EchoService, FakeDiscovery, address, echo, until
+from tests.unit.runtime.harness import Cluster, EchoService, FakeDiscovery, address, echo, until
 from tests.unit.runtime.test_pool import World
 
 names = st.from_regex(r"[a-z_][a-z0-9_]{0,20}", fullmatch=True)
@@ -170,8 +170,7 @@ class Remembers:
 
 
 class TestCallers:
-    pytestmark = EACH_TRANSPORT
-
+    @pytest.mark.parametrize("transport", ["lane", "grpc"])
     async def test_replies_tell_them_and_again_when_they_change(
         self, stats: Published, cluster: Cluster, transport: str
     ) -> None:
@@ -199,12 +198,12 @@ class TestCallers:
         await one(echo())
         assert Remembers.seen == {replica.name: {"running": 7.0}}
 
-    async def test_discovery_tells_them_to_who_has_had_no_reply(self, cluster: Cluster, transport: str) -> None:
+    async def test_discovery_tells_them_to_who_has_had_no_reply(self, cluster: Cluster) -> None:
         discovery = FakeDiscovery()
         where = address(await cluster.start(EchoService()))
         discovery.say("echo-child", ("r1", where, False), stats={"r1": (5, {"waiting": 2.0})})
         Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
-        pool = HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport).pool()
+        pool = HandleChannel("echo-child", metrics=RuntimeMetrics()).pool()
         await until(lambda: bool(pool.replicas()), "it is listed")
         (replica,) = pool.replicas()
         assert (replica.stats, replica.stats_version) == ({"waiting": 2.0}, 5)

@@ -27,12 +27,10 @@ from tests.unit.runtime.pipes import Pipes, PipesStub
 # Collected here once more: with the `pipes` below, each of them runs with the servicer in a thread.
 from tests.unit.runtime.test_lane_calls import (  # noqa: F401
     TestBoth,
-    TestDeadlines,
-    TestReplies,
     TestRequests,
-    TestUnary,
     test_a_thousand_calls_of_all_kinds_at_once,
 )
+from tests.unit.runtime.test_transports import TestCalls  # noqa: F401
 
 pytestmark = EACH_TRANSPORT
 

@@ -1,0 +1,249 @@
+"""What holds for calls through a handle whichever way they travel: over a lane, and over plain gRPC.
+
+What only one of the two has is tested where it is: lanes in test_lane_*.py. Everything else runs over lanes alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from pierhead import DeadlineExceeded, UserCodeError
+from pierhead.calls.channel import HandleChannel
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.errors import RemoteError
+from pierhead.metrics import RuntimeMetrics
+from pierhead.replica.server import ReplicaServer
+from pierhead.request import CURRENT, RequestContext
+
+from tests.unit.runtime import harness
+from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, EchoService, address, echo, know, until
+from tests.unit.runtime.pipes import LARGE, Pipes, PipesStub, idle, numbers
+
+pytestmark = EACH_TRANSPORT
+
+
+@pytest.fixture
+async def pipes(cluster: Cluster, transport: str) -> tuple[PipesStub, Pipes, ReplicaServer]:
+    service = Pipes()
+    server = await cluster.start(service, debug=True)
+    know(server)
+    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
+    await stub.One(b"connect")  # a replica that is not connected when a short deadline is over is another error
+    return stub, service, server
+
+
+Served = tuple[PipesStub, Pipes, ReplicaServer]
+
+
+class TestCalls:
+    """Also run, by import, in one process (test_local.py) and with the servicer in a thread (test_user_loop.py)."""
+
+    @pytest.mark.parametrize("size", [0, 1, LARGE, 3_000_000])
+    async def test_any_size_there_and_back(self, pipes: Served, size: int) -> None:
+        stub, _, server = pipes
+        assert await stub.One(b"x" * size) == b"x" * size
+        assert await stub.One(b"make %d" % size) == b"x" * size
+        await idle(server)
+
+    async def test_metadata_goes_both_ways(self, pipes: Served) -> None:
+        stub, _, _ = pipes
+        call = stub.One(b"headers", metadata=(("mine", "a"), ("mine-bin", b"\x00\xfe")))
+        assert await call == b"headers"
+        assert ("first", "1") in tuple(await call.initial_metadata())
+        assert ("raw-bin", b"\x00\xff") in tuple(await call.initial_metadata())
+        assert ("last", "2") in tuple(await call.trailing_metadata())
+        assert ("raw-bin", b"\x01") in tuple(await call.trailing_metadata())
+        assert await call.code() is grpc.StatusCode.OK
+        seen = await stub.One(b"metadata", metadata=(("mine", "a"), ("mine-bin", b"\x00\xfe")))
+        assert b"('mine', 'a')" in seen
+        assert b"('mine-bin', b'\\x00\\xfe')" in seen
+        assert b"x-request-id" in seen
+
+    async def test_a_status_set_by_the_service_reaches_the_caller(self, pipes: Served) -> None:
+        with pytest.raises(RemoteError, match="there is one") as raised:
+            await pipes[0].One(b"status")
+        assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+    async def test_a_method_that_is_not_there(self, pipes: Served) -> None:
+        with pytest.raises(RemoteError) as raised:
+            await pipes[0].Missing(b"")
+        assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await idle(pipes[2])
+
+    async def test_many_replies_come_in_order(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        got = [int.from_bytes(message[:4], "big") async for message in stub.Split(b"5000 10")]
+        assert got == list(range(5000))
+        await idle(server)
+
+    async def test_large_replies_come_among_small_ones(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        sizes = [len(message) async for message in stub.Split(b"5 %d" % LARGE)]
+        assert sizes == [LARGE + 4] * 5
+        await idle(server)
+
+    async def test_a_consumer_that_does_not_read_stops_its_own_stream_only(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        slow = stub.Split(b"100000 1000")
+        assert await slow.read() is not grpc.aio.EOF
+        before = -1
+        while before != service.sent:  # until it has come to a stop
+            before = service.sent
+            for _ in range(20):
+                assert await stub.One(b"meanwhile") == b"meanwhile"
+        assert service.sent < 20_000  # a plain channel holds some more than a lane does
+        rest = 1
+        while await slow.read() is not grpc.aio.EOF:
+            rest += 1
+        assert rest == 100_000
+        await idle(server)
+
+    async def test_leaving_a_stream_of_replies_ends_the_work(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        call = stub.Split(b"1000000 1000")
+        async for _ in call:
+            break
+        call.cancel()
+        await until(lambda: service.ended == 1, "the generator is closed")
+        await idle(server)
+
+    @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 5), (5000, 100), (7, LARGE)])
+    async def test_requests_come_from_an_iterator(self, pipes: Served, count: int, size: int) -> None:
+        stub, _, server = pipes
+        assert await stub.Join(numbers(count, size)) == b"%d %d" % (count, count * size)
+        await idle(server)
+
+    async def test_cancelling_a_stream_of_requests_ends_the_work(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Join()
+        await call.write(b"1")
+        await until(lambda: server.readiness().ongoing == 1, "the call is at the replica")
+        call.cancel()
+        await idle(server)
+
+    async def test_an_iterator_that_fails_ends_the_call(self, pipes: Served) -> None:
+        stub, _, server = pipes
+
+        async def failing() -> AsyncIterator[bytes]:
+            yield b"1"
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):  # not ReplicaDied: the fault is the caller's own
+            await stub.Join(failing())
+        await idle(server)
+
+    async def test_each_request_of_a_stream_is_answered(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Talk()
+        for index in range(100):
+            await call.write(b"%d" % index)
+            assert await call.read() == b"%d" % index
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        assert await call.code() is grpc.StatusCode.OK
+        await idle(server)
+
+    async def test_an_exception_ends_a_stream(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Talk()
+        await call.write(b"fail")
+        with pytest.raises(UserCodeError, match="told to"):
+            await call.read()
+        await idle(server)
+
+    async def test_a_deadline_ends_a_call_with_one_reply(self, pipes: Served) -> None:
+        stub, service, server = pipes
+        service.gate.clear()
+        with pytest.raises(DeadlineExceeded):
+            await stub.One(b"wait", timeout=0.1)
+        await idle(server)
+
+    async def test_a_deadline_ends_a_stream_of_replies(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        with pytest.raises(DeadlineExceeded):
+            async for _ in stub.Split(b"100000000 10", timeout=0.2):
+                pass
+        await idle(server)
+
+    async def test_a_deadline_ends_a_stream_of_requests(self, pipes: Served) -> None:
+        stub, _, server = pipes
+        call = stub.Join(timeout=0.1)
+        await call.write(b"1")
+        with pytest.raises(DeadlineExceeded):
+            await call
+        await idle(server)
+
+
+def make(**options: Any) -> tuple[Any, HandleChannel]:
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=harness.TRANSPORT, **options)
+    return EchoStub(channel), channel
+
+
+async def test_a_user_s_exception_arrives_with_its_traceback(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService(), debug=True))
+    with pytest.raises(UserCodeError, match=r"^ValueError: boom \[error id \w{16}\](\n|$)") as caught:
+        await make()[0].Echo(echo("boom"))
+    assert 'raise ValueError("boom")' in caught.value.traceback
+    assert caught.value.error_id in str(caught.value)
+
+
+async def test_the_service_s_own_abort_keeps_its_status(cluster: Cluster) -> None:
+    know(await cluster.start(EchoService()))
+    with pytest.raises(RemoteError, match="there is one already") as caught:
+        await make()[0].Echo(echo("abort"))
+    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert caught.value.http_status == 409
+
+
+async def test_a_call_within_a_request_gets_what_the_request_has_left(cluster: Cluster) -> None:
+    service = EchoService()
+    know(await cluster.start(service))
+    stub, _ = make()
+    await stub.Echo(echo())  # connected, as above
+    CURRENT.set(RequestContext("request-1", time.monotonic() + 0.5, "00-trace"))
+    with pytest.raises(DeadlineExceeded):
+        await stub.Echo(echo("wait"), timeout=50)
+    _, seen = service.seen
+    assert seen is not None
+    assert seen.request_id == "request-1"
+    assert seen.traceparent == "00-trace"
+    assert seen.deadline <= time.monotonic() + 0.5
+
+
+async def test_cancelling_the_caller_cancels_the_work(cluster: Cluster) -> None:
+    service = EchoService()
+    know(await cluster.start(service))
+    stub, channel = make()
+
+    async def call() -> None:
+        await stub.Echo(echo("wait"))
+
+    task = asyncio.create_task(call())
+    await until(lambda: service.begun == 1, "the call is at the replica")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: service.cancelled == 1, "the work is cancelled")
+    assert [replica.inflight for replica in channel.pool().replicas()] == [0]
+    assert channel.metrics.handle_requests.values[("echo-child", "cancelled")] == 1
+
+
+async def test_a_full_replica_s_call_goes_to_another(cluster: Cluster) -> None:
+    full, free = EchoService("full"), EchoService("free")
+    servers = [await cluster.start(full, max_ongoing_requests=1), await cluster.start(free)]
+    async with grpc.aio.insecure_channel(address(servers[0])) as other_process:
+        blocked = EchoStub(other_process).Echo(echo("wait"))
+        await until(lambda: full.begun == 1, "somebody else fills the first replica")
+        know(*servers)
+        stub, channel = make(policy="round_robin")
+        await until(lambda: len([r for r in channel.pool().replicas() if r.callable]) == 2, "two connections")
+        replies = [(await stub.Echo(echo())).response for _ in range(10)]
+        assert set(replies) == {"free: hi"}
+        assert full.calls == 1, "refused before any work"
+        full.gate.set()
+        await blocked
