@@ -14,6 +14,15 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.request import RequestContext, current_request
 
 
+def _method(rpc: str) -> Any:
+    async def answer(self: Any, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        async with aclosing(self._answer(rpc, request)) as replies:
+            async for reply in replies:
+                yield reply
+
+    return answer
+
+
 class FakeLLMServer(LLMServerServicer):
     """Words as tokens; the last of them ends the answer."""
 
@@ -97,40 +106,13 @@ class FakeLLMServer(LLMServerServicer):
             self.cancelled.set()
             raise
 
-    async def Chat(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        async with aclosing(self._answer("Chat", request)) as replies:
-            async for reply in replies:
-                yield reply
-
-    async def Completions(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        async with aclosing(self._answer("Completions", request)) as replies:
-            async for reply in replies:
-                yield reply
-
-    async def Embeddings(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        async with aclosing(self._answer("Embeddings", request)) as replies:
-            async for reply in replies:
-                yield reply
-
-    async def Score(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        async with aclosing(self._answer("Score", request)) as replies:
-            async for reply in replies:
-                yield reply
-
-    async def Tokenize(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        async with aclosing(self._answer("Tokenize", request)) as replies:
-            async for reply in replies:
-                yield reply
-
-    async def Detokenize(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        async with aclosing(self._answer("Detokenize", request)) as replies:
-            async for reply in replies:
-                yield reply
-
-    async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        async with aclosing(self._answer("PassThrough", request)) as replies:
-            async for reply in replies:
-                yield reply
+    Chat = _method("Chat")
+    Completions = _method("Completions")
+    Embeddings = _method("Embeddings")
+    Score = _method("Score")
+    Tokenize = _method("Tokenize")
+    Detokenize = _method("Detokenize")
+    PassThrough = _method("PassThrough")
 
 
 def event(word: str) -> bytes:

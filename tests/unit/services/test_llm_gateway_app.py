@@ -416,6 +416,7 @@ async def test_a_body_that_is_not_what_its_encoding_says(gateway: Stand) -> None
 
 
 async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
+    Clients.use(Settings(max_queued_requests=0))  # a call without a replica is refused at once
     await stand.start(backpressure_status_code=429)
     expected = {
         "refuse": (400, "too_long"),
@@ -427,7 +428,7 @@ async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
         told, body, headers = await stand.post(CHAT, chat(fake=fake))
         assert (told, error_of(body)["code"]) == (status, code)
         assert ("Retry-After" in headers) == (code in ("backpressure", "unavailable"))
-    status, body, headers = await stand.post(CHAT, chat(model="away"), headers={"x-request-timeout-seconds": "0.5"})
+    status, body, headers = await stand.post(CHAT, chat(model="away"))
     assert (status, error_of(body)["code"], headers["Retry-After"]) == (503, "no_replica", "1")
     status, body, _ = await stand.post(CHAT, chat(fake="wait"), headers={"x-request-timeout-seconds": "0.2"})
     assert (status, error_of(body)["code"]) == (504, "deadline_exceeded")
@@ -749,10 +750,11 @@ async def test_prefill_that_cannot_now(stand: Stand, fallback: bool) -> None:
 
 @pytest.mark.parametrize("fallback", [True, False])
 async def test_no_prefill_replica(stand: Stand, fallback: bool) -> None:
+    Clients.use(Settings(max_queued_requests=0))  # a call without a replica is refused at once
     models = read_models({VARIABLE: json.dumps({"big": {"service": "llm-big", "prefill": "llm-away"}})})
     stand.settings = replace(stand.settings, models=models, prefill_fallback=fallback)
     await stand.start()
-    status, _, _ = await stand.post(CHAT, chat(model="big"), headers={"x-request-timeout-seconds": "0.5"})
+    status, _, _ = await stand.post(CHAT, chat(model="big"))
     assert status == (200 if fallback else 503)
     assert [asked.overrides for _, asked in stand.big.asked] == ([""] if fallback else [])
     outcome = "no_replica" if fallback else "error"
