@@ -216,6 +216,7 @@ def _explained(stack: Stack, service: str, words: str) -> Any:
     return row if words in message and "times in a row, next try in" in message else None
 
 
+@pytest.mark.long
 def test_a_model_that_sleeps_is_listed_and_woken_by_its_first_request(llm: WrittenStack) -> None:
     listed = [model["id"] for model in llm.get("/v1/models").json["data"]]
     assert listed == ["steady", "stalling", "broken", "asleep"]

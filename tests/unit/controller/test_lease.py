@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from controller.errors import AnotherController, StoreError
 from controller.lease import LOCK_NAME, state_lock
-from tests.harness.machine import Pace, judge
 
 PROJECT = "shop"
 
@@ -65,14 +63,12 @@ async def test_a_second_one_on_the_same_state_is_refused_and_told_by_whom(tmp_pa
         assert os.listdir(tmp_path) == [LOCK_NAME], "a refused one leaves no trace"
 
 
-async def test_a_killed_one_is_followed_at_once(tmp_path: Path, pace: Pace) -> None:
+async def test_a_killed_one_is_followed_without_waiting(tmp_path: Path) -> None:
     async with holder(tmp_path) as process:
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
-        began = time.monotonic()
         async with state_lock(tmp_path, PROJECT, patience_s=0.0):
-            took_s = time.monotonic() - began
-    judge(took_s < 1.0, f"followed at once, and it was {took_s:.1f} s", pace)
+            assert (tmp_path / LOCK_NAME).exists()
 
 
 async def test_one_that_ends_meanwhile_is_waited_for(tmp_path: Path) -> None:
