@@ -28,7 +28,7 @@ from controller.engines.gpu_discovery import GpuSources
 from controller.engines.labels import create_body
 from controller.errors import EngineError, EngineUnreachable
 from controller.model.actions import CreateContainer, StartContainer, replica_name
-from controller.model.spec import GpuRequest, GpuSlot, ProbeSpec, ServiceSpec
+from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
 from controller.model.world import Gpu
 from tests.debian_image import debian_image
 from tests.harness.waiting import eventually
@@ -71,12 +71,10 @@ class Machine:
             "ranker", self.image, "http", 8080, 1, probe, gpu=GpuRequest(1), managed=False, container=container
         )
 
-    async def run(self, number: int, *gpus: Gpu, slot: GpuSlot | None = None) -> str:
+    async def run(self, number: int, *gpus: Gpu) -> str:
         """Create and start a replica on these GPUs."""
         name = self.name(number)
-        action = CreateContainer(
-            target=name, service="ranker", version="0a1b2c3d", number=number, gpus=gpus, gpu_slot=slot
-        )
+        action = CreateContainer(target=name, service="ranker", version="0a1b2c3d", number=number, gpus=gpus)
         await self.engine.perform(action, self.project, self.spec())
         await self.engine.perform(StartContainer(target=name), self.project, None)
         return name
@@ -207,26 +205,6 @@ async def machine(client: APIClient, cdi_kind: str) -> AsyncIterator[Machine]:
         client.remove_container(left["Id"], force=True, v=True)
 
 
-async def test_four_replicas_have_four_devices(machine: Machine) -> None:
-    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
-    assert [gpu.uuid.rsplit("-", 1)[1] for gpu in gpus] == ["0", "1", "2", "3"]
-    assert {gpu.driver for gpu in gpus} == {"cdi"}
-
-    names = await asyncio.gather(*(machine.run(number, gpu) for number, gpu in enumerate(gpus, start=1)))
-    seen = dict(zip(names, await asyncio.gather(*map(machine.confession, names)), strict=True))
-    for name, lines in sorted(seen.items()):
-        print(f"{name} sees {', '.join(lines)}")
-    assert seen == {machine.name(index + 1): [f"pierhead-gpu{index}", gpu.uuid] for index, gpu in enumerate(gpus)}, (
-        "each sees exactly the node and the variable of its own device"
-    )
-
-    state = await machine.engine.observe(machine.project, ["ranker"], [])
-    assert {one.name: one.gpus for one in state.containers} == {
-        machine.name(index + 1): (gpu.uuid,) for index, gpu in enumerate(gpus)
-    }
-    assert state.foreign_gpu_holders == {}
-
-
 async def test_replicas_of_another_stack_hold_their_devices(machine: Machine) -> None:
     gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
     name = await machine.run(1, gpus[1], gpus[3])
@@ -259,18 +237,6 @@ async def test_a_foreign_holder_is_seen_and_its_end_wakes(machine: Machine, aske
     await stream.aclose()  # type: ignore[attr-defined]
     state = await machine.engine.observe(machine.project, ["ranker"], [])
     assert state.foreign_gpu_holders == {}
-
-
-async def test_slots_share_a_device_and_are_read_back(machine: Machine) -> None:
-    gpu = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus[2]
-    half = GpuSlot(fraction=0.5)
-    names = [await machine.run(number, gpu, slot=half) for number in (1, 2)]
-    for name in names:
-        assert (await machine.confession(name))[:2] == ["pierhead-gpu2", gpu.uuid]
-    state = await machine.engine.observe(machine.project, ["ranker"], [])
-    assert {one.name: (one.gpus, one.gpu_slot) for one in state.containers} == dict.fromkeys(names, ((gpu.uuid,), half))
-    environment = (await asyncio.to_thread(machine.client.inspect_container, names[0]))["Config"]["Env"]
-    assert "PIERHEAD_GPU_FRACTION=0.5" in environment
 
 
 async def test_memory_is_read_by_the_nvidia_smi_that_cdi_brings_along(machine: Machine, smi: Smi) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.other_clients import NodeClient, rank_request, rank_request_for_node, reflecting, scores_of
+from tests.harness.other_clients import NodeClient, reflecting
 from tests.harness.ports import own_address
 from tests.harness.stack import ROOT
 from tests.harness.waiting import eventually
@@ -19,7 +19,6 @@ from tests.harness.waiting import eventually
 pytestmark = pytest.mark.timeout(600)
 
 ECHO, ECHO_FILE = "pierhead.echo.v1.Echo", "pierhead/echo/v1/echo.proto"
-RANK, RANK_FILE = "pierhead.recsys.v1.Ranker/Rank", "pierhead/recsys/v1/ranker.proto"
 
 
 def serving(module: str, log: Path) -> Iterator[str]:
@@ -40,12 +39,6 @@ def serving(module: str, log: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def echo_child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from serving("services.echo.child", tmp_path_factory.mktemp("echo") / "log")
-
-
-@pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("torch", reason="the ranker needs PyTorch")
-    yield from serving("services.recsys.ranker", tmp_path_factory.mktemp("ranker") / "log")
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +66,6 @@ class TestByReflection:
     def test_health(self, echo_child: str) -> None:
         assert reflecting(echo_child, "grpc.health.v1.Health/Check") == ['{"status": "SERVING"}']
 
-    def test_the_ranker(self, ranker: str) -> None:
-        [reply] = reflecting(ranker, RANK, json.dumps(rank_request()))
-        scores_of(json.loads(reply)["scores"]["data"])
-
 
 class TestInAnotherLanguage:
     def test_calls_and_streams(self, node: NodeClient, echo_child: str) -> None:
@@ -87,8 +76,3 @@ class TestInAnotherLanguage:
     def test_errors_arrive_as_grpc_has_them(self, node: NodeClient, echo_child: str) -> None:
         told = node.call(echo_child, ECHO_FILE, f"{ECHO}/Generate", '{"message": "hi"}', status=1)
         assert told == [{"code": 3, "details": "num_tokens: expected 1 to 100000, found 0"}]
-
-    def test_the_ranker(self, node: NodeClient, ranker: str) -> None:
-        [reply] = node.call(ranker, RANK_FILE, RANK, json.dumps(rank_request_for_node()))
-        [told] = reflecting(ranker, RANK, json.dumps(rank_request()))
-        assert scores_of(reply["scores"]["data"]["base64"]) == scores_of(json.loads(told)["scores"]["data"])

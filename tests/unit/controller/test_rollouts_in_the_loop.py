@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -170,24 +169,6 @@ async def test_a_version_that_answers_with_errors_is_rolled_back(control: Contro
         await control.settled("web", 2)
 
 
-async def test_a_version_that_breaks_late_is_rolled_back_from_all_replicas(control: Control) -> None:
-    async with control.running():
-        await stable_at(control, web())
-        good, bad = version(control, web()), version(control, web("d2"))
-        control.answers[good] = (1000, 0)
-        control.source.edit(web("d2", rollout=LONG))
-        await until(lambda: phase(control) == "BAKING")
-        control.answers[good] = (1500, 0)
-        seen = re.compile(r"the former version 0 of [1-9]")
-        await until(lambda: seen.search(control.controller.deployer.directions.rows["web"].message))
-        control.controller.commands.promote("web")
-        await until(lambda: phase(control) == "SETTLING")
-        control.answers[bad] = (100, 60)
-        await until(lambda: said(control, "rolled_back"))
-        await until(lambda: versions(control) == {good})
-        await control.settled("web", 2)
-
-
 async def test_a_new_probe_that_nothing_answers_is_asked_of_new_replicas_alone(control: Control) -> None:
     """HAProxy goes on with the former probe, which those that serve answer; that must not be how new ones are made."""
     async with control.running():
@@ -200,18 +181,6 @@ async def test_a_new_probe_that_nothing_answers_is_asked_of_new_replicas_alone(c
         )
         made = [one for one in control.engine.containers.values() if one.version != version(control, web())]
         assert [one.probe for one in made] == [(9999, "/readyz")]
-
-
-async def test_a_call_that_fails_once_is_no_reason_to_roll_back(control: Control) -> None:
-    async with control.running():
-        await stable_at(control, web())
-        new = web("d2", rollout=LONG)
-        control.source.edit(new)
-        await until(lambda: phase(control) == "BAKING")
-        control.engine.fail_next(CreateContainer, EngineError("the engine is busy (test)"))
-        control.controller.commands.promote("web")
-        await until(lambda: phase(control) == "SETTLING")
-        assert said(control, "rollback") == []
 
 
 def taking(control: Control) -> set[str]:
