@@ -138,37 +138,13 @@ def test_request_ids_are_kept_and_made(stack: Stack) -> None:
     assert len(stack.get("/echo?message=hi").headers["x-request-id"]) >= 16
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "needles"),
-    [
-        ({"dense": [DENSE_ROW[:-1]], "sparse": [SPARSE_ROW]}, 400, ["dense[0]", "13", "12"]),
-        ({"dense": [DENSE_ROW], "sparse": [[*SPARSE_ROW, 1]]}, 400, ["sparse[0]", "26", "27"]),
-        ({"dense": [DENSE_ROW], "sparse": [[100_000, *SPARSE_ROW[1:]]]}, 400, ["sparse[0][0]", "100000"]),
-        ({"dense": [], "sparse": []}, 400, ["dense"]),
-        ({"dense": [DENSE_ROW]}, 400, ["sparse"]),
-        (
-            b'{"dense": [[NaN' + b",0.5" * 12 + b"]], " + b'"sparse": ' + json.dumps([SPARSE_ROW]).encode() + b"}",
-            400,
-            ["NaN"],
-        ),
-        (b"not json", 400, ["JSON"]),
-        (b'{"dense": "' + b"x" * 2_000_000 + b'"}', 413, []),
-    ],
-    ids=["narrow-row", "wide-row", "id-too-large", "empty", "missing", "nan", "no-json", "two-megabytes"],
-)
-def test_bad_rows_are_refused_with_what_and_where(stack: Stack, body: object, status: int, needles: list[str]) -> None:
-    answer = stack.post("/recsys/rank", body)
-    assert answer.status == status, answer.body
-    assert answer.headers["content-type"].startswith("application/json")
-    message = answer.json["error"]["message"]
-    assert all(needle in message for needle in needles), message
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["/recsys/", "/recsys/?user_id=abc", "/recsys/?user_id=-1", "/echo", "/echo/stream?message=x&num_tokens=abc"],
-)
-def test_bad_queries_are_refused(stack: Stack, path: str) -> None:
-    answer = stack.get(path)
-    assert answer.status == 400
-    assert answer.json["error"]["message"]
+def test_what_a_service_says_of_bad_input_reaches_the_client(stack: Stack) -> None:
+    narrow, large = {"dense": [DENSE_ROW[:-1]], "sparse": [SPARSE_ROW]}, b'{"dense": "' + b"x" * 2_000_000 + b'"}'
+    for answer, status, words in (
+        (stack.post("/recsys/rank", narrow), 400, "dense[0]: expected 13 numbers, found 12"),
+        (stack.post("/recsys/rank", large), 413, ""),
+        (stack.get("/recsys/?user_id=abc"), 400, "user_id: expected an integer"),
+    ):
+        assert answer.status == status, answer.body
+        assert answer.headers["content-type"].startswith("application/json")
+        assert words in answer.json["error"]["message"]
