@@ -165,6 +165,15 @@ def logs_of(*entries: bytes) -> bytes:
     return b"".join(b"\x01\0\0\0" + len(entry).to_bytes(4, "big") + entry for entry in entries)
 
 
+async def read(daemon: Daemon, listed: dict[str, Any], told: dict[str, Any] | None = None) -> ReplicaContainer:
+    """The one replica that the engine lists, and tells of, like this."""
+    daemon.answers["GET /containers/json"] = (200, [listed])
+    daemon.answers["GET /containers/c1/json"] = (200, told or inspected())
+    async with engine(daemon) as docker:
+        (found,) = (await docker.observe("shop", ["ranker"], [])).containers
+    return found
+
+
 async def test_a_long_log_is_cut_between_two_lines(daemon: Daemon) -> None:
     daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
     lines = [f"{number} ".encode() + b"x" * 90 + b"\n" for number in range(2000)]
@@ -229,29 +238,20 @@ async def test_a_container_that_vanishes_while_being_read_is_gone(daemon: Daemon
     ],
 )
 async def test_addresses(daemon: Daemon, networks: Any, address: str | None) -> None:
-    daemon.answers["GET /containers/json"] = (200, [summary(NetworkSettings={"Networks": networks})])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected())
-    async with engine(daemon) as docker:
-        assert (await docker.observe("shop", ["ranker"], [])).containers[0].ip == address
+    assert (await read(daemon, summary(NetworkSettings={"Networks": networks}))).ip == address
 
 
 async def test_the_address_is_in_the_network_it_was_created_in(daemon: Daemon) -> None:
     networks = {"back": {"IPAddress": "10.0.0.1"}, "front": {"IPAddress": "10.0.0.2"}}
     joined = summary(NetworkSettings={"Networks": networks}, HostConfig={"NetworkMode": "front"})
-    daemon.answers["GET /containers/json"] = (200, [joined])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected())
-    async with engine(daemon) as docker:
-        assert (await docker.observe("shop", ["ranker"], [])).containers[0].ip == "10.0.0.2"
+    assert (await read(daemon, joined)).ip == "10.0.0.2"
 
 
 @pytest.mark.parametrize(
     ("labels", "port"), [({"pierhead.port": "8081"}, 8081), ({"pierhead.port": "x"}, None), ({}, None)]
 )
 async def test_the_port_that_a_replica_was_made_for(daemon: Daemon, labels: dict[str, str], port: int | None) -> None:
-    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | labels)])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected())
-    async with engine(daemon) as docker:
-        assert (await docker.observe("shop", ["ranker"], [])).containers[0].port == port
+    assert (await read(daemon, summary(Labels=LABELS | labels))).port == port
 
 
 @pytest.mark.parametrize(
@@ -267,10 +267,7 @@ async def test_the_port_that_a_replica_was_made_for(daemon: Daemon, labels: dict
 async def test_what_a_replica_has_of_the_gpus(
     daemon: Daemon, label: str, gpus: tuple[str, ...], slot: GpuSlot | None
 ) -> None:
-    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | {"pierhead.gpus": label})])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected())
-    async with engine(daemon) as docker:
-        (found,) = (await docker.observe("shop", ["ranker"], [])).containers
+    found = await read(daemon, summary(Labels=LABELS | {"pierhead.gpus": label}))
     assert (found.gpus, found.gpu_slot) == (gpus, slot), "an amount that cannot be read is all of it"
 
 
@@ -290,10 +287,7 @@ async def test_a_replica_of_another_project_holds_its_gpu(daemon: Daemon) -> Non
 
 @pytest.mark.parametrize(("running", "state"), [(True, ContainerState.RUNNING), (False, ContainerState.EXITED)])
 async def test_a_state_of_a_later_engine(daemon: Daemon, running: bool, state: ContainerState) -> None:
-    daemon.answers["GET /containers/json"] = (200, [summary(State="stopping")])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="stopping", Running=running))
-    async with engine(daemon) as docker:
-        assert (await docker.observe("shop", ["ranker"], [])).containers[0].state is state
+    assert (await read(daemon, summary(State="stopping"), inspected(Status="stopping", Running=running))).state is state
 
 
 @pytest.mark.parametrize(
@@ -302,11 +296,8 @@ async def test_a_state_of_a_later_engine(daemon: Daemon, running: bool, state: C
 )
 async def test_the_times_that_a_replica_was_made_with(daemon: Daemon, label: str, seconds: float | None) -> None:
     labels = {"pierhead.graceful_shutdown_timeout_s": label, "pierhead.stop_grace_period_s": label}
-    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | labels)])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected())
-    async with engine(daemon) as docker:
-        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
-        assert (replica.graceful_shutdown_timeout_s, replica.stop_grace_period_s) == (seconds, seconds)
+    replica = await read(daemon, summary(Labels=LABELS | labels))
+    assert (replica.graceful_shutdown_timeout_s, replica.stop_grace_period_s) == (seconds, seconds)
 
 
 async def test_labels_that_were_tampered_with_are_reported_once(
