@@ -1,22 +1,19 @@
-"""What `docker compose config` says on failure -> sentences that say where, why and what to do.
+"""What `docker compose config` says on failure, as the controller repeats it.
 
-Reads files only to find the place that Compose does not name. Words of Compose 2.26 and later are known; words that are
-not known are passed on as they are.
+Compose's own words are passed on, with the files that they are about. Three kinds of failure need more: a variable
+without a value and a file that is not there (the controller sees neither the user's shell nor what lies outside of the
+project), and broken YAML, for which Compose does not name the file.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from ..model.text import shown
-from .problems import at
 from .yaml import load_written
 
 _LOG_LINE = re.compile(r'time="[^"]*" level=(?P<level>\w+) msg="(?P<message>.*)"')
@@ -89,61 +86,8 @@ def _missing_variable(match: re.Match[str], setting: Setting) -> str:
 def _missing_file(match: re.Match[str], setting: Setting) -> str:
     return (
         f"{match['file']}: no such file; relative names start at {setting.project_dir} (COMPOSE_FILE) or at the file "
-        f"that names it (include, extends), and the controller sees what lies in {setting.project_dir} only"
+        f"that names it (include, extends, env_file), and the controller sees what lies in {setting.project_dir} only"
     )
-
-
-def _missing_env_file(match: re.Match[str], setting: Setting) -> str:
-    return (
-        f"{match['file']}: no such file, and a service names it as env_file; create it or take it out of env_file (the "
-        f"controller sees what lies in {setting.project_dir} only)"
-    )
-
-
-def _nothing_found(match: re.Match[str], setting: Setting) -> str:
-    where = setting.project_dir
-    return f"{where}: no compose file in this directory; create compose.yaml or name the files in COMPOSE_FILE"
-
-
-def _bad_interpolation(match: re.Match[str], setting: Setting) -> str:
-    written = " ".join(match["written"].split())
-    return f"{match['where']}: cannot fill in the variables of {written}; a literal dollar sign is written $$"
-
-
-def _wrong_cast(match: re.Match[str], setting: Setting) -> str:
-    return f"{match['where']}: wrong type, found {match['found']} (Compose expects a number here, or true/false)"
-
-
-def _not_finite(match: re.Match[str], setting: Setting) -> str:
-    """Compose does not say where; so look for the number."""
-    try:
-        where = _path_of_not_finite(load_written(Path(match["file"]).read_text()), "")
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        where = ""  # the file is named in any case
-    found = shown(float(match["found"]))
-    return f"{where or match['file']}: expected a finite number, found {found} (in {match['file']})"
-
-
-def _path_of_not_finite(value: Any, path: str) -> str:
-    if isinstance(value, float):
-        return "" if math.isfinite(value) else path
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    return next(filter(None, (_path_of_not_finite(item, at(path, key)) for key, item in items)), "")
-
-
-def _schema(match: re.Match[str], setting: Setting) -> str:
-    where, what = match["where"], match["what"]
-    return f"{where}: {what} (in {match['file']})"
-
-
-def _undefined(match: re.Match[str], setting: Setting) -> str:
-    kind, name = match["kind"], match["name"].strip('":')
-    advice = "which the files do not define; correct the name or define it"
-    return f'services.{match["service"]}: refers to {kind} "{name}", {advice}'
-
-
-def _no_image(match: re.Match[str], setting: Setting) -> str:
-    return f"services.{match['service']}: has neither image nor build; write one of them"
 
 
 _EXPLANATIONS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], Setting], str]]] = (
@@ -155,28 +99,7 @@ _EXPLANATIONS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], Setting]
         ),
         _missing_variable,
     ),
-    (re.compile(r"^no configuration file provided"), _nothing_found),
-    (re.compile(r"^env file (?P<file>.+?) not found"), _missing_env_file),
-    (re.compile(r"^(?:stat|open) (?P<file>.+?): no such file or directory"), _missing_file),
-    (
-        re.compile(r"^invalid interpolation format for (?P<where>\S+?)\.?\n.*\n(?P<written>.+)", re.DOTALL),
-        _bad_interpolation,
-    ),
-    (
-        re.compile(
-            r"error while interpolating (?P<where>\S+): failed to cast to expected type: .*?(?P<found>\"[^\"]*\")"
-        ),
-        _wrong_cast,
-    ),
-    (re.compile(r"^validating (?P<file>.+?): json: unsupported value: (?P<found>\S+)"), _not_finite),
-    (re.compile(r"^validating (?P<file>.+?): (?P<where>\S+) (?P<what>.+)", re.DOTALL), _schema),
-    (
-        re.compile(
-            r'^service "(?P<service>[^"]+)" (?:refers to|depends on) undefined (?P<kind>(?:build )?\w+) (?P<name>\S+)'
-        ),
-        _undefined,
-    ),
-    (re.compile(r'^service "(?P<service>[^"]+)" has neither an image nor a build context'), _no_image),
+    (re.compile(r"(?:^|: )(?:stat|open) (?P<file>/.+?): no such file or directory"), _missing_file),
 )
 
 
