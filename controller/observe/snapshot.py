@@ -1,6 +1,6 @@
 """Puts one snapshot of the world together from its parts: engine, HAProxy, probes, store, executor.
 
-Engine and HAProxy are read beside the ticks (engine_watch.py, router_watch.py). A tick waits a moment for a fresh
+Engine and HAProxy are read beside the ticks (watch.py). A tick waits a moment for a fresh
 reading and then takes the previous one. Reading the engine is expensive, so it happens only when something says that it
 changed (an engine event, an action that ended, a timer). Reading HAProxy is one line on a socket and happens each tick.
 """
@@ -12,9 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
-from ..engines.base import ClusterEngine, EngineAction
-from ..errors import StoreError
+from ..engines.base import ClusterEngine, EngineAction, EngineState
+from ..errors import RoutingError, StoreError
 from ..model.actions import Action
 from ..model.observed import Observed, Sight
 from ..model.plan import Plan
@@ -23,12 +24,11 @@ from ..model.world import GpuFault, Health, ReplicaContainer, Retirement, Routin
 from ..routing.base import Router, RoutingAction
 from ..storage.clock import ContainerTimes
 from ..storage.store import Store
-from .engine_watch import EngineWatch, Reading
 from .gpu_faults import struck
 from .gpu_marks import GpuMarks
 from .gpu_memory import GpuMemoryWatch
 from .probe import Prober
-from .router_watch import RouterWatch
+from .watch import Reading, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,20 @@ RELIABLE_S = 10.0
 """Oldest engine snapshot to plan from while its event stream is open: images and foreign containers send no events."""
 UNRELIABLE_S = 1.0
 """The same while the stream is broken, or while something is waited for that no event tells."""
+ROUTER_S = 0.05
+"""Oldest answer of HAProxy to plan from without asking again: nothing tells of its changes."""
 FIRST_ROUND_S = 3.0
+
+
+class EngineSeen(NamedTuple):
+    """The engine's part of a snapshot."""
+
+    state: EngineState
+    noted: frozenset[str]
+    """Ids of the containers that the store had notes of when the reading began."""
+
+
+EngineReading = Reading[Spec, EngineSeen]
 
 
 class Observer:
@@ -56,17 +69,33 @@ class Observer:
         wall: Callable[[], float] = time.time,
         router_took: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`wake` and `took` as in `EngineWatch`; `wall` is the clock that the engine's times are of."""
-        self._engine = EngineWatch(engine, store.containers, wake, took, clock)
-        self._router = RouterWatch(router.observe, wake, router_took, clock)
+        """`wake`, `took` and `router_took` as in `Watch`; `wall` is the clock that the engine's times are of."""
+
+        async def read_engine(spec: Spec) -> EngineSeen:
+            noted = store.containers()
+            images = frozenset(service.image for service in spec.services.values())
+            return EngineSeen(await engine.observe(spec.project, frozenset(spec.services), images), noted)
+
+        async def read_router(_: None) -> RoutingState:
+            state = await router.observe()
+            if state is None:
+                raise RoutingError("it does not answer")
+            return state
+
+        self._engine: Watch[Spec, EngineSeen, EngineAction] = Watch(
+            "the Docker Engine", read_engine, wake, limit_s=50.0, stale_s=5.0, took=took, clock=clock
+        )
+        self._router: Watch[None, RoutingState, RoutingAction] = Watch(
+            "HAProxy", read_router, wake, limit_s=5.0, stale_s=2.0, took=router_took, clock=clock
+        )
         self._prober = prober
         self._store = store
         self._gpu_memory = gpu_memory
         self._gpu_marks = gpu_marks
         self._times = ContainerTimes(clock, wall)
-        self._taken: Reading | None = None
+        self._taken: EngineReading | None = None
         """What the last look has taken of the engine."""
-        self._asked_for: tuple[Reading, Spec, Mapping[str, Retirement]] | None = None
+        self._asked_for: tuple[EngineReading, Spec, Mapping[str, Retirement]] | None = None
         """By which it was decided last who is asked how."""
         self._marks: Mapping[str, Retirement] = {}
         self.stream_open = False
@@ -118,10 +147,11 @@ class Observer:
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
         with self._engine.looking(), self._router.looking():
             # One after the other, both asked before: a task for each would cost a look two turns of the event loop.
-            asked = self._router.ask(thorough=thorough)
-            await self._engine.await_reading(spec, age_s, thorough=thorough)
-            await self._router.await_answer(asked)
-        reading, routing = self._engine.reading, self._router.state
+            of_router = self._router.ask(None, ROUTER_S, thorough=thorough)
+            await self._engine.answer(self._engine.ask(spec, age_s, thorough=thorough))
+            await self._router.answer(of_router)
+        reading = self._engine.reading
+        routing = None if self._router.error or self._router.reading is None else self._router.reading.value
         unseen = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
         if reading is None:
             unseen = unseen or "the containers were not read yet"
@@ -130,7 +160,7 @@ class Observer:
         in_progress = with_unseen(in_progress, itertools.chain(self._engine.unseen, self._router.unseen))
         retirements = self._kept_marks(reading, retirements)
         await self._take(reading, spec)
-        state, faults = reading.state, self._store.gpu_faults
+        state, faults = reading.value.state, self._store.gpu_faults
         judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
         observed = Observed(
             containers=self._times.brought_over(judged),
@@ -146,13 +176,13 @@ class Observer:
         )
         return Sight(spec, observed, unseen)
 
-    def _kept_marks(self, reading: Reading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
+    def _kept_marks(self, reading: EngineReading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
         """Who retires. The store forgets it with the container, which an earlier reading may still have."""
-        there = {container.id for container in reading.state.containers}
+        there = {container.id for container in reading.value.state.containers}
         self._marks = {key: mark for key, mark in self._marks.items() if key in there} | dict(marks)
         return self._marks
 
-    async def _take(self, reading: Reading, spec: Spec) -> None:
+    async def _take(self, reading: EngineReading, spec: Spec) -> None:
         """Ask the replicas that are there now."""
         before, self._taken = self._taken, reading
         if reading is not before:
@@ -160,16 +190,16 @@ class Observer:
         retiring, asked_for = self._store.retirements, self._asked_for
         is_same = asked_for is not None and asked_for[0] is reading and asked_for[1] is spec
         if asked_for is None or not is_same or asked_for[2] != retiring:
-            outdated = outdated_containers(reading.state.containers, spec, reading.state.images)
-            self._prober.sync(reading.state.containers, spec.services, retiring, outdated)
+            outdated = outdated_containers(reading.value.state.containers, spec, reading.value.state.images)
+            self._prober.sync(reading.value.state.containers, spec.services, retiring, outdated)
             self._asked_for = reading, spec, retiring
         if before is None:
             await self._prober.first_round(FIRST_ROUND_S)
 
-    def _forget_gone(self, reading: Reading) -> None:
+    def _forget_gone(self, reading: EngineReading) -> None:
         """Drop notes about containers somebody else removed."""
         try:
-            for container_id in reading.noted - {container.id for container in reading.state.containers}:
+            for container_id in reading.value.noted - {container.id for container in reading.value.state.containers}:
                 self._store.forget(container_id)
         except StoreError as error:
             logger.error("notes of removed containers were kept: %s", error)  # noqa: TRY400 - they harm nobody

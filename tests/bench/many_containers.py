@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controller.apply import PARALLEL_ACTIONS
 from controller.engines.docker_reader import timestamp
-from controller.observe import engine_watch, router_watch
+from controller.observe.watch import PATIENCE_S
 from tests.bench import controller_at_rest
 from tests.bench.record import Page, Table, directory_of, run_facts
 from tests.bench.targets import Line
@@ -405,10 +405,9 @@ HOW = f"""\
 - A stack of its own, HAProxy, controller and Prometheus included; the service is tests/bench/apps/tiny.yaml unless the
   command says otherwise.
 - Ticks are the controller's own histogram (`{TICKS}`: look at engine and HAProxy, plan,
-  publication). A tick waits {1000 * engine_watch.PATIENCE_S:.0f} ms at most for the engine and
-  {1000 * router_watch.PATIENCE_S:.0f} ms for HAProxy, not at all where the last answer took longer, and goes on with
-  the reading before. How long they took to answer is `{READINGS}` and
-  `{HAPROXY_READINGS}`. CPU and resident memory are those of the controller's process
+  publication). A tick waits {1000 * PATIENCE_S:.0f} ms at most for the engine and HAProxy, not at all
+  where the last answer took longer, and goes on with the reading before. How long they took to
+  answer is `{READINGS}` and `{HAPROXY_READINGS}`. CPU and resident memory are those of the controller's process
   in /proc.
 - How long the controller's event loop waited for a core is the kernel's schedstat of its thread.
 - When a container was made and started is the engine's word, when a replica takes traffic the controller's event of its

@@ -17,8 +17,8 @@ from controller.model.actions import AddServer, CreateContainer, StartContainer
 from controller.model.plan import Outcome, Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
-from controller.observe.engine_watch import EngineWatch
 from controller.observe.probe import Reading, Subject
+from controller.observe.watch import Watch
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -160,7 +160,7 @@ async def test_nothing_is_planned_before_the_containers_were_read(
     async def returns_without_a_reading(*arguments: object, **options: object) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(EngineWatch, "await_reading", returns_without_a_reading)
+    monkeypatch.setattr(Watch, "answer", returns_without_a_reading)
     control.engine.reading_s = 3600.0
     async with control.running() as loop:
         await until(lambda: loop.view.observed is not None)

@@ -1,56 +1,61 @@
-"""The engine is read beside the looks: what a look takes, what it waits for, and what counts as going on."""
+"""A part of the world is read beside the looks: what a look takes, what it waits for, what counts as in progress."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.engines.base import EngineState
 from controller.errors import EngineUnreachable
 from controller.loop import LOOK_S
 from controller.model.actions import RemoveContainer, StartContainer
-from controller.model.spec import Spec
-from controller.observe import engine_watch
-from controller.observe.engine_watch import EngineWatch
-from tests.fakes.fake_engine import FakeEngine
+from controller.observe.watch import PATIENCE_S, REST_S, Watch
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import Control
 from tests.unit.controller.worlds import service
 
-SPEC = Spec("p", {})
+SUBJECT = object()
 START = StartContainer(target="p-web-1", service="web")
-
-
-class Engine(FakeEngine):
-    """Counts how often it is read, and may break."""
-
-    readings = 0
-    breaks: Exception | None = None
-
-    async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
-        self.readings += 1
-        state = await super().observe(project, service_names, images)
-        if self.breaks is not None:
-            raise self.breaks
-        return state
+AGE_S, STALE_S, LIMIT_S = 10.0, 5.0, 50.0
 
 
 class Bench:
-    """A watch that runs, and whoever looks."""
+    """A watch that runs, the world that it reads, and a loop that looks."""
 
     def __init__(self) -> None:
-        clock = asyncio.get_running_loop().time
-        self.engine = Engine(clock)
+        self.world = 0
+        self.reading_s = 0.0
+        self.breaks: Exception | None = None
+        self.readings = 0
         self.woken = 0
-        self.watch = EngineWatch(self.engine, frozenset, self._wake, clock=clock)
+        self.watch: Watch[object, int, StartContainer] = Watch(
+            "the world",
+            self._read,
+            self._wake,
+            limit_s=LIMIT_S,
+            stale_s=STALE_S,
+            clock=asyncio.get_running_loop().time,
+        )
+
+    async def _read(self, subject: object) -> int:
+        self.readings += 1
+        value, breaks = self.world, self.breaks
+        await asyncio.sleep(self.reading_s)
+        if breaks is not None:
+            raise breaks
+        return value
 
     def _wake(self) -> None:
         self.woken += 1
+
+    def change(self) -> None:
+        """The world is another, and the watch learns that something happened."""
+        self.world += 1
+        self.watch.changed()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -60,13 +65,17 @@ class Bench:
         finally:
             task.cancel()
 
-    async def look(self, spec: Spec = SPEC, *, thorough: bool = False) -> float:
+    async def look(self, subject: object = SUBJECT, age_s: float = AGE_S, *, thorough: bool = False) -> float:
         """Take a reading; return how long that was waited for."""
         now = asyncio.get_running_loop().time
         begun = now()
         with self.watch.looking():
-            await self.watch.await_reading(spec, 10.0, thorough=thorough)
+            await self.watch.answer(self.watch.ask(subject, age_s, thorough=thorough))
         return now() - begun
+
+    def taken(self) -> int | None:
+        """What the last look has taken."""
+        return self.watch.reading.value if self.watch.reading else None
 
 
 def virtually(work: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
@@ -84,40 +93,41 @@ def virtually(work: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
 
 def test_the_first_look_waits_and_what_has_not_changed_is_not_read_again() -> None:
     async def work(bench: Bench) -> None:
-        bench.engine.reading_s = 3.0
+        bench.reading_s = 3.0
         assert await bench.look() == 3.0
         assert await bench.look() == 0.0
-        assert bench.engine.readings == 1
+        assert bench.readings == 1
         assert bench.woken == 0, "the look has taken it"
 
     virtually(work)
 
 
-def test_a_look_takes_the_reading_before_while_the_engine_is_slow_and_is_followed_by_one_with_the_next() -> None:
+def test_where_nothing_tells_of_changes_each_look_has_a_reading_of_its_own() -> None:
     async def work(bench: Bench) -> None:
-        await bench.look()
-        before = bench.watch.reading
-        bench.engine.reading_s = 1.0
-        await asyncio.sleep(1.0)
-        bench.watch.changed()
-        assert await bench.look() == pytest.approx(engine_watch.PATIENCE_S)
-        assert bench.watch.reading is before
-        await asyncio.sleep(1.0)
-        assert bench.woken == 1
-        assert bench.watch.reading is not before
-        assert await bench.look() == 0.0
+        for number in range(3):
+            bench.world = number
+            assert await bench.look(age_s=PATIENCE_S) == 0.0
+            assert bench.taken() == number
+            await asyncio.sleep(LOOK_S)
+        assert (bench.readings, bench.woken) == (3, 0)
 
     virtually(work)
 
 
-def test_a_look_waits_for_an_engine_that_answers_soon() -> None:
+def test_a_look_takes_the_last_reading_while_the_world_is_slow_and_is_followed_by_one_with_the_next() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.reading_s = 0.03
+        bench.reading_s = 1.0
         await asyncio.sleep(1.0)
-        bench.watch.changed()
-        assert await bench.look() == pytest.approx(0.03)
-        assert bench.watch.is_fresh(SPEC, 10.0)
+        bench.change()
+        assert await bench.look() == pytest.approx(PATIENCE_S), "the one before was quick"
+        assert bench.taken() == 0
+        await asyncio.sleep(1.0)
+        assert bench.woken == 1
+        assert await bench.look() == 0.0
+        assert bench.taken() == 1
+        await asyncio.sleep(5.0)
+        assert (bench.readings, bench.woken) == (2, 1), "news are taken, and not asked for again"
 
     virtually(work)
 
@@ -125,24 +135,40 @@ def test_a_look_waits_for_an_engine_that_answers_soon() -> None:
 def test_a_look_waits_only_for_a_reading_that_can_be_expected_soon() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.reading_s = 0.2
+        bench.reading_s = 0.2
         await asyncio.sleep(1.0)
-        bench.watch.changed()
-        assert await bench.look() == pytest.approx(engine_watch.PATIENCE_S), "the one before was quick"
+        bench.change()
+        await bench.look()
         await asyncio.sleep(1.0)
         await bench.look()
-        bench.watch.changed()
+        bench.change()
         assert await bench.look() == 0.0
         await asyncio.sleep(0.17)
         assert await bench.look() == pytest.approx(0.03), "it goes on, and is nearly there"
-        bench.watch.changed()
+        bench.change()
         await asyncio.sleep(0.01)
-        assert await bench.look() == 0.0, "the engine is left alone for a while, and then takes 0.2 s"
-        bench.engine.reading_s = 0.03
+        assert await bench.look() == 0.0, "the world is left alone for a while, and then takes 0.2 s"
+        bench.reading_s = 0.03
         await asyncio.sleep(1.0)
         assert await bench.look() == 0.0
-        bench.watch.changed()
+        bench.change()
         assert await bench.look() == pytest.approx(0.03), "quick once more"
+
+    virtually(work)
+
+
+def test_a_reading_that_comes_late_and_says_nothing_new_wakes_only_for_what_had_ended() -> None:
+    async def work(bench: Bench) -> None:
+        await bench.look()
+        bench.reading_s = 0.5
+        await asyncio.sleep(1.0)
+        bench.watch.changed()
+        await bench.look()
+        await asyncio.sleep(1.0)
+        assert (bench.readings, bench.woken) == (2, 0)
+        bench.watch.ended(START)
+        await asyncio.sleep(1.0)
+        assert (bench.readings, bench.woken) == (3, 1), "what the action did is seen now"
 
     virtually(work)
 
@@ -150,44 +176,44 @@ def test_a_look_waits_only_for_a_reading_that_can_be_expected_soon() -> None:
 def test_changes_while_it_is_being_read_are_one_more_reading() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.reading_s = 0.2
+        bench.reading_s = 0.2
         await asyncio.sleep(1.0)
         for _ in range(100):
-            bench.watch.changed()
+            bench.change()
             await asyncio.sleep(0.001)
         await asyncio.sleep(5.0)
-        assert bench.engine.readings == 3
-        assert bench.watch.is_fresh(SPEC, 10.0)
+        assert bench.readings == 3
+        assert bench.watch.is_fresh(SUBJECT, AGE_S)
 
     virtually(work)
 
 
-def test_an_engine_that_is_slow_is_left_alone_for_as_long_as_it_took() -> None:
+def test_a_world_that_is_slow_is_left_alone_for_as_long_as_it_took() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.reading_s = 0.2
+        bench.reading_s = 0.2
         for _ in range(400):
-            bench.watch.changed()
+            bench.change()
             await asyncio.sleep(0.01)
-        assert bench.engine.readings == pytest.approx(4.0 / 0.4, abs=2)
+        assert bench.readings == pytest.approx(4.0 / 0.4, abs=2)
 
     virtually(work)
 
 
-def test_an_action_counts_as_going_on_until_a_reading_has_begun_after_its_end() -> None:
+def test_an_action_counts_as_in_progress_until_a_reading_has_begun_after_its_end() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.reading_s = 1.0
+        bench.reading_s = 1.0
         await asyncio.sleep(1.0)
-        bench.watch.changed()
+        bench.change()
         await asyncio.sleep(0.5)
         bench.watch.ended(START)
         assert bench.watch.unseen == (START,)
         await asyncio.sleep(0.6)
-        assert bench.engine.readings == 2
+        assert bench.readings == 2
         assert bench.watch.unseen == (START,), "that reading had begun before"
         await asyncio.sleep(2.0)
-        assert bench.engine.readings == 3
+        assert bench.readings == 3
         assert not bench.watch.unseen
 
     virtually(work)
@@ -197,50 +223,52 @@ def test_a_reading_that_fails_has_seen_nothing() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
         bench.watch.ended(START)
-        bench.engine.go_away()
+        bench.breaks = EngineUnreachable("it does not answer")
         await bench.look()
-        assert "does not answer" in bench.watch.error
+        assert bench.watch.error == "it does not answer"
         assert bench.watch.unseen == (START,)
-        bench.engine.come_back()
+        assert not bench.watch.is_fresh(SUBJECT, AGE_S)
+        bench.breaks = None
         await asyncio.sleep(1.0)
         await bench.look()
-        assert bench.watch.is_fresh(SPEC, 10.0)
         assert bench.watch.error == ""
+        assert bench.watch.is_fresh(SUBJECT, AGE_S)
         assert not bench.watch.unseen
 
     virtually(work)
 
 
-def test_a_thorough_look_waits_for_a_reading_that_began_after_what_is_known() -> None:
+def test_a_thorough_look_waits_for_a_reading_that_began_after_it() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.reading_s = 1.0
+        bench.reading_s = 1.0
         await asyncio.sleep(1.0)
-        bench.watch.changed()
+        bench.change()
         await asyncio.sleep(0.5)
-        bench.watch.changed()
-        assert await bench.look(thorough=True) == pytest.approx(0.5 + engine_watch.REST_S[1] + 1.0)
+        bench.world += 1
+        assert await bench.look(thorough=True) == pytest.approx(0.5 + REST_S[1] + 1.0)
+        assert bench.taken() == 2
 
     virtually(work)
 
 
-def test_readings_of_other_files_are_not_planned_from() -> None:
+def test_readings_of_another_subject_are_not_planned_from() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.reading_s = 1.0
+        bench.reading_s = 1.0
         await asyncio.sleep(1.0)
-        assert await bench.look(Spec("p", {})) == 1.0
+        assert await bench.look(object()) == 1.0
 
     virtually(work)
 
 
-def test_what_is_too_old_is_not_planned_from() -> None:
+def test_a_reading_that_is_too_old_is_not_planned_from() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.reading_s = 20.0
+        bench.reading_s = 20.0
         await asyncio.sleep(1.0)
-        bench.watch.changed()
-        await asyncio.sleep(engine_watch.STALE_S - 0.1)
+        bench.change()
+        await asyncio.sleep(STALE_S - 0.1)
         assert await bench.look() < 1.0
         await asyncio.sleep(0.2)
         assert await bench.look() > 10.0
@@ -248,11 +276,48 @@ def test_what_is_too_old_is_not_planned_from() -> None:
     virtually(work)
 
 
-def test_an_engine_that_never_answers_is_away() -> None:
+def test_a_reading_that_became_too_old_while_something_else_was_awaited_is_followed_by_another() -> None:
     async def work(bench: Bench) -> None:
-        bench.engine.reading_s = 1e6
-        assert await bench.look() == engine_watch.LIMIT_S
-        assert bench.watch.error == "the Docker Engine does not answer within 50 s"
+        await bench.look()
+        bench.reading_s = 0.5
+        await asyncio.sleep(1.0)
+        asked = bench.watch.ask(SUBJECT, 0.05)
+        await asyncio.sleep(2 * STALE_S)  # its answer came, and is old by now
+        bench.world += 1
+        await bench.watch.answer(asked)
+        assert bench.taken() == 1
+
+    virtually(work)
+
+
+def test_an_answer_is_waited_for_from_when_it_was_asked_for() -> None:
+    async def work(bench: Bench) -> None:
+        await bench.look()
+        bench.reading_s = 0.5
+        await asyncio.sleep(1.0)
+        asked = bench.watch.ask(SUBJECT, 0.05)
+        await asyncio.sleep(2 * PATIENCE_S)
+        now = asyncio.get_running_loop().time
+        begun = now()
+        await bench.watch.answer(asked)
+        assert now() == begun
+
+    virtually(work)
+
+
+def test_a_world_that_never_answers_is_away_and_only_the_first_look_waits_for_it() -> None:
+    async def work(bench: Bench) -> None:
+        bench.reading_s = 1e6
+        assert await bench.look() == LIMIT_S
+        assert bench.watch.error == "the world does not answer within 50 s"
+        for _ in range(3):
+            assert await bench.look() <= PATIENCE_S
+            await asyncio.sleep(LOOK_S)
+        bench.reading_s = 0.0
+        await asyncio.sleep(LIMIT_S)
+        assert await bench.look() == 0.0, "the last reading took long"
+        await asyncio.sleep(REST_S[1])
+        assert (bench.watch.error, bench.woken) == ("", 1)
 
     virtually(work)
 
@@ -260,13 +325,14 @@ def test_an_engine_that_never_answers_is_away() -> None:
 def test_a_defect_in_reading_is_every_looks_until_a_reading_succeeds() -> None:
     async def work(bench: Bench) -> None:
         await bench.look()
-        bench.engine.breaks = KeyError("Names")
+        bench.breaks = KeyError("Names")
         bench.watch.changed()
         for _ in range(2):
+            await bench.look()
             with pytest.raises(KeyError, match="Names"):
-                await bench.look()
+                str(bench.watch.error)
             await asyncio.sleep(LOOK_S)
-        bench.engine.breaks = None
+        bench.breaks = None
         await bench.look()
         assert bench.watch.error == ""
 
