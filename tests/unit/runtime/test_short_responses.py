@@ -55,7 +55,7 @@ class Asked:
 
 
 async def by_aiohttp(asked: Asked, response: web.Response) -> None:
-    """As aiohttp answers, with the header that `http_server.Request` adds."""
+    """As aiohttp answers, with the header that `inside.Request` adds."""
 
     async def hook(_: web.StreamResponse) -> None:
         response.headers[REQUEST_ID_KEY] = ID
