@@ -99,6 +99,7 @@ def judge_time(pace: Pace, noticed_s: float, within_s: float) -> None:
     judge(noticed_s <= within_s + SLACK_S, f"given up after {within_s:g} s, and it was {noticed_s:.1f} s", pace)
 
 
+@pytest.mark.long
 @both_transports
 async def test_a_replica_that_hangs(fleet: Fleet, transport: str) -> None:
     stays, hangs = await fleet.workers("stays", "hangs")
@@ -127,6 +128,7 @@ async def test_a_replica_that_is_killed_and_started_again_at_its_address(fleet: 
     judge_time(pace, noticed_s, BROKEN_S)
 
 
+@pytest.mark.long
 @both_transports
 async def test_a_replica_whose_cable_is_pulled(fleet: Fleet, transport: str) -> None:
     with island() as far_away, Pace() as pace:
@@ -142,6 +144,7 @@ async def test_a_replica_whose_cable_is_pulled(fleet: Fleet, transport: str) -> 
     judge_time(pace, noticed_s, SILENT_S)
 
 
+@pytest.mark.long
 async def test_a_replica_that_is_cut_off_stops_working_for_its_callers(fleet: Fleet) -> None:
     with island() as far_away, Pace() as pace:
         far = await fleet.start("worker", "far", host=far_away.host, inside=far_away.inside)
