@@ -112,8 +112,8 @@ class Cluster:
     """Replicas of one test."""
 
     def __init__(self) -> None:
-        self._running: dict[ReplicaServer, asyncio.Task[None]] = {}
-        self._processes: list[asyncio.subprocess.Process] = []
+        self.running: dict[ReplicaServer, asyncio.Task[None]] = {}
+        self.processes: list[asyncio.subprocess.Process] = []
 
     async def start(self, *parts: object, **settings: Any) -> ReplicaServer:
         """Start a replica and return it once it is ready."""
@@ -124,12 +124,12 @@ class Cluster:
         metrics = settings.pop("metrics", None) or RuntimeMetrics()
         server = ReplicaServer(*parts, settings=Settings(**(defaults | settings)), metrics=metrics)
         task = asyncio.create_task(server.run())
-        self._running[server] = task
+        self.running[server] = task
         ready = asyncio.create_task(server.ready.wait())
         await asyncio.wait([ready, task], return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if task.done():
-            del self._running[server]
+            del self.running[server]
             await task
         return server
 
@@ -141,7 +141,7 @@ class Cluster:
     async def ended(self, server: ReplicaServer) -> None:
         """Wait until a replica has ended by itself."""
         async with asyncio.timeout(PATIENCE_S):
-            await self._running[server]
+            await self.running[server]
 
     async def process(self, source: str, port: int, **environ: str) -> asyncio.subprocess.Process:
         """Run a replica in a process of its own, which a test may kill; returns once it is ready."""
@@ -149,7 +149,7 @@ class Cluster:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", source, env=environ, stderr=asyncio.subprocess.PIPE
         )
-        self._processes.append(process)
+        self.processes.append(process)
         assert process.stderr is not None
         lines = []
         async with asyncio.timeout(PATIENCE_S):
@@ -160,15 +160,15 @@ class Cluster:
         raise AssertionError("the process ended before it was ready:\n" + "".join(lines))
 
     async def close(self) -> None:
-        for process in self._processes:
+        for process in self.processes:
             if process.returncode is None:
                 process.kill()
             await process.wait()
             process._transport.close()  # type: ignore[attr-defined]
-        for server in self._running:
+        for server in self.running:
             server.stop()
             server.stop()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*self.running.values(), return_exceptions=True)
 
 
 def address(server: ReplicaServer) -> str:

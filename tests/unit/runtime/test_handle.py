@@ -54,6 +54,11 @@ def make(**options: Any) -> tuple[Any, HandleChannel]:
     return EchoStub(channel), channel
 
 
+def connected(channel: HandleChannel) -> int:
+    """How many replicas may be called now."""
+    return sum(replica.callable for replica in channel.pool().replicas())
+
+
 async def test_a_handle_made_at_import_works_in_any_loop(cluster: Cluster) -> None:
     know(await cluster.start(EchoService()))
     reply = await DEFINED_AT_IMPORT.Echo(echo())
@@ -133,7 +138,7 @@ async def test_calls_spread_over_replicas(cluster: Cluster) -> None:
     services = [EchoService(str(number)) for number in range(3)]
     know(*[await cluster.start(service) for service in services])
     stub, channel = make(policy="round_robin")
-    await until(lambda: len(channel.pool()._callable) == 3, "three connections")
+    await until(lambda: connected(channel) == 3, "three connections")
     await asyncio.gather(*[stub.Echo(echo()) for _ in range(30)])
     assert [service.calls for service in services] == [10, 10, 10]
 
@@ -488,9 +493,9 @@ class TestDrain:
         Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         stub, channel = make()
         await stub.Echo(echo())
-        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        await until(lambda: connected(channel) == 2, "both are connected")
         discovery.say("echo-child", ("r1", address(servers[0]), True), ("r2", address(servers[1]), False))
-        await until(lambda: len(channel.pool()._callable) == 1, "the news arrived")
+        await until(lambda: connected(channel) == 1, "the news arrived")
         calls = one.calls
         assert {await _reply(stub, "hi") for _ in range(20)} == {"two: hi"}
         assert one.calls == calls
@@ -526,7 +531,7 @@ class TestDeath:
         server = await cluster.start(other)
         Clients.use(Settings(static={"ECHO_CHILD": (address(server), f"127.0.0.1:{free_port}")}))
         stub, channel = make(policy="round_robin")
-        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        await until(lambda: connected(channel) == 2, "both are connected")
         begun = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(4)]
         await until(lambda: other.begun == 2, "two calls each")
         for _ in range(2):  # what is still on its way there has not begun, and may go elsewhere
@@ -707,7 +712,7 @@ class TestDiscovery:
         Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}", node="here"))
         stub, channel = make(prefer_local=True)
         channel.pool()
-        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        await until(lambda: connected(channel) == 2, "both are connected")
         assert {await _reply(stub, "hi") for _ in range(10)} == {"near: hi"}
         filling = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(2)]
         await until(lambda: services[1].begun == 2, "the near one is full")
@@ -735,7 +740,7 @@ class TestPolicies:
         know(*servers)
         monkeypatch.setitem(sys.modules, "own_policies", sys.modules[__name__])
         stub, channel = make(policy="own_policies:LastOfAll")
-        await until(lambda: len(channel.pool()._callable) == 2, "two connections")
+        await until(lambda: connected(channel) == 2, "two connections")
         last = max(range(2), key=lambda number: address(servers[number]))
         assert {await _reply(stub, "hi") for _ in range(5)} == {f"{last}: hi"}
 
@@ -743,7 +748,7 @@ class TestPolicies:
         services = [EchoService(str(number)) for number in range(3)]
         know(*[await cluster.start(service) for service in services])
         (one, channel), (other, _) = make(policy="consistent_hash"), make(policy="consistent_hash")
-        await until(lambda: len(channel.pool()._callable) == 3, "three connections")
+        await until(lambda: connected(channel) == 3, "three connections")
 
         async def replies(stub: Any) -> list[str]:
             sessions = [(("x-session-id", f"session-{number}"),) for number in range(60)]
@@ -774,7 +779,7 @@ class TestOutliers:
         sick, well = EchoService("sick"), EchoService("well")
         know(*[await cluster.start(service) for service in (sick, well)])
         stub, channel = make(policy="round_robin")
-        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        await until(lambda: connected(channel) == 2, "both are connected")
         sick.fails = True
         errors = 0
         for _ in range(40):
@@ -839,7 +844,7 @@ class TestOtherKinds:
         servers = [await cluster.start(_Summing()) for _ in range(2)]
         know(*servers)
         channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), policy="round_robin")
-        await until(lambda: len(channel.pool()._callable) == 2, "both are connected")
+        await until(lambda: connected(channel) == 2, "both are connected")
         servers[0]._admission.draining = True
         for _ in range(2):
             call = channel.stream_stream("/test.Sum/Running")(timeout=PATIENCE_S)

@@ -26,7 +26,7 @@ from tests.unit.runtime.pipes import LARGE, Pipes, PipesStub, idle, numbers
 @pytest.fixture
 async def pipes(cluster: Cluster) -> tuple[PipesStub, Pipes, ReplicaServer]:
     service = Pipes()
-    server = await cluster.start(service)
+    server = await cluster.start(service, max_ongoing_requests=10_000)
     know(server)
     return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics())), service, server
 
@@ -59,8 +59,7 @@ class TestUnary:
         assert await pipes[0].One(b"hi", timeout=timeout) == b"hi"
 
     async def test_much_metadata_in_one_turn(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        server._admission.max_ongoing_requests = 10_000
+        stub, _, _ = pipes
         calls = [stub.One(b"%d" % index, metadata=(("token", "x" * 2000),)) for index in range(3000)]
         assert await asyncio.gather(*calls) == [b"%d" % index for index in range(3000)]
 
@@ -514,7 +513,6 @@ async def test_tasks_that_outlive_their_call_are_told_of_its_end(cluster: Cluste
 
 async def test_a_thousand_calls_of_all_kinds_at_once(pipes: Served) -> None:
     stub, _, server = pipes
-    server._admission.max_ongoing_requests = 10_000
 
     async def one(index: int) -> Any:
         match index % 4:

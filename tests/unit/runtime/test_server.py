@@ -289,7 +289,7 @@ class TestHealth:
         part.gate.clear()
         starting = asyncio.create_task(cluster.start(EchoService(), part))
         await until(lambda: part.checks == 1, "the check runs")
-        (server,) = cluster._running
+        (server,) = cluster.running
         assert server.readiness().state == "starting"
         assert (await readyz(server))[0] == 503
         part.gate.set()
@@ -365,7 +365,7 @@ class TestHealth:
         part.gate.clear()
         starting = asyncio.create_task(cluster.start(EchoService(), part))
         await until(lambda: part.checks == 1, "the check runs")
-        (server,) = cluster._running
+        (server,) = cluster.running
         server.stop()
         await starting
         assert server.grpc_port is None
@@ -464,7 +464,7 @@ class TestSignals:
     async def test_bad_settings_stop_the_start_with_2(self, cluster: Cluster, free_port: int) -> None:
         with pytest.raises(AssertionError, match=r'PIERHEAD_REQUEST_TIMEOUT_S: expected .*, found "soon"'):
             await cluster.process(SLOW, free_port, PIERHEAD_REQUEST_TIMEOUT_S="soon")
-        (process,) = cluster._processes
+        (process,) = cluster.processes
         assert await process.wait() == 2
 
     async def test_every_line_of_the_log_is_json(self, cluster: Cluster, free_port: int) -> None:

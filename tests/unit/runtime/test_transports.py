@@ -241,7 +241,7 @@ async def test_a_full_replica_s_call_goes_to_another(cluster: Cluster) -> None:
         await until(lambda: full.begun == 1, "somebody else fills the first replica")
         know(*servers)
         stub, channel = make(policy="round_robin")
-        await until(lambda: len([r for r in channel.pool().replicas() if r.callable]) == 2, "two connections")
+        await until(lambda: sum(replica.callable for replica in channel.pool().replicas()) == 2, "two connections")
         replies = [(await stub.Echo(echo())).response for _ in range(10)]
         assert set(replies) == {"free: hi"}
         assert full.calls == 1, "refused before any work"

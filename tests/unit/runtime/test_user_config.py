@@ -329,7 +329,7 @@ class TestReplica:
         part = Tuned()
         starting = asyncio.create_task(cluster.start(EchoService(), part, user_config=BAD))
         await until(lambda: part.tries > 1, "it is tried again, without a restart")
-        (server,) = cluster._running
+        (server,) = cluster.running
         found = await readyz(server)
         assert (found["status"], found["state"], found["detail"]) == (503, "starting", REFUSED)
         await put(server, A)
@@ -340,7 +340,7 @@ class TestReplica:
         part = Tuned()
         starting = asyncio.create_task(cluster.start(EchoService(), part, user_config=BAD))
         await until(lambda: part.tries > 1, "it waits")
-        (server,) = cluster._running
+        (server,) = cluster.running
         server.stop()
         await asyncio.wait({starting}, timeout=PATIENCE_S)
         assert starting.done()

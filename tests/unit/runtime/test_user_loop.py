@@ -50,7 +50,9 @@ async def pipes(cluster: Cluster, transport: str) -> tuple[PipesStub, Pipes, Rep
     service = Pipes()
     service.gate = Gate()
     service.gate.set()
-    server = await cluster.start(service, run_user_code_in_separate_thread=True, debug=True)
+    server = await cluster.start(
+        service, run_user_code_in_separate_thread=True, debug=True, max_ongoing_requests=10_000
+    )
     know(server)
     return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)), service, server
 
