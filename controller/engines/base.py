@@ -30,7 +30,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineEvent:
-    """Something changed; it only wakes the loop, which reads the world again."""
+    """Something changed. An event only wakes the loop, which reads the world again."""
 
     kind: str  # start, die, oom, destroy, "image tag", ...
     container_id: str
@@ -59,9 +59,9 @@ class ClusterEngine(Protocol):
         ...
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
-        """Bytes in use of the GPUs that tell, by UUID, whoever uses them. Raises EngineError where nothing can be read.
+        """Bytes in use by any process, by UUID, of the GPUs that report them. Raises EngineError if none can be read.
 
-        It may take seconds and a container: to be asked for when somebody needs it.
+        It may take seconds and a container: call it only when the figure is needed.
         """
         ...
 
@@ -89,5 +89,5 @@ class ClusterEngine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of connections and threads."""
+        """Close connections and end threads."""
         ...

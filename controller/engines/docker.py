@@ -54,10 +54,10 @@ SOCKET = Path("/var/run/docker.sock")
 
 
 def is_orphaned(socket: Path | None) -> bool:
-    """Whether that file has been deleted by whoever made it, so that nobody will ever answer there. None: no file."""
+    """Whether the engine that made the socket file has deleted it, so that no answer will ever come. None: no file."""
     try:
         return socket is not None and socket.stat().st_nlink == 0
-    except OSError:  # there is none, for now: who looks at the real directory sees the new one when it is made
+    except OSError:  # there is none for now: a client that sees the real directory finds the new one when it is made
         return False
 
 
@@ -96,7 +96,7 @@ class DockerEngine:
         self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
         # Pulls take minutes; they must not keep the others from a thread.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
-        # Some logging drivers do not answer; whoever reads their logs must not keep the others from a thread.
+        # Some logging drivers do not answer; reading their logs must not take the threads of other calls.
         self._log_calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="pierhead-logs")
         self._log_readers = 0
         self._event_readers: set[EventReader] = set()
@@ -256,7 +256,7 @@ class DockerEngine:
             self._client.kill(action.container_id, signal)
         except docker.errors.APIError as error:
             if not _is_gone(error):
-                raise  # else nobody is left to signal
+                raise  # else no process is left to signal
 
     def _stop_signal(self, container_id: str) -> str:
         """What asks this container to end, as `docker stop` would: stop_signal, else its image's, else SIGTERM.
@@ -352,7 +352,7 @@ def _is_gone(error: docker.errors.APIError) -> bool:
 
 
 def _end_of(log: bytes, most: int) -> bytes:
-    """The last lines that fit into so many bytes, whole ones: whoever compares two readings must find the same lines.
+    """The last lines that fit into so many bytes, whole ones, so that two readings can be compared line by line.
 
     Of a line that does not fit, where it is the last, its end.
     """

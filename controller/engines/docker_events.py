@@ -38,7 +38,7 @@ _WATCHED = {
 
 
 class EventQueue:
-    """From one thread to one coroutine. Past its limit all events become one: "something changed"."""
+    """Carries events from one thread to one coroutine. Past its limit all events become one: "something changed"."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = _QUEUE_LIMIT) -> None:
         self._loop = loop
@@ -68,7 +68,7 @@ class EventQueue:
         # One wake-up stays under way at most, so a loop that stands still collects no callbacks.
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no consumer waits any more
                 self._loop.call_soon_threadsafe(self._filled.set)
 
     async def get(self) -> EngineEvent:
@@ -95,7 +95,8 @@ class EventReader:
         followed: Callable[[bool], None] = lambda _: None,
         quiet_s: float = _QUIET_S,
     ) -> None:
-        """`followed` is told when a stream has been opened (every event comes from now on), and when it is over."""
+        """`followed` is called with True when a stream was opened (from then on no event is missed), and with False at
+        its end."""
         self._client = client
         self._queue = queue
         self._accept = accept

@@ -1,11 +1,13 @@
 """Reads the engine's part of a snapshot. A world at rest costs one call: `GET /containers/json`.
 
-Everything else is remembered under a key that changes with it. Details of a container: its state and exit code, for as
-long as the engine's events are followed and none was about it (a hundred replicas that start would else be a hundred
-calls more in every look for a minute). While events may be missed: its state and the engine's own text on it ("Up 2
-minutes": a restart that the state alone hides would change it), once it is a minute old. Image ids: ten seconds, or
-until an image event. GPUs: half a minute. Device requests of foreign containers: for as long as they run, for they
-cannot change.
+Everything else is cached under a key that changes with it:
+
+- Details of a container, under its state and exit code, while the engine's events are followed and none was about it.
+  (Without the cache, a hundred replicas that start would be a hundred calls more in every reading for a minute.)
+- While events may be missed: under its state and the engine's own text on it, once it is a minute old. The text is "Up
+  2 minutes", and a restart that the state alone hides changes it.
+- Image ids for ten seconds, or until an image event. GPUs for half a minute.
+- Device requests of foreign containers for as long as they run, as they cannot change.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class _Known:
 
 
 class _News:
-    """Which containers the engine has told something of, and since when it tells all. Used by two threads."""
+    """Which containers the engine's events were about, and since when none is missed. Used by two threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,31 +78,31 @@ class _News:
 
     @property
     def count(self) -> int:
-        """A number that grows with everything that is told."""
+        """A number that grows with every event."""
         with self._lock:
             return self._count
 
     def follow(self, *, on: bool) -> None:
-        """Say that from now on every event is told of, or that some may be missed."""
+        """Say that from now on every event arrives, or that some may be missed."""
         with self._lock:
             self._count += 1
             self._followed_from = self._count if on else None
             self._of.clear()
 
     def told(self, container_id: str) -> None:
-        """Something happened to a container."""
+        """Note an event of a container."""
         with self._lock:
             self._count += 1
             if self._followed_from is not None:
                 self._of[container_id] = self._count
 
     def nothing_since(self, container_id: str, count: int) -> bool:
-        """Whether surely nothing has happened to a container since `count` was read."""
+        """Whether it is certain that a container had no event since `count` was read."""
         with self._lock:
             return self._followed_from is not None and count >= max(self._followed_from, self._of.get(container_id, 0))
 
     def keep_only(self, container_ids: Collection[str]) -> None:
-        """Forget the others: they are gone."""
+        """Forget the other containers, which are gone."""
         with self._lock:
             self._of = {
                 container_id: count for container_id, count in self._of.items() if container_id in container_ids
@@ -108,7 +110,7 @@ class _News:
 
 
 class EngineReader:
-    """Blocking; one read at a time. What is not `read` may be called from any thread meanwhile."""
+    """Blocking; one read at a time. All methods but `read` may be called from any thread meanwhile."""
 
     def __init__(
         self,
@@ -135,13 +137,13 @@ class EngineReader:
     ) -> EngineState:
         """One snapshot. Raises what docker-py raises.
 
-        `unstarted` are names of replicas whose first start has not ended. The list tells all there is to know of them,
-        and whoever asks about one that is being started has to wait until it has started.
+        `unstarted` are names of replicas whose first start has not ended. The list has all there is to know of them,
+        and `inspect` of a container that is being started waits until it has started.
         """
         with self._lock:
             inventory = self._discovery.inventory()
             # Foreign containers matter only for the GPUs they hold.
-            summaries = self._list(project, everybody=bool(inventory.gpus))
+            summaries = self._list(project, everything=bool(inventory.gpus))
             replicas, strays = self._sort(summaries, project, service_names, unstarted)
             known = {replica.id for replica in replicas}
             holders: dict[str, str] = {}
@@ -161,7 +163,7 @@ class EngineReader:
         self._images_due = float("-inf")
 
     def follow(self, *, on: bool) -> None:
-        """Say that every event is told of from now on, or that events may be missed."""
+        """Say that every event arrives from now on, or that events may be missed."""
         self._news.follow(on=on)
 
     def told(self, container_id: str) -> None:
@@ -174,8 +176,8 @@ class EngineReader:
 
     # -------------------------------------------------------------------------------------------------- containers
 
-    def _list(self, project: str, *, everybody: bool) -> list[Summary]:
-        filters = {} if everybody else {"label": f"com.docker.compose.project={project}"}
+    def _list(self, project: str, *, everything: bool) -> list[Summary]:
+        filters = {} if everything else {"label": f"com.docker.compose.project={project}"}
         summaries: list[Summary] = self._client.containers(all=True, filters=filters)
         return summaries
 
@@ -249,7 +251,7 @@ class EngineReader:
             same_outcome = state in _UP or _outcome(known.text) == _outcome(text)
             if same_text or (same_outcome and self._news.nothing_since(container_id, known.news)):
                 return known.details
-        news = self._news.count  # before: what is told while it is being read makes it be read again
+        news = self._news.count  # before the call: an event during the call causes another read
         try:
             details = _details(self._client.inspect_container(container_id))
         except docker.errors.NotFound:
@@ -343,7 +345,7 @@ def _details(container: Mapping[str, Any]) -> _Details:
     state = container["State"]
     status = _state(state)
     code = int(state.get("ExitCode") or 0)
-    # A container whose start failed stays "created" with the failure's code; 0 there means that nobody started it.
+    # A container whose start failed stays "created" with the failure's code; 0 there means that it was never started.
     ended = status in (ContainerState.EXITED, ContainerState.DEAD) or (status is ContainerState.CREATED and code != 0)
     return _Details(
         state=status,

@@ -226,7 +226,7 @@ class GpuDiscovery:
             code = self._client.wait(container, timeout=_PROBE_TIMEOUT_S)["StatusCode"]
             output = self._client.logs(container, tail=_LONGEST_REPORT).decode(errors="replace")
         finally:
-            with contextlib.suppress(docker.errors.NotFound):  # somebody's `docker container prune` was first
+            with contextlib.suppress(docker.errors.NotFound):  # a `docker container prune` was first
                 self._client.remove_container(container, force=True, v=True)
         if code != 0:
             raise ValueError(f"nvidia-smi ended with exit code {code}: {' '.join(output.split())[-500:]}")

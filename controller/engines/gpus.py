@@ -1,4 +1,4 @@
-"""Which GPUs there are and who holds them, read out of what the engine, CDI files and `nvidia-smi` print. Pure.
+"""Finds the GPUs and their holders in what the engine, CDI files and `nvidia-smi` print. Pure.
 
 A GPU goes by its UUID (`GPU-...`, `MIG-...`). CDI files and containers also speak of indices ("0", MIG "0:1") and of
 "all"; an index is only ever an alias of a UUID, and is used as a name where no UUID is known.
@@ -158,7 +158,7 @@ def _parents(uuids: Iterable[str], fingerprints: Mapping[str, str]) -> dict[str,
 
 
 def _without_divided(inventory: GpuInventory, parents: Mapping[str, str], divided: Iterable[str] = ()) -> GpuInventory:
-    """Tell MIG devices whose part they are, and leave out the GPUs that are divided."""
+    """Fill in the parent GPU of each MIG device, and leave out the GPUs that are divided."""
     gone = inventory.divided | frozenset(divided) | frozenset(parents.values())
     gpus = tuple(
         replace(gpu, parent=parents.get(gpu.uuid, gpu.parent)) for gpu in inventory.gpus if gpu.uuid not in gone
@@ -167,7 +167,7 @@ def _without_divided(inventory: GpuInventory, parents: Mapping[str, str], divide
 
 
 def described(inventory: GpuInventory, report: Iterable[SmiDevice]) -> GpuInventory:
-    """The same GPUs with what `nvidia-smi` says of them: name, memory, whose part they are."""
+    """The same GPUs with what `nvidia-smi` says of them: name, memory, parent."""
     known = {device.uuid: device for device in report}
     parents = {uuid: device.parent for uuid, device in known.items() if device.parent}
     inventory = _without_divided(inventory, parents, (uuid for uuid, device in known.items() if device.divided))
@@ -221,7 +221,7 @@ def _names_in_request(request: Mapping[str, Any], kind: str) -> set[str]:
     if ids:
         return set(ids)
     count = int(request.get("Count") or 0)
-    # The nvidia driver turns a count into the first indices, whoever may hold them.
+    # The nvidia driver turns a count into the first indices, even if other containers hold them.
     return {_ALL} if count < 0 else {str(index) for index in range(count)}
 
 

@@ -29,14 +29,14 @@ def create_body(
     """The body of POST /containers/create for one replica (its name travels in the query string).
 
     `gpus` are the devices it is pinned to; `cdi_kind` is the vendor and class in front of a CDI device's name; `node`
-    is the engine's name for the machine. It is told to the replica and kept as a label, so that what a replica takes
-    for its own machine and what Discovery says of it stay the same, whatever the machine is called later.
+    is the engine's name for the machine. The replica gets it as a variable and a label, so that the replica and
+    Discovery name the same machine, whatever the machine is called later.
     """
     body: dict[str, Any] = copy.deepcopy(dict(spec.container))
     body["Labels"] = {**body.get("Labels", {}), **_labels(spec, replica, version, number, gpus, project, node)}
     if spec.managed:
         own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
-        # Not part of `container`, and so of no version: running replicas are given another one when it changes.
+        # Not part of `container`, and so of no version: running replicas receive another one when it changes.
         own += [f"PIERHEAD_USER_CONFIG={spec.user_config}"] if spec.user_config != NO_USER_CONFIG else []
         body["Env"] = sorted([*body.get("Env", []), *own])
     if slot := _slot_environment(spec, gpus):
@@ -74,7 +74,7 @@ def _labels(
 
 
 def _slot_environment(spec: ServiceSpec, gpus: Sequence[Gpu]) -> list[str]:
-    """What a replica is told of its slot: its memory, and what share of the GPU's that is (both rounded down).
+    """The variables of a replica's slot: its memory, and its share of the GPU's memory (both rounded down).
 
     One of the two is left out where it does not follow from the other because the GPU's memory is not known.
     """

@@ -41,7 +41,7 @@ def parse_report(text: str) -> tuple[SmiDevice, ...]:
     if not found:
         raise ValueError(f"nvidia-smi: expected its list and its XML, found {' '.join(text.split())[-500:]!r}")
     try:
-        # Printed by the driver's own program, in a container of ours: nobody else's text.
+        # The driver's own program prints it, in a container of ours: the text can be trusted.
         log = ElementTree.fromstring(found + xml.rstrip())  # noqa: S314
     except ElementTree.ParseError as error:
         raise ValueError(f"nvidia-smi: its XML cannot be read: {error}") from error

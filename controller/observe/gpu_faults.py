@@ -1,15 +1,14 @@
-"""Which GPUs are not to be trusted: what is noticed of them, tick by tick. Pure but for what it remembers.
+"""Finds the GPUs that no replica may be placed on, tick by tick. No I/O; it remembers what it has seen.
 
-    gone      it is no longer among the GPUs that the engine lists, and a replica holds it
-    failing   replicas of one version fail on it again and again, and are well on another one
+    gone      the engine no longer lists it, and a replica holds it
+    failing   replicas of one version fail on it again and again, and work on another one
     marked    an operator marked it
 
-No replica is placed on a GPU with a mark. A mark of the first kind is taken back when the GPU is listed again, one of
-the second when it was away and is back (somebody has reset it), or when the version turns out to fail everywhere.
-Anybody may take back any of them.
+No replica is placed on a GPU with a mark. The mark "gone" ends when the engine lists the GPU again. The mark "failing"
+ends when the GPU was away and is back (an operator has reset it), or when the version turns out to fail everywhere. An
+operator can end any mark.
 
-Xid errors, the driver's own words, are in the kernel's log, which no container can read; what they do to replicas is
-what is seen here.
+The driver's Xid errors are in the kernel's log, which no container can read. Here only their effect on replicas shows.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..model.observed import Observed
 from ..model.world import FailureKey, GpuFault, Health, ReplicaContainer
 
 GONE_AFTER_S = 60.0
-"""The engine's list is read every half a minute, and its files are rewritten in place now and then."""
+"""The engine's list is read every half minute, and its files are rewritten in place now and then."""
 STRIKES = 3
 """Failures in a row on one GPU."""
 
@@ -45,7 +44,7 @@ class Unmark:
 
 @dataclass(slots=True)
 class GpuWatch:
-    """What has been seen of each GPU so far. A controller that starts begins with nothing, and concludes nothing."""
+    """What was seen of each GPU so far. It is empty when the controller starts, so nothing is concluded then."""
 
     _known: set[str] = field(default_factory=set)
     _missing_since: dict[str, float] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class GpuWatch:
             self._strikes[key] = self._strikes.get(key, 0) + 1
 
     def forget(self, uuid: str) -> None:
-        """Somebody says that it is well: it begins anew."""
+        """Forget what was seen of a GPU: an operator says that it works."""
         self._strikes = {key: count for key, count in self._strikes.items() if key[0] != uuid}
         self._missing_since.pop(uuid, None)
 
@@ -70,17 +69,17 @@ class GpuWatch:
         now: float,
         proven: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[Mark | Unmark, ...]:
-        """Conclude from a snapshot. Where no GPU is listed at all it is the list that has failed, not the GPUs.
+        """Conclude from a snapshot. If no GPU is listed at all, the list has failed and not the GPUs.
 
-        `proven`: the version of each service that is known to work, where there is one. Another version, which may be
-        what is wrong, says nothing of the GPU that it fails on.
+        `proven`: the version of each service that is known to work, where there is one. Another version may itself be
+        the fault, so its failures do not count against the GPU.
         """
         listed = {gpu.uuid for gpu in observed.gpus}
         if not listed:
             return ()
         if listed - self._known:
-            # The first look; or names that were never there: an index became a UUID, a MIG layout changed. What is
-            # missing then has another name, as far as anybody can tell.
+            # The first look, or new names: an index became a UUID, or a MIG layout changed. A GPU that is missing then
+            # may just have another name.
             self._known = set(listed)
         well = self._forgive(observed)
         telling = [key for _, key in self._strikes if proven.get(key[0], key[1]) == key[1] or well.get(key)]
@@ -154,6 +153,6 @@ class GpuWatch:
 
 
 def struck(container: ReplicaContainer, faults: Mapping[str, GpuFault]) -> str:
-    """Why a replica cannot stay where it is: one of its GPUs is gone; "" when it may."""
+    """Why a replica cannot stay where it is (one of its GPUs is gone); "" when it can."""
     gone = [uuid for uuid in container.gpus if uuid in faults and faults[uuid].kind == "gone"]
     return f"its GPU {gone[0]} is gone: {faults[gone[0]].reason}" if gone else ""

@@ -1,8 +1,8 @@
-"""How much of the GPUs' memory is in use: read when a start waits for it, and now and then for who looks at the status.
+"""Reads how much of the GPUs' memory is in use: when a start waits for it, and now and then for the status.
 
-Reading takes a container that runs `nvidia-smi`, so it is asked for, runs beside the loop, and wakes it. A reading from
-before a holder of a GPU ended says nothing any more: it is awaited anew. Where nothing can be read (CDI without a
-driver), replicas are placed by what containers hold alone, and status says so.
+Reading takes a container that runs `nvidia-smi`, so it runs beside the loop and wakes the loop at its end. A reading
+from before a holder of a GPU ended is outdated, and the next one is awaited. Where nothing can be read (CDI without a
+driver), replicas are placed only by the GPUs that containers hold, and status says so.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 WAITING_S = 5.0
 """Between two readings while a start waits for memory that is in use."""
 RESTING_S = 60.0
-"""The same while nothing waits: what status and metrics show may be that old."""
+"""The same while nothing waits: status and metrics may be that old."""
 RETRY_S = 30.0
-"""Pause after a reading that failed, where others did not."""
+"""Pause after a reading that failed, if an earlier one succeeded."""
 HOPELESS_S = 300.0
-"""The same where none has succeeded: there is probably no nvidia-smi."""
+"""The same if none has succeeded: there is probably no nvidia-smi."""
 
 AWAITED = GpuReading(at=-math.inf)
 
@@ -59,7 +59,7 @@ class GpuMemoryWatch:
         """Why nothing can be read, in words; "" when it can, or was not tried."""
 
     def seen(self, observed: Observed) -> Observed:
-        """Return the snapshot with the last reading, if that still holds in it."""
+        """Return the snapshot with the last reading, unless that one is outdated."""
         holders = frozenset(c.id for c in observed.containers if c.gpus and c.state.is_up)
         holders |= {f"{uuid} {name}" for uuid, name in observed.foreign_gpu_holders.items()}
         if self._holders - holders:
@@ -94,7 +94,7 @@ class GpuMemoryWatch:
                 logger.warning("%s", error)
             self._reading, self.problem = None, str(error)
         except Exception as error:
-            # A defect that one machine brings out must not end the controller: placed is by what containers hold.
+            # A defect that shows on one machine must not end the controller: it places replicas without the reading.
             words = f"internal: reading the memory of the GPUs raised {type(error).__name__}: {error}"
             if words != self.problem:
                 logger.exception("internal: reading the memory of the GPUs raised")

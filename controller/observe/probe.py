@@ -1,12 +1,12 @@
 """Asks every replica that is up whether it is ready, each by a task of its own.
 
-    Judge       pure: readings in, verdict and pace out
-    HttpProbe   one question over HTTP, its answer in words
-    Prober      the tasks and the book of verdicts; a verdict that changes wakes the loop
+    Judge       pure: takes readings, gives the verdict and the pause until the next question
+    HttpProbe   sends one question over HTTP, gives the answer in words
+    Prober      owns the tasks and the verdicts; a verdict that changes wakes the loop
 
 Health: UNKNOWN until ready first; READY; FAILED after `probe.failures` bad readings in a row, or after one in which the
 replica itself says that it is broken, and READY again if it answers before it is replaced. "Draining" is an answer too,
-neither good nor bad: the replica was told to stop.
+neither good nor bad: the replica received a SIGTERM.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ EAGER_FOR_S = 30.0
 PATIENT_S = 1.0
 """The same afterwards: a model that loads for minutes is not hurried by questions."""
 RETIRING_S = 0.1
-"""Between readings of a replica that drains: its end is waited for."""
+"""Between readings of a replica that drains: the controller waits for its end."""
 EARLY = 0.9
-"""Part of a period after the last bad answer from which on another one counts: timers are not exact."""
+"""A bad answer counts from this part of a period after the last one: timers are not exact."""
 BODY_LIMIT = 64 * 1024
 MOST_COUNTED = 2**53
-"""Up to here a float counts one by one, as the autoscaler does; a greater number of a replica is taken as none."""
+"""Up to here a float is exact to one, as the autoscaler needs it; a greater number of a replica counts as none."""
 MOST_STATS = 16
 """Numbers that a replica publishes, at most: the runtime has the same bound."""
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
-"""How a replica is asked that nobody describes: one of a service that was removed while no controller ran."""
+"""The probe of a replica whose service was removed while no controller ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one question brought. `detail` is in words; the numbers are None where the replica does not tell them."""
+    """The answer to one question. `detail` is in words; the numbers are None where the replica does not report them."""
 
     ok: bool
     detail: str
@@ -59,13 +59,13 @@ class Reading:
     answered: int | None = None
     errors: int | None = None
     progress: int | None = None
-    """Another number whenever its work, or its start, has moved."""
+    """A number that differs whenever its work, or its start, has moved."""
     told: str = ""
     """Why it is not ready, in the replica's own words."""
     user_config: UserConfigReport | None = None
     stats: PublishedStats = NO_STATS
     broken: bool = False
-    """It is not ready, and says that it will not be by itself."""
+    """It is not ready, and says that it cannot become ready by itself."""
 
 
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
@@ -75,7 +75,7 @@ NO_ADDRESS = Reading(ok=False, detail="it has no network address")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a replica: the last reading, and what the readings so far make of it."""
+    """What is known of a replica: the last reading, and the conclusion from all readings so far."""
 
     health: Health = Health.UNKNOWN
     detail: str = NOT_ASKED.detail
@@ -85,7 +85,7 @@ class Verdict:
     read_at: float | None = None
     ready_since: float | None = None
     user_config: UserConfigReport | None = None
-    """The last that it told, in a reading or in between."""
+    """The last one that it reported, in a reading or in between."""
 
     def fill_in(self, container: ReplicaContainer) -> ReplicaContainer:
         """Return the container with what is known of it."""
@@ -116,8 +116,8 @@ class Judge:
     def __init__(self, spec: ProbeSpec, since: float, *, was_ready: bool = False, tells_progress: bool = False) -> None:
         """`was_ready`: it was ready before this controller began, and counts as ready until it has failed.
 
-        A controller that starts on a busy machine must not take from callers what serves them. `tells_progress`: it
-        says so when its start moves. Who begins to listen cannot know what it said before, and counts from now.
+        A controller that starts on a busy machine must not take a working replica from its callers. `tells_progress`:
+        the replica reports when its start moves. What it reported before is not known, so its progress counts from now.
         """
         self._spec = spec
         self._since = since
@@ -133,7 +133,7 @@ class Judge:
             self.verdict = replace(self.verdict, health=Health.READY, detail=before, ready_since=since)
 
     def record(self, reading: Reading, now: float) -> bool:
-        """Learn one reading; return whether the verdict changed in a way that somebody waits for."""
+        """Learn one reading; return whether the verdict changed in a way that the loop waits for."""
         before = self.verdict
         health = self._health_after(reading, now)
         detail = reading.detail
@@ -156,7 +156,7 @@ class Judge:
         return before.health is not health or before.reading.draining is not reading.draining
 
     def asked_as(self, spec: ProbeSpec) -> None:
-        """It is asked in another way from now on; what is known of it stays."""
+        """Use another probe from now on; what is known of the replica stays."""
         self._spec = spec
 
     def learn(self, report: UserConfigReport) -> None:
@@ -176,7 +176,7 @@ class Judge:
         return min(pause_s, self._spec.period_s)
 
     def _progressed_at(self, reading: Reading, now: float) -> float | None:
-        """When it last moved. Who asks for the first time cannot know, and does not hold it against the replica."""
+        """When it last moved. The first reading cannot know, and does not count against the replica."""
         if not self._tells_progress and reading.progress is None:
             return None
         if reading.progress is None or reading.progress == self._progress:
@@ -185,15 +185,15 @@ class Judge:
         return now
 
     def _stalled_since(self, reading: Reading, progressed_at: float | None, now: float) -> float | None:
-        """Since when it has work that does not move. Calls in a line for another service are not its to move."""
+        """Since when it has work that does not move. Calls that wait for another service do not count."""
         if not (reading.ok and reading.ongoing) or reading.queued or reading.progress is None or progressed_at == now:
             return None
         before = self.verdict.stalled_since
         return now if before is None else before
 
     def _health_after(self, reading: Reading, now: float) -> Health:
-        """The health after one more reading. Of bad ones about one a period counts: one that is asked more often, as
-        somebody waits for its end, may fail for no less time.
+        """The health after one more reading. About one bad reading a period counts: a replica that is asked more often,
+        as its end is waited for, may fail for as long as any other.
         """
         if reading.ok:
             self._bad_in_a_row = 0
@@ -232,7 +232,7 @@ class Subject:
 
 
 class _Watch:
-    """One subject's task and what it shares with the prober."""
+    """One subject's task, and the state that it shares with the prober."""
 
     def __init__(self, subject: Subject, judge: Judge) -> None:
         self.subject = subject
@@ -242,7 +242,7 @@ class _Watch:
         self.asked = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._judged: tuple[ReplicaContainer, Verdict, ReplicaContainer] | None = None
-        """The last container, the verdict on it, and what came of both."""
+        """The last container, the verdict on it, and the container with the verdict filled in."""
 
     def judged(self, container: ReplicaContainer) -> ReplicaContainer:
         """The container with its verdict filled in; the very same as before while neither is another."""
@@ -266,7 +266,7 @@ class Prober:
     ) -> None:
         """`ask` must not raise for what a replica does.
 
-        `was_ready` and `note_ready` are the memory (container id, start time) that outlives this controller.
+        `was_ready` and `note_ready` read and write the memory (container id, start time) that outlives this controller.
         """
         self._ask = ask
         self._spawn = spawn
@@ -283,10 +283,10 @@ class Prober:
         retiring: Collection[str],
         outdated: Collection[str] = (),
     ) -> None:
-        """Ask exactly these from now on (those that are up). One without an address fails as if it did not answer.
+        """Ask exactly these containers from now on, if they are up. One without an address fails as if it were silent.
 
-        `retiring` and `outdated` hold container ids. One that is outdated, or whose service was removed, is asked the
-        way it was asked so far: the compose files no longer describe it.
+        `retiring` and `outdated` hold container ids. An outdated replica, and one whose service was removed, keeps its
+        probe: the compose files no longer describe it.
         """
         subjects = {}
         for container in containers:
@@ -314,12 +314,12 @@ class Prober:
                 watch.nudge.set()
 
     def judged(self, container: ReplicaContainer) -> ReplicaContainer:
-        """Return the container with what is known of its health filled in; one never asked is UNKNOWN."""
+        """Return the container with its health filled in; UNKNOWN if it was never asked."""
         watch = self._watches.get(container.id)
         return watch.judged(container) if watch else container
 
     def learn(self, container_id: str, report: UserConfigReport) -> None:
-        """A replica has said which user_config it has; soon it is asked whether that is in force."""
+        """Note which user_config a replica reported, and ask it soon whether that one is in force."""
         watch = self._watches.get(container_id)
         if watch is not None:
             watch.judge.learn(report)
@@ -331,20 +331,20 @@ class Prober:
         return watch.judge.verdict.ready_since if watch else None
 
     async def first_round(self, limit_s: float) -> None:
-        """Return when everybody was asked once, or after `limit_s` seconds."""
+        """Return when every replica was asked once, or after `limit_s` seconds."""
         pending = [watch.asked.wait() for watch in self._watches.values()]
         try:
             async with asyncio.timeout(limit_s):
                 await asyncio.gather(*pending)
         except TimeoutError:
-            return  # who has not answered by now stays UNKNOWN, which the planner leaves alone
+            return  # a replica that has not answered by now stays UNKNOWN, which the planner leaves alone
 
     def _start(self, subject: Subject) -> _Watch:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
         judge = Judge(subject.spec, self._clock(), was_ready=was_ready, tells_progress=subject.managed)
         watch = _Watch(subject, judge)
         self._watches[subject.container_id] = watch
-        # What it was judged to be it stays meanwhile: a defect of ours says nothing of the replica.
+        # The verdict stays while the task is started again: a defect of the controller says nothing of the replica.
         watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))
         return watch
 
@@ -372,12 +372,12 @@ class Prober:
             async with asyncio.timeout(pause_s):
                 await watch.nudge.wait()
         except TimeoutError:
-            return  # nobody was in a hurry: the usual case
+            return  # no nudge came: the usual case
         watch.nudge.clear()
 
 
 def _is_awaited(before: Verdict, watch: _Watch) -> bool:
-    """Whether the last reading says something else that the loop waits for."""
+    """Whether the last reading has another value that the loop waits for."""
     now = watch.judge.verdict
     return before.user_config != now.user_config or (watch.retiring and before.reading.ongoing != now.reading.ongoing)
 
@@ -398,7 +398,7 @@ def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> 
 
 
 class HttpProbe:
-    """GET http://<ip>:<port><path>, 2xx = ready. One kept connection a replica, nothing remembered, no proxy."""
+    """GET http://<ip>:<port><path>, 2xx = ready. One kept connection a replica, no cookies, no proxy."""
 
     def __init__(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=1, keepalive_timeout=30.0, use_dns_cache=False)
@@ -407,7 +407,7 @@ class HttpProbe:
         )
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._session.close()
 
     async def __call__(self, subject: Subject) -> Reading:
@@ -420,7 +420,7 @@ class HttpProbe:
             async with self._session.get(f"http://{host}{where}", timeout=timeout, allow_redirects=False) as response:
                 body = await _body(response) if subject.managed else b""
                 if not response.content.at_eof():
-                    response.close()  # nobody reads what a foreign image says, or the rest of an endless answer
+                    response.close()  # the answer of a foreign image, or the rest of an endless one, is not read
         except TimeoutError:
             return Reading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
@@ -430,7 +430,7 @@ class HttpProbe:
         return _reading(response.status, where, _report(body) if subject.managed else {})
 
     async def give(self, address: str, text: str) -> UserConfigReport:
-        """Give a replica a user_config; returns what it says of it. The caller sets a limit. Raises ReplicaError."""
+        """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""
         url = f"http://{address}/user-config"
         try:
             async with self._session.put(url, data=text.encode(), allow_redirects=False) as response:
@@ -487,7 +487,7 @@ def _report(body: bytes) -> Mapping[str, Any]:
 
 
 def _config_report(value: object) -> UserConfigReport | None:
-    """What a replica says of its user_config; None where it cannot be read (an earlier runtime)."""
+    """A replica's report on its user_config; None where it cannot be read (an earlier runtime)."""
     if not isinstance(value, dict):
         return None
     wanted, applied, error = value.get("wanted"), value.get("applied"), value.get("error")
@@ -497,7 +497,7 @@ def _config_report(value: object) -> UserConfigReport | None:
 
 
 def _published(numbers: object, version: object) -> PublishedStats:
-    """What a replica publishes; nothing where it cannot be read. Callers keep what they knew of it."""
+    """The numbers that a replica publishes; none where they cannot be read. Callers keep the last ones."""
     known = _count(version)
     if not known or not isinstance(numbers, dict) or len(numbers) > MOST_STATS:
         return NO_STATS
@@ -510,7 +510,7 @@ def _is_finite(value: object) -> bool:
 
 
 def _counts(value: object) -> Mapping[str, int]:
-    """A replica's calls that wait, by service; what cannot be read counts as none."""
+    """A replica's waiting calls, by service; what cannot be read counts as none."""
     if not isinstance(value, dict):
         return {}
     return {storable(str(name)): count for name, found in value.items() if (count := _count(found)) is not None}

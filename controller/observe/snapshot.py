@@ -94,9 +94,9 @@ class Observer:
         self._gpu_marks = gpu_marks
         self._times = ContainerTimes(clock, wall)
         self._taken: EngineReading | None = None
-        """What the last look has taken of the engine."""
+        """The reading of the engine that the last look took."""
         self._asked_for: tuple[EngineReading, Spec, Mapping[str, Retirement]] | None = None
-        """By which it was decided last who is asked how."""
+        """What the prober's list of replicas was last made from."""
         self._marks: Mapping[str, Retirement] = {}
         self.stream_open = False
         self.latest = Observed()
@@ -177,13 +177,13 @@ class Observer:
         return Sight(spec, observed, unseen)
 
     def _kept_marks(self, reading: EngineReading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
-        """Who retires. The store forgets it with the container, which an earlier reading may still have."""
+        """The retirements. The store forgets one with its container, which an earlier reading may still have."""
         there = {container.id for container in reading.value.state.containers}
         self._marks = {key: mark for key, mark in self._marks.items() if key in there} | dict(marks)
         return self._marks
 
     async def _take(self, reading: EngineReading, spec: Spec) -> None:
-        """Ask the replicas that are there now."""
+        """Probe the replicas of this reading."""
         before, self._taken = self._taken, reading
         if reading is not before:
             self._forget_gone(reading)
@@ -197,16 +197,16 @@ class Observer:
             await self._prober.first_round(FIRST_ROUND_S)
 
     def _forget_gone(self, reading: EngineReading) -> None:
-        """Drop notes about containers somebody else removed."""
+        """Drop notes about containers that were removed from outside."""
         try:
             for container_id in reading.value.noted - {container.id for container in reading.value.state.containers}:
                 self._store.forget(container_id)
         except StoreError as error:
-            logger.error("notes of removed containers were kept: %s", error)  # noqa: TRY400 - they harm nobody
+            logger.error("notes of removed containers were kept: %s", error)  # noqa: TRY400 - they do no harm
 
 
 def with_unseen(in_progress: tuple[Action, ...], unseen: Iterable[Action]) -> tuple[Action, ...]:
-    """Return the actions that go on, and those that have ended and may not have been seen, each once."""
+    """Return the actions in progress, and those that have ended and may not have been seen, each once."""
     listed = {id(action) for action in in_progress}
     return (*in_progress, *(action for action in unseen if id(action) not in listed))
 
@@ -214,10 +214,10 @@ def with_unseen(in_progress: tuple[Action, ...], unseen: Iterable[Action]) -> tu
 def second_opinion(container: ReplicaContainer, routing: RoutingState | None) -> ReplicaContainer:
     """Return a replica that fails our probe and passes HAProxy's as ready.
 
-    HAProxy asks the same question from elsewhere. When only we get no answer, the fault is ours (a firewall, a network
-    that was taken away), and replacing every replica for it would be the outage. Where it asks nothing (controller/
-    edge.py) it has no opinion: a replica that hangs takes connections, too. Nor does its opinion count on a replica
-    that says itself that it is broken: that is an answer, and HAProxy may have an older one.
+    HAProxy asks the same question from elsewhere. If only the controller gets no answer, the fault is the controller's
+    (a firewall, a network that was taken away), and replacing every replica for it would be the outage. Where HAProxy
+    does not ask (controller/desired/edge.py) it has no opinion: a replica that hangs accepts connections, too. Nor does
+    its opinion count on a replica that says itself that it is broken: that is an answer, and HAProxy's may be older.
     """
     if container.health is not Health.FAILED or container.broken or routing is None:
         return container
@@ -229,7 +229,7 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
 
 
 def with_fault(container: ReplicaContainer, faults: Mapping[str, GpuFault]) -> ReplicaContainer:
-    """Return the replica with what is wrong with its GPUs, if there is anything."""
+    """Return the replica with the fault of its GPUs, if they have one."""
     fault = struck(container, faults) if faults else ""
     return replace(container, gpu_fault=fault) if fault else container
 
