@@ -373,7 +373,7 @@ class Deployer:
             raise InvalidRequest(f"{name}: there was no earlier version; known is {', '.join(known) or 'none'}")
         if version not in known:
             raise InvalidRequest(
-                f"{name}: nobody remembers how version {version} is made; known are {', '.join(known) or 'none'}"
+                f"{name}: no record says how version {version} is made; known are {', '.join(known) or 'none'}"
             )
         if version == state.stable and state.rollout is None:
             raise InvalidRequest(f"{name}: version {version} is what runs")

@@ -2,14 +2,14 @@
 
 Pure: no I/O, no clock, no randomness, no logging.
 
-Per service, in this order, each a module of `controller.planning`:
+Per service, in this order, each in a module of this room:
 
-    1. leave    replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed
-    2. retire   failed ones at once; outdated ones when enough others are ready; surplus, not-ready ones first
-    3. start    what is missing, with GPUs; while a version changes, within the bounds of controller/plan/shares.py; who
-                replaces somebody comes before who is one more than there were
-    4. register ready ones with HAProxy, and only those
-    5. configure those that were given another user_config than they shall have
+    1. leave        replicas on their way out: drained -> SIGTERM; past the grace period -> SIGKILL; exited -> removed
+    2. retire       failed replicas at once; outdated ones when enough others are ready; then surplus ones
+    3. start        the replicas that a service lacks, with their GPUs, within the limits of a rolling update
+                    (shares.py); a replacement comes before an additional replica
+    4. route        servers in HAProxy for replicas that are ready, and only for those
+    5. user_config  replicas that run with another user_config than they should
 
 Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
 actions still in progress are left alone, but count: they hold their number, their GPUs and their place.
@@ -48,8 +48,8 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         hold_for_next_try(draft, outlook)
     for outlook in outlooks:
         outlook.bounds = bounds_of(draft, outlook)
-    # GPUs are given out in this order: to those who follow somebody, to what is missing where versions change or
-    # replicas failed, to what is missing elsewhere, and to who comes for a while in addition.
+    # GPUs are assigned in this order: to successors of replicas that leave, to services whose version changes or whose
+    # replicas failed, to other services that lack replicas, and last to the surge of a rolling update.
     for outlook in outlooks:
         start_successors(draft, outlook)
     for outlook in outlooks:

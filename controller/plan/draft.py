@@ -15,7 +15,7 @@ from .placement import GpuLedger
 
 @dataclass(slots=True)
 class Draft:
-    """A plan while it is made; the steps of `controller.planning` add to it, one after the other."""
+    """A plan while it is made. The modules of this room add their steps to it, one after the other."""
 
     desired: Desired
     observed: Observed
@@ -29,7 +29,7 @@ class Draft:
     busy: frozenset[str] = field(init=False)
     """Targets of actions still in progress."""
     failed: list[RemoveContainer] = field(init=False)
-    """Removals of replicas that have failed which go on."""
+    """Removals of failed replicas that are still in progress."""
     routing_usable: bool = field(init=False)
     """Whether HAProxy answers, and is not being reloaded."""
 
@@ -52,11 +52,11 @@ class Draft:
         self.next_look_s = seconds if self.next_look_s is None else min(self.next_look_s, seconds)
 
     def servers(self) -> tuple[Server, ...]:
-        """HAProxy's servers; none while it cannot be spoken to."""
+        """HAProxy's servers; none while HAProxy does not answer."""
         return self.observed.routing.servers if self.observed.routing and self.routing_usable else ()
 
     def server_of(self, service: str, name: str) -> Server | None:
-        """A replica's server; None also while HAProxy cannot be spoken to."""
+        """A replica's server; None also while HAProxy does not answer."""
         routing = self.observed.routing
         return routing.server_of(service, name) if routing and self.routing_usable else None
 

@@ -11,12 +11,12 @@ from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook
 
 PROPAGATION_S = 0.25
-"""An in-flight count of zero counts as drained when it was read this long after callers were told."""
+"""An in-flight count of zero counts as drained if it was read this long after callers learned of the drain."""
 BLIND_DRAIN_S = 2.0
 """Drain time of a replica that reports nothing, once HAProxy has nothing for it."""
 FAILED_GRACE_S = 5.0
 """SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
-begun as a container's first ignores SIGTERM), and nobody waits for it."""
+begun as a container's first ignores SIGTERM), and no request waits for it."""
 USUAL_DRAIN_S = 20.0
 USUAL_GRACE_S = 30.0
 """Of a replica whose service is gone from the files and which does not say what it was made with."""
@@ -24,7 +24,7 @@ DRAIN_LOOK_S = 0.1
 
 
 def finish(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Take who is on the way out, or has failed and exited, one step further."""
+    """Take each replica that leaves, or has failed and exited, one step further."""
     for replica in outlook.replicas:
         if replica.busy:
             continue
@@ -68,7 +68,7 @@ def _drained(
     if waited_s >= limit_s:
         return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
     if container.health is not Health.READY and (retirement.failed or not _may_be_at_work(draft, outlook, replica)):
-        return "it serves nobody: it is not ready"
+        return "it is not ready, so it has no requests"
     if retirement.failed and container.stalled_since is not None:
         return "it makes no progress"
     routed = outlook.spec is not None and outlook.spec.is_routed
@@ -78,20 +78,20 @@ def _drained(
         return None
     stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:
-        # Not only that it has stayed: callers that have not heard of it may have begun something meanwhile.
+        # The count must be fresh: callers that did not know of the drain yet may have begun requests meanwhile.
         fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
         return "nothing in flight" if fresh and container.ongoing == 0 else None
     if outlook.spec is None:
-        return None  # its backend is gone, so HAProxy's earlier worker finishes what it has, and tells nobody how much
+        return None  # its backend is gone: HAProxy's earlier worker finishes its requests, whose number cannot be read
     least_s = BLIND_DRAIN_S if stay_s is None else stay_s
     return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
 
 
 def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> bool:
-    """Whether one that is not ready may have requests that it can finish: by its own word, or by HAProxy's.
+    """Whether a replica that is not ready may have requests to finish, as it says itself or as HAProxy counts.
 
-    One that was never ready has none. One that was, and does not answer while it finishes them, is slow as often as it
-    is dead; who is dead ends by itself, or its clients give up.
+    A replica that was never ready has none. A replica that was ready and does not answer now is slow as often as it is
+    dead; a dead one exits by itself, or its clients give up.
     """
     container = replica.container
     if container.ongoing:
@@ -103,7 +103,7 @@ def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlo
 
 
 def _drain_s(outlook: ServiceOutlook, container: ReplicaContainer) -> float:
-    """How long it may go on with its requests."""
+    """How long the replica may go on with its requests."""
     now_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else None
     return _patience_s(outlook, container, now_s, container.graceful_shutdown_timeout_s, USUAL_DRAIN_S)
 
@@ -117,8 +117,8 @@ def _grace_s(outlook: ServiceOutlook, container: ReplicaContainer) -> float:
 def _patience_s(
     outlook: ServiceOutlook, container: ReplicaContainer, now_s: float | None, made_with_s: float | None, usual_s: float
 ) -> float:
-    """As the wanted version says, where it is of that one; else the longer of that and what it was made with: its
-    requests have begun with its own limits, and what is said of another version may be shorter than these.
+    """The limit of the wanted version if the replica is of that version. Otherwise the longer of that limit and the one
+    that the replica was made with: its requests began under its own limits.
     """
     if now_s is not None and container.version == outlook.version:
         return now_s
@@ -136,7 +136,7 @@ def _await_exit(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) 
         grace_s = min(grace_s, FAILED_GRACE_S)
     left_s = retirement.stopping_since + grace_s - draft.now
     if left_s > 0 and _missed_its_signal(draft, outlook, replica, retirement.stopping_since):
-        _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; it was not listening yet when first told")
+        _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; it had no handler yet for the first SIGTERM")
     elif left_s > 0:
         draft.look_again_in(left_s)
     else:
@@ -145,10 +145,10 @@ def _await_exit(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) 
 
 
 def _missed_its_signal(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, told_at: float) -> bool:
-    """Whether a replica goes on as if nobody had told it.
+    """Whether a replica goes on as if it had not received SIGTERM.
 
-    A container's first process ignores SIGTERM until it has a handler, which is after its imports. One that heard says
-    so in its answers; one that never does is not told for ever.
+    A container's first process ignores SIGTERM until it has a handler, which is after its imports. A replica that got
+    the signal says so in its answers. The signal is repeated for a limited time.
     """
     container = replica.container
     heard = container.health is not Health.READY or container.reported_draining

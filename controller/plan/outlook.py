@@ -1,4 +1,4 @@
-"""One service and its replicas as a plan sees them: who stays, who goes, who comes, and how many are lacking."""
+"""One service and its replicas as a plan sees them: which stay, leave or start, and how many the service lacks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReplicaOutlook:
 
     @property
     def is_ready(self) -> bool:
-        """By its own word."""
+        """Whether the replica says so itself."""
         return is_ready(self.container, self.phase)
 
     @property
@@ -66,7 +66,7 @@ class ServiceOutlook:
     reachable: int = 0
     """How many of the target there can be, of whatever version, while versions change."""
     has_place: bool = True
-    """False when the new version finds no place, and would find none if as many went as may."""
+    """False when the new version finds no place, and would find none even if all replicas that may leave had left."""
     held: dict[str | None, int] = field(default_factory=dict)
     """By version: replicas that cannot be made yet and for which this plan keeps a place."""
     numbers: Numbers | None = None
@@ -116,10 +116,10 @@ class ServiceOutlook:
         return list(self._alive[1])
 
     def without(self, gone: Iterable[ReplicaOutlook] = ()) -> tuple[int, int]:
-        """How many serve, and how many are ready by their own word, once these have gone.
+        """(replicas that serve, replicas that say they are ready) once these have gone.
 
-        Who is ready and not reached by HAProxy serves nobody. But HAProxy may reach all of them the next moment (it has
-        just been started, its checks have not passed yet), so they count where it is asked how many may go.
+        A ready replica that HAProxy does not reach serves no request. But HAProxy may reach it the next moment (it has
+        just been started, its checks have not passed yet), so such replicas count when it is decided how many may go.
         """
         names = {replica.name for replica in gone}
         stay = [replica for replica in self.alive() if replica.name not in names]
@@ -155,11 +155,11 @@ class ServiceOutlook:
         return max(0, min(wanted - self.made_as(keep), limits.ceiling - self.total()))
 
     def here(self) -> int:
-        """Replicas on this machine, those to come among them, without those that this plan removes."""
+        """Replicas on this machine, including those being made, without those that this plan removes."""
         return len(self.replicas) - len(self.removal_steps) + len(self.creating) + len(self.planned)
 
     def going(self) -> list[ReplicaOutlook]:
-        """Those who are on their way out, and still have what they have."""
+        """Replicas on their way out that still hold their GPUs."""
         staying = {replica.name for replica in self.alive()}
         return [
             replica
@@ -177,7 +177,7 @@ class Numbers:
     leaving: dict[int, list[ReplicaOutlook]]
     """By number: replicas that this plan removes."""
     here: int
-    """Replicas on this machine, those to come among them."""
+    """Replicas on this machine, including those being made."""
     _next: int = 1
 
     @classmethod
@@ -208,7 +208,7 @@ class Numbers:
 
 
 def bounds_of(draft: Draft, outlook: ServiceOutlook, *, has_place: bool = True) -> Bounds | None:
-    """How many replicas of which version there may be now; None when versions do not change. Before anything starts."""
+    """Return the limits of a rolling update now; None when no version changes. To be asked before anything starts."""
     spec, goal = outlook.spec, outlook.goal
     if spec is None or not (goal.keep or any(replica.outdated for replica in outlook.alive())):
         return None
@@ -228,7 +228,7 @@ def bounds_of(draft: Draft, outlook: ServiceOutlook, *, has_place: bool = True) 
 
 
 def _room(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> int:
-    """How many replicas of the service fit on this machine, those that are there included; no more than are needed."""
+    """How many replicas of the service fit on this machine, present ones included; no more than are needed."""
     present = outlook.here() + sum(outlook.held.values())
     room = max(present, outlook.target + spec.rollout.max_surge)
     if spec.gpu is not None and spec.gpu.count:

@@ -1,4 +1,4 @@
-"""Who has to go: failed ones at once, outdated ones when enough others are ready, surplus, not-ready ones first."""
+"""Which replicas have to go: failed ones at once, outdated ones when enough others are ready, then surplus ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .swaps import Places, Swap, swap
 
 
 def retire(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Begin the retirement of who has failed, and of who is superfluous."""
+    """Begin the retirement of failed replicas, and of those that are not needed."""
     for replica in outlook.replicas:
         if replica.phase is Phase.FAILED and replica.container.state.is_up and not replica.busy:
             if _serves_in_spite(replica) and not _has_gpu_elsewhere(draft, outlook):
@@ -32,7 +32,7 @@ def retire(draft: Draft, outlook: ServiceOutlook) -> None:
 
 
 def _serves_in_spite(replica: ReplicaOutlook) -> bool:
-    """Whether a replica answers although its GPU is said to be gone: the engine's list may be wrong, too."""
+    """Whether a replica answers although the engine does not list its GPU: the list may be wrong."""
     container = replica.container
     return bool(container.gpu_fault) and container.health is Health.READY
 
@@ -45,21 +45,21 @@ def _has_gpu_elsewhere(draft: Draft, outlook: ServiceOutlook) -> bool:
 
 
 def _superfluous(draft: Draft, outlook: ServiceOutlook) -> list[tuple[ReplicaOutlook, str]]:
-    """Choose who goes: outdated replicas as far as readiness allows, then those above the target.
+    """Choose the replicas that go: outdated ones as far as readiness allows, then those above the target.
 
-    A ready outdated one goes only while enough others are ready, so the last ready one never goes first. Of a version
-    that is kept while another one is tried, as many stay as the trial needs.
+    A ready outdated replica goes only while enough others are ready, so the last ready one never goes first. Of the
+    version that is kept while another one is tried, as many replicas stay as the trial needs.
     """
     alive = outlook.alive()
     current = [replica for replica in alive if not replica.outdated]
     surplus = len(current) - outlook.target
-    # Creations in progress count towards the target but cannot be taken back: wait until they are there.
+    # Creations in progress count towards the target but cannot be undone: they are removed once they exist.
     above = _least_useful_first(current)[: max(surplus, 0)]
     return [*_outdated(draft, outlook), *((replica, _scale_cause(outlook)) for replica in above)]
 
 
 def _outdated(draft: Draft, outlook: ServiceOutlook) -> list[tuple[ReplicaOutlook, str]]:
-    """Choose the outdated ones who go. Beyond what there is too much of, only those go whose successors find room."""
+    """Choose the outdated replicas that go. Beyond the surplus, a replica goes only if its successor finds room."""
     spec, limits = outlook.spec, outlook.bounds
     if spec is None or limits is None:
         return []
@@ -80,7 +80,7 @@ def _outdated(draft: Draft, outlook: ServiceOutlook) -> list[tuple[ReplicaOutloo
 
 
 def _may_go(outlook: ServiceOutlook, limits: Bounds) -> tuple[list[ReplicaOutlook], list[ReplicaOutlook]]:
-    """Who goes in any case, and who may go for a successor."""
+    """(replicas that go in any case, replicas that may go for a successor)."""
     outdated = [replica for replica in outlook.alive() if replica.outdated]
     kept = [replica for replica in outdated if replica.container.version == outlook.goal.keep]
     others = [replica for replica in outdated if replica.container.version != outlook.goal.keep]
@@ -90,7 +90,7 @@ def _may_go(outlook: ServiceOutlook, limits: Bounds) -> tuple[list[ReplicaOutloo
     least = max(limits.floor, outlook.reachable)
     serving, ready = outlook.without()
     for replica in [*_least_useful_first(others), *_least_useful_first(kept)[:spare]]:
-        # One that HAProxy does not reach takes nothing from those who serve, however few they are.
+        # A replica that HAProxy does not reach can go however few serve: it serves no request.
         if not replica.is_ready or (ready > least and (serving > least or not replica.serves)):
             sure.append(replica)
             serving -= replica.serves
@@ -103,7 +103,7 @@ def _may_go(outlook: ServiceOutlook, limits: Bounds) -> tuple[list[ReplicaOutloo
 def _at_a_time(
     outlook: ServiceOutlook, limits: Bounds, gone: list[ReplicaOutlook], others: list[ReplicaOutlook]
 ) -> tuple[list[ReplicaOutlook], int]:
-    """Who of the others may go for successors now, beside `gone`, and how many of them."""
+    """(replicas among `others` that may go for successors now, beside `gone`; how many of them)."""
     serving, ready = outlook.without(gone)
     if serving > limits.floor:
         return others, serving - limits.floor
@@ -121,9 +121,9 @@ def _swap(
     most: int,
     fewest: bool = False,
 ) -> Swap:
-    """Try out who of the candidates has to go for replicas of the wanted version to find a place, once `gone` are.
+    """Find the candidates that have to go so that replicas of the wanted version find a place, once `gone` have left.
 
-    `fewest`: for one of them only.
+    `fewest`: make room for one replica only.
     """
     goal, made = outlook.goal, outlook.made_as(outlook.version) + outlook.held.get(outlook.version, 0)
     total = outlook.total() - len(gone) - min(most, len(candidates))
@@ -153,7 +153,7 @@ def _outdated_cause(outlook: ServiceOutlook, limits: Bounds) -> str:
 
 
 def _least_useful_first(replicas: Iterable[ReplicaOutlook]) -> list[ReplicaOutlook]:
-    """Those that do not serve yet, then those with the least to finish; of equals the youngest number."""
+    """Replicas that do not serve yet, then those with the fewest requests in flight; ties go by the highest number."""
     order = {Phase.CREATED: 0, Phase.STARTING: 1, Phase.RUNNING: 2}
 
     def usefulness(replica: ReplicaOutlook) -> tuple[int, bool, int, int, str]:

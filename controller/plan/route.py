@@ -1,4 +1,4 @@
-"""Who is ready gets a server in HAProxy, and only who is ready."""
+"""What HAProxy is to have: routes, waiting rooms, and a server for each ready replica and for no other container."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .shares import weights
 
 
 def register(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Give who is ready a server of its address, state and weight; take those away that lead to somebody else."""
+    """Register ready replicas with address, state and weight; delete servers that lead to another container."""
     spec = outlook.spec
     if spec is None or not spec.is_routed or not draft.routing_usable:
         return
     shares = _server_weights(outlook)
     for replica in outlook.alive():
-        # A server whose replica is not known to be ready stays: HAProxy asks the same question and keeps traffic away,
-        # while a controller that has just started, or a busy machine, must not take away what serves.
+        # A server whose replica is not known to be ready stays: HAProxy's own check keeps traffic away, and a
+        # controller that has just started, or is on a busy machine, must not remove what serves.
         server = draft.server_of(outlook.name, replica.name)
         if replica.busy:
             continue
@@ -77,7 +77,7 @@ def _server_weights(outlook: ServiceOutlook) -> tuple[int, int]:
 
 
 def _needs_reload(draft: Draft, backend: str) -> bool:
-    """Whether the backend comes only with the new routes: a reload that fails must not keep others from scaling."""
+    """Whether the backend exists only after the reload. Others do not wait for it: a reload may fail."""
     return draft.observed.routing is None or backend not in draft.observed.routing.backends
 
 
@@ -99,10 +99,7 @@ def write_routing(draft: Draft) -> None:
 
 
 def set_waiting_rooms(draft: Draft) -> None:
-    """Open and close waiting rooms of backends that HAProxy has.
-
-    A process that begins has all of them open: they are closed again.
-    """
+    """Open and close waiting rooms of backends that HAProxy has. A new HAProxy process begins with all of them open."""
     routing = draft.observed.routing
     if not draft.routing_usable or routing is None or draft.routing_step is not None:
         return

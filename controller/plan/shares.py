@@ -1,4 +1,4 @@
-"""How many replicas of which version there may be while a service goes from one version to another. Pure arithmetic."""
+"""The limits of a rolling update: how many replicas of each version there may be. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_WEIGHT = 256
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the planner keeps to at one moment of a change."""
+    """The limits at one moment of a rolling update."""
 
     floor: int
     """Ready replicas, of any version, that must not become fewer."""
@@ -43,10 +43,9 @@ def bounds(
     `reachable`: how many of `target` there can be of any version; None = as many as there is room for. `has_place`:
     whether a replica of the new version fits anywhere once those have gone who may go.
 
-    Where nothing fits beside the replicas that are there, one of several goes before its successor comes, whatever
-    `max_unavailable` says: waiting would be for ever. A single replica stays, as nobody could answer meanwhile. And
-    where the successor would find no place even then, nobody goes, whatever `max_unavailable` says: it would be for
-    nothing.
+    If nothing fits beside the present replicas, one of several leaves before its successor starts, even with
+    `max_unavailable: 0`: the update would wait for ever otherwise. A single replica stays, as no other could answer
+    meanwhile. If the successor would find no place even then, no replica leaves, whatever `max_unavailable` says.
     """
     surge = rollout.max_surge if room is None else max(0, min(rollout.max_surge, room - target))
     unavailable = rollout.max_unavailable if has_place else 0

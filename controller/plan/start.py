@@ -1,4 +1,4 @@
-"""Who is missing is started, with GPUs; while a version changes, within the bounds of `controller.shares`."""
+"""Starts the replicas that a service lacks, with their GPUs, within the limits of a rolling update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .swaps import hold_for_successors
 
 
 def mends(draft: Draft, outlook: ServiceOutlook) -> bool:
-    """Whether a service misses replicas that it had, as far as can be told: its versions change, or one failed."""
+    """Whether a service probably lost replicas that it had: its version changes, or a replica failed."""
     failed = (
         (outlook.name, version or "") in draft.observed.failures for version in (outlook.version, outlook.goal.keep)
     )
@@ -23,7 +23,7 @@ def mends(draft: Draft, outlook: ServiceOutlook) -> bool:
 
 
 def start_created(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Start containers that an earlier controller has created and not started."""
+    """Start containers that an earlier controller created and did not start."""
     for replica in outlook.alive() if outlook.spec else ():
         if replica.phase is Phase.CREATED and not replica.busy:
             cause = "created and never started"
@@ -31,7 +31,7 @@ def start_created(draft: Draft, outlook: ServiceOutlook) -> None:
 
 
 def start_successors(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Start as many as are removed, or are about to be; where these are still in the way, keep what else it takes."""
+    """Start a successor for each replica that leaves; while its GPU is still held, reserve what else it takes."""
     going = outlook.going()
     followed = len(outlook.removal_steps) + len(going)
     start_missing(draft, outlook, followed - len(outlook.planned) - sum(outlook.held.values()))
@@ -40,7 +40,7 @@ def start_successors(draft: Draft, outlook: ServiceOutlook) -> None:
 
 
 def start_missing(draft: Draft, outlook: ServiceOutlook, most: int) -> Shortage | None:
-    """Plan what is missing, `most` replicas at most; return why not when this machine has no place for it."""
+    """Start missing replicas, at most `most`; return why not if this machine has no place for one."""
     spec = outlook.spec
     if spec is None or most <= 0:
         return None
@@ -57,12 +57,12 @@ def start_missing(draft: Draft, outlook: ServiceOutlook, most: int) -> Shortage 
 
 
 def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Plan what else there may be, and say why what is missing then cannot be started."""
+    """Start what else may be started, and say why replicas that are still missing cannot be."""
     spec = outlook.spec
     if spec is None:
         return
     _pull_image(draft, outlook, spec)
-    outlook.held.clear()  # whoever had to wait for them has waited
+    outlook.held.clear()  # waiting services were served first
     shortage = start_missing(draft, outlook, outlook.lacking() + outlook.kept_lacking())
     missing = outlook.lacking()
     if not missing:
@@ -80,7 +80,7 @@ def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
 
 
 def _restore_kept(draft: Draft, outlook: ServiceOutlook, most: int) -> int:
-    """Replace replicas of the version that is kept. Returns how many that adds."""
+    """Replace lost replicas of the version that goes on serving. Returns how many were added."""
     keep, keep_spec = outlook.goal.keep, outlook.goal.keep_spec
     missing = min(outlook.kept_lacking() - outlook.held.get(keep, 0), most)
     if missing <= 0 or keep_spec is None or backing_off(draft, outlook.name, keep or "") is not None:
@@ -88,7 +88,7 @@ def _restore_kept(draft: Draft, outlook: ServiceOutlook, most: int) -> int:
     for restored in range(missing):
         cause = f"{keep} goes on serving while {outlook.version} is tried"
         if _create(draft, outlook, keep_spec, keep, cause) is not None:
-            return restored  # no GPU: the new version holds it, or somebody else; either is told elsewhere
+            return restored  # the missing GPU shows in the reason of the new version, or of the service that holds it
     return missing
 
 
@@ -113,11 +113,11 @@ def _faults_words(draft: Draft) -> str:
 
 
 def _pull_image(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> None:
-    """Fetch an image that is not there, also when nothing is to be started: else nobody knows the new version."""
+    """Pull a missing image, even if nothing is to be started: the new version is known only by its image."""
     image_missing = spec.image in draft.observed.images and draft.observed.images[spec.image] is None
     if image_missing and outlook.target and not spec.has_build and outlook.name not in draft.busy:
         cause = "a replica is to be started and the image is not on this machine"
-        cause = cause if outlook.lacking() else "without it nobody can tell the service's new version"
+        cause = cause if outlook.lacking() else "without it the service's new version is not known"
         draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, spec=spec, cause=cause))
 
 
@@ -128,7 +128,7 @@ def _obstacle(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> str |
             return f"image {spec.image} is not on this machine: build it (`make build`)"
         return f"image {spec.image} is not on this machine: it is being pulled"
     if outlook.goal.spec is None:
-        return f"nobody remembers how version {outlook.version} is made: `pierhead deploy` takes what the files give"
+        return f"no record says how version {outlook.version} is made: `pierhead deploy` takes what the files give"
     return backing_off(draft, outlook.name, outlook.version)
 
 
@@ -145,7 +145,7 @@ def _start_cause(outlook: ServiceOutlook, failure: FailureRecord | None) -> str:
 def _create(
     draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, version: str | None, cause: str
 ) -> Shortage | None:
-    """Add the steps for one new replica; return why not when this machine has no place for it."""
+    """Add the steps for one new replica; return why not if this machine has no place for it."""
     if version is None:
         raise AssertionError("internal: a replica is created without a version")
     if outlook.numbers is None:

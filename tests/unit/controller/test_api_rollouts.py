@@ -154,7 +154,7 @@ async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: 
         ("services/web/rollback", b"", 400, "web: there was no earlier version; known is "),
         ("services/web/rollback", b'{"to": 7}', 400, "to: expected a version such as 1a2b3c4d, found 7"),
         ("services/web/rollback", b'{"to": ""}', 400, 'to: expected a version such as 1a2b3c4d, found ""'),
-        ("services/web/rollback", b'{"to": "0"}', 400, "web: nobody remembers how version 0 is made; known are "),
+        ("services/web/rollback", b'{"to": "0"}', 400, "web: no record says how version 0 is made; known are "),
         ("services/web/abort", b'{"to": "0"}', 400, 'body: expected {} and nothing else, found {"to": "0"}'),
         ("services/web/abort", b"{}", 400, "web: no rollout is going on that could be ended"),
         ("services/web/promote", b"{}", 400, "web: no version is being watched (BAKING)"),

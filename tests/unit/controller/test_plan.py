@@ -218,7 +218,7 @@ def test_nobody_has_to_stay_who_does_not_serve() -> None:
     patient = gpu_service(graceful_shutdown_wait_loop_s=5.0)
     leaving = replica(patient, 2, health=Health.UNKNOWN)
     world = observed(replica(patient, 1), leaving, specs=(patient,), retirements=retirement(leaving))
-    assert "it serves nobody: it is not ready" in text(desired(patient, ranker=1), world)
+    assert "it is not ready, so it has no requests" in text(desired(patient, ranker=1), world)
 
 
 def test_drain_has_a_deadline() -> None:

@@ -371,7 +371,7 @@ async def test_back_to_an_earlier_version_and_its_image(control: Control) -> Non
         control.engine.add_image("image/web", "2")
         await stable_at(control, web())
         second = version(control, web())
-        with pytest.raises(InvalidRequest, match=f"nobody remembers how version 00000000 is made; known are {second}"):
+        with pytest.raises(InvalidRequest, match=f"no record says how version 00000000 is made; known are {second}"):
             await controller.commands.roll_back("web", "00000000")
         await controller.commands.roll_back("web", None)
         await until(lambda: controller.deployer.state("web").stable == first and not phase(control))
