@@ -99,7 +99,6 @@ def judge_time(pace: Pace, noticed_s: float, within_s: float) -> None:
     judge(noticed_s <= within_s + SLACK_S, f"given up after {within_s:g} s, and it was {noticed_s:.1f} s", pace)
 
 
-@pytest.mark.long
 @both_transports
 async def test_a_replica_that_hangs(fleet: Fleet, transport: str) -> None:
     stays, hangs = await fleet.workers("stays", "hangs")
@@ -128,7 +127,6 @@ async def test_a_replica_that_is_killed_and_started_again_at_its_address(fleet: 
     judge_time(pace, noticed_s, BROKEN_S)
 
 
-@pytest.mark.long
 @both_transports
 async def test_a_replica_whose_cable_is_pulled(fleet: Fleet, transport: str) -> None:
     with island() as far_away, Pace() as pace:
