@@ -22,14 +22,14 @@ from .down import is_going_down, remove_replicas
 from .engines.docker import DockerEngine, open_client
 from .engines.gpu_discovery import GpuSources
 from .engines.labels import create_body
-from .errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError, StoreError
+from .errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError
 from .lease import state_lock
 from .observe.probe import HttpProbe
 from .routing.haproxy import HAProxyRouter
 from .settings import Settings
 from .spec.compose import ComposeProject
 from .status.discovery import DiscoveryServer
-from .storage.clock import SteadyClock, anchored, clocks_now
+from .storage.clock import SteadyClock
 from .storage.store import Store
 
 logger = logging.getLogger("controller")
@@ -110,7 +110,7 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
     lost: EngineUnreachable | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            controller = assemble(world, tasks.create_task, clock=_clock(world.store))
+            controller = assemble(world, tasks.create_task, clock=SteadyClock(world.store.latest_at))
             async with _api(settings, controller), _discovery(settings, controller):
                 controller.start(tasks.create_task)
                 logger.info("controls project %s in %s", settings.project, settings.project_dir)
@@ -121,18 +121,6 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
         lost = EngineUnreachable(str(group.exceptions[0]))
     if lost is not None:
         raise lost
-
-
-def _clock(store: Store) -> SteadyClock:
-    """The clock of the controllers before this one, on this boot of the machine."""
-    kept = store.anchor
-    anchor = anchored(kept, clocks_now(), store.latest_at)
-    if anchor != kept:
-        try:
-            store.keep_anchor(anchor)
-        except StoreError as error:
-            logger.error("the next controller will not know this one's clock: %s", error)  # noqa: TRY400
-    return SteadyClock(anchor)
 
 
 def _give_threads(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,48 +1,26 @@
-"""Time that only goes forward, one second a second: what deadlines, delays and backoffs are measured with.
+"""Time that only goes forward, one second a second: deadlines, delays and backoffs are measured with it.
 
-A wall clock is set: by hand, by NTP after an hour without network, by whoever moves a virtual machine. A controller
-that took such a step for time that has passed would find every deadline over at once, or wait an hour for a second.
+A wall clock is set: by hand, by NTP after an hour without network, when a virtual machine moves. A controller that took
+such a step for time that has passed would find every deadline over at once, or wait an hour for a second.
 
-So "now" is a wall clock's reading that was taken once, and what the kernel's monotonic clock has counted since. The
-reading is kept with the state: a controller that follows another one on the same boot of the machine goes on with it,
-and what was written down before a step stays comparable with what comes after. Events carry the wall clock's time: it
-is for people.
+So "now" is the wall clock's reading when the controller started, and what the kernel's monotonic clock has counted
+since. If the wall clock was set back before a restart, a deadline that was running then comes late, once. Events carry
+the wall clock's time: it is for people.
 
-What the engine says of containers is wall clock time too; `ContainerTimes` brings it over.
+What the engine says of containers is wall clock time too; `ContainerTimes` converts it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from ..model.world import ReplicaContainer
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ROUNDING_S = 1e-6  # seconds since 1970 are told apart to a quarter of it
 
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """One moment, by both clocks (seconds). `monotonic` means something during one boot of the machine only."""
-
-    boot: str
-    wall: float
-    monotonic: float
-
-
-def anchored(kept: Anchor | None, here: Anchor, not_before: float) -> Anchor:
-    """The anchor to go by: the kept one where it is of this boot, else `here`, the clocks as they are. Pure.
-
-    `not_before` is the latest time that the state speaks of: after it nothing may seem to lie in the future.
-    """
-    if kept is not None and kept.boot == here.boot and kept.boot and kept.monotonic <= here.monotonic:
-        return kept
-    return replace(here, wall=max(here.wall, not_before))
 
 
 SAME_S = 0.01
@@ -50,24 +28,18 @@ SAME_S = 0.01
 
 
 class SteadyClock:
-    """Seconds since 1970 as the wall clock had them at the anchor; never set, never slower, never faster."""
+    """Seconds since 1970 as the wall clock had them when the controller started, and never set since.
 
-    def __init__(self, anchor: Anchor, monotonic: Clock = time.monotonic) -> None:
-        self._began = anchor.wall - anchor.monotonic
+    `not_before`: the latest time in the state, which must not seem to lie in the future.
+    """
+
+    def __init__(self, not_before: float, wall: Clock = time.time, monotonic: Clock = time.monotonic) -> None:
+        self._began = max(wall(), not_before) - monotonic()
         self._monotonic = monotonic
 
     def __call__(self) -> float:
-        """Seconds since 1970, or what would be that if nobody had set the clock since."""
+        """The time now."""
         return self._began + self._monotonic()
-
-
-def clocks_now() -> Anchor:
-    """Read both clocks, and which boot this is; "" where the system does not say."""
-    try:
-        boot = BOOT_ID.read_text().strip()
-    except OSError:  # not Linux: each controller then begins anew
-        boot = ""
-    return Anchor(boot, time.time(), time.monotonic())
 
 
 class ContainerTimes:

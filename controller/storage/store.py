@@ -29,7 +29,6 @@ from ..model.desired import Revision
 from ..model.text import storable
 from ..model.told import Event
 from ..model.world import FailureKey, FailureRecord, GpuFault, Retirement, is_another_try
-from .clock import Anchor
 from .file import Kind, StateFile
 
 logger = logging.getLogger(__name__)
@@ -77,7 +76,6 @@ class Store:
         self._autoscaled: Kind[str, int] = Kind(file, "autoscaled", int, _same)
         self._gpu_faults: Kind[str, GpuFault] = Kind(file, "gpu_fault", lambda row: GpuFault(**row), asdict)
         self._seen_ready: Kind[str, float] = Kind(file, "seen_ready", float, _same)
-        self._anchor: Kind[str, Anchor] = Kind(file, "clock", lambda row: Anchor(**row), asdict)
         row = file.db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
         self._last_seq = int(row[0]) if row else 0
 
@@ -239,15 +237,6 @@ class Store:
         self._gpu_faults.drop(uuid, asked=asked)
 
     # ---------------------------------------------------------------------------------------------------------- clock
-
-    @property
-    def anchor(self) -> Anchor | None:
-        """The moment that times in this file count from; None in a new file."""
-        return self._anchor.values.get("anchor")
-
-    def keep_anchor(self, anchor: Anchor) -> None:
-        """Let the next controller go on with this one's clock."""
-        self._anchor.put("anchor", anchor)
 
     @property
     def latest_at(self) -> float:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.model.spec import AutoscaleSpec
-from controller.storage.clock import Anchor, ContainerTimes, SteadyClock, anchored, steady_time
+from controller.storage.clock import ContainerTimes, SteadyClock, steady_time
 from controller.storage.store import Store
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
@@ -23,39 +23,19 @@ seconds = st.floats(min_value=0, max_value=1e9, allow_nan=False)
 steps = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
 
 
-def test_a_controller_goes_on_with_the_clock_of_the_one_before_it() -> None:
-    kept = Anchor("boot-1", wall=1000.0, monotonic=50.0)
-    here = Anchor("boot-1", wall=1100.0 + HOUR, monotonic=150.0)
-    assert anchored(kept, here, not_before=0.0) is kept
-    assert SteadyClock(kept, lambda: 150.0)() == 1100.0
+def test_a_clock_that_is_set_moves_nothing() -> None:
+    world = {"wall": 1000.0, "monotonic": 50.0}
+    clock = SteadyClock(0.0, lambda: world["wall"], lambda: world["monotonic"])
+    world |= {"wall": 1000.0 + HOUR, "monotonic": 150.0}
+    assert clock() == 1100.0
 
 
-def test_another_boot_begins_with_its_own_clock_and_never_before_what_was_noted() -> None:
-    kept = Anchor("boot-1", wall=1000.0, monotonic=50.0)
-    here = Anchor("boot-2", wall=2000.0, monotonic=3.0)
-    assert anchored(kept, here, not_before=1500.0) == here
-    assert anchored(kept, here, not_before=5000.0) == replace(here, wall=5000.0)
-    assert anchored(None, here, not_before=0.0) == here
-
-
-def test_a_monotonic_clock_that_began_anew_is_another_boot_whatever_the_system_calls_it() -> None:
-    kept, here = Anchor("same", wall=1000.0, monotonic=50.0), Anchor("same", wall=2000.0, monotonic=3.0)
-    assert anchored(kept, here, not_before=0.0) == here
-    nameless = Anchor("", wall=1000.0, monotonic=1.0)
-    assert anchored(nameless, replace(here, boot=""), not_before=0.0) == replace(here, boot="")
-
-
-def test_the_anchor_is_kept_in_the_state(tmp_path: Path) -> None:
-    anchor = Anchor("boot-1", 1000.25, 50.5)
+def test_a_controller_never_begins_before_what_the_state_speaks_of(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert store.anchor is None
-    store.keep_anchor(replace(anchor, wall=1.0))
-    store.keep_anchor(anchor)
-    store.failure(("web", "v1"), 1234.0, "exited")
+    store.failure(("web", "v1"), 5000.0, "exited")
+    clock = SteadyClock(store.latest_at, lambda: 2000.0, lambda: 3.0)
     store.close()
-    store = Store(tmp_path)
-    assert (store.anchor, store.latest_at) == (anchor, 1234.0)
-    store.close()
+    assert clock() == 5000.0
 
 
 @given(started=seconds, age=seconds, step=steps, was_before=st.booleans())
