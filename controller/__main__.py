@@ -179,7 +179,8 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     code = main()
-    # A call to the engine that hangs in a thread must not keep a controller that is done from ending.
+    # A call that hangs in a thread (to the engine, of an autoscaling function) must not keep a controller that is done
+    # from ending.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -15,8 +15,9 @@ from .apply import Executor, Give, Performer, Reporter
 from .commands import Commands
 from .desired.deployer import Deployer
 from .desired.desired import Desirer
+from .desired.functions import FunctionCalls, Functions, Run, in_thread
 from .desired.measurements import Measurements, Query, no_prometheus
-from .desired.policies import Functions, Policies
+from .desired.policies import Policies
 from .desired.scaler import Scaler
 from .engines.base import ClusterEngine
 from .errors import EngineUnreachable, ReplicaError, StoreError
@@ -63,6 +64,8 @@ class World:
     query: Query = no_prometheus
     policy_dir: Path | None = None
     """Where autoscaling functions are looked for."""
+    run: Run = in_thread
+    """How autoscaling functions are called."""
     give: Give = _no_replicas
     """Gives a replica its user_config."""
 
@@ -132,7 +135,8 @@ def assemble(
     deployer = Deployer(store, events, board.callers, is_manual=world.is_manual)
     measurements = Measurements(world.query, spawn, clock)
     functions = Functions(world.policy_dir, ahead=lambda: wall() - clock())
-    scaler = Scaler(store, events, Policies(functions, measurements.value).ask)
+    calls = FunctionCalls(functions.call, world.run, spawn, wakeup.ring)
+    scaler = Scaler(store, events, Policies(calls.wanted, measurements.value).ask)
 
     gpu_memory = GpuMemoryWatch(world.engine, spawn, wakeup.ring, clock)
     gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring)
@@ -158,7 +162,7 @@ def assemble(
     def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
         return forgiven(desired, observed, prober.ready_since, now)
 
-    desirer = Desirer(store, events, scaler, deployer, measurements, world.router.routing_hash, over)
+    desirer = Desirer(store, events, scaler, deployer, measurements, calls, world.router.routing_hash, over)
     performer = Performer(world.engine, world.router, store, events, world.project, world.give, prober.learn, clock)
     reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
     executor = Executor(performer.perform, reporter.report, spawn, clock)

@@ -133,7 +133,7 @@ class Situation:
 Policy = Callable[..., int]
 """What a user's function is: (Situation, **policy_kwargs) -> how many replicas are wanted.
 
-Called at every look, on the controller's event loop: pure and quick. Bounds, factors and delays are applied to what it
+Called about once a second, in a thread beside the controller's loop. Bounds, factors and delays are applied to what it
 returns. `running` is 0 while none is ready: the first replica is started for any load, whatever the policy says.
 """
 

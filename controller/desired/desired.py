@@ -15,6 +15,7 @@ from ..storage.events import EventLog
 from ..storage.store import Override, Store
 from .deployer import Deployer
 from .edge import edge_spec
+from .functions import FunctionCalls
 from .measurements import Measurements
 from .scaler import Scaler
 from .targets import switched_off, targets_of
@@ -37,6 +38,7 @@ class Desirer:
         scaler: Scaler,
         deployer: Deployer,
         measurements: Measurements,
+        calls: FunctionCalls,
         routing_hash: RoutingHash,
         forgiven: Forgiven,
     ) -> None:
@@ -45,6 +47,7 @@ class Desirer:
         self._scaler = scaler
         self._deployer = deployer
         self._measurements = measurements
+        self._calls = calls
         self._routing_hash = routing_hash
         self._forgiven = forgiven
 
@@ -58,6 +61,7 @@ class Desirer:
         spec = sight.spec
         self._drop_outdated_overrides(spec)
         self._measurements.sync(spec.services)
+        self._calls.sync(spec.services)
         overrides = {service: override.replicas for service, override in self._store.overrides.items()}
         autoscaled = self._scaler.targets(spec.services, sight.observed, now) if sight.complete else self._scaler.kept()
         targets = targets_of(spec, overrides, autoscaled)

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from ...desired.policies import Functions, Policies
+from ...desired.functions import Functions
+from ...desired.policies import Policies
 from ...desired.scaler import Scaler
 from ...desired.targets import targets_of
 from ...model.desired import Desired
@@ -139,7 +140,8 @@ class _Simulation:
         self._serial = 0
         self._store = store
         self._events = EventLog(store, lambda: self._now)
-        policies = Policies(Functions(setting.policy_dir, lambda: self._now), self._utilisation)
+        functions = Functions(setting.policy_dir)
+        policies = Policies(lambda name, policy, seen: functions.call(policy, seen), self._utilisation)
         self._scaler = Scaler(store, self._events, policies.ask)
         self._world = SimulatedWorld(
             spec,

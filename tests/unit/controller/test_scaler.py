@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,6 +233,33 @@ async def test_a_function_that_raises_is_one_event_and_holds_the_target(control:
         assert failed.event.message == (
             f"model: the autoscaling policy gives no number, so 2 replicas are held: {words}"
         )
+
+
+async def test_a_function_that_does_not_return_is_one_event_and_holds_up_nobody(tmp_path: Path) -> None:
+    returns = asyncio.Event()
+
+    async def run(call: Callable[[], int]) -> int:
+        await returns.wait()
+        return call()
+
+    (tmp_path / "scaler_test_slow.py").write_text("def wanted(situation):\n    return 3\n")
+    policy = FunctionPolicy("scaler_test_slow:wanted")
+    control = Control.of(tmp_path, service("model", replace(QUICK, initial=2, policy=policy)), service("other"))
+    control.run = run
+    control.work["other"] = 35
+    async with control.running():
+        await control.settled("other", 4, within_s=30)
+        await until(lambda: "policy_failed" in control.kinds(), within_s=30)
+        assert control.row("model") == (2, 2, 2)
+        (failed,) = events(control, "policy_failed")
+        assert failed.event.message == (
+            "model: the autoscaling policy gives no number, so 2 replicas are held: "
+            "scaler_test_slow:wanted has not returned for 5 s"
+        )
+        returns.set()
+        await control.settled("model", 3, within_s=30)
+        await until(lambda: "policy_works" in control.kinds(), within_s=90)
+        assert len(events(control, "policy_failed")) == 1
 
 
 async def test_a_measured_value_decides_and_holds_when_it_is_gone(control: Control) -> None:
