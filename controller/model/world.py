@@ -102,8 +102,8 @@ class ReplicaContainer:
     """Requests that it has answered since its start, refusals left out; None where it does not say."""
     errors: int | None = None
     """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
-    told: str = ""
-    """What it says itself of why it is not ready: "loading weights, 37 %"."""
+    stage: str = ""
+    """What its start is doing, as it reports it: "loading weights"."""
     broken: bool = False
     """Whether it says itself that it will not get well."""
     progressed_at: float | None = None

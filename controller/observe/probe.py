@@ -66,6 +66,8 @@ class Reading:
     stats: PublishedStats = NO_STATS
     broken: bool = False
     """It is not ready, and says that it cannot become ready by itself."""
+    stage: str = ""
+    """What its start is doing, as it reports it: "loading weights"."""
 
 
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
@@ -101,7 +103,7 @@ class Verdict:
             waiting=reading.waiting,
             answered=reading.answered,
             errors=reading.errors,
-            told=reading.told,
+            stage=reading.stage,
             broken=reading.broken,
             progressed_at=self.progressed_at,
             stalled_since=self.stalled_since,
@@ -474,6 +476,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _config_report(report.get("user_config")),
         _published(report.get("stats"), report.get("stats_version")),
         not ok and not draining and report.get("broken") is True,
+        one_line(stage) if not ok and isinstance(stage := report.get("stage"), str) else "",
     )
 
 

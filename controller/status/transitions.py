@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -10,8 +9,6 @@ from typing import Literal
 from ..model.told import ReplicaStatus, UserConfigStatus
 from ..plan.user_config import progress_words
 from .view import View
-
-_HOW_FAR = re.compile(r", \d+ %$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +68,9 @@ def _replicas(before: View, after: View) -> Iterator[Transition]:
 
 
 def _stage(replica: ReplicaStatus, view: View) -> str:
-    """What a replica that starts says it is doing, without how far it has come; "" when it does not say."""
+    """What a replica's start is doing; "" if it does not report it."""
     containers = view.observed.containers if view.observed else ()
-    told = next((c.told for c in containers if c.name == replica.name), "")
-    return _HOW_FAR.sub("", told)
+    return next((c.stage for c in containers if c.name == replica.name), "")
 
 
 def _replica(

@@ -327,7 +327,15 @@ class Control:
             case "starting" if container and container.service in self.starts:
                 progress, told = self.starts[container.service]
                 detail = f"503 from :9100/readyz: {told}"
-                return Reading(ok=False, detail=detail, ongoing=0, queued=0, progress=progress, told=told)
+                return Reading(
+                    ok=False,
+                    detail=detail,
+                    ongoing=0,
+                    queued=0,
+                    progress=progress,
+                    told=told,
+                    stage=told.partition(",")[0],
+                )
             case "starting":
                 return Reading(ok=False, detail="503 from :9100/readyz: loading", ongoing=0, queued=0)
             case _:

@@ -88,6 +88,7 @@ async def test_the_three_pages(served: Admin) -> None:
                 "stats": {},
                 "stats_version": 0,
                 "broken": False,
+                "stage": "",
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")

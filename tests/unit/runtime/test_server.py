@@ -39,6 +39,7 @@ AT_REST = {
     "stats": {},
     "stats_version": 0,
     "broken": False,
+    "stage": "",
 }  # fmt: skip
 
 

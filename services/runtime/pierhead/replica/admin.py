@@ -65,6 +65,8 @@ class Readiness:
     """Grows with each change of `stats`; 0 = nothing is published."""
     broken: bool = False
     """It is not ready, and knows that it will not be by itself."""
+    stage: str = ""
+    """What its start is doing, without how far it has come; "" after the start, or where it was not reported."""
 
 
 class Page(NamedTuple):

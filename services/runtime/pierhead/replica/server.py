@@ -146,6 +146,7 @@ class ReplicaServer:
             dict(STATS.numbers),
             version,
             self.state == "starting" and self._watch.broken,
+            "" if self.ready.is_set() else START.stage,
         )
 
     def _progress(self, answers: Tally) -> int:

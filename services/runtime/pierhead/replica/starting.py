@@ -48,12 +48,14 @@ class Start:
         self._early: _EarlyAdmin | None = None
         self._served = False
         self.words = ""
+        self.stage = ""
         self.steps = 0
 
     def report(self, doing: str, done: float | None, total: float) -> None:
         """See `progress`."""
         share = None if done is None or total <= 0 else min(max(done / total, 0.0), 1.0)
         with self._lock:
+            self.stage = doing
             self.words = doing if share is None else f"{doing}, {share * 100:.0f} %"
             if doing not in self._best and len(self._best) >= MOST_STAGES:
                 return
@@ -115,7 +117,7 @@ class _EarlyAdmin:
         await server.close()
 
     def _readiness(self) -> Readiness:
-        return Readiness("starting", 0, 0, self._start.words, progress=self._start.steps)
+        return Readiness("starting", 0, 0, self._start.words, progress=self._start.steps, stage=self._start.stage)
 
     async def _expose(self) -> bytes:
         return PROCESS.expose()
