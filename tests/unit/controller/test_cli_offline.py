@@ -116,7 +116,7 @@ def test_what_compose_itself_refuses(project: Project) -> None:
     project.resolves_to("", stderr='service "a" refers to undefined network nope: invalid compose project', code=1)
     done = project.run("validate")
     assert done.returncode == 2
-    assert done.stdout.startswith('services.a: refers to network "nope"')
+    assert done.stdout.rstrip().endswith(': service "a" refers to undefined network nope')
 
 
 def test_named_files_are_those_that_are_read(project: Project) -> None:
