@@ -21,7 +21,6 @@ from .desired.measurements import Prometheus
 from .down import is_going_down, remove_replicas
 from .engines.docker import DockerEngine, open_client
 from .engines.gpu_discovery import GpuSources
-from .engines.labels import create_body
 from .errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError
 from .lease import state_lock
 from .observe.probe import HttpProbe
@@ -99,7 +98,7 @@ async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | Non
             logger.warning("waiting for the Docker Engine: %s", error)
         else:
             sources = GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs, settings.controller_image)
-            return DockerEngine(client, create_body, sources)
+            return DockerEngine(client, sources)
         with contextlib.suppress(TimeoutError):  # nobody told us to stop: try again
             async with asyncio.timeout(ENGINE_RETRY_S):
                 await stop.wait()

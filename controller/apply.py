@@ -304,24 +304,21 @@ class Performer:
             case RemoveContainer():
                 await self._remove(action)
             case SignalContainer():
-                await self._engine.perform(action, self._project, None)
+                await self._engine.perform(action, self._project)
                 if action.signal == "SIGTERM":
                     self._store.stopping(action.container_id, self._clock())
-            case CreateContainer() | PullImage():
-                await self._engine.perform(action, self._project, action.spec)
-            case StartContainer():
-                await self._engine.perform(action, self._project, None)
-            case AddServer():
-                await self._router.perform(action, action.spec)
+            case CreateContainer() | PullImage() | StartContainer():
+                await self._engine.perform(action, self._project)
             case (
-                SetServerState()
+                AddServer()
+                | SetServerState()
                 | SetServerWeight()
                 | SetWaitingRoom()
                 | ShutdownSessions()
                 | DeleteServer()
                 | WriteRouting()
             ):
-                await self._router.perform(action, None)
+                await self._router.perform(action)
             case GiveUserConfig():
                 self._given(action.container_id, await self._give(action.address, action.text))
             case BeginRetirement():
@@ -342,7 +339,7 @@ class Performer:
     async def _remove(self, action: RemoveContainer) -> None:
         # The log goes with the container, so it is read before; the failure counts once, so after.
         log, unread = await self._last_words(action.container_id) if action.failed else ("", "")
-        await self._engine.perform(action, self._project, None)
+        await self._engine.perform(action, self._project)
         if action.failed:
             lines = [line.rstrip() for line in log.splitlines() if line.strip()]
             silence = f"its log cannot be read: {unread}" if unread else "its log is empty"

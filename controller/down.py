@@ -103,7 +103,7 @@ async def _perform_all(
 ) -> None:
     async def perform(action: SignalContainer | RemoveContainer) -> None:
         try:
-            await engine.perform(action, project, None)
+            await engine.perform(action, project)
         except ControllerError as error:
             logger.error("%s: %s", _words(action), error)  # noqa: TRY400 - the others still go
 

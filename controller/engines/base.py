@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
-from ..model.spec import ServiceSpec
 from ..model.world import Gpu, ReplicaContainer, StrayContainer
 
 EngineAction = PullImage | CreateContainer | StartContainer | SignalContainer | RemoveContainer
@@ -54,8 +53,8 @@ class ClusterEngine(Protocol):
         """Read containers of `project`, ids of `images` and GPUs. Raises EngineUnreachable, EngineError."""
         ...
 
-    async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
-        """Make one API call; `spec` is needed by CreateContainer only. Raises EngineError and its kinds."""
+    async def perform(self, action: EngineAction, project: str) -> None:
+        """Make one API call. Raises EngineError and its kinds."""
         ...
 
     async def used_gpu_memory(self) -> Mapping[str, int]:

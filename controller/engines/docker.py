@@ -8,7 +8,6 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,21 +19,17 @@ from docker.utils import parse_repository_tag
 
 from ..errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from ..model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
-from ..model.spec import ServiceSpec
-from ..model.world import Gpu
 from .base import EngineAction, EngineEvent, EngineState
 from .docker_errors import explanation, image_missing, refusal, translated
 from .docker_events import EventQueue, EventReader
 from .docker_reader import EngineReader
 from .gpu_discovery import GpuDiscovery, GpuSources
+from .labels import create_body
 
 if TYPE_CHECKING:
     import requests
 
 T = TypeVar("T")
-
-CreateBody = Callable[[ServiceSpec, str, str, int, tuple[Gpu, ...], str, str, str], Mapping[str, Any]]
-"""(spec, replica name, version, number, GPUs, project, CDI kind, machine) -> body of `POST /containers/create`."""
 
 _HTTP_TIMEOUT_S = 60.0
 # Longer than one HTTP call's own timeout: it ends what the thread cannot.
@@ -82,11 +77,10 @@ def open_client(base_url: str | None = None, socket: Path = SOCKET) -> APIClient
 
 
 class DockerEngine:
-    """See `ClusterEngine`. `create_body` turns a service into a create call; this class knows no service's needs."""
+    """See `ClusterEngine`."""
 
-    def __init__(self, client: APIClient, create_body: CreateBody, gpu_sources: GpuSources | None = None) -> None:
+    def __init__(self, client: APIClient, gpu_sources: GpuSources | None = None) -> None:
         self._client = client
-        self._create_body = create_body
         sources = gpu_sources or GpuSources()
         self._cdi_kind = sources.cdi_kind
         self._discovery = GpuDiscovery(client, sources)
@@ -109,15 +103,13 @@ class DockerEngine:
         read = partial(self._reader.read, project, frozenset(service_names), tuple(images), self._unstarted)
         return await self._call("reading containers", read, _OBSERVE_TIMEOUT_S, self._looks)
 
-    async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
+    async def perform(self, action: EngineAction, project: str) -> None:
         """See `ClusterEngine.perform`."""
         match action:
             case PullImage():
-                await self._pull(action, spec)
+                await self._pull(action)
             case CreateContainer():
-                if spec is None:
-                    raise EngineError(f"create of replica {action.target}: no definition of service {action.service}")
-                await self._call(f"create of replica {action.target}", partial(self._create, action, project, spec))
+                await self._call(f"create of replica {action.target}", partial(self._create, action, project))
             case StartContainer():
                 await self._start(action.target)
             case SignalContainer():
@@ -213,18 +205,16 @@ class DockerEngine:
 
     # ------------------------------------------------------------------------------------- calls (in worker threads)
 
-    def _create(self, action: CreateContainer, project: str, spec: ServiceSpec) -> None:
-        if spec.gpu and spec.gpu.slot != action.gpu_slot:  # edited since it was planned: what was planned is free
-            spec = replace(spec, gpu=replace(spec.gpu, slot=action.gpu_slot))
-        body = self._create_body(
-            spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind, self._node
+    def _create(self, action: CreateContainer, project: str) -> None:
+        body = create_body(
+            action.spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind, self._node
         )
         try:
             self._client.create_container_from_config(body, name=action.target)  # type: ignore[no-untyped-call]
             self._unstarted.add(action.target)
         except docker.errors.ImageNotFound as error:
             self._reader.forget_images()
-            raise image_missing(spec) from error
+            raise image_missing(action.spec) from error
         except docker.errors.APIError as error:
             if error.response is None or error.response.status_code != 409:
                 raise
@@ -305,9 +295,9 @@ class DockerEngine:
 
     # ------------------------------------------------------------------------------------------------------- pull
 
-    async def _pull(self, action: PullImage, spec: ServiceSpec | None) -> None:
-        if spec is not None and spec.has_build:
-            raise image_missing(spec)
+    async def _pull(self, action: PullImage) -> None:
+        if action.spec.has_build:
+            raise image_missing(action.spec)
         what = f"pull of image {action.image} for service {action.service or action.target}"
         given_up = threading.Event()
         try:

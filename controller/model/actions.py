@@ -30,8 +30,8 @@ class PullImage(Action):
     """Bring a foreign image to this machine; target = service."""
 
     image: str
-    spec: ServiceSpec | None = field(default=None, repr=False, compare=False)
-    """The service, for the words of an error."""
+    spec: ServiceSpec = field(repr=False, compare=False)
+    """The service: an image that Compose builds is never pulled."""
 
     @property
     def words(self) -> str:
@@ -46,10 +46,13 @@ class CreateContainer(Action):
     version: str
     number: int
     gpus: tuple[Gpu, ...] = ()
-    spec: ServiceSpec | None = field(default=None, repr=False)
-    """How this version is made; None = as the compose files say."""
-    gpu_slot: GpuSlot | None = None
-    """What it gets of its GPU; None = all of each."""
+    spec: ServiceSpec = field(repr=False)
+    """How this version is made."""
+
+    @property
+    def gpu_slot(self) -> GpuSlot | None:
+        """What it gets of its GPU; None = all of each."""
+        return self.spec.gpu.slot if self.spec.gpu else None
 
     @property
     def words(self) -> str:
@@ -139,7 +142,7 @@ class AddServer(Action):
     backend: str
     address: str
     weight: int = 1
-    spec: ServiceSpec | None = field(default=None, repr=False, compare=False)
+    spec: ServiceSpec = field(repr=False, compare=False)
     """The service as HAProxy is to know it: its check and its limits."""
 
     @property

@@ -172,7 +172,6 @@ def _create(
         version=version,
         number=number,
         gpus=gpus,
-        gpu_slot=spec.gpu.slot if spec.gpu else None,
         spec=spec,
         cause=cause,
     )

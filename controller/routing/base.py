@@ -34,7 +34,7 @@ class Router(Protocol):
         """
         ...
 
-    async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
+    async def perform(self, action: RoutingAction) -> None:
         """Carry out one action; "already there" and "already gone" are success. Raises RoutingError and its kinds."""
         ...
 

@@ -102,8 +102,8 @@ class HAProxyRouter:
             ),
         )
 
-    async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
-        """Carry out one action; "already there" and "already gone" are success. AddServer needs the spec.
+    async def perform(self, action: RoutingAction) -> None:
+        """Carry out one action; "already there" and "already gone" are success.
 
         Raises RoutingError (the message quotes the command and HAProxy's answer), RoutingUnreachable.
         """
@@ -115,7 +115,7 @@ class HAProxyRouter:
             async with self._one_at_a_time():
                 await self._set_waiting_room(action)
         else:
-            await self._change_server(action, spec)
+            await self._change_server(action)
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
         """Hash of the configuration without servers. Raises RoutingError when a value may not be put into it.
@@ -133,23 +133,23 @@ class HAProxyRouter:
 
     # ---------------------------------------------------------------------------------------------------- servers
 
-    async def _change_server(self, action: ServerAction, spec: ServiceSpec | None) -> None:
+    async def _change_server(self, action: ServerAction) -> None:
         backend, name = config.checked_backend(action.backend), config.checked_server_name(action.target)
         async with self._changing_server.setdefault((backend, name), asyncio.Lock()):
-            if await self._has_changed(action, spec):
+            if await self._has_changed(action):
                 return
             await self._until_removable(f"{backend}/{name}")
-            if not await self._has_changed(action, spec):
+            if not await self._has_changed(action):
                 raise RoutingError(
                     f"server {backend}/{name} has new connections and was not deleted; it is tried again"
                 )
 
-    async def _has_changed(self, action: ServerAction, spec: ServiceSpec | None) -> bool:
+    async def _has_changed(self, action: ServerAction) -> bool:
         """Carry out the action; False where it has to wait until a server's last connection is over."""
         async with self._one_at_a_time():
             match action:
                 case AddServer():
-                    return await self._is_added(action, spec)
+                    return await self._is_added(action)
                 case DeleteServer():
                     return await self._is_deleted(action.backend, action.target)
                 case SetServerState():
@@ -160,12 +160,10 @@ class HAProxyRouter:
                     await self._shutdown_sessions(action)
         return True
 
-    async def _is_added(self, action: AddServer, spec: ServiceSpec | None) -> bool:
+    async def _is_added(self, action: AddServer) -> bool:
         """Add the server; False where one of that name at another address has to be deleted first and still has
         connections.
         """
-        if spec is None:
-            raise RoutingError(f"server {action.target} cannot be added without the spec of service {action.service!r}")
         server, address = _path_of(action), config.checked_address(action.address)
         listed = await self._servers()
         # Without an id some versions' algorithms misplace the server: the next one after all that are in use.
@@ -176,7 +174,7 @@ class HAProxyRouter:
                 return False
             same_name = None
         if same_name is None:
-            options = config.server_options(spec)
+            options = config.server_options(action.spec)
             await self._runtime.ask(command("add", "server", server, address, "id", str(number), *options))
             listed[action.backend, action.target] = _Listed(address, number)
         if action.weight != 1:

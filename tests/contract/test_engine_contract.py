@@ -23,7 +23,6 @@ from docker import APIClient
 from controller.engines.base import CONNECTED, ClusterEngine, EngineEvent, EngineState
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
-from controller.engines.labels import create_body
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model.actions import (
     CreateContainer,
@@ -131,7 +130,7 @@ class DockerWorld:
         (cdi_directory / "gpus.yaml").write_text(yaml.safe_dump(document))
         self.own_client = open_client()
         sources = GpuSources(CDI_KIND, (cdi_directory,), probe_image=self.image)
-        self.engine: ClusterEngine = DockerEngine(self.own_client, create_body, sources)
+        self.engine: ClusterEngine = DockerEngine(self.own_client, sources)
 
     def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec:
         command = ["sh", "-c", BEHAVIOURS[service][1]] if service != "broken" else ["nowhere"]
@@ -266,20 +265,22 @@ def create_action(
     version: str = "0a1b2c3d",
     gpus: tuple[Gpu, ...] = (),
     gpu_slot: GpuSlot | None = None,
+    spec: ServiceSpec | None = None,
 ) -> CreateContainer:
     name = replica_name(world.project, service, version, number)
-    return CreateContainer(target=name, service=service, version=version, number=number, gpus=gpus, gpu_slot=gpu_slot)
+    spec = spec or replace(world.spec(service), gpu=GpuRequest(len(gpus), slot=gpu_slot) if gpus else None)
+    return CreateContainer(target=name, service=service, version=version, number=number, gpus=gpus, spec=spec)
 
 
 async def create(world: World, service: str, **changes: Any) -> str:
     action = create_action(world, service, **changes)
-    await world.engine.perform(action, world.project, world.spec(service))
+    await world.engine.perform(action, world.project)
     return action.target
 
 
 async def start(world: World, service: str, **changes: Any) -> str:
     name = await create(world, service, **changes)
-    await world.engine.perform(StartContainer(target=name, service=service), world.project, None)
+    await world.engine.perform(StartContainer(target=name, service=service), world.project)
     return name
 
 
@@ -302,15 +303,11 @@ async def ended(world: World, name: str) -> ReplicaContainer:
 
 
 async def send(world: World, name: str, container_id: str, signal: Any) -> None:
-    await world.engine.perform(
-        SignalContainer(target=name, container_id=container_id, signal=signal), world.project, None
-    )
+    await world.engine.perform(SignalContainer(target=name, container_id=container_id, signal=signal), world.project)
 
 
 async def remove(world: World, name: str, container_id: str, *, force: bool = False) -> None:
-    await world.engine.perform(
-        RemoveContainer(target=name, container_id=container_id, force=force), world.project, None
-    )
+    await world.engine.perform(RemoveContainer(target=name, container_id=container_id, force=force), world.project)
 
 
 # ---------------------------------------------------------------------------------------------------- create and start
@@ -361,25 +358,25 @@ async def test_a_name_taken_by_somebody_else_is_an_error_that_names_it(world: Wo
     name = await create(world, "pinned", gpus=(Gpu("GPU-0"),))
     action = create_action(world, "pinned", gpus=(Gpu("GPU-1"),))
     with pytest.raises(EngineError, match=rf"create of replica {name}: another container .* `docker rm -f {name}`"):
-        await world.engine.perform(action, world.project, world.spec("pinned"))
+        await world.engine.perform(action, world.project)
 
 
 async def test_starting_a_running_replica_is_done(world: World) -> None:
     name = await start(world, "runs")
     first = await get(world, name)
-    await world.engine.perform(StartContainer(target=name), world.project, None)
+    await world.engine.perform(StartContainer(target=name), world.project)
     assert await get(world, name) == first
 
 
 async def test_starting_a_replica_that_is_gone_is_an_error(world: World) -> None:
     with pytest.raises(EngineError, match=r"start of replica shop-x-1 failed: .*No such container"):
-        await world.engine.perform(StartContainer(target="shop-x-1"), world.project, None)
+        await world.engine.perform(StartContainer(target="shop-x-1"), world.project)
 
 
 async def test_a_failed_start_leaves_a_created_replica_with_a_code(world: World) -> None:
     name = await create(world, "broken")
     with pytest.raises(EngineError, match="executable file not found"):
-        await world.engine.perform(StartContainer(target=name), world.project, None)
+        await world.engine.perform(StartContainer(target=name), world.project)
     one = await get(world, name)
     assert one.state is ContainerState.CREATED
     assert one.exit_code not in (None, 0)
@@ -389,7 +386,7 @@ async def test_a_failed_start_leaves_a_created_replica_with_a_code(world: World)
 async def test_a_missing_image_says_what_to_do(world: World, has_build: bool, todo: str) -> None:
     spec = world.spec("runs", MISSING_IMAGE, has_build=has_build)
     with pytest.raises(ImageNotFound) as raised:
-        await world.engine.perform(create_action(world, "runs"), world.project, spec)
+        await world.engine.perform(create_action(world, "runs", spec=spec), world.project)
     assert f"service runs: image {MISSING_IMAGE} is not on this machine" in str(raised.value)
     assert todo in str(raised.value)
     assert (await observe(world)).containers == ()
@@ -398,12 +395,7 @@ async def test_a_missing_image_says_what_to_do(world: World, has_build: bool, to
 async def test_an_image_that_compose_builds_is_never_pulled(world: World) -> None:
     spec = world.spec("runs", MISSING_IMAGE, has_build=True)
     with pytest.raises(ImageNotFound, match="make build"):
-        await world.engine.perform(PullImage(target="runs", image=MISSING_IMAGE), world.project, spec)
-
-
-async def test_a_create_needs_a_definition(world: World) -> None:
-    with pytest.raises(EngineError, match="no definition of service runs"):
-        await world.engine.perform(create_action(world, "runs"), world.project, None)
+        await world.engine.perform(PullImage(target="runs", image=MISSING_IMAGE, spec=spec), world.project)
 
 
 # --------------------------------------------------------------------------------------------------------- how it ends
@@ -456,7 +448,7 @@ async def test_running_out_of_memory_is_told(world: World) -> None:
 async def test_a_replica_started_again_is_seen_again(world: World) -> None:
     name = await start(world, "fails")
     first = await ended(world, name)
-    await world.engine.perform(StartContainer(target=name), world.project, None)
+    await world.engine.perform(StartContainer(target=name), world.project)
     second = await ended(world, name)
     assert second.id == first.id
     assert second.started_at is not None
@@ -562,7 +554,7 @@ async def test_what_a_replica_has_of_its_gpu_is_read_back(world: World, slot: Gp
     assert (found.gpus, found.gpu_slot) == (("GPU-0",), slot)
     whole = create_action(world, "pinned", gpus=(Gpu("GPU-0"),))
     with pytest.raises(EngineError, match=rf"create of replica {name}: another container"):
-        await world.engine.perform(whole, world.project, world.spec("pinned"))
+        await world.engine.perform(whole, world.project)
 
 
 async def test_memory_in_use_that_cannot_be_read_says_why(world: World) -> None:
@@ -690,7 +682,7 @@ async def test_an_engine_that_is_away_is_said_so(world: World) -> None:
         with pytest.raises(EngineUnreachable, match="does not answer"):
             await observe(world)
         with pytest.raises(EngineUnreachable):
-            await world.engine.perform(StartContainer(target="any"), world.project, None)
+            await world.engine.perform(StartContainer(target="any"), world.project)
         with pytest.raises(EngineUnreachable):
             await anext(aiter(world.engine.events(world.project)))
 

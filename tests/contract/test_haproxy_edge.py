@@ -101,7 +101,7 @@ class Edge:
     async def route(self, *services: ServiceSpec) -> None:
         self.specs = {spec.name: spec for spec in services}
         action = WriteRouting(target="routing", services=services, routing_hash=self.router.routing_hash(services))
-        await self.router.perform(action, None)
+        await self.router.perform(action)
 
     async def add(self, service: str, name: str, address: str, probe_port: int | None = None) -> None:
         """Add a server; its probe goes to its own port unless told otherwise."""
@@ -109,7 +109,7 @@ class Edge:
         port = probe_port or int(address.rpartition(":")[2])
         spec = with_probe_port(spec, port)
         await self.router.perform(
-            AddServer(target=name, service=service, backend=backend_name(service), address=address), spec
+            AddServer(target=name, service=service, backend=backend_name(service), address=address, spec=spec)
         )
 
     async def serve(self, service: str, name: str) -> Replica:
@@ -119,7 +119,7 @@ class Edge:
 
     async def drain(self, service: str, name: str) -> None:
         backend = backend_name(service)
-        await self.router.perform(SetServerState(target=name, backend=backend, state=ServerState.DRAIN), None)
+        await self.router.perform(SetServerState(target=name, backend=backend, state=ServerState.DRAIN))
 
     async def sessions(self, name: str) -> int:
         state = await self.router.observe()
@@ -150,7 +150,7 @@ class Edge:
             return await self.sessions(name) == 0
 
         await until(idle, f"{name} is idle")
-        await self.router.perform(DeleteServer(target=name, backend=backend_name(service)), None)
+        await self.router.perform(DeleteServer(target=name, backend=backend_name(service)))
 
 
 def with_probe_port(spec: ServiceSpec, port: int) -> ServiceSpec:
@@ -431,8 +431,8 @@ async def test_where_nothing_is_asked_servers_are_up_that_take_connections(
     addresses = {name: (await edge.replica(name)).address for name in ("echo-0", "echo-1")}
     await edge.replicas[1].stop()
     for name, address in addresses.items():
-        add = AddServer(target=name, service="echo", backend="svc_echo", address=address)
-        await edge.router.perform(add, asked)
+        add = AddServer(target=name, service="echo", backend="svc_echo", address=address, spec=asked)
+        await edge.router.perform(add)
 
     def seen_as(*wanted: tuple[bool, bool]) -> Callable[[], Awaitable[bool]]:
         async def look() -> bool:

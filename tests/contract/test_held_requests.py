@@ -186,9 +186,9 @@ async def dies(edge: Edge, replica: Replica, death: str) -> None:  # noqa: F811
             await until(down, "HAProxy's check has noticed")
         case "in maintenance":
             action = SetServerState(target=replica.name, backend="svc_echo", state=ServerState.MAINT)
-            await edge.router.perform(action, None)
+            await edge.router.perform(action)
         case "deleted":
-            await edge.router.perform(DeleteServer(target=replica.name, backend="svc_echo"), None)
+            await edge.router.perform(DeleteServer(target=replica.name, backend="svc_echo"))
         case "not seen by the check":
             assert await edge.is_up(replica.name)
 
@@ -286,7 +286,7 @@ async def test_requests_in_the_queue_of_a_replica_that_dies_are_held(edge: Edge)
 
 
 async def set_waiting_room(edge: Edge, *, is_open: bool) -> None:  # noqa: F811
-    await edge.router.perform(SetWaitingRoom(target="echo", backend="svc_echo", is_open=is_open), None)
+    await edge.router.perform(SetWaitingRoom(target="echo", backend="svc_echo", is_open=is_open))
 
 
 async def test_nobody_waits_where_the_room_is_closed_and_all_do_again_when_it_is_opened(edge: Edge) -> None:  # noqa: F811
@@ -621,11 +621,9 @@ async def test_a_server_that_is_back_from_maintenance_ends_the_hold(edge: Edge) 
     await edge.route(sleeping())
     await edge.serve("echo", "echo-1")
     for state in (ServerState.MAINT, ServerState.DRAIN):
-        await edge.router.perform(SetServerState(target="echo-1", backend="svc_echo", state=state), None)
+        await edge.router.perform(SetServerState(target="echo-1", backend="svc_echo", state=state))
         async with client(edge) as session:
             request = asyncio.ensure_future(outcome(session))
             await until_held(edge, 1)
-            await edge.router.perform(
-                SetServerState(target="echo-1", backend="svc_echo", state=ServerState.READY), None
-            )
+            await edge.router.perform(SetServerState(target="echo-1", backend="svc_echo", state=ServerState.READY))
             assert (await request)[0] == 200

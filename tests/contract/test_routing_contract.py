@@ -202,20 +202,20 @@ async def server(router: HAProxyRouter, name: str) -> Server:
 
 async def route(router: HAProxyRouter, *services: ServiceSpec) -> None:
     action = WriteRouting(target="routing", services=services, routing_hash=router.routing_hash(services))
-    await router.perform(action, None)
+    await router.perform(action)
 
 
 async def add(router: HAProxyRouter, spec: ServiceSpec, name: str, address: str) -> None:
-    action = AddServer(target=name, service=spec.name, backend=backend_name(spec.name), address=address)
-    await router.perform(action, spec)
+    action = AddServer(target=name, service=spec.name, backend=backend_name(spec.name), address=address, spec=spec)
+    await router.perform(action)
 
 
 async def set_state(router: HAProxyRouter, name: str, state: ServerState, backend: str = "svc_echo") -> None:
-    await router.perform(SetServerState(target=name, backend=backend, state=state), None)
+    await router.perform(SetServerState(target=name, backend=backend, state=state))
 
 
 async def delete(router: HAProxyRouter, name: str, backend: str = "svc_echo") -> None:
-    await router.perform(DeleteServer(target=name, backend=backend), None)
+    await router.perform(DeleteServer(target=name, backend=backend))
 
 
 async def routed(router: HAProxyRouter, world: World) -> ServiceSpec:
@@ -305,18 +305,20 @@ async def test_weights_are_set_and_read_back(world: World, router: HAProxyRouter
     echo = await routed(router, world)
     await add(router, echo, "echo-1", world.addresses[0])
     names = {"service": "echo", "backend": "svc_echo", "cause": "test"}
-    second = AddServer(target="echo-2", service="echo", backend="svc_echo", address=world.addresses[1], weight=7)
-    await router.perform(second, echo)
+    second = AddServer(
+        target="echo-2", service="echo", backend="svc_echo", address=world.addresses[1], weight=7, spec=echo
+    )
+    await router.perform(second)
     assert [s.weight for s in (await observe(router)).servers] == [1, 7]
-    await router.perform(SetServerWeight(target="echo-1", weight=200, **names), None)
+    await router.perform(SetServerWeight(target="echo-1", weight=200, **names))
     found = await server(router, "echo-1")
     assert (found.weight, found.state, found.up) == (200, ServerState.READY, True)
     with pytest.raises(RoutingError, match="No such server"):
-        await router.perform(SetServerWeight(target="nobody", weight=2, **names), None)
+        await router.perform(SetServerWeight(target="nobody", weight=2, **names))
 
 
 async def set_waiting_room(router: HAProxyRouter, name: str, *, is_open: bool) -> None:
-    await router.perform(SetWaitingRoom(target=name, service=name, backend=backend_name(name), is_open=is_open), None)
+    await router.perform(SetWaitingRoom(target=name, service=name, backend=backend_name(name), is_open=is_open))
 
 
 async def test_waiting_rooms_are_closed_opened_and_read_back(world: World, router: HAProxyRouter) -> None:
@@ -349,7 +351,7 @@ async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World,
     await routed(router, world)
     for backend in ("svc_echo", "svc_never"):
         await set_state(router, "echo-1", ServerState.DRAIN, backend)
-        await router.perform(ShutdownSessions(target="echo-1", backend=backend), None)
+        await router.perform(ShutdownSessions(target="echo-1", backend=backend))
         await delete(router, "echo-1", backend)
     with pytest.raises(RoutingError, match=r"enable health svc_echo/echo-1.*No such server"):
         await set_state(router, "echo-1", ServerState.READY)
@@ -452,7 +454,7 @@ async def test_a_deadline_ends_what_a_server_still_has(world: World, router: HAP
     echo = await routed(router, world)
     await add(router, echo, "echo-1", world.addresses[0])
     release = await world.occupy("echo-1", "/echo")
-    await router.perform(ShutdownSessions(target="echo-1", backend="svc_echo"), None)
+    await router.perform(ShutdownSessions(target="echo-1", backend="svc_echo"))
     await delete(router, "echo-1")
     await release()
     assert (await observe(router)).servers == ()

@@ -157,7 +157,7 @@ class FakeEngine:
         await asyncio.sleep(self.reading_s)
         return state
 
-    async def perform(self, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
+    async def perform(self, action: EngineAction, project: str) -> None:
         await self._turn()
         self.done.append(action)
         for planned in self._failures:
@@ -166,9 +166,9 @@ class FakeEngine:
                 raise planned[1]
         match action:
             case PullImage():
-                self._pull(action, spec)
+                self._pull(action)
             case CreateContainer():
-                self._create(action, project, spec)
+                self._create(action, project)
             case StartContainer():
                 self._start(self._named(action.target, f"start of replica {action.target}"))
             case SignalContainer():
@@ -374,16 +374,15 @@ class FakeEngine:
         except KeyError:
             raise EngineError(f"{what} failed: the Docker Engine says: No such container: {name}") from None
 
-    def _pull(self, action: PullImage, spec: ServiceSpec | None) -> None:
-        if spec is not None and spec.has_build:
-            raise image_missing(spec)
+    def _pull(self, action: PullImage) -> None:
+        if action.spec.has_build:
+            raise image_missing(action.spec)
         if action.image not in self.pullable:
             raise ImageNotFound(f"pull of image {action.image} for service {action.service} failed: manifest unknown")
         self.add_image(action.image)
 
-    def _create(self, action: CreateContainer, project: str, spec: ServiceSpec | None) -> None:
-        if spec is None:
-            raise EngineError(f"create of replica {action.target}: no definition of service {action.service}")
+    def _create(self, action: CreateContainer, project: str) -> None:
+        spec = action.spec
         image = spec.container.get("Image", spec.image)
         if image not in self.images and image not in self._image_ids:
             raise image_missing(spec)

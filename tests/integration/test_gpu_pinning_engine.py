@@ -25,7 +25,6 @@ from docker.errors import NotFound
 from controller.engines.base import CONNECTED
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
-from controller.engines.labels import create_body
 from controller.errors import EngineError, EngineUnreachable
 from controller.model.actions import CreateContainer, StartContainer, replica_name
 from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
@@ -74,9 +73,11 @@ class Machine:
     async def run(self, number: int, *gpus: Gpu) -> str:
         """Create and start a replica on these GPUs."""
         name = self.name(number)
-        action = CreateContainer(target=name, service="ranker", version="0a1b2c3d", number=number, gpus=gpus)
-        await self.engine.perform(action, self.project, self.spec())
-        await self.engine.perform(StartContainer(target=name), self.project, None)
+        action = CreateContainer(
+            target=name, service="ranker", version="0a1b2c3d", number=number, gpus=gpus, spec=self.spec()
+        )
+        await self.engine.perform(action, self.project)
+        await self.engine.perform(StartContainer(target=name), self.project)
         return name
 
     def run_foreign(self, gpu: str) -> str:
@@ -198,7 +199,7 @@ async def machine(client: APIClient, cdi_kind: str) -> AsyncIterator[Machine]:
     project = f"pierhead-test-{secrets.token_hex(4)}"
     image = debian_image(client)
     eventually(partial(takes_up, client, image, cdi_kind), "the engine has read what was just written")
-    engine = DockerEngine(open_client(), create_body, GpuSources(cdi_kind, (CDI_DIRECTORY,), probe_image=image))
+    engine = DockerEngine(open_client(), GpuSources(cdi_kind, (CDI_DIRECTORY,), probe_image=image))
     yield Machine(client, engine, project, cdi_kind, image)
     await engine.close()
     for left in client.containers(all=True, filters={"label": f"pierhead.test={project}"}):

@@ -152,12 +152,12 @@ def route_all_to(haproxy: HAProxyContainer, port: int) -> None:
 
     async def do() -> None:
         routing = WriteRouting(target="routing", services=(gateway,), routing_hash=router.routing_hash([gateway]))
-        await router.perform(routing, None)
+        await router.perform(routing)
         add = AddServer(
             target="gateway-1", service="gateway", backend=backend_name("gateway"),
-            address=f"{haproxy.gateway}:{port}",
+            address=f"{haproxy.gateway}:{port}", spec=gateway,
         )  # fmt: skip
-        await router.perform(add, gateway)
+        await router.perform(add)
 
     # Its master is away for a moment after its start, which on a machine full of vLLM is longer than usual.
     eventually(lambda: asyncio.run(do()) is None, "HAProxy has the gateway's address")

@@ -99,7 +99,7 @@ class FakeRouter:
             closed=frozenset(self.closed),
         )
 
-    async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
+    async def perform(self, action: RoutingAction) -> None:
         await asyncio.sleep(0)
         self.done.append(action)
         if type(action) in self.failing:

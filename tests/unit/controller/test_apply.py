@@ -16,10 +16,11 @@ from controller.model.actions import Action, BeginRetirement, CreateContainer, P
 from controller.model.plan import Outcome, Plan, Step
 from controller.model.world import ServerState
 from tests.unit.controller.control import until
+from tests.unit.controller.worlds import service
 
 
 def create(target: str) -> CreateContainer:
-    return CreateContainer(target=target, service="web", version="v", number=1, cause="test")
+    return CreateContainer(target=target, service="web", version="v", number=1, spec=service("web"), cause="test")
 
 
 def start(target: str) -> StartContainer:
@@ -130,7 +131,7 @@ async def test_an_action_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
 async def test_pulls_do_not_take_the_places_of_others() -> None:
     world = World()
     world.held = {f"pull{index}" for index in range(20)}
-    pulls = [PullImage(target=target, service=target, image="i") for target in sorted(world.held)]
+    pulls = [PullImage(target=target, service=target, image="i", spec=service(target)) for target in sorted(world.held)]
     others = [create(f"r{index}") for index in range(30)]
     steps = tuple(Step(number, action) for number, action in enumerate([*pulls, *others], start=1))
     async with world.executor() as executor:

@@ -14,6 +14,7 @@ import socketserver
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -33,7 +34,7 @@ from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.harness.waiting import PATIENCE_S
 
 SPEC = ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"))
-CREATE = CreateContainer(target="shop-ranker-0a1b2c3d-1", service="ranker", version="0a1b2c3d", number=1)
+CREATE = CreateContainer(target="shop-ranker-0a1b2c3d-1", service="ranker", version="0a1b2c3d", number=1, spec=SPEC)
 LABELS = {
     "pierhead.project": "shop",
     "pierhead.service": "ranker",
@@ -125,14 +126,10 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     server.server_close()
 
 
-def body(spec: ServiceSpec, *others: object) -> dict[str, Any]:
-    return {"Image": spec.image, "Labels": LABELS, "Env": [f"PIERHEAD_NODE={others[-1]}"], **spec.container}
-
-
 @contextlib.asynccontextmanager
 async def engine(daemon: Daemon, version: str = "1.45") -> AsyncIterator[DockerEngine]:
     client = APIClient(base_url=f"unix://{daemon.path}", version=version)
-    engine = DockerEngine(client, body, GpuSources(cdi_directories=()))
+    engine = DockerEngine(client, GpuSources(cdi_directories=()))
     try:
         yield engine
     finally:
@@ -388,7 +385,7 @@ async def test_all_networks_go_into_the_create_call(daemon: Daemon) -> None:
     spec = with_networks("a", "b")
     daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
     async with engine(daemon) as docker:
-        await docker.perform(CREATE, "shop", spec)
+        await docker.perform(replace(CREATE, spec=spec), "shop")
     assert daemon.calls == ["GET /info", "POST /containers/create"]
     assert list(daemon.bodies[-1]["NetworkingConfig"]["EndpointsConfig"]) == ["a", "b"]
 
@@ -398,8 +395,8 @@ async def test_replicas_are_told_the_machine_s_name(daemon: Daemon) -> None:
     daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
     async with engine(daemon) as docker:
         for _ in range(2):
-            await docker.perform(CREATE, "shop", with_networks("a"))
-    assert [sent["Env"] for sent in daemon.bodies if sent] == [["PIERHEAD_NODE=gpu-7"]] * 2
+            await docker.perform(replace(CREATE, spec=with_networks("a")), "shop")
+    assert ["PIERHEAD_NODE=gpu-7" in sent["Env"] for sent in daemon.bodies if sent] == [True, True]
     assert daemon.calls.count("GET /info") == 1
 
 
@@ -416,14 +413,14 @@ async def test_a_name_whose_container_is_just_going_is_for_the_next_plan(daemon:
     daemon.answers["POST /containers/create"] = (409, {"message": "Conflict. The name is in use"})
     async with engine(daemon) as docker:
         with pytest.raises(EngineError, match=r"create of replica shop-ranker-0a1b2c3d-1 failed: .*Conflict"):
-            await docker.perform(CREATE, "shop", SPEC)
+            await docker.perform(CREATE, "shop")
 
 
 async def test_a_removal_under_way_is_done(daemon: Daemon) -> None:
     said = {"message": "removal of container c1 is already in progress"}
     daemon.answers["DELETE /containers/c1"] = (409, said)
     async with engine(daemon) as docker:
-        await docker.perform(RemoveContainer(target="r", container_id="c1"), "shop", None)
+        await docker.perform(RemoveContainer(target="r", container_id="c1"), "shop")
 
 
 @pytest.mark.parametrize(
@@ -441,14 +438,14 @@ async def test_a_replica_is_asked_to_end_by_the_signal_that_it_listens_to(
     daemon.answers["GET /containers/c1/json"] = (200, {"Config": config})
     daemon.answers["POST /containers/c1/kill"] = (204, None)
     async with engine(daemon) as docker:
-        await docker.perform(SignalContainer(target="r", container_id="c1", signal=signal), "shop", None)
+        await docker.perform(SignalContainer(target="r", container_id="c1", signal=signal), "shop")
     assert daemon.calls[-1] == "POST /containers/c1/kill"
     assert daemon.bodies[-1] == {"signal": [sent]}
 
 
 async def test_a_replica_that_is_gone_needs_no_signal(daemon: Daemon) -> None:
     async with engine(daemon) as docker:
-        await docker.perform(SignalContainer(target="r", container_id="c1", signal="SIGTERM"), "shop", None)
+        await docker.perform(SignalContainer(target="r", container_id="c1", signal="SIGTERM"), "shop")
     assert "POST /containers/c1/kill" not in daemon.calls
 
 
@@ -457,10 +454,10 @@ async def test_a_signal_that_the_engine_cannot_send_is_an_error(daemon: Daemon) 
     daemon.answers["POST /containers/c1/kill"] = (500, {"message": "tried to kill container, but did not receive"})
     async with engine(daemon) as docker:
         with pytest.raises(EngineError, match="SIGTERM to replica r failed"):
-            await docker.perform(SignalContainer(target="r", container_id="c1", signal="SIGTERM"), "shop", None)
+            await docker.perform(SignalContainer(target="r", container_id="c1", signal="SIGTERM"), "shop")
 
 
-PULL = PullImage(target="ranker", service="ranker", image="shop/ranker:3")
+PULL = PullImage(target="ranker", service="ranker", image="shop/ranker:3", spec=SPEC)
 
 
 async def test_a_pull(daemon: Daemon) -> None:
@@ -472,7 +469,7 @@ async def test_a_pull(daemon: Daemon) -> None:
 
     daemon.answers["POST /images/create"] = progress
     async with engine(daemon) as docker:
-        await docker.perform(PULL, "shop", None)
+        await docker.perform(PULL, "shop")
     assert daemon.bodies == [{"fromImage": ["shop/ranker"], "tag": ["3"]}]
 
 
@@ -495,7 +492,7 @@ async def test_a_pull_that_fails(daemon: Daemon, status: int, said: str, error: 
     daemon.answers["POST /images/create"] = fail if status == 200 else (status, {"message": said})
     async with engine(daemon) as docker:
         with pytest.raises(error) as raised:
-            await docker.perform(PULL, "shop", None)
+            await docker.perform(PULL, "shop")
     assert type(raised.value) is error
     assert str(raised.value).startswith("pull of image shop/ranker:3 for service ranker failed: ")
     assert said in str(raised.value)
@@ -516,7 +513,7 @@ async def test_a_cancelled_pull_hangs_up(daemon: Daemon) -> None:
 
     daemon.answers["POST /images/create"] = endless
     async with engine(daemon) as docker:
-        task = asyncio.create_task(docker.perform(PULL, "shop", None))
+        task = asyncio.create_task(docker.perform(PULL, "shop"))
         await asyncio.to_thread(begun.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -711,7 +708,7 @@ def listen_at(path: Path) -> None:
 
 
 async def test_a_socket_file_that_is_deleted_is_told_from_an_engine_that_is_away(mounted: Path, tmp_path: Path) -> None:
-    docker = DockerEngine(APIClient(base_url=f"unix://{mounted}", version="1.45"), body)
+    docker = DockerEngine(APIClient(base_url=f"unix://{mounted}", version="1.45"))
     assert await how_events_end(docker) is EngineUnreachable
     path = tmp_path / "docker.sock"
     path.unlink()
@@ -808,7 +805,7 @@ async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
     daemon.answers["GET /containers/json"] = (200, [])
     async with engine(daemon) as docker:
         starting = StartContainer(target="slow", service="ranker", cause="x")
-        starts = [asyncio.create_task(docker.perform(starting, "shop", None)) for _ in range(8)]
+        starts = [asyncio.create_task(docker.perform(starting, "shop")) for _ in range(8)]
         async with asyncio.timeout(10):
             while len(asked) < 8:  # noqa: ASYNC110 - a thread fills it
                 await asyncio.sleep(0.01)
@@ -843,7 +840,7 @@ async def test_logs_that_do_not_come_keep_nobody_from_the_engine(
         reads = [asyncio.create_task(docker.logs("c1", 20)) for _ in range(9)]
         await asyncio.to_thread(asked.wait)
         removal = RemoveContainer(target="r", service="ranker", cause="", container_id="c1", failed=True)
-        await docker.perform(removal, "shop", None)
+        await docker.perform(removal, "shop")
         assert "DELETE /containers/c1" in daemon.calls
         with pytest.raises(EngineError, match="9 others wait for logs already"):
             await docker.logs("c1", 20)
@@ -877,12 +874,12 @@ async def test_nobody_asks_about_a_container_before_its_first_start_has_ended(da
     daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="created", ExitCode=128))
     async with engine(daemon) as docker, asyncio.timeout(10):
         assert (await seen()).exit_code == 128, "one that an earlier controller made"
-        await docker.perform(CREATE, "shop", with_networks("a"))
+        await docker.perform(replace(CREATE, spec=with_networks("a")), "shop")
         daemon.calls.clear()
         made = await seen()
         assert (made.state, made.created_at) == (ContainerState.CREATED, 1767323045.0)
         assert (made.started_at, made.exit_code, made.ip) == (None, None, None)
-        starting = asyncio.create_task(docker.perform(StartContainer(target=name, service="ranker"), "shop", None))
+        starting = asyncio.create_task(docker.perform(StartContainer(target=name, service="ranker"), "shop"))
         await asyncio.to_thread(begun.wait)
         assert await seen() == made
         assert "GET /containers/c1/json" not in daemon.calls

@@ -104,8 +104,8 @@ class AskingRouter(FakeRouter):
         asked = sorted(f"{one.name} {one.route} {self._question(one.probe)}" for one in services)
         return hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
 
-    async def perform(self, action: RoutingAction, spec: ServiceSpec | None) -> None:
-        await super().perform(action, spec)
+    async def perform(self, action: RoutingAction) -> None:
+        await super().perform(action)
         if isinstance(action, WriteRouting):
             self.asked = {backend_name(one.name): one.probe for one in action.services}
 

@@ -11,7 +11,6 @@ from controller.engines.base import EngineAction
 from controller.errors import InvalidRequest
 from controller.model.actions import RemoveContainer
 from controller.model.observed import Observed
-from controller.model.spec import ServiceSpec
 from controller.model.world import Gpu, GpuFault, Health, ReplicaContainer
 from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Mark, Unmark, struck
 from controller.plan import plan
@@ -220,8 +219,8 @@ async def test_a_failure_counts_although_the_world_forgets_the_replica_before_it
     control.engine.bad_gpus = {"GPU-0": Behaviour(exits_after_s=0.0, exit_code=1, output="CUDA error 719\n")}
     at_once = FakeEngine.perform
 
-    async def late(engine: FakeEngine, action: EngineAction, project: str, spec: ServiceSpec | None) -> None:
-        await at_once(engine, action, project, spec)
+    async def late(engine: FakeEngine, action: EngineAction, project: str) -> None:
+        await at_once(engine, action, project)
         if isinstance(action, RemoveContainer):
             await until(lambda: action.container_id not in seen())
 

@@ -209,10 +209,10 @@ def run_dir() -> Iterator[Path]:
 async def test_every_option_is_given_with_every_server(run_dir: Path) -> None:
     async with FakeHAProxy(run_dir).running() as fake:
         router = HAProxyRouter(run_dir)
-        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""), None)
+        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
         fake.commands.clear()
-        add = AddServer(target="echo-1", service="echo", backend="svc_echo", address="10.0.0.1:8080")
-        await router.perform(add, ECHO)
+        add = AddServer(target="echo-1", service="echo", backend="svc_echo", address="10.0.0.1:8080", spec=ECHO)
+        await router.perform(add)
         options = (
             "check check-proto h1 port 9100 inter 500ms fastinter 150ms downinter 500ms fall 3 rise 1 "
             "observe layer4 error-limit 3 on-error mark-down maxconn 100"
@@ -227,11 +227,11 @@ async def test_every_option_is_given_with_every_server(run_dir: Path) -> None:
 async def test_a_server_whose_adding_was_interrupted_is_checked_once_it_is_ready(run_dir: Path) -> None:
     async with FakeHAProxy(run_dir).running() as fake:
         router = HAProxyRouter(run_dir)
-        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""), None)
+        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
         await RuntimeSocket(run_dir / "admin.sock").ask("add server svc_echo/echo-1 10.0.0.1:8080 id 1 check")
         fake.commands.clear()
         ready = SetServerState(target="echo-1", service="echo", backend="svc_echo", state=ServerState.READY)
-        await router.perform(ready, ECHO)
+        await router.perform(ready)
         assert [line for line in fake.commands if not line.startswith(("show", "get"))] == [
             "enable health svc_echo/echo-1",
             "set server svc_echo/echo-1 state ready",
@@ -242,24 +242,18 @@ async def test_a_version_that_loses_servers_gets_no_routes(run_dir: Path) -> Non
     async with FakeHAProxy(run_dir, version="3.2.10").running():
         router = HAProxyRouter(run_dir)
         with pytest.raises(RoutingError, match=r"HAProxy version 3\.2\.10 may abort .* No routes were written\."):
-            await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""), None)
-
-
-async def test_a_server_needs_its_spec(tmp_path: Path) -> None:
-    add = AddServer(target="echo-1", service="echo", backend="svc_echo", address="10.0.0.1:8080")
-    with pytest.raises(RoutingError, match="cannot be added without the spec of service 'echo'"):
-        await HAProxyRouter(tmp_path).perform(add, None)
+            await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
 
 
 async def test_a_file_of_somebody_else_is_left_alone(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with FakeHAProxy(run_dir).running():
         router = HAProxyRouter(run_dir)
-        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""), None)
+        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
         (run_dir / "haproxy.cfg").write_text("backend mine\n")
-        add = AddServer(target="echo-1", service="echo", backend="svc_echo", address="10.0.0.1:8080")
-        await router.perform(add, ECHO)
+        add = AddServer(target="echo-1", service="echo", backend="svc_echo", address="10.0.0.1:8080", spec=ECHO)
+        await router.perform(add)
         assert (run_dir / "haproxy.cfg").read_text() == "backend mine\n"
         assert "is not what HAProxy runs and was left alone" in caplog.text
         # The next change of routes sees that the file is wrong, though HAProxy runs what is asked for.
-        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""), None)
+        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
         assert "    server echo-1 10.0.0.1:8080 id 1" in (run_dir / "haproxy.cfg").read_text()

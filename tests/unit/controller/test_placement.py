@@ -161,13 +161,12 @@ def test_a_slot_beside_the_one_that_is_being_freed_does_not_wait_for_it() -> Non
 
 
 def test_a_slot_being_created_counts() -> None:
-    create = CreateContainer(
-        target="p-llm-x-1", service="llm", version="x", number=1, gpus=(Gpu("GPU-0"),), gpu_slot=GpuSlot(fraction=0.6)
-    )
+    most = slot_service(GpuSlot(fraction=0.6))
+    create = CreateContainer(target="p-llm-x-1", service="llm", version="x", number=1, gpus=(Gpu("GPU-0"),), spec=most)
     world = observed(specs=(HALF,), gpus=gpus(1), in_progress=(create,))
     assert places(made(world, HALF, llm=2)) == []
     same = replica(HALF, 1, version="x", name="p-llm-x-1", gpus=("GPU-0",), gpu_slot=GpuSlot(fraction=0.5))
-    world = observed(same, specs=(HALF,), gpus=gpus(1), in_progress=(replace(create, gpu_slot=same.gpu_slot),))
+    world = observed(same, specs=(HALF,), gpus=gpus(1), in_progress=(replace(create, spec=HALF),))
     assert places(made(world, HALF, llm=2)) == ["GPU-0"], "the replica that is there is the one being created"
 
 

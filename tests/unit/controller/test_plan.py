@@ -338,7 +338,13 @@ def test_device_ids_that_do_not_exist_are_named() -> None:
 
 def test_creation_in_progress_holds_its_number_and_its_gpu() -> None:
     busy = CreateContainer(
-        target=f"p-ranker-{RV}-1", service="ranker", version=RV, number=1, gpus=(Gpu(uuid="GPU-0"),), cause="x"
+        target=f"p-ranker-{RV}-1",
+        service="ranker",
+        version=RV,
+        number=1,
+        gpus=(Gpu(uuid="GPU-0"),),
+        spec=RANKER,
+        cause="x",
     )
     world = observed(specs=(RANKER,), gpus=gpus(4), in_progress=(busy,))
     assert text(desired(RANKER), world) == lines(
@@ -350,7 +356,7 @@ def test_creation_in_progress_holds_its_number_and_its_gpu() -> None:
 def test_a_replacement_in_progress_counts_although_its_predecessor_has_its_name() -> None:
     gone = replica(WEB, 2, state=ContainerState.EXITED, exit_code=137, ip=None)
     remove = RemoveContainer(target=gone.name, service="web", container_id=gone.id, failed=True, cause="test")
-    create = CreateContainer(target=gone.name, service="web", version=V, number=2, cause="test")
+    create = CreateContainer(target=gone.name, service="web", version=V, number=2, spec=WEB, cause="test")
     world = observed(replica(WEB, 1), gone, specs=(WEB,), in_progress=(remove, create))
     assert text(desired(WEB), world) == "nothing to do"
 
@@ -627,7 +633,7 @@ def test_one_that_somebody_told_to_stop_is_not_counted_as_ready() -> None:
 
 def test_a_service_may_be_named_like_a_target_of_ours() -> None:
     foreign = service("routing", has_build=False, image="far/away")
-    pull = PullImage(target="routing", service="routing", image="far/away", cause="x")
+    pull = PullImage(target="routing", service="routing", image="far/away", spec=foreign, cause="x")
     world = observed(replica(WEB, 1), specs=(WEB,), routing=routing(), in_progress=(pull,))
     assert "add server" in text(desired(WEB, foreign, web=1, routing=0), world)
 

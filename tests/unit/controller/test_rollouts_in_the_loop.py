@@ -209,8 +209,8 @@ async def test_a_version_that_only_haproxy_finds_ill_is_rolled_back(
 ) -> None:
     perform = control.router.perform
 
-    async def and_down(action: RoutingAction, spec: ServiceSpec | None) -> None:
-        await perform(action, spec)
+    async def and_down(action: RoutingAction) -> None:
+        await perform(action)
         if isinstance(action, AddServer) and version(control, new) in action.target:
             control.router.mark_down(action.target)
 
@@ -236,8 +236,8 @@ async def test_the_old_ones_are_drained_once_haproxy_sends_to_the_new_ones(
     control = Control.of(tmp_path, web(replicas=replicas, rollout=pace))
     perform, fewest = control.router.perform, [replicas]
 
-    async def and_count(action: RoutingAction, spec: ServiceSpec | None) -> None:
-        await perform(action, spec)
+    async def and_count(action: RoutingAction) -> None:
+        await perform(action)
         fewest.append(len(taking(control)))
 
     async with control.running():

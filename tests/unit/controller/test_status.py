@@ -134,7 +134,13 @@ def test_nothing_is_hopeless_while_somebody_is_on_his_way_out() -> None:
 
 def test_a_replica_that_is_being_created_is_shown() -> None:
     action = CreateContainer(
-        target="p-web-v-2", service="web", version="v", number=2, gpus=(Gpu("GPU-1"),), cause="1 of 2 replicas exist"
+        target="p-web-v-2",
+        service="web",
+        version="v",
+        number=2,
+        gpus=(Gpu("GPU-1"),),
+        spec=WEB,
+        cause="1 of 2 replicas exist",
     )
     for world, plan in (
         (observed(replica(WEB, 1)), Plan((Step(1, action),))),
@@ -156,7 +162,7 @@ def test_an_image_that_went_missing_is_told_while_everything_runs() -> None:
 
 
 def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
-    pull = PullImage(target="web", service="web", image="nowhere/web", cause="missing")
+    pull = PullImage(target="web", service="web", image="nowhere/web", spec=WEB, cause="missing")
     refusal = Refusal(pull, ImageNotFound("nowhere/web: manifest unknown"), 3, NOW + 4)
     row = row_of(observed(), desired(WEB, web=1), refusals=(refusal,))
     assert row.blocked == "nowhere/web: manifest unknown"
@@ -307,7 +313,7 @@ def test_memory_of_gpus_and_the_slots_that_hold_it() -> None:
 
 
 def test_notices() -> None:
-    refusal = Refusal(PullImage(target="routing", image="x"), EngineUnreachable("gone"), 1, NOW)
+    refusal = Refusal(PullImage(target="routing", image="x", spec=WEB), EngineUnreachable("gone"), 1, NOW)
     found = notices(observed(routing=None), (refusal,), "no answer", NOW)
     assert [notice.split(":")[0] for notice in found] == [
         "the Docker Engine does not answer, what is shown is old",
