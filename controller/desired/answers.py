@@ -1,7 +1,8 @@
 """How many requests each version of a service has answered since a rollout began, and how many with an error. Pure.
 
-Replicas count since their own start. What an old one had counted before the rollout began is taken off, so that both
-versions are compared over the same time; only where that leaves too little to compare, its whole life counts.
+Each replica counts its answers since its own start. The count that an old replica had when the rollout began is
+subtracted, so that both versions are compared over the same time. If too few answers of the former version remain,
+its counts from before the rollout are included.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from ..model.world import ReplicaContainer
 from .rollout import Tally
 
 ENOUGH = 20
-"""Answers of the former version below which its time before the rollout counts, too."""
+"""With fewer answers of the former version since the rollout began, its answers from before count as well."""
 
 
 @dataclass(slots=True)
 class _Replica:
     version: str
     tells: bool
-    """It counts itself; HAProxy's count is then never taken, which begins anew with every reload."""
+    """The replica reports its own count. HAProxy's count is then never used: it restarts at 0 with every reload."""
     before: Tally
-    """What it had counted when the rollout began."""
+    """Its count when the rollout began."""
     last: Tally
     gained: Tally = field(default_factory=Tally)
-    """Since then. A count that went back has begun anew (a worker process, HAProxy), so all of it is gain."""
+    """Its answers since then. A count that went down was reset (a new worker process, a reload of HAProxy), so it is
+    added whole."""
 
     def note(self, now: Tally) -> None:
         begun_anew = now.answered < self.last.answered or now.errors < self.last.errors
@@ -36,7 +38,7 @@ class _Replica:
 
 
 class Answers:
-    """The book of one service's rollout. Replicas that have left stay in it."""
+    """Counts the answers of each version during one rollout of a service. Replicas that were removed stay counted."""
 
     def __init__(self, to: str, begun_at: float) -> None:
         self.to = to
@@ -44,15 +46,15 @@ class Answers:
         self._replicas: dict[str, _Replica] = {}
 
     def look(self, containers: Iterable[ReplicaContainer], observed: Observed) -> None:
-        """Note what the replicas of the service have counted by now."""
+        """Record the current counts of the service's replicas."""
         for container in containers:
             known = self._replicas.get(container.id)
             own = own_count(container)
             now = own if own is not None or (known and known.tells) else edge_count(container, observed)
             if now is None:
-                continue  # it has just begun, does not answer any more, or nobody counts
+                continue  # the replica has just started, no longer answers, or has no count
             if known is None:
-                # Of an earlier attempt with the same version: what it answered then was judged then.
+                # A replica of an earlier rollout to the same version: its answers were judged in that rollout.
                 is_new = container.version == self.to and container.created_at >= self.begun_at
                 before = Tally() if is_new else now
                 known = _Replica(container.version, own is not None, before, before)
@@ -60,7 +62,7 @@ class Answers:
             known.note(now)
 
     def of(self, version: str) -> Tally:
-        """Answers of that version since the rollout began."""
+        """Answers of a version since the rollout began; for the former version see ENOUGH."""
         mine = [replica for replica in self._replicas.values() if replica.version == version]
         gained = _sum(replica.gained for replica in mine)
         if version == self.to or gained.answered >= ENOUGH:
@@ -68,19 +70,19 @@ class Answers:
         return _sum([gained, *(replica.before for replica in mine)])
 
     def versions(self) -> frozenset[str]:
-        """Versions that have an entry."""
+        """The versions with a count."""
         return frozenset(replica.version for replica in self._replicas.values())
 
 
 def own_count(container: ReplicaContainer) -> Tally | None:
-    """What a replica says that it has answered since its start."""
+    """The count that a replica reports since its start; None where it reports none."""
     if container.answered is None or container.errors is None:
         return None
     return Tally(container.answered, container.errors)
 
 
 def edge_count(container: ReplicaContainer, observed: Observed) -> Tally | None:
-    """What HAProxy has seen of its answers; None where it has no server of it."""
+    """HAProxy's count of a replica's answers; None where HAProxy has no server for it."""
     server = observed.routing.server_of(container.service, container.name) if observed.routing else None
     return Tally(server.answered, server.errors) if server else None
 

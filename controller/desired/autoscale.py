@@ -3,16 +3,16 @@
     samples of the load --> LoadHistory --(mean, max or min over look_back_period_s)--> load
     load, running replicas --> wanted_replicas --(held for upscale_delay_s or downscale_delay_s)--> target
 
-The load is the number of requests that the service's replicas work on plus those that wait for it anywhere: in its
-callers, in HAProxy. A stream counts for as long as it is open.
+The load is the number of requests in flight in the service's replicas plus the requests that wait for the service in
+its callers and in HAProxy. A stream counts as long as it is open.
 
-Two things are ours. A burst does not wait for `upscale_delay_s`: load of `panic_threshold` times what the running
-replicas are for, over `panic_window_s`, raises the target at once, as often as the mean of that window asks for more,
-and nothing is taken away, until it has been over for `look_back_period_s` (Knative's panic mode). And what was decided
-outlives the controller: the store keeps `Decided`.
+Two things differ from Ray Serve. A burst does not wait for `upscale_delay_s` (Knative's panic mode). It is a mean load
+over `panic_window_s` of at least `panic_threshold` times what the running replicas are sized for. It raises the target
+at once, and again whenever the mean of that window asks for more. Until the burst has been over for
+`look_back_period_s`, the target is not lowered. And decisions outlive the controller: the store keeps `Decided`.
 
-Another policy may stand in the formula's place (`controller/desired/policies.py`); bounds, factors, delays and bursts
-stay.
+Another policy may replace the formula (`controller/desired/policies.py`). Bounds, factors, delays and bursts still
+apply.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Literal
 from ..model.spec import Aggregation, AutoscaleSpec
 
 SETTLE_S = 1.0
-"""What waited for the first replica comes all at once when it takes traffic; after this long its load is measured."""
+"""A first replica receives all waiting requests at once when it takes traffic; its load is measured from then on."""
 MIN_GAP_S = 0.25
-"""Samples closer together than this are one: ticks come in bursts, and the history must not grow with them."""
+"""Samples closer together than this are merged: ticks come in bursts, and the history must not grow with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Load:
     """The load of one service at one moment: requests, each counted once."""
 
     running: float = 0.0
-    """Replicas work on them."""
+    """In flight in replicas."""
     waiting: float = 0.0
-    """They wait for a replica: in callers, in HAProxy."""
+    """Waiting for a replica, in callers and in HAProxy."""
     held: float = 0.0
-    """Those among the waiting that HAProxy holds because no replica takes traffic; only of a single moment."""
+    """The part of `waiting` that HAProxy holds because no replica takes traffic; set only for a single moment."""
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """In flight and waiting."""
         return self.running + self.waiting
 
 
@@ -55,7 +55,7 @@ class LoadHistory:
         self._samples: deque[tuple[float, Load]] = deque()
 
     def add(self, now: float, load: Load, keep_s: float) -> None:
-        """Note the load. Time that goes backwards begins a new history."""
+        """Add a sample. A time before the last sample clears the history."""
         samples = self._samples
         if samples and now < samples[-1][0]:
             samples.clear()
@@ -63,14 +63,14 @@ class LoadHistory:
             samples[-1] = (samples[-1][0], load)
         else:
             samples.append((now, load))
-        # The last one before the window holds at its beginning.
+        # The last sample before the window is valid at its beginning.
         while len(samples) > 1 and samples[1][0] <= now - keep_s:
             samples.popleft()
 
     def over(self, window_s: float, now: float, aggregation: Aggregation = "mean", since: float = -math.inf) -> Load:
-        """The load over the window that ends `now`, or over what there is of it; no samples = no load.
+        """The load over the window that ends `now`, or over the part of it that has samples; no samples = no load.
 
-        Samples taken before `since` do not count, not even for what follows them.
+        Samples from before `since` do not count, even for the time between them and the next sample.
         """
         begin = now - window_s
         spans: list[tuple[float, Load]] = []
@@ -98,22 +98,22 @@ class LoadHistory:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What was decided for one service, and since when something else is wanted. Kept across controllers."""
+    """The decided target of one service, and since when another one is wanted. It outlives the controller."""
 
     target: int
     direction: Literal["up", "down", "zero", ""] = ""
-    """What has been wanted without a break since `since`; "" = nothing else."""
+    """The change that has been wanted without interruption since `since`; "" = none."""
     since: float = 0.0
     panic_until: float = 0.0
-    """Nothing is taken away before this time."""
+    """The target is not lowered before this time."""
     measured_from: float = -math.inf
-    """What waited before this time waited for the first replica, and says nothing of how many are needed.
-    inf = none takes traffic."""
+    """Requests that waited before this time waited for the first replica, so they do not show how many are needed.
+    inf = no replica takes traffic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a decision is made from; also what a policy of the user's gets to see."""
+    """The input of a decision, and of a user's policy."""
 
     spec: AutoscaleSpec
     load: Load
@@ -121,30 +121,30 @@ class Situation:
     recent: Load
     """Over `panic_window_s`."""
     latest: Load
-    """At the last look."""
+    """At the latest tick."""
     running: int
     """Replicas that are ready."""
     target: int
     """Replicas wanted so far."""
     now: float
-    """Seconds since 1970. A function of the user's gets the machine's clock as it is set, for the hour of the day."""
+    """Seconds since 1970. A user's policy receives the machine's wall clock, so that it can use the hour of the day."""
 
 
 Policy = Callable[..., int]
-"""What a user's function is: (Situation, **policy_kwargs) -> how many replicas are wanted.
+"""A user's function: (Situation, **policy_kwargs) -> how many replicas are wanted.
 
-Called about once a second, in a thread beside the controller's loop. Bounds, factors and delays are applied to what it
-returns. `running` is 0 while none is ready: the first replica is started for any load, whatever the policy says.
+It is called about once a second, in a thread beside the controller's loop. Bounds, factors and delays are applied to
+its result. `running` is 0 while no replica is ready: any load starts the first replica, whatever the policy returns.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a policy says of one situation."""
+    """A policy's result for one situation."""
 
     wanted: int
     because: str
-    """What it goes by, in words with numbers."""
+    """The reason, in words with numbers."""
 
 
 def by_load(situation: Situation) -> Answer:
@@ -158,10 +158,10 @@ def by_load(situation: Situation) -> Answer:
 
 
 def wanted_replicas(situation: Situation) -> int:
-    """The default policy. Ray Serve's `_calculate_desired_num_replicas`, within the bounds.
+    """The default policy: Ray Serve's `_calculate_desired_num_replicas`, within the bounds.
 
     ratio = load / (target_ongoing_requests * running); wanted = ceil(running * (1 + factor * (ratio - 1))). A downscale
-    that the factor rounds back to `running` is one replica. Without a running replica any load asks for the first.
+    that the factor rounds back to `running` removes one replica. Without a running replica any load asks for the first.
     """
     spec, running, load = situation.spec, situation.running, situation.load.total
     if running == 0:
@@ -172,7 +172,7 @@ def wanted_replicas(situation: Situation) -> int:
 def smoothed(spec: AutoscaleSpec, running: int, wanted: float) -> int:
     """Go a factor of the way from the running replicas to the wanted ones, within the bounds.
 
-    A downscale that the factor rounds back to `running` is one replica.
+    A downscale that the factor rounds back to `running` removes one replica.
     """
     factor = spec.upscaling_factor if wanted > running else spec.downscaling_factor
     replicas = _ceil(running + factor * (wanted - running))
@@ -182,10 +182,10 @@ def smoothed(spec: AutoscaleSpec, running: int, wanted: float) -> int:
 
 
 def decide(decided: Decided, situation: Situation, answer: Answer | None = None) -> tuple[Decided, str]:
-    """The next state, and why the target changed: one sentence with its numbers, "" when it did not.
+    """The next state, and why the target changed: one sentence with its numbers, "" when it did not change.
 
-    Pure. `answer` is the policy's; None = the default one's. `decided.target` outside the bounds (they were edited) is
-    brought inside at once.
+    Pure. `answer` is the policy's result; None = the default policy's. A `decided.target` outside the bounds (after an
+    edit of them) moves inside at once.
     """
     spec, now = situation.spec, situation.now
     inside = spec.clamp(decided.target)
@@ -194,12 +194,12 @@ def decide(decided: Decided, situation: Situation, answer: Answer | None = None)
         return Decided(inside, measured_from=_measured_from(decided, situation)), bounds
     decided = replace(decided, measured_from=_measured_from(decided, situation))
     if situation.running and now < decided.measured_from + spec.panic_window_s:
-        # What waited for the first replica is no reason for more: they follow when its load is found to be too much.
+        # Requests that waited for the first replica are no reason for a second one: its measured load decides that.
         return replace(decided, direction="", since=0.0), ""
     if _is_burst(situation):
         decided = replace(decided, panic_until=now + spec.look_back_period_s)
     if now < decided.panic_until:
-        # Also when it is none any more, as the first replicas for it are there: its mean has only begun to tell.
+        # Also when the first replicas have ended the burst by the formula: its window may still ask for more of them.
         at_once = _wanted_at_once(situation)
         if at_once > decided.target:
             found = Decided(at_once, panic_until=decided.panic_until, measured_from=decided.measured_from)
@@ -210,7 +210,7 @@ def decide(decided: Decided, situation: Situation, answer: Answer | None = None)
         return replace(decided, direction="", since=0.0), ""
     direction, delay_s = _direction(spec, decided.target, wanted)
     if direction == "down":
-        wanted = max(wanted, 1)  # the last one goes by itself, after a delay of its own
+        wanted = max(wanted, 1)  # the last replica has its own delay
     if decided.direction != direction or now < decided.since:
         decided = replace(decided, direction=direction, since=now)
     if now - decided.since < delay_s:
@@ -221,7 +221,7 @@ def decide(decided: Decided, situation: Situation, answer: Answer | None = None)
 
 
 def due_in_s(decided: Decided, spec: AutoscaleSpec, now: float) -> float | None:
-    """Seconds until the delay that is running is over; None when none is."""
+    """Seconds until the current delay is over; None without a delay."""
     if not decided.direction:
         return None
     delay_s = {"up": spec.upscale_delay_s, "down": spec.downscale_delay_s, "zero": _zero_delay_s(spec)}
@@ -229,7 +229,7 @@ def due_in_s(decided: Decided, spec: AutoscaleSpec, now: float) -> float | None:
 
 
 def _measured_from(decided: Decided, situation: Situation) -> float:
-    """Since when load counts: a moment after the first replica takes traffic. A clock that was set back begins anew."""
+    """Since when load counts: SETTLE_S after the first replica takes traffic. A clock that is set back restarts it."""
     if situation.running == 0 or situation.latest.held:
         return math.inf
     return min(decided.measured_from, situation.now + SETTLE_S)
@@ -248,7 +248,7 @@ def _zero_delay_s(spec: AutoscaleSpec) -> float:
 
 
 def _is_burst(situation: Situation) -> bool:
-    """Whether load comes that cannot wait. From nothing to one is a burst of any size."""
+    """Whether the load is too high to wait for the delay. Without a running replica any load is a burst."""
     spec = situation.spec
     if situation.running == 0:
         return situation.latest.total > 0
@@ -258,7 +258,7 @@ def _is_burst(situation: Situation) -> bool:
 
 
 def _wanted_at_once(situation: Situation) -> int:
-    """How many replicas a burst asks for."""
+    """The replicas that a burst asks for."""
     spec = situation.spec
     if situation.running == 0:
         return wanted_replicas(replace(situation, load=situation.latest)) if situation.latest.total > 0 else 0
@@ -268,7 +268,7 @@ def _wanted_at_once(situation: Situation) -> int:
 
 
 def _ceil(replicas: float) -> int:
-    """As math.ceil, but what is a whole number apart from rounding stays one: 3 * (1 + 1/3 - 1) is not 4."""
+    """math.ceil that ignores floating-point error: 3.0000000000000004 gives 3, not 4."""
     return math.ceil(replicas - 1e-9)
 
 
@@ -291,7 +291,7 @@ def _load_words(load: Load) -> str:
 def situation_of(
     spec: AutoscaleSpec, history: LoadHistory, running: int, target: int, now: float, measured_from: float = -math.inf
 ) -> Situation:
-    """Put together what a decision is made from. Once a replica runs, load before `measured_from` does not count."""
+    """Return the input of a decision. Once a replica runs, load before `measured_from` does not count."""
     since = measured_from if running else -math.inf
     return Situation(
         spec,
@@ -305,5 +305,5 @@ def situation_of(
 
 
 def longest_window_s(specs: Sequence[AutoscaleSpec]) -> float:
-    """How much history the decisions of these need."""
+    """The seconds of history that decisions for these specs need."""
     return max((max(spec.look_back_period_s, spec.panic_window_s) for spec in specs), default=0.0)

@@ -1,7 +1,7 @@
-"""Rollouts as the loop does them: facts in, goals out; keeps versions and states in the store, tells events.
+"""Runs the rollouts of all services: feeds each state machine, keeps versions and states in the store, records events.
 
 look()      once a tick: what is offered, what runs, what failed -> each service's state machine -> goals
-deploy(), roll_back(), abort(), promote()      what people ask for, between ticks
+deploy(), roll_back(), abort(), promote()      requests of operators, between ticks
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from .rollout import Count, Facts, Rules, rollout_words
 logger = logging.getLogger(__name__)
 
 REVISIONS_KEPT = 10
-"""Versions of a service that can be gone back to."""
+"""Versions of a service that a rollback can restore."""
 
 REFUSED_FOR_S = 30.0
-"""How long the engine must have refused a version's container before that is held against the version. Three tries take
-two seconds: an engine that is busy, or begins again, needs longer than that to be itself, and a rejection stays until
-somebody asks for the version anew."""
+"""How long the engine must have refused a version's container before the refusals count as failures of the version.
+Three tries take two seconds. An engine that is busy or restarts needs longer to recover, and a rejection stays until
+an operator asks for the version again."""
 
 UNTRIED = "not tried yet, as no replica is wanted now: it will be at the next wake"
-"""Of a version that is taken while its service sleeps."""
+"""Said of a version that is taken while its service is scaled to zero."""
 
 TOGETHER_S = 5.0
-"""Replicas that end by themselves within this time of each other may have ended of one cause: an engine that begins
-again, a machine without memory."""
+"""Replicas that exit by themselves within this time of each other may share a cause: a restart of the engine, a machine
+without free memory."""
 
 Callers = Callable[[], Mapping[str, frozenset[str]]]
-"""Who watches whom: name of a replica, or of anything else -> services."""
+"""The services that each caller watches, by the caller's name: a replica, or another program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """What rollouts say of every service now."""
+    """The results of the rollouts, for every service."""
 
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
     rows: Mapping[str, RolloutStatus] = field(default_factory=dict)
     made: Mapping[str, Mapping[str, ServiceSpec]] = field(default_factory=dict)
-    """By service and version, of those that have replicas: how it is made, where that is known."""
+    """By service and version, for versions that have replicas: the spec it is made from, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One tick's material."""
+    """The input of one tick."""
 
     spec: Spec
     observed: Observed
@@ -71,7 +71,7 @@ class _Look:
     now: float
     pending: tuple[PendingReplica, ...]
     counts: Mapping[str, Mapping[str, Count]]
-    """By service and version, replicas that stay."""
+    """By service and version: its replicas that are not retiring."""
 
     def offered(self, name: str) -> str | None:
         return current_version(self.spec.services[name], self.observed.images)
@@ -90,13 +90,13 @@ class Deployer:
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
         self._absent: frozenset[str] = frozenset()
-        """Services without a replica that stays, as last seen."""
+        """Services without a replica that stays, as of the latest tick."""
         self._asleep: frozenset[str] = frozenset()
-        """Those among them without one wanted."""
+        """Services without any replica that also want none."""
         self._ended: dict[str, tuple[FailureKey, float]] = {}
-        """By container id, replicas that have just ended by themselves: whose they were, and when last seen."""
+        """By container id, replicas that have just exited by themselves: service and version, and when last seen."""
         self._user_configs: dict[tuple[str, str], str] = {}
-        """By service and version: the one that is known to be recorded."""
+        """By service and version: the user_config that is known to be recorded."""
         self.directions = Directions()
 
     # -------------------------------------------------------------------------------------------------------- a look
@@ -110,9 +110,9 @@ class Deployer:
         now: float,
         pending: Iterable[PendingReplica] = (),
     ) -> Directions:
-        """Advance every service's rollout by what is seen now, and say which versions there shall be.
+        """Advance every service's rollout by the current observation, and return the versions that are wanted.
 
-        `pending`: what the latest plan could not start.
+        `pending`: replicas that the latest plan could not start.
         """
         callees = self._callees(spec, observed)
         counts = {name: _counts(service, observed, now) for name, service in spec.services.items()}
@@ -159,7 +159,7 @@ class Deployer:
         )
 
     def _is_shared(self, name: str, state: ServiceRollout, counts: Mapping[str, Count]) -> bool:
-        """Whether what ends replicas of a version that is rolled out has just ended others, too."""
+        """Whether other replicas exited together with those of the version that is rolled out (Facts.is_shared)."""
         if state.rollout is None:
             return False
         keys = [key for key, _ in self._ended.values()]
@@ -179,7 +179,7 @@ class Deployer:
         return {version: book.of(version) for version in book.versions()}
 
     def _waits_for(self, name: str, state: ServiceRollout, callees: Mapping[str, frozenset[str]]) -> str:
-        """Why a new version of this service may not begin yet, in words."""
+        """Why a rollout of this service may not begin yet, in words; "" when it may."""
         begun_at = state.rollout.begun_at if state.rollout else None
         for callee in goes_before(name, callees):
             theirs, offered = self._states.get(callee, ServiceRollout()), self._offered.get(callee)
@@ -196,13 +196,13 @@ class Deployer:
                 theirs.stable is not None
                 and offered not in (None, theirs.stable)
                 and not self._is_manual
-                and callee not in self._absent  # it takes the new version at once
+                and callee not in self._absent  # a callee without replicas takes the new version at once
             ):
                 return f"{callee}, which it calls, goes first: {offered}"
         return ""
 
     def _callees(self, spec: Spec, observed: Observed) -> Mapping[str, frozenset[str]]:
-        """Who calls whom: what the files say, and what callers that run now watch."""
+        """The callees of each service: those in the files, and those that its running replicas watch."""
         service_of = {container.name: container.service for container in observed.containers}
         found = {name: set(service.callees) for name, service in spec.services.items()}
         for caller, watched in self._callers().items():
@@ -213,7 +213,7 @@ class Deployer:
     # ------------------------------------------------------------------------------------------------- its consequences
 
     def _direction(self, service: ServiceSpec, state: ServiceRollout) -> tuple[ServiceSpec, VersionGoal]:
-        """How the service is made now, and which versions of it there shall be."""
+        """The spec that new replicas are made from, and the wanted versions."""
         offered = self._offered[service.name]
         version, keep = machine.goal_version(state, offered)
         made = self._made_as(service, version)
@@ -259,14 +259,14 @@ class Deployer:
         return differences(before, after, then.image_id, now.image_id) if before and after else ()
 
     def _settle(self, name: str, state: ServiceRollout) -> bool:
-        """Take over a state. False when it cannot be kept: the next controller would forget it half-way."""
+        """Adopt a state. False when it cannot be stored: the next controller would not know of it."""
         before = self._states.get(name)
         if before == state:
             return True
         try:
             if state.rollout is not None and state.rollout.phase is not RolloutPhase.ROLLING_BACK:
                 former = before.rollout.to if before and before.rollout else None
-                if former != state.rollout.to:  # what it did in an earlier rollout does not count
+                if former != state.rollout.to:  # failures of an earlier rollout do not count
                     self._store.clear_failure((name, state.rollout.to))
             if before is not None and state.stable and state.stable != before.stable and state.is_unproven:
                 self._store.clear_failure((name, state.stable))
@@ -278,7 +278,7 @@ class Deployer:
         return True
 
     def _record(self, service: ServiceSpec, look: _Look) -> None:
-        """Remember how the offered version is made, and forget those that nobody will go back to."""
+        """Record the offered version, and drop the records of versions that are no longer needed."""
         version, image_id = self._offered[service.name], look.observed.images.get(service.image)
         if version is None or not image_id:
             return
@@ -295,10 +295,10 @@ class Deployer:
             for key in [key for key in mine if key[1] not in needed][: max(0, len(mine) - REVISIONS_KEPT)]:
                 self._store.drop_revision(*key)
         except StoreError as error:
-            logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
+            logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a rollback needs it
 
     def _record_user_config(self, service: ServiceSpec, version: str) -> None:
-        """Remember the last user_config that the files had for a version: with it, it comes back."""
+        """Record the last user_config that the files had for a version: a rollback to the version restores it."""
         key = (service.name, version)
         if self._user_configs.get(key) == service.user_config:
             return
@@ -309,7 +309,7 @@ class Deployer:
                 self._store.renew_revision(recorded(service, version, revision.image_id, revision.first_at))
             self._user_configs[key] = service.user_config
         except StoreError as error:
-            logger.error("a user_config was not kept: %s", error)  # noqa: TRY400 - only a way back needs it
+            logger.error("a user_config was not kept: %s", error)  # noqa: TRY400 - only a rollback needs it
 
     def _forget_others(self, spec: Spec) -> None:
         offered = set(self._offered.items())
@@ -327,7 +327,7 @@ class Deployer:
     # ------------------------------------------------------------------------------------------------ what is asked for
 
     def deploy(self, names: Iterable[str], now: float) -> Mapping[str, str]:
-        """Take what the files and images give, also where it was rolled back; return one sentence a service."""
+        """Roll out what the files and images give, even if it was rolled back; return one sentence for each service."""
         said = {}
         for name in names:
             before = self._states.get(name, ServiceRollout())
@@ -344,7 +344,7 @@ class Deployer:
                 said[name] = f"{offered} is what the files and its image give; nothing changes"
             else:
                 said[name] = f"{before.stable} -> {offered} begins"
-                self._events.record("rollout", f"{name}: somebody asked for {offered}", service=name)
+                self._events.record("rollout", f"{name}: an operator asked for {offered}", service=name)
         return said
 
     @staticmethod
@@ -352,7 +352,7 @@ class Deployer:
         return state.stable != offered or state.is_unproven
 
     def roll_back(self, name: str, to: str | None, now: float) -> str:
-        """Go back to an earlier version; from within a rollout, to the one before it. Raises InvalidRequest."""
+        """Go back to an earlier version; during a rollout, to the version before it. Raises InvalidRequest."""
         version = self.way_back(name, to)
         if version is None:
             return self.abort(name, now)
@@ -363,14 +363,14 @@ class Deployer:
         return message
 
     def way_back(self, name: str, to: str | None) -> str | None:
-        """The version that a rollback brings back; None where it just ends a rollout. Raises InvalidRequest."""
+        """The version that a rollback restores; None where it only ends a rollout. Raises InvalidRequest."""
         state = self._states.get(name, ServiceRollout())
         if to is None and state.rollout is not None:
             return None
         version = next(iter(state.previous), None) if to is None else to
         known = [revision.version for revision in self.revisions(name)]
         if version is None:
-            raise InvalidRequest(f"{name}: there was no earlier version; known is {', '.join(known) or 'none'}")
+            raise InvalidRequest(f"{name}: there was no earlier version; known are {', '.join(known) or 'none'}")
         if version not in known:
             raise InvalidRequest(
                 f"{name}: no record says how version {version} is made; known are {', '.join(known) or 'none'}"
@@ -380,9 +380,8 @@ class Deployer:
         if version != self._offered.get(name) and written(self._store.revisions[(name, version)]) is None:
             readable = [revision.version for revision in self.revisions(name) if written(revision) is not None]
             raise InvalidRequest(
-                f"{name}: how version {version} is made was kept by an earlier controller in a form that this one "
-                f"cannot read; it can go back to {', '.join(readable) or 'none'}, and to {version} by the files that "
-                "it was made of"
+                f"{name}: an earlier controller recorded version {version} in a format that this one cannot read; "
+                f"readable are {', '.join(readable) or 'none'}; to restore {version}, restore its compose files"
             )
         if state.stable is None:
             raise InvalidRequest(f"{name}: no version has ever been ready, so there is nothing to go back from")
@@ -393,33 +392,33 @@ class Deployer:
         state = self._states.get(name, ServiceRollout())
         after = machine.aborted(state, now)
         if after is None or after.rollout is None:
-            raise InvalidRequest(f"{name}: no rollout is going on that could be ended")
+            raise InvalidRequest(f"{name}: no rollout is going on, so there is nothing to abort")
         self._ask(name, after)
-        message = f"{after.rollout.source} goes, {after.rollout.to} stays: somebody asked for it"
+        message = f"{after.rollout.source} goes, {after.rollout.to} stays: an operator asked for it"
         self._events.record("rollback", f"{name}: {message}", service=name)
         return message
 
     def promote(self, name: str, now: float) -> str:
-        """End the watch over a first batch: the rest follows. Raises InvalidRequest."""
+        """End the bake time of a first batch: the rest is replaced now. Raises InvalidRequest."""
         after = machine.promoted(self._states.get(name, ServiceRollout()), now)
         if after is None or after.rollout is None:
             raise InvalidRequest(f"{name}: no version is being watched (BAKING), so there is nothing to promote")
         self._ask(name, after)
-        message = f"{after.rollout.to}: the rest follows, somebody asked for it"
+        message = f"{after.rollout.to}: the rest follows, an operator asked for it"
         self._events.record("rollout", f"{name}: {message}", service=name)
         return message
 
     def revisions(self, name: str) -> list[Revision]:
-        """Versions of a service that can be gone back to, the newest first."""
+        """Versions of a service that a rollback can restore, the newest first."""
         mine = [revision for revision in self._store.revisions.values() if revision.service == name]
         return sorted(mine, key=lambda revision: revision.first_at, reverse=True)
 
     def state(self, name: str) -> ServiceRollout:
-        """Where a service stands."""
+        """A service's rollout state."""
         return self._states.get(name, ServiceRollout())
 
     def wanted(self, name: str) -> str | None:
-        """The version that new replicas of a service are made as; None before it was looked at, or not known."""
+        """The version of a service's new replicas; None before the first tick, or where it is not known."""
         goal = self.directions.goals.get(name)
         return goal.version if goal else None
 
@@ -428,7 +427,7 @@ class Deployer:
         return {name: state.stable for name, state in self._states.items() if state.stable and not state.is_unproven}
 
     def _ask(self, name: str, state: ServiceRollout) -> None:
-        """Take over what somebody asked for; raises StoreError when it cannot be kept."""
+        """Adopt the state that an operator asked for; raises StoreError when it cannot be stored."""
         self._store.note_rollout(name, state_text(state))
         self._states[name] = state
 
@@ -445,7 +444,7 @@ def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, C
 
 
 def _ended(observed: Observed) -> Mapping[str, FailureKey]:
-    """Replicas that have ended by themselves, those among them that are being removed: whose they are, by their id."""
+    """Service and version, by container id, of replicas that exited by themselves, including those being removed."""
     found = {
         container.id: (container.service, container.version)
         for container in observed.containers
@@ -460,7 +459,7 @@ def _ended(observed: Observed) -> Mapping[str, FailureKey]:
 
 
 def _no_place(name: str, state: ServiceRollout, look: _Look) -> str:
-    """Why the next replica of a rollout has no place; "" where it has, or where it is too early to say."""
+    """Why the next replica of a rollout cannot be placed; "" where it can, or where the answer may still change."""
     reason = next((one.reason for one in look.pending if one.service == name and one.has_no_place), "")
     if state.rollout is None or not reason:
         return ""
@@ -479,7 +478,7 @@ def _no_place(name: str, state: ServiceRollout, look: _Look) -> str:
 
 
 def _begun_at(state: ServiceRollout) -> float:
-    """When the rollout began, or the try of a version that was taken without one."""
+    """When the rollout began, or the first try of a version that was taken without a rollout."""
     since = state.tried_since if state.rollout is None else state.rollout.begun_at
     return -math.inf if since is None else since
 
@@ -487,9 +486,9 @@ def _begun_at(state: ServiceRollout) -> float:
 def _failures(
     name: str, observed: Observed, refusals: Iterable[Refusal], begun_at: float, now: float
 ) -> Mapping[str, FailureRecord]:
-    """Failures by version; a container that the engine refuses to make, for long, counts as one that fails.
+    """Failures by version. A container that the engine has refused to create for REFUSED_FOR_S counts as failed.
 
-    Refusals from before `begun_at` are not held against a version that somebody asks for again.
+    Refusals from before `begun_at` do not count: an operator may ask for a refused version again.
     """
     found = {version: record for (service, version), record in observed.failures.items() if service == name}
     for refusal in refusals:
@@ -504,11 +503,11 @@ def _failures(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Order of rollouts: a service that is called changes before the services that call it.
+# Order of rollouts: a callee changes before its callers.
 
 
 def all_callees(service: str, direct: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Services that a call of `service` may reach, through others too; itself only where it calls itself back."""
+    """The direct and indirect callees of `service`; itself only where a callee calls it back."""
     found: set[str] = set()
     open_ends = [service]
     while open_ends:
@@ -520,9 +519,9 @@ def all_callees(service: str, direct: Mapping[str, frozenset[str]]) -> frozenset
 
 
 def goes_before(service: str, direct: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
-    """Services whose changes come before those of `service`, by name.
+    """The services that change before `service`, by name.
 
-    Of services that call each other the one whose name comes first goes first: some order there must be.
+    Services that call each other change in the order of their names.
     """
     return tuple(
         callee

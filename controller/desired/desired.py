@@ -1,4 +1,4 @@
-"""What there shall be: the compose files, what operators asked for, what the autoscaler decided, and rollouts."""
+"""The desired state: from the compose files, the operators' requests, the autoscaler's decisions and the rollouts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .targets import switched_off, targets_of
 logger = logging.getLogger(__name__)
 
 RoutingHash = Callable[[Collection[ServiceSpec]], str]
-"""Hash of what HAProxy's configuration says of these services. Raises RoutingError."""
+"""Hash of HAProxy's configuration for these services. Raises RoutingError."""
 Forgiven = Callable[[Desired, Observed, float], Iterable[FailureKey]]
-"""Failure records that are over, by what there shall be and what there is now."""
+"""The failure records that no longer apply, from the desired and the observed state."""
 
 
 class Desirer:
-    """Puts together what there shall be, once a tick. From a world that is not seen it concludes nothing new."""
+    """Computes the desired state once a tick. Without a complete observation, earlier decisions are kept."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Desirer:
     def desire(
         self, sight: Sight, pending: Iterable[PendingReplica], refusals: tuple[Refusal, ...], now: float
     ) -> Desired:
-        """Return what there shall be now.
+        """Return the desired state.
 
-        `pending`: what the previous plan could not start. `refusals`: actions that failed and wait for their next try.
+        `pending`: replicas that the previous plan could not start. `refusals`: failed actions in their backoff.
         """
         spec = sight.spec
         self._drop_outdated_overrides(spec)
@@ -84,11 +84,11 @@ class Desirer:
         return desired
 
     def due_in_s(self, sight: Sight, now: float) -> float | None:
-        """Seconds until a decision is due that no event announces; None when there is none."""
+        """Seconds until the next decision that only time triggers; None when there is none."""
         return self._scaler.due_in_s(sight.spec.services, now) if sight.complete else None
 
     def _drop_outdated_overrides(self, spec: Spec) -> None:
-        """A number in the compose files that was edited after the scale call replaces it: the last word counts."""
+        """Drop each number set by scale whose service, or whose number in the compose files, was edited afterwards."""
         for name, override in dict(self._store.overrides).items():
             service = spec.services.get(name)
             if service is None:
@@ -106,6 +106,6 @@ class Desirer:
         self._events.record("scale", message, service=service)
 
     def _forgive(self, desired: Desired, observed: Observed, now: float) -> None:
-        """Clear the failure records that are over."""
+        """Clear the failure records that no longer apply."""
         for key in self._forgiven(desired, observed, now):
             self._store.clear_failure(key)

@@ -1,12 +1,12 @@
-"""What HAProxy is to know of a service while versions of it that are made in different ways coexist. Pure.
+"""The probe and the limits that HAProxy uses for a service while differently made versions of it coexist. Pure.
 
-HAProxy asks all servers of a backend the same question. While the replicas that serve were made with one probe, it asks
-that one, whatever the compose files name by now: a probe that nothing answers must not take away what serves. While
-they were made with several, no question fits all, and HAProxy asks none: it sees whether a replica takes connections.
-Whether it is ready the controller still asks each replica in its own way, before HAProxy gets to know it and after.
+HAProxy probes all servers of a backend in the same way. While all serving replicas were made with the same probe,
+HAProxy uses that probe, even if the compose files name another one by now: a probe that no replica answers would take
+the serving replicas out of rotation. While they were made with several probes, HAProxy uses none and only checks that a
+replica accepts connections. The controller still probes each replica in that replica's own way.
 
-HAProxy has one limit of requests and one of their time for all servers of a backend, too. While versions with different
-ones serve, it sends each replica as much as the least of them takes, and waits as long as the most patient.
+HAProxy also has one request limit and one timeout for all servers of a backend. While versions with different values
+serve, it uses the lowest limit and the longest timeout.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..model.world import Health, ReplicaContainer
 def edge_spec(
     spec: ServiceSpec, observed: Observed, made: Mapping[str, ServiceSpec] = MappingProxyType({})
 ) -> ServiceSpec:
-    """Return the service with the probe and the limits that HAProxy is to use now.
+    """Return the service with the probe and the limits that HAProxy uses now.
 
-    `made`: by version, how it is made; one that is not in it counts as made by `spec`.
+    `made`: by version, the spec that it was made from; a version without an entry counts as made from `spec`.
     """
     serving = [
         container
@@ -51,9 +51,9 @@ def _probe(spec: ServiceSpec, targets: set[tuple[int, str]]) -> ProbeSpec:
 
 
 def _target(container: ReplicaContainer, spec: ServiceSpec) -> tuple[int, str]:
-    """Port and path that a replica is asked at."""
+    """Port and path of a replica's probe."""
     if container.probe is None:
         return spec.probe.port, spec.probe.path
     port, path = container.probe
-    # "The port of requests" stays that, whatever its number was for this replica.
+    # A probe on the replica's request port stays on the request port, even if the port's number has changed.
     return (spec.port if port == container.port else port), path

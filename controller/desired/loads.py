@@ -1,7 +1,7 @@
-"""How much work each service has, from one snapshot of the world. Pure.
+"""The load of each service, from one snapshot of the world. Pure.
 
-A request counts once, where it is: at the replica that works on it, or where it waits for one. Draining replicas finish
-what they have and need no room in a new one, so they do not count.
+A request counts once: at the replica that works on it, or where it waits for a replica. Draining replicas finish their
+requests and need no capacity elsewhere, so their requests do not count.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def held_at_edge(service: str, observed: Observed) -> int:
 
 
 def _in_work(container: ReplicaContainer, observed: Observed) -> int:
-    """What the replica itself reports; for an image that reports nothing, what HAProxy has sent there."""
+    """Requests in flight as the replica reports them; for an image that reports none, HAProxy's open sessions."""
     if container.ongoing is not None:
         return container.ongoing
     server = observed.routing.server_of(container.service, container.name) if observed.routing else None

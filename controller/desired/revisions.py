@@ -1,10 +1,11 @@
-"""How versions of a service are made: what the store keeps of each, so that an earlier one can be had back. Pure.
+"""The record of each version of a service that the store keeps, so that a rollback can restore it. Pure.
 
-A version is made of a definition and an image. The definition is kept as it was; the image by its id, since its name
-may stand for another one by now. What needs no new container (replicas, route, rollout settings, HAProxy's limits of a
-foreign image) is not part of a version and stays as the files say now; the limits of a managed service are, as its
-replicas have them from their environment. A user_config is not part of a version, but it comes back with the last one
-that the files had for it: what they say for another version may be nothing that it knows.
+A version consists of a definition and an image. The definition is kept as it was. The image is kept by its id, since
+its name may refer to another image by now. Settings that need no new container (replicas, route, rollout settings,
+HAProxy's limits of a foreign image) are not part of a version: their current values in the files apply. The limits of a
+managed service are part of a version, as its replicas have them from their environment. A user_config is not part of a
+version, but a rollback restores the last one that the files had for the version: the version may not understand a
+user_config that was written for another one.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ def _rollout_adapter() -> TypeAdapter[ServiceRollout]:
 
 
 def recorded(spec: ServiceSpec, version: str, image_id: str, now: float) -> Revision:
-    """What to keep of a version that the files and this image give."""
+    """Return the record of the version that the files and this image define."""
     text = _spec_adapter().dump_json(spec).decode()
     return Revision(spec.name, version, now, spec.image, image_id, text)
 
 
 def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
-    """The service as its files describe it now, but made as that version; None when the record cannot be read."""
+    """The service as the files describe it now, but made as that version; None when the record cannot be read."""
     then = written(revision)
     if then is None:
         return None
@@ -64,20 +65,20 @@ def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
 
 @lru_cache(maxsize=1024)
 def written(revision: Revision) -> ServiceSpec | None:
-    """The service as the files described that version; None when the record cannot be read. Asked for every tick."""
+    """The service as the files described that version; None when the record cannot be read. Cached: used every tick."""
     try:
         return _spec_adapter().validate_json(revision.spec)
     except ValidationError:
-        return None  # an older controller's record of a field that means something else now
+        return None  # the record of an older controller, with a field whose meaning has changed
 
 
 def state_text(state: ServiceRollout) -> str:
-    """Where a service stands, as the store keeps it."""
+    """A service's rollout state as the store keeps it."""
     return _rollout_adapter().dump_json(state, exclude_defaults=True).decode()
 
 
 def state_of(text: str | None) -> ServiceRollout:
-    """Read it back; what cannot be read is begun anew: replicas that serve then count as proved."""
+    """Read a stored state. An unreadable one becomes an empty state: replicas that serve then count as proven."""
     if text is None:
         return ServiceRollout()
     try:
@@ -87,7 +88,7 @@ def state_of(text: str | None) -> ServiceRollout:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What makes two versions of a service differ, one line for each difference.
+# The differences between two versions of a service, one line each.
 
 
 LONGEST = 60
@@ -103,7 +104,7 @@ _NAMES = {
     "HostConfig.Memory": "deploy.resources.limits.memory",
     "HostConfig.NanoCpus": "deploy.resources.limits.cpus",
 }
-"""The engine's name for something -> what the compose files call it."""
+"""The engine's name of a setting -> its name in the compose files."""
 _TOLD_ELSEWHERE = frozenset({"Image", "Env"})
 
 
@@ -121,7 +122,7 @@ def _image(then: ServiceSpec, now: ServiceSpec, image_then: str, image_now: str)
     if then.image != now.image:
         yield f"image: {then.image} -> {now.image}"
     elif image_then != image_now:
-        yield f"image: {now.image} was made anew, {_short(image_then)} -> {_short(image_now)}"
+        yield f"image: {now.image} changed, {_short(image_then)} -> {_short(image_now)}"
 
 
 def _short(image_id: str) -> str:
@@ -151,7 +152,7 @@ def _settings(then: ServiceSpec, now: ServiceSpec) -> Iterator[str]:
     if (then.probe.port, then.probe.path) != (now.probe.port, now.probe.path):
         yield f"health.probe: :{then.probe.port}{then.probe.path} -> :{now.probe.port}{now.probe.path}"
     before, after = _gpu_words(then.gpu), _gpu_words(now.gpu)
-    if before != after:  # where slots go is no part of a version
+    if before != after:  # the placement of slots is not part of a version
         yield f"gpu: {before} -> {after}"
 
 

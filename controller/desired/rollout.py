@@ -13,13 +13,13 @@
         +----------------------------------------------------+
         |
         |   every replica is of the former version         ROLLING_BACK <--- from any of them: it does not become ready,
-        +------------------------------------------------------+             fails, has more errors, or was told to
+        +------------------------------------------------------+             fails, has more errors, or is aborted
 
-At rest `stable` is the version that runs. Where nothing of it runs, as after `make down` or while a service sleeps,
-another one is taken at once: nobody would serve while it proves itself, and its first replicas prove it
-(`is_unproven`). A version that was rolled back is `rejected` until the files give another one or somebody asks for it
-again. `advance` looks at one moment's facts and returns the next state and what to tell people; it is called every tick
-and after a restart with the state that was kept, so it must find its way from any state.
+At rest `stable` is the version that runs. Where no replica of it runs, as after `make down` or in a service at zero
+replicas, a new version is taken at once: there is no old replica to serve meanwhile, and the first replicas of the new
+version prove it (`is_unproven`). A version that was rolled back is `rejected` until the files give another one or an
+operator asks for it again. `advance` takes the facts of one moment and returns the next state and the events. It is
+called every tick, also after a restart with the stored state, so it must continue from any state.
 
 Error rates are compared by Fisher's exact test, one-sided: how likely are that many errors in the new version's answers
 if both versions fail equally often? (R. A. Fisher, Statistical Methods for Research Workers, 1925, section 21.02.)
@@ -37,13 +37,13 @@ from ..model.told import EventOutcome
 from ..model.world import FailureRecord
 
 MOST_FAILURES = 3
-"""Failed tries in a row after which a new version counts as one that does not become ready."""
+"""After so many failed starts in a row a new version counts as unable to become ready."""
 PREVIOUS_KEPT = 10
 UNLIKELY = 0.001
-"""A new version is worse when so many errors come about by chance less often than this. It is asked each second, so the
-usual 0.05 would be wrong every few rollouts."""
+"""A new version is worse when the probability of so many errors by chance is below this. The test runs every second, so
+the usual 0.05 would reject a good version every few rollouts."""
 WORSE_BY = 0.01
-"""And only when its share of errors is greater by this: a difference of 0.1 % may be real and is no reason."""
+"""And only when its share of errors is greater by this: a difference of 0.1 % may be real, but it does not matter."""
 ROLLING_FORWARD = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
 STARTS_NEW = frozenset({RolloutPhase.STARTING, RolloutPhase.ROLLING})
 ON_TRIAL = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING})
@@ -68,12 +68,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Replicas of one version that stay: those that are there, and those of them that serve."""
+    """The replicas of one version that are not retiring: all (`present`), and the serving ones (`ready`)."""
 
     present: int = 0
     ready: int = 0
     unreached: int = 0
-    """Ready by their own word, but HAProxy does not send to them: it refuses the server, or its own check fails."""
+    """Ready by their own probe, but without traffic from HAProxy: it refuses the server, or its own check fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +89,22 @@ class Facts:
     """By version: failures in a row, since that version's rollout began."""
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     waits_for: str = ""
-    """Why a new version may not begin yet, in words: a callee of the service changes, too."""
+    """Why a rollout may not begin yet, in words: a callee of the service changes first."""
     no_place: str = ""
-    """Why the next replica cannot be started on this machine, in words, where nobody is on the way whose coming or
-    going may change that."""
+    """Why the next replica cannot be placed on this machine, in words; "" while a replica that starts or stops may
+    still change that."""
     is_shared: bool = False
-    """Replicas of other versions or services have just ended by themselves as well, or several at once where none of
-    the former version is left to compare with: what ended them may be the engine or the machine."""
+    """Replicas of other versions or services have just exited by themselves as well, or several replicas exited at once
+    while none of the former version is left to compare with. The engine or the machine may be the cause."""
 
     def ready(self, version: str | None) -> int:
         """Ready replicas of a version."""
         return self.counts[version].ready if version is not None and version in self.counts else 0
 
     def has_only(self, version: str | None) -> bool:
-        """Whether nothing of another version is left, and what there is of this one is ready.
+        """Whether no replica of another version is left, and all replicas of this one are ready.
 
-        How many there are does not matter: more may be wanted than the machine has room for.
+        Their number does not matter: more may be wanted than fit on the machine.
         """
         if self.others(version):
             return False
@@ -118,7 +118,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the compose files and the controller's settings say of a service's rollouts."""
+    """The settings of a service's rollouts, from the compose files and the controller."""
 
     spec: RolloutSpec
     startup_deadline_s: float = 1800.0
@@ -128,7 +128,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that people want to know."""
+    """An event for operators."""
 
     kind: str
     message: str
@@ -136,9 +136,9 @@ class Note:
 
 
 def advance(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, tuple[Note, ...]]:
-    """The next state, and what happened on the way there."""
+    """The next state, and the events on the way there."""
     notes: list[Note] = []
-    # Each step leads to another phase, and one rollout may end for another one to begin; more would be a circle.
+    # Each step enters another phase, and a second rollout may follow the first; more steps would be a cycle.
     for _ in range(2 * len(RolloutPhase)):
         after, note = _step(state, facts, rules, now)
         if note:
@@ -150,7 +150,7 @@ def advance(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tu
 
 
 def goal_version(state: ServiceRollout, offered: str | None) -> tuple[str | None, str | None]:
-    """What new replicas are made as, and the version that goes on beside it until the new one has proved itself."""
+    """The version of new replicas, and the version that stays beside it until the new one has proven itself."""
     rollout = state.rollout
     if rollout is None:
         return state.stable or offered, None
@@ -163,9 +163,9 @@ def goal_version(state: ServiceRollout, offered: str | None) -> tuple[str | None
 
 
 def retried(state: ServiceRollout, offered: str | None, now: float) -> ServiceRollout:
-    """Somebody asked for what the files give: also for a version that was rolled back, or that waits for one that was.
+    """The state after an operator asked for the files' version: it may have been rolled back, or wait for a callee.
 
-    `now` becomes the begin of what waits: of its callees, only those that are rolled back later hold it up.
+    A waiting rollout begins at `now`: only a callee that is rolled back after that blocks it.
     """
     state = replace(state, approved=offered)
     if state.rollout and state.rollout.phase is RolloutPhase.WAITING:
@@ -176,26 +176,28 @@ def retried(state: ServiceRollout, offered: str | None, now: float) -> ServiceRo
 
 
 def aborted(state: ServiceRollout, now: float) -> ServiceRollout | None:
-    """Somebody wants the rollout to end and the former version back; None when there is none to end."""
+    """The state after an operator aborted the rollout: it goes back to the former version. None without a rollout."""
     rollout = state.rollout
     if rollout is None or rollout.phase is RolloutPhase.ROLLING_BACK:
         return None
-    return _back(state, "somebody asked for it", now, is_asked=True)
+    return _back(state, "an operator asked for it", now, is_asked=True)
 
 
 def returned(state: ServiceRollout, version: str, offered: str | None, now: float) -> ServiceRollout:
-    """Somebody wants an earlier version: a rollout that is not watched, and what the files give waits until asked for.
+    """The state after an operator asked for an earlier version: it skips the bake time, and the files' version waits.
 
-    What they give and was rolled back before stays what it was: its reason is worth more than this one.
+    If the files' version was rolled back before, its rejection keeps the former reason, which says more.
     """
     asked = Rejection(offered, f"{version} was asked for in its place", now, is_asked=True) if offered else None
     rejected = state.rejection_of(offered) or asked
-    rollout = Rollout(state.stable, version, RolloutPhase.STARTING, now, now, "somebody asked for it", is_return=True)
+    rollout = Rollout(
+        state.stable, version, RolloutPhase.STARTING, now, now, "an operator asked for it", is_return=True
+    )
     return replace(state, rollout=rollout, rejected=rejected, approved=None)
 
 
 def promoted(state: ServiceRollout, now: float) -> ServiceRollout | None:
-    """Somebody has seen enough of the first batch; None when nothing is on trial."""
+    """The state after an operator promoted the first batch; None when no version is baking."""
     rollout = state.rollout
     if rollout is None or rollout.phase is not RolloutPhase.BAKING:
         return None
@@ -211,7 +213,7 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
     if state.rollout is None:
         return _at_rest(state, facts, rules, now)
     if state.stable is None:
-        return replace(state, rollout=None), None  # nothing to go back to: a first version is no rollout
+        return replace(state, rollout=None), None  # a first version has nothing to go back to, so it is no rollout
     superseded = _superseded(state, state.rollout, facts, rules, now)
     if superseded:
         return superseded
@@ -227,7 +229,7 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
 
 
 def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
-    """Keep since when the rollout cannot go on: for want of a place, or of HAProxy's way to one that is ready."""
+    """Keep since when the rollout is stuck: a replica has no place, or HAProxy does not send to a ready one."""
     unreached = rollout.phase is RolloutPhase.ROLLING and facts.counts.get(rollout.to, Count()).unreached
     if rollout.phase not in STARTS_NEW or not (facts.no_place or unreached):
         return replace(rollout, stuck_since=None)
@@ -235,7 +237,7 @@ def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
 
 
 def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
-    """Keep how many failures of the new version are not held against it, as others have failed with it."""
+    """Keep how many failures of the new version do not count because other replicas failed with it."""
     count = _failed(rollout, facts)
     shared = facts.is_shared or _fails_too(stable, rollout, facts)
     return replace(rollout, excused=count if shared else min(rollout.excused, count))
@@ -270,7 +272,7 @@ def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> t
 
 
 def _first(state: ServiceRollout, facts: Facts, offered: str) -> tuple[ServiceRollout, Note | None]:
-    """No version has been proved yet, or the memory of it was lost: what is ready counts as proved."""
+    """No version has proven itself yet, or its record was lost: a version with ready replicas counts as proven."""
     if facts.ready(offered):
         return replace(state, stable=offered), None
     ready = [(-count.ready, version) for version, count in facts.counts.items() if count.ready]
@@ -280,7 +282,7 @@ def _first(state: ServiceRollout, facts: Facts, offered: str) -> tuple[ServiceRo
 def _superseded(
     state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None] | None:
-    """The files were changed again while something was going on."""
+    """The state after the files changed again during a rollout; None where they did not."""
     offered = facts.offered
     if offered in (None, rollout.to) or state.rejection_of(offered):
         return None
@@ -329,7 +331,7 @@ def _forward(
         case RolloutPhase.STARTING if facts.ready(to) >= min(1, target):
             first = f"{facts.ready(to)} of {target} replicas"
             message = f"{first} of {to} serve beside {state.stable}; watched for {rules.spec.bake_s:g} s"
-            # Tries before this one were part of becoming ready: what fails from now on is held against it.
+            # Failures so far were part of becoming ready: only later ones count against the version.
             return enter(RolloutPhase.BAKING, excused=_failed(rollout, facts)), Note("rollout", message)
         case RolloutPhase.BAKING if watched or not target:
             return enter(RolloutPhase.ROLLING), Note("rollout", f"{to} {_held_out(facts, to)}: the rest follows")
@@ -349,7 +351,7 @@ def _held_out(facts: Facts, version: str) -> str:
 
 
 def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
-    is_proven = state.stable and not state.is_unproven  # who goes back goes to a version that has worked
+    is_proven = state.stable and not state.is_unproven  # a rollback goes only to a version that has worked
     former = [state.stable] if state.stable and is_proven and state.stable != version else []
     kept = [name for name in state.previous if name not in (version, *former)]
     return ServiceRollout(
@@ -361,15 +363,15 @@ def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
 
 
 def _tried(state: ServiceRollout, facts: Facts, now: float) -> ServiceRollout:
-    """Keep since when an unproven version has its chance."""
+    """Keep since when an unproven version has been tried."""
     if not facts.target:
         return replace(state, tried_since=None)
     return state if state.tried_since is not None else replace(state, tried_since=now)
 
 
 def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None] | None:
-    """A version that was taken while no replica was there gets its first ones now: it works, or the one before it
-    comes back. What the files give stays rejected where it was: it waits no less than the one that fails here.
+    """Judge the first replicas of a version that was taken while no replica ran: on failure the previous version comes
+    back. A rejection of the files' version stays as it was.
     """
     version = state.stable or ""
     failure, since = facts.failures.get(version), state.tried_since
@@ -383,7 +385,7 @@ def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tu
     why = f"it does not become ready ({_times(failure.count)}); last: {failure.detail}"
     rollout = Rollout(version, former, RolloutPhase.ROLLING_BACK, now, now, why)
     rejected = state.rejection_of(facts.offered) or Rejection(version, why, now)
-    # The former one has worked. When it fails as well the reason is elsewhere, and older ones would be no cure.
+    # The former version has worked. If it fails as well, the cause is elsewhere and an older version would not help.
     back = ServiceRollout(stable=former, rollout=rollout, rejected=rejected, previous=tuple(others))
     return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
 
@@ -395,7 +397,7 @@ def _back(state: ServiceRollout, why: str, now: float, *, is_asked: bool = False
     back = Rollout(rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why)
     rejected = Rejection(rollout.to, why, now, is_asked)
     if rollout.is_return and state.rejected and state.rejected.version != rollout.to:
-        rejected = state.rejected  # the files' version waits as before: nobody has asked for it
+        rejected = state.rejected  # the files' version waits as before: no operator has asked for it
     return replace(state, rollout=back, rejected=rejected, approved=None)
 
 
@@ -403,7 +405,7 @@ def _back(state: ServiceRollout, why: str, now: float, *, is_asked: bool = False
 
 
 def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
-    """Why the new version cannot stay; "" when nothing speaks against it, or when nothing is being rolled out."""
+    """Why the new version must be rolled back; "" when there is no reason, or no rollout."""
     rollout = state.rollout
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
         return ""
@@ -428,19 +430,19 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
 
 
 def _failure(rollout: Rollout, facts: Facts) -> FailureRecord | None:
-    """How often the new version has failed; what an earlier attempt with it has met does not count."""
+    """The new version's failures since the rollout began; those of an earlier rollout do not count."""
     failure = facts.failures.get(rollout.to)
     return failure if failure and failure.last_at >= rollout.begun_at else None
 
 
 def _failed(rollout: Rollout, facts: Facts) -> int:
-    """Its failures in a row."""
+    """The new version's failures in a row."""
     failure = _failure(rollout, facts)
     return failure.count if failure else 0
 
 
 def _fails_too(version: str | None, rollout: Rollout, facts: Facts) -> bool:
-    """Whether the former version fails as well since the rollout began: then the reason is elsewhere."""
+    """Whether the former version has failed as well since the rollout began: then the cause is elsewhere."""
     failure = facts.failures.get(version or "")
     return failure is not None and failure.last_at >= rollout.begun_at
 
@@ -450,7 +452,7 @@ def _times(count: int) -> str:
 
 
 def worse(new: Tally, old: Tally) -> str:
-    """Why the new version's errors are no accident; "" when they may be one, or are as many as the old one's."""
+    """Why the new version's errors are not chance; "" when they may be, or are about as many as the old version's."""
     if new.share - old.share < WORSE_BY:
         return ""
     chance = chance_of(new, old)
@@ -478,11 +480,11 @@ def _log_choose(whole: int, part: int) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What happens between the versions of a service, in one sentence.
+# A rollout in one sentence.
 
 
 def rollout_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
-    """What is going on between versions, in one sentence; "" when nothing is."""
+    """A service's rollout in one sentence; "" when there is nothing to say."""
     rollout = state.rollout
     if rollout is None:
         return _rest_words(name, state, facts, rules)

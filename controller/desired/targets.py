@@ -1,4 +1,4 @@
-"""How many replicas each service shall have: the compose files, what operators asked for, the autoscaler. Pure."""
+"""The target number of replicas of each service: from the compose files, operators and the autoscaler. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from ..model.spec import ServiceSpec, Spec
 def targets_of(
     spec: Spec, overrides: Mapping[str, int], autoscaled: Mapping[str, int] | None = None
 ) -> Mapping[str, int]:
-    """Return how many replicas each service shall have: what `make scale` set, else what the autoscaler decided, else
-    the spec's number.
+    """Return the target of each service: the number set by `make scale`, else the autoscaler's, else the spec's.
 
-    What is set or decided for services that the spec no longer has is ignored.
+    Numbers for services that the spec no longer has are ignored.
     """
     decided = autoscaled or {}
     return {name: overrides.get(name, decided.get(name, service.replicas)) for name, service in spec.services.items()}
@@ -22,9 +21,9 @@ def targets_of(
 def switched_off(
     services: Mapping[str, ServiceSpec], targets: Mapping[str, int], overrides: Mapping[str, int]
 ) -> frozenset[str]:
-    """Return the services that shall have no replica even if requests come: an operator or the files say 0.
+    """Return the services that stay at 0 replicas even if requests arrive: an operator or the files set 0.
 
-    Where the autoscaler decides, 0 lasts until the next request.
+    A 0 that the autoscaler decided lasts until the next request.
     """
     return frozenset(
         name

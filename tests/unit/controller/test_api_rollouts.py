@@ -60,7 +60,7 @@ async def test_a_rollout_from_its_begin_to_its_end_and_back(control: Control) ->
         await until(lambda: not phase(control) and control.view.services[0].converged)
         after = await row()
         assert (after["state"], after["rejected"]["version"]) == ("HEALTHY", told["to"]), "nothing has failed"
-        assert after["rejected"]["reason"] == "somebody asked for it"
+        assert after["rejected"]["reason"] == "an operator asked for it"
         control.set_clock(3600.0)
         await until(lambda: control.view.ahead_s > 3000)
         later = await (await client.get("/api/v1/services/web")).json()
@@ -151,12 +151,12 @@ async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: 
         ("deploy", b'{"services": []}', 400, "services: expected a list of names of services, found []"),
         ("deploy", b'{"services": ["wep"]}', 404, "did you mean 'web'?"),
         ("services/wep/rollback", b"", 404, "did you mean 'web'?"),
-        ("services/web/rollback", b"", 400, "web: there was no earlier version; known is "),
+        ("services/web/rollback", b"", 400, "web: there was no earlier version; known are "),
         ("services/web/rollback", b'{"to": 7}', 400, "to: expected a version such as 1a2b3c4d, found 7"),
         ("services/web/rollback", b'{"to": ""}', 400, 'to: expected a version such as 1a2b3c4d, found ""'),
         ("services/web/rollback", b'{"to": "0"}', 400, "web: no record says how version 0 is made; known are "),
         ("services/web/abort", b'{"to": "0"}', 400, 'body: expected {} and nothing else, found {"to": "0"}'),
-        ("services/web/abort", b"{}", 400, "web: no rollout is going on that could be ended"),
+        ("services/web/abort", b"{}", 400, "web: no rollout is going on, so there is nothing to abort"),
         ("services/web/promote", b"{}", 400, "web: no version is being watched (BAKING)"),
     ],
 )

@@ -32,7 +32,7 @@ def test_every_kind_of_change_is_one_line() -> None:
         },
     )
     assert differences(THEN, now, "sha256:" + "a" * 64, "sha256:" + "b" * 64) == (
-        "image: image/web was made anew, aaaaaaaaaaaa -> bbbbbbbbbbbb",
+        "image: image/web changed, aaaaaaaaaaaa -> bbbbbbbbbbbb",
         "environment.B: removed",
         "environment.C: added",
         "environment.TOKEN: changed",

@@ -341,7 +341,7 @@ def test_what_failed_in_an_earlier_attempt_is_not_held_against_the_next_one() ->
 def test_an_abort_goes_back_and_rejects() -> None:
     state = rollout.aborted(in_phase(BAKING), 4)
     assert state
-    assert state.rejected == Rejection("v2", "somebody asked for it", 4, is_asked=True)
+    assert state.rejected == Rejection("v2", "an operator asked for it", 4, is_asked=True)
     assert walk(state, (5, facts(counts=counts(v1=(2, 2)))))[1] == [""]
     assert rollout.aborted(V1, 4) is None
     assert rollout.aborted(state, 5) is None, "it is going back already"
@@ -385,7 +385,7 @@ def test_a_return_that_ends_badly_does_not_bring_back_what_was_rolled_back(end: 
 
 
 def test_a_return_to_what_the_files_give_that_fails_is_told_as_a_failure() -> None:
-    at_v1 = ServiceRollout(stable="v1", rejected=Rejection("v2", "somebody asked for it", 1, is_asked=True))
+    at_v1 = ServiceRollout(stable="v1", rejected=Rejection("v2", "an operator asked for it", 1, is_asked=True))
     state = rollout.returned(at_v1, "v2", "v2", 5)
     failing_v2 = {"v2": FailureRecord(3, 6.0, "code 1")}
     state, _ = walk(state, (7, facts(failures=failing_v2)), (8, facts()))
