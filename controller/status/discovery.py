@@ -1,13 +1,13 @@
-"""Discovery: tells callers which replicas of a service may be called, and whenever that changes.
+"""Discovery: sends callers the list of callable replicas of each service they watch, and again at each change.
 
-    Board     what is known of each service, numbered; and who watches what
-    Watcher   the changes one caller has not been sent yet: at most one state a service, the newest wins
+    Board     the numbered state of each service, and the watchers
+    Watcher   the states that one caller has not been sent yet: at most one for each service, the newest
 
-Numbers that replicas publish for policies (`Endpoint.stats`) change all the time. A change of them alone waits until
-STATS_PERIOD_S have passed since the last state of that service, and goes with whatever is told earlier.
+The numbers that replicas publish for policies (`Endpoint.stats`) change constantly. A change of these numbers alone is
+sent STATS_PERIOD_S after the last state of that service, or earlier together with another change.
 
-Before the loop has seen the world once nothing is sent: a caller that knew replicas from an earlier controller keeps
-them rather than being told that there are none.
+Nothing is sent before the loop's first complete observation: a caller keeps the replicas that an earlier controller
+sent, instead of receiving an empty list.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_WATCHED = 1000
 STATS_PERIOD_S = 1.0
 OPTIONS = (
     ("grpc.so_reuseport", 0),
-    # A caller's machine that vanished is noticed within half a minute, so its watcher goes.
+    # The loss of a caller's machine is detected within 30 s, and its watcher removed.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -39,7 +39,7 @@ OPTIONS = (
 
 
 class Watcher:
-    """What one caller is still to be told."""
+    """The states that are still to be sent to one caller."""
 
     def __init__(self, services: Iterable[str], name: str = "") -> None:
         self.services = tuple(dict.fromkeys(services))
@@ -48,12 +48,12 @@ class Watcher:
         self._news = asyncio.Event()
 
     def put(self, state: discovery_pb2.ServiceEndpoints) -> None:
-        """Owe the caller this state, instead of an older one of the same service."""
+        """Queue a state; it replaces a queued older one of the same service."""
         self._due[state.service] = state
         self._news.set()
 
     async def take(self) -> list[discovery_pb2.ServiceEndpoints]:
-        """Wait for states to send; what is put meanwhile is for the next time."""
+        """Wait for queued states and return them; later ones are for the next call."""
         await self._news.wait()
         self._news.clear()
         due, self._due = self._due, {}
@@ -67,19 +67,19 @@ class Board:
         self._epoch = time.time_ns() if epoch is None else epoch
         self._clock = clock
         self._told_at: dict[str, float] = {}
-        """When each service's state was taken over last."""
+        """When each service's state last changed."""
         self._states: dict[str, discovery_pb2.ServiceEndpoints] = {}
         self.is_published = False
-        """Whether anything was published yet: what is known after that is, even when the engine does not answer."""
+        """Whether anything was published yet; from then on the last state holds, even while the engine is silent."""
         self._watchers: set[Watcher] = set()
 
     @property
     def watchers(self) -> int:
-        """How many callers watch now."""
+        """The number of callers that watch."""
         return len(self._watchers)
 
     def callers(self) -> Mapping[str, frozenset[str]]:
-        """What each caller that says its name watches."""
+        """The services that each caller watches, by the caller's name; callers without a name are left out."""
         found: dict[str, frozenset[str]] = {}
         for watcher in self._watchers:
             if watcher.name:
@@ -87,7 +87,7 @@ class Board:
         return found
 
     def publish(self, endpoints: Mapping[str, ServiceEndpoints]) -> None:
-        """Take over the world as it is now: all services there are, each with its complete list."""
+        """Replace the state of all services, each with its complete list."""
         first, self.is_published = not self.is_published, True
         changed = set()
         for service in sorted(set(endpoints) | set(self._states)):
@@ -99,12 +99,12 @@ class Board:
                     watcher.put(self.state(service))
 
     def state(self, service: str) -> discovery_pb2.ServiceEndpoints:
-        """Return a service's state; one nobody has heard of is `unknown`, generation 0."""
+        """Return a service's state; for a name that was never published: `unknown`, generation 0."""
         known = self._states.get(service)
         return known or discovery_pb2.ServiceEndpoints(service=service, epoch=self._epoch, unknown=True)
 
     def watch(self, services: Iterable[str], name: str = "") -> Watcher:
-        """Begin to tell somebody; whole states at once when there are any. To be ended with `leave`."""
+        """Add a watcher and queue the current states, if any were published. End it with `leave`."""
         watcher = Watcher(services, name)
         self._watchers.add(watcher)
         if self.is_published:
@@ -113,7 +113,7 @@ class Board:
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
-        """End a watch."""
+        """Remove a watcher."""
         self._watchers.discard(watcher)
 
     def _take_over(self, service: str, told: ServiceEndpoints | None) -> bool:
@@ -151,7 +151,7 @@ class DiscoveryService(discovery_pb2_grpc.DiscoveryServicer):
         request: discovery_pb2.WatchRequest,
         context: grpc.aio.ServicerContext[discovery_pb2.WatchRequest, discovery_pb2.ServiceEndpoints],
     ) -> AsyncIterator[discovery_pb2.ServiceEndpoints]:
-        """Send the whole state at once, then on every change, until the caller leaves."""
+        """Send the whole state at once, then at every change, until the caller disconnects."""
         problem = _problem(request)
         if problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
@@ -174,11 +174,11 @@ class DiscoveryServer:
         self.port = self._server.add_insecure_port(f"{host}:{port}")
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Start to accept calls."""
         await self._server.start()
 
     async def stop(self) -> None:
-        """End all watches at once: callers keep their last list and come back."""
+        """End all watches at once: callers keep their last list and reconnect."""
         await self._server.stop(grace=None)
 
 

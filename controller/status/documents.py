@@ -1,8 +1,8 @@
-"""What an API document adds to a status row so that a person can be told why: the load, failures, refusals. Pure.
+"""The JSON documents of the API. They add to a status row what explains it: load, failures and refusals. Pure.
 
-in_flight, waiting   requests in its replicas, and those that wait for one (in callers and in HAProxy)
-spec_replicas        what the compose files say (with an autoscaler: what it begins with)
-failure              replicas that failed in a row: how many, when the last one (unix time), why
+in_flight, waiting   requests in the service's replicas, and requests that wait for one (in callers and in HAProxy)
+spec_replicas        the number in the compose files (with an autoscaler: the initial number)
+failure              replicas that failed in a row: how many, when the last one failed (unix time), why
 refusals             actions that failed and wait for their next try: what, how often, in how many seconds, why
 """
 
@@ -29,7 +29,7 @@ from .view import View
 
 
 def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
-    """Return a status row, with what the spec says of the service."""
+    """Return a status row, with the service's settings from the spec."""
     spec = view.desired.services.get(row.name) if view.desired else None
     document = dataclasses.asdict(row)
     document |= {
@@ -47,14 +47,14 @@ def service_json(row: ServiceStatus, view: View) -> dict[str, Any]:
 
 
 def user_config_json(row: ServiceStatus, spec: ServiceSpec | None) -> dict[str, Any] | None:
-    """Return a service's user_config, as it is written, and how far it has come; None where there is none."""
+    """Return a service's user_config and in how many replicas it is in force; None where there is none."""
     if row.user_config is None or spec is None:
         return None
     return {"value": json.loads(spec.user_config), **dataclasses.asdict(row.user_config)}
 
 
 def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
-    """Return which version a service is wanted in, and what is going on between its versions."""
+    """Return a service's wanted version, and its rollout."""
     status = row.rollout
     if status is None:
         unknown: dict[str, Any] = {"version": None, "offered": None, "stable": None, "changes": [], "untried": False}
@@ -83,7 +83,7 @@ def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
 
 
 def rejection_json(rejection: Rejection, view: View) -> dict[str, Any]:
-    """Return why a version is not wanted. `id` stays the same however the clock is set meanwhile, `at` does not."""
+    """Return why a version was rejected. Setting the clock changes `at`, but not `id`."""
     told = {**dataclasses.asdict(rejection), "at": view.wall_time(rejection.at)}
     return {**told, "id": f"{rejection.version}@{rejection.at:.6f}"}
 
@@ -98,7 +98,7 @@ _OF_THE_LAST_GOOD = "the compose files cannot be used; what follows is the plan 
 
 
 def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
-    """Return the plan as text, what is being done first."""
+    """Return the plan as text, actions in progress first."""
     if view.desired is None:
         return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
     unusable = [_OF_THE_LAST_GOOD, *view.spec_problems] if view.spec_problems else []
@@ -110,7 +110,7 @@ def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
 
 
 def rollout_lines(row: ServiceStatus) -> list[str]:
-    """Return what is, or would be, rolled out of a service, as a diff."""
+    """Return the changes that a rollout of the service makes, or would make, as a diff."""
     if row.rollout is None or not row.rollout.changes:
         return []
     message = row.rollout.message or f"{row.rollout.state.stable} -> {row.rollout.offered}"
@@ -118,7 +118,7 @@ def rollout_lines(row: ServiceStatus) -> list[str]:
 
 
 def user_config_lines(row: ServiceStatus) -> list[str]:
-    """Return what changes of a service's user_config, as a diff."""
+    """Return the changes of a service's user_config, as a diff."""
     config = row.user_config
     if config is None or config.everywhere:
         return []
@@ -127,7 +127,7 @@ def user_config_lines(row: ServiceStatus) -> list[str]:
 
 
 def plan_json(view: View, in_progress: tuple[Action, ...]) -> dict[str, Any]:
-    """Return the plan as data; with spec_problems it is that of the last good files."""
+    """Return the plan as data; with spec_problems it is the plan of the last good files."""
     plan = view.plan
     return {
         "spec_problems": list(view.spec_problems),
@@ -161,7 +161,7 @@ def event_json(stored: StoredEvent) -> dict[str, Any]:
 
 
 def explanation(name: str, view: View) -> dict[str, Any]:
-    """Return these fields of one service; null or empty where there is nothing to tell."""
+    """Return the fields that explain one service (see the module); null or empty where there is nothing to explain."""
     spec = view.desired.services.get(name) if view.desired else None
     load = loads([name], view.observed)[name] if view.observed else None
     records = view.observed.failures.items() if view.observed else ()
@@ -199,9 +199,9 @@ _TIMED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) ")
 
 
 def timed_lines(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (time, line) of a log whose lines begin with the engine's time of them; "" where one has none.
+    """Yield (time, line) of a log whose lines begin with the engine's time stamp; "" for a line without one.
 
-    A line of more than 16 KiB was logged in pieces, and the engine puts the same time before each.
+    A line of more than 16 KiB is logged in pieces, and the engine puts the same time stamp before each piece.
     """
     for raw in text.removesuffix("\n").split("\n") if text else ():
         match = _TIMED.match(raw)
@@ -211,7 +211,7 @@ def timed_lines(text: str) -> Iterator[tuple[str, str]]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# What HAProxy sends where, for GET /api/v1/routes.
+# HAProxy's routes, for GET /api/v1/routes.
 
 
 def routes_json(view: View) -> dict[str, Any]:

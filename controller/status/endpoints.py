@@ -16,9 +16,9 @@ from ..plan.shares import weights
 def endpoints(
     desired: Desired, observed: Observed, overrides: Mapping[str, int] = MappingProxyType({})
 ) -> Mapping[str, ServiceEndpoints]:
-    """Return, for every service of the spec, who may be called (and who is finishing), by replica name.
+    """Return the callable and the draining replicas of every service of the spec, by replica name.
 
-    `overrides`: how many replicas `make scale` has set, by service.
+    `overrides`: the numbers of replicas that `make scale` has set, by service.
     """
     found: dict[str, list[Endpoint]] = {name: [] for name in desired.services}
     for container in sorted(observed.containers, key=lambda container: container.name):
@@ -46,14 +46,14 @@ def _set_to_zero_by(service: str, overrides: Mapping[str, int]) -> str:
 
 
 def _made(container: ReplicaContainer, goal: VersionGoal) -> ServiceSpec | None:
-    """How the replica is made, where its version is one of those that there shall be."""
+    """The spec that the replica was made from; None where its version is not wanted."""
     if container.version == goal.version:
         return goal.spec
     return goal.keep_spec if container.version == goal.keep else None
 
 
 def _weighed(listed: list[Endpoint], goal: VersionGoal) -> list[Endpoint]:
-    """Give each endpoint its share of the calls while a version is tried with a part of them."""
+    """Set each endpoint's weight while a canary version receives a share of the calls."""
     if goal.keep is None or goal.weight is None:
         return listed
     serving = [endpoint.version == goal.version for endpoint in listed if not endpoint.draining]
@@ -64,7 +64,8 @@ def _weighed(listed: list[Endpoint], goal: VersionGoal) -> list[Endpoint]:
 def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, Any], ...]:
     """Return Prometheus http_sd groups: every replica that is up and exports metrics, from its start on.
 
-    Prometheus needs a moment to take up a new target; one that is listed while it loads is scraped once it is ready.
+    Prometheus needs some seconds to pick up a new target. A replica that is listed while it starts is scraped as soon
+    as it is ready.
     """
     groups = []
     for container in sorted(observed.containers, key=lambda container: container.name):

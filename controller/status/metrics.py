@@ -1,5 +1,5 @@
-"""The controller's own metrics. What describes the world is made from the published view when Prometheus asks, so the
-series of a service or replica that is gone go with it; what counts is counted where it happens.
+"""The controller's own metrics. Gauges are computed from the published view at each scrape, so the series of a removed
+service or replica end with it. Counters and histograms are updated where the counted thing happens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ACTION_BUCKETS_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.
 
 
 class ControllerMetrics(Collector):
-    """A registry of its own; `view` gives what the loop published last (None before the first tick)."""
+    """A separate registry; `view` returns the latest published view (None before the first tick)."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -31,34 +31,34 @@ class ControllerMetrics(Collector):
         self.registry = CollectorRegistry()
         self._ticks = Histogram(
             "pierhead_controller_tick_seconds",
-            "Time of one look at the world, plan and publication (actions not included).",
+            "Duration of one tick: observation, plan and publication (actions not included).",
             buckets=TICK_BUCKETS_S,
             registry=self.registry,
         )
         self._engine_readings = Histogram(
             "pierhead_controller_engine_reading_seconds",
-            "Time of one reading of the engine. Ticks go on meanwhile, with the reading before.",
+            "Duration of one reading of the engine. Ticks go on meanwhile with the previous reading.",
             buckets=TICK_BUCKETS_S,
             registry=self.registry,
         )
         self._haproxy_readings = Histogram(
             "pierhead_controller_haproxy_reading_seconds",
-            "Time of one reading of HAProxy. Ticks go on meanwhile, with the reading before.",
+            "Duration of one reading of HAProxy. Ticks go on meanwhile with the previous reading.",
             buckets=TICK_BUCKETS_S,
             registry=self.registry,
         )
         self._failed_ticks = Counter(
-            "pierhead_controller_failed_ticks", "Looks that ended in a defect; the log has it.", registry=self.registry
+            "pierhead_controller_failed_ticks", "Ticks that raised; the log has the error.", registry=self.registry
         )
         self._actions = Counter(
             "pierhead_controller_actions",
-            "Actions carried out, by what they were and how they ended.",
+            "Actions carried out, by kind and outcome.",
             ["action", "outcome"],
             registry=self.registry,
         )
         self._action_seconds = Histogram(
             "pierhead_controller_action_seconds",
-            "Time that actions took.",
+            "Duration of actions.",
             ["action"],
             buckets=ACTION_BUCKETS_S,
             registry=self.registry,
@@ -80,11 +80,11 @@ class ControllerMetrics(Collector):
         self._haproxy_readings.observe(took_s)
 
     def tick_failed(self) -> None:
-        """Count one that raised."""
+        """Count one tick that raised."""
         self._failed_ticks.inc()
 
     def action(self, outcome: Outcome) -> None:
-        """Count one action's end."""
+        """Count one finished action."""
         name = action_name(outcome.action)
         self._actions.labels(name, "failed" if outcome.error else "ok").inc()
         self._action_seconds.labels(name).observe(outcome.took_s)
@@ -94,7 +94,7 @@ class ControllerMetrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is true now; families without a sample while nothing is known."""
+        """Yield the gauges of the published view; families have no samples while nothing is known."""
         view = self._view()
         yield from _services(view)
         yield from _replicas(view)
@@ -103,7 +103,7 @@ class ControllerMetrics(Collector):
 
 
 def _services(view: View | None) -> Iterator[Metric]:
-    wanted = GaugeMetricFamily("pierhead_service_wanted_replicas", "Replicas a service shall have.", labels=["service"])
+    wanted = GaugeMetricFamily("pierhead_service_wanted_replicas", "Target number of replicas.", labels=["service"])
     ready = GaugeMetricFamily("pierhead_service_ready_replicas", "Replicas that take traffic.", labels=["service"])
     pending = GaugeMetricFamily(
         "pierhead_service_pending_replicas", "Replicas that cannot be started yet.", labels=["service"]
@@ -126,11 +126,11 @@ def _services(view: View | None) -> Iterator[Metric]:
 
 def _rollouts(view: View | None) -> Iterator[Metric]:
     age = GaugeMetricFamily(
-        "pierhead_service_rollout_age_seconds", "Since a change of version began; 0 = none goes on.", labels=["service"]
+        "pierhead_service_rollout_age_seconds", "Time since the rollout began; 0 = no rollout.", labels=["service"]
     )
     rejected = GaugeMetricFamily(
         "pierhead_service_rolled_back",
-        "1 while the files give a version that was rolled back, unless somebody asked for that.",
+        "1 while the files give a version that was rolled back, unless an operator asked for that.",
         labels=["service"],
     )
     for row in view.services if view else ():
@@ -149,7 +149,7 @@ def _held(view: View | None) -> Iterator[Metric]:
     )
     ended = CounterMetricFamily(
         "pierhead_edge_ended_holds",
-        "Requests that waited at HAProxy for a first replica, by how that ended. Begins anew with HAProxy.",
+        "Requests that waited at HAProxy for a first replica, by how that ended. Resets when HAProxy restarts.",
         labels=["service", "ending"],
     )
     routing = view.observed.routing if view and view.observed else None
@@ -191,8 +191,8 @@ def _replicas(view: View | None) -> Iterator[Metric]:
 
 def _gpu_memory(view: View | None) -> Iterator[Metric]:
     total = GaugeMetricFamily("pierhead_gpu_memory_bytes", "Memory of a GPU.", labels=["gpu"])
-    used = GaugeMetricFamily("pierhead_gpu_memory_used_bytes", "Memory in use, by whomever.", labels=["gpu"])
-    free = GaugeMetricFamily("pierhead_gpu_memory_free_bytes", "Memory that a new slot could have.", labels=["gpu"])
+    used = GaugeMetricFamily("pierhead_gpu_memory_used_bytes", "Memory in use, by any process.", labels=["gpu"])
+    free = GaugeMetricFamily("pierhead_gpu_memory_free_bytes", "Memory that is free for a new slot.", labels=["gpu"])
     for gpu in view.gpus if view else ():
         for family, value in ((total, gpu.memory_bytes), (used, gpu.used_bytes), (free, gpu.free_bytes)):
             if value is not None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from . import schemas
 
 VERSION = "1"
-"""Of the API, as in its paths."""
+"""The API's version, as in its paths."""
 _REF = "#/components/schemas/{model}"
 _SERVICE_OR_GPU = {"name": "A service's name.", "uuid": "A GPU's UUID, as `pierhead gpus` lists it."}
 _SECURITY: Sequence[Mapping[str, Sequence[str]]] = ({}, {"token": []})
@@ -37,7 +37,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a route's handler takes and answers. One with a body is a change, answered with 202."""
+    """A route's parameters and answer. An operation with a body is a change and is answered with 202."""
 
     answer: Any = None
     """None: text."""
@@ -84,7 +84,7 @@ OPERATIONS: Mapping[str, Operation] = {
         query=(
             _integer("since", "Only events with a higher number.", 0),
             _integer("wait", "Seconds to wait for the first of them.", 0, 60, 0),
-            _integer("limit", "At most so many, the newest.", 1, 1000, 100),
+            _integer("limit", "At most this many events, the newest.", 1, 1000, 100),
             _text("service", "Only events of this service."),
             _text("kind", "Only events of these kinds, separated by commas."),
         ),
@@ -98,7 +98,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def document(app: web.Application) -> dict[str, Any]:
-    """Return the document of an application whose handlers are in OPERATIONS; raises KeyError for another one."""
+    """Return the document of an application. Raises KeyError for a handler that is not in OPERATIONS."""
     paths: dict[str, dict[str, Any]] = {}
     for route in app.router.routes():
         if route.resource is not None and route.method != "HEAD":
@@ -109,7 +109,7 @@ def document(app: web.Application) -> dict[str, Any]:
         "info": {
             "title": "Pierhead's controller",
             "version": VERSION,
-            "description": f"{_WHO_MAY} They are answered with 202: the world follows later. "
+            "description": f"{_WHO_MAY} Changes are answered with 202 before they are carried out. "
             "Times are unix times by the machine's wall clock.",
         },
         "paths": paths,
@@ -136,7 +136,7 @@ def _operation(handler: Any, path: str) -> dict[str, Any]:
         "summary": (inspect.getdoc(handler) or "").split("\n", 1)[0],
         "parameters": parameters,
         "responses": {
-            "202" if operation.body else "200": _content("Taken." if operation.body else "The answer.", operation),
+            "202" if operation.body else "200": _content("Accepted." if operation.body else "The answer.", operation),
             "default": {"description": "Refused, or failed.", "content": _json(schemas.Error)},
         },
     }

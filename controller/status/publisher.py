@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Owns the view. Nothing that decides reads it.
+    """Owns the view. No decision reads it.
 
-    `clock` never jumps; `wall` may, and is what people and the engine go by.
+    `clock` never jumps. `wall` may jump; times for users and of the engine are in it.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Publisher:
         self.store_trouble = ""
         """Why the state file cannot be written; "" when it can."""
         self.defect = ""
-        """Why the last tick did not come to its end, in words; "" when it did."""
+        """Why the last tick failed, in words; "" when it did not."""
 
     # ------------------------------------------------------------------------------------------------------ each tick
 
     def watch_store(self) -> None:
-        """Write again what could not be written, and record when that begins and ends."""
+        """Retry failed writes of the state file, and record when its trouble begins and ends."""
         before = self.store_trouble
         if self._store.trouble:
             self._store.settle()
@@ -79,7 +79,7 @@ class Publisher:
             self._events.record("store_works", "the state file is written again", target="store", outcome="ok")
 
     def publish_without_spec(self, files: Hashable) -> None:
-        """Publish that there is nothing to do yet, and what is wrong with the compose files."""
+        """Publish a view without services, with the problems of the compose files."""
         self.view = View(
             self._clock(), self._project, spec_problems=self._specs.problems, files=files, ahead_s=self._ahead_s()
         )
@@ -93,7 +93,7 @@ class Publisher:
         files: Hashable,
         now: float,
     ) -> None:
-        """Publish what a tick saw and decided, and record what changed since the last one."""
+        """Publish what a tick observed and decided, and record events for the changes since the last tick."""
         specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
         self._user_configs = remembered(self._user_configs, specs)
         before, self.view = self.view, self._view(desired, sight, plan, refusals, files, now)
@@ -105,13 +105,13 @@ class Publisher:
             )
 
     def tick_ended(self, took_s: float) -> None:
-        """Note that a tick came to its end."""
+        """Count a tick that succeeded."""
         self.defect = ""
         self.last_tick_at = self._clock()
         self.metrics.tick(took_s)
 
     def tick_failed(self, error: Exception, took_s: float) -> None:
-        """Show the defect with what was published last; its traceback is logged once, not every second."""
+        """Add the error to the last view's notices. Its traceback is logged once, not at every tick."""
         message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
         others = tuple(notice for notice in self.view.notices if notice != self.defect)
         if message != self.defect:
@@ -167,10 +167,10 @@ class Publisher:
         )
 
     def _ahead_s(self) -> float:
-        """By how much the wall clock is ahead of the controller's."""
+        """Seconds by which the wall clock is ahead of the controller's clock."""
         return self._wall() - self._clock()
 
     def _store_notices(self) -> tuple[str, ...]:
         if not self.store_trouble:
             return ()
-        return (f"nothing can be kept, a controller that starts now would not know what happens: {self.store_trouble}",)
+        return (f"no state can be saved, a restarted controller would lose the latest changes: {self.store_trouble}",)

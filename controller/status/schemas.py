@@ -40,24 +40,24 @@ class RefusedAction(Document):
 
 
 class UserConfig(Document):
-    """A service's user_config, and how far it has come."""
+    """A service's user_config, and in how many replicas it is in force."""
 
     value: Any
-    """As the files have it."""
+    """As in the compose files."""
     wanted: str
     """Its digest."""
     applied: int
     """Replicas in which it is in force."""
     replicas: int
     refused: list[str]
-    """One sentence for each replica that does not take it."""
+    """One sentence for each replica that rejects it."""
     refusing: list[str]
     """The names of these replicas."""
     changes: list[str]
 
 
 class RolloutDocument(Document):
-    """A change of version that goes on."""
+    """A rollout in progress."""
 
     source: str | None = Field(alias="from")
     to: str
@@ -74,12 +74,12 @@ class RejectionDocument(Document):
     """A version of the files that does not run until a user asks for it, or the files give another one."""
 
     id: str
-    """Stays the same however the clock is set."""
+    """Does not change when the clock is set."""
     version: str
     reason: str
     at: float
     is_asked: bool
-    """A user wanted it so: nothing has failed."""
+    """A user asked for it: nothing has failed."""
 
 
 class Service(Document):
@@ -92,9 +92,9 @@ class Service(Document):
     ready: int
     replicas: list[ReplicaStatus]
     converged: bool
-    """As many replicas as wanted, all ready and of the current version, none on its way out."""
+    """As many replicas as wanted, all ready and of the current version, none retiring."""
     blocked: str
-    """Why it will not converge by waiting; "" when it may."""
+    """Why waiting will not make it converge; "" when it may."""
     override: int | None
     """The number that `scale` has set."""
     autoscale: AutoscaleStatus | None
@@ -107,15 +107,15 @@ class Service(Document):
     grpc_services: list[str]
     user_config: UserConfig | None
     unknown_callees: dict[str, str]
-    """Names that its code calls and that are no service, each with a sentence."""
+    """Names that its code calls although no service has them, each with a sentence."""
     version: str | None
-    """What new replicas are made as."""
+    """The version of new replicas."""
     offered: str | None
-    """What the files and the image give."""
+    """The version that the files and the image define."""
     stable: str | None
-    """The version that has proved itself."""
+    """The version that has proven itself."""
     changes: list[str]
-    """What makes `offered` another version than `stable`."""
+    """The differences between `offered` and `stable`."""
     untried: bool
     rollout: RolloutDocument | None
     rejected: RejectionDocument | None
@@ -124,7 +124,7 @@ class Service(Document):
     waiting: float | None
     """Requests that wait for a replica, in callers and in HAProxy."""
     spec_replicas: int | None
-    """What the compose files say."""
+    """The number in the compose files."""
     failure: Failure | None
     refusals: list[RefusedAction]
 
@@ -138,7 +138,7 @@ class Services(Document):
     gpus: list[GpuUse]
     gpu_memory_problem: str
     spec_problems: list[str]
-    """What is wrong with the compose files; while there is something, the last good ones hold."""
+    """The problems of the compose files; while there are any, the last good files are in force."""
     notices: list[str]
     settled: bool
     """Whether compose files have been read."""
@@ -193,7 +193,7 @@ class ActionDocument(Document):
 
 
 class StepDocument(ActionDocument):
-    """An action of the plan, and the numbers of those that come before it."""
+    """An action of the plan, and the numbers of the actions that come before it."""
 
     number: int
     after: list[int]
@@ -207,11 +207,11 @@ class PlanDocument(Document):
     pending: list[PendingReplica]
     in_progress: list[ActionDocument]
     text: str
-    """The same for people."""
+    """The same as text."""
 
 
 class HAProxyProcess(Document):
-    """The worker of HAProxy that takes new connections."""
+    """The HAProxy worker that accepts new connections."""
 
     pid: int
     started_at: float
@@ -219,7 +219,7 @@ class HAProxyProcess(Document):
 
 
 class Route(Document):
-    """What HAProxy sends to one service."""
+    """One of HAProxy's routes to a service."""
 
     protocol: Literal["http", "grpc"]
     match: str
@@ -259,7 +259,7 @@ class Events(Document):
 
     events: list[EventDocument]
     next: int
-    """The `since` to go on with."""
+    """The `since` of the next request."""
 
 
 class Target(Document):
@@ -285,7 +285,7 @@ class Scale(Document):
     """How many replicas a service shall have."""
 
     replicas: int | Literal["auto"]
-    """0 to 1000; "auto" takes a number back."""
+    """0 to 1000; "auto" removes a number that was set."""
 
 
 class Scaled(Document):

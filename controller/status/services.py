@@ -1,6 +1,6 @@
-"""What people and machines are told: status rows, Discovery's endpoints, Prometheus's targets. Pure.
+"""The status row of each service: its state, its replicas and one message that explains them. Pure.
 
-Everything here is derived from one snapshot, so that no two of these ever disagree.
+All rows are derived from one snapshot, so they never contradict each other.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def service_rows(
     user_configs: Mapping[str, str] | None = None,
     callers: Mapping[str, frozenset[str]] | None = None,
 ) -> tuple[ServiceStatus, ...]:
-    """Return one row a service, by name; services that were removed and still have replicas are among them.
+    """Return one row for each service, by name, including removed services that still have replicas.
 
-    `user_configs`: those that were seen, by digest; a change is told as the difference from them. `callers`: which
-    services each replica asks Discovery for.
+    `user_configs`: the texts seen so far, by digest, to show a change as a difference. `callers`: the services that
+    each replica watches in Discovery.
     """
     refusals = tuple(refusals)
     names = sorted({*desired.services, *observed.services})
@@ -168,7 +168,7 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
         case Phase.STARTING:
             message = f"not ready yet: {container.health_detail}" if container.health_detail else "not ready yet"
         case Phase.RUNNING if container.reported_draining:
-            state, message = "DRAINING", "somebody told it to stop: it finishes what it has"
+            state, message = "DRAINING", "it was asked to stop: it finishes its requests in flight"
         case Phase.RUNNING if not gets_traffic(container, material.spec, material.observed.routing):
             state, message = "STARTING", _unreached_words(material, container)
         case Phase.RUNNING if container.user_config is not None and container.user_config.error:
@@ -184,7 +184,7 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
 
 
 def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> ServiceState:
-    """Say in Ray Serve's words how a service is."""
+    """The state of a service, in Ray Serve's terms."""
     rollout = material.rollout.state if material.rollout else ServiceRollout()
     offered = material.rollout.offered if material.rollout else ""
     if rollout.rollout is not None and rollout.rollout.phase is not RolloutPhase.WAITING:
@@ -230,7 +230,7 @@ def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:
 
 
 def _creations(name: str, observed: Observed, plan: Plan) -> tuple[CreateContainer, ...]:
-    """Return replicas of a service that have no container yet and get one now."""
+    """Return the creations of a service's replicas that have no container yet."""
     present = {container.name for container in observed.containers}
     actions = [*observed.in_progress, *(step.action for step in plan.steps)]
     found = {
@@ -245,9 +245,9 @@ def _creations(name: str, observed: Observed, plan: Plan) -> tuple[CreateContain
 
 
 def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> str:
-    """Say the one thing that matters most: what is in the way, else what is going on, else where the number is from."""
+    """The most important message: an obstacle, else what is going on, else the origin of the target number."""
     if material.spec is None:
-        return "the compose files have it no more: its replicas finish and go"
+        return "the compose files no longer have it: its replicas drain and are removed"
     obstacles = [
         *_obstacles(material, ready),
         *(material.user_config.refused if material.user_config else ()),
@@ -273,7 +273,7 @@ def _obstacles(material: _Material, ready: int) -> list[str]:
 
 
 def _rest_words(material: _Material, spec: ServiceSpec) -> str:
-    """Say where the number of replicas is from, unless it is simply what the files say."""
+    """The origin of the number of replicas; "" where it is the number in the files."""
     if material.wanted and spec.image in material.observed.images and material.observed.images[spec.image] is None:
         remedy = "build it (`make build`)" if spec.has_build else "check the name, or pull it"
         version = material.goal.version
@@ -320,7 +320,7 @@ def _held_words(material: _Material) -> Iterable[str]:
         return
     requests, wait = ("1 held request", "waits") if held == 1 else (f"{held} held requests", "wait")
     scaled = material.autoscale
-    if material.override == 0:  # nothing wakes it; HAProxy lets go of them when it is told, at once as a rule
+    if material.override == 0:  # no request wakes the service; HAProxy ends these once its configuration says so
         yield f"{requests} {wait}; set to 0 by scale"
     elif scaled and scaled.min == 0 and not scaled.paused:
         yield f"woken by {requests}"
@@ -346,7 +346,7 @@ def _going_on(replicas: Iterable[ReplicaStatus]) -> Iterable[str]:
 
 
 def _blocked(material: _Material) -> str:
-    """Return why waiting will not help. While anything is on its way out, what it holds may yet become free."""
+    """Return why waiting will not help; "" while a replica is being removed, as what it holds may become free."""
     missing = [r for r in material.refusals if isinstance(r.action, PullImage) and isinstance(r.error, ImageNotFound)]
     if missing:
         return str(missing[0].error)

@@ -1,4 +1,4 @@
-"""What changed between two published views and is worth an event. Pure."""
+"""The changes between two published views that become events. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Transition:
 
 
 def transitions(before: View, after: View) -> tuple[Transition, ...]:
-    """Return the changes of state that people want to know of, in a fixed order."""
+    """Return the changes of state that become events, in a fixed order."""
     return (
         *_edges(before, after),
         *_replicas(before, after),
@@ -35,7 +35,7 @@ def transitions(before: View, after: View) -> tuple[Transition, ...]:
 def _edges(before: View, after: View) -> Iterator[Transition]:
     if after.observed is None:
         return
-    # That they answer at the start is nothing to tell.
+    # No event when they answer at the start.
     if bool(after.haproxy_reachable) != (before.haproxy_reachable is not False):
         yield _reachability("haproxy", "HAProxy", up=bool(after.haproxy_reachable))
     if bool(after.engine_reachable) != (before.engine_reachable is not False):
@@ -68,7 +68,7 @@ def _replicas(before: View, after: View) -> Iterator[Transition]:
 
 
 def _stage(replica: ReplicaStatus, view: View) -> str:
-    """What a replica's start is doing; "" if it does not report it."""
+    """The start-up stage that a replica reports; "" when it reports none."""
     containers = view.observed.containers if view.observed else ()
     return next((c.stage for c in containers if c.name == replica.name), "")
 
@@ -102,9 +102,9 @@ def _blocked(before: View, after: View) -> Iterator[Transition]:
 
 
 def _user_configs(before: View, after: View) -> Iterator[Transition]:
-    """A change that begins, that has come everywhere, and who refuses it."""
+    """Changes of a user_config: its begin, its end in all replicas, and the replicas that refuse it."""
     if before.observed is None:
-        return  # what this controller has found is no change
+        return  # the first view has no change
     old = {service.name: service.user_config for service in before.services}
     for service in after.services:
         name, then, now = service.name, old.get(service.name), service.user_config

@@ -25,18 +25,18 @@ class GpuSlotUse:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One GPU (or MIG device) and who holds it ("" = nobody). Sizes are None where they are not known."""
+    """One GPU (or MIG device) and its holder ("" = free). Sizes are None where they are not known."""
 
     uuid: str
     name: str
     holder: str
-    """Who holds all of it, or all who have slots of it."""
+    """The container that holds the whole GPU, or all containers that hold slots of it."""
     slots: tuple[GpuSlotUse, ...] = ()
     memory_bytes: int | None = None
     used_bytes: int | None = None
-    """Memory in use by anybody, as last read."""
+    """Memory in use by all processes, as last read."""
     free_bytes: int | None = None
-    """What a new slot could have."""
+    """Memory that is free for a new slot."""
     fault: str = ""
     """Why no replica is placed on it; "" when one may be."""
 
@@ -45,7 +45,7 @@ class GpuUse:
 class View:
     """What the loop publishes after each tick; the API answers from it alone. `desired` is None before a first spec.
 
-    All times in it are the controller's clock's; what people are told goes through `wall_time`.
+    All times in it are by the controller's clock; `wall_time` converts them for users.
     """
 
     at: float
@@ -61,7 +61,7 @@ class View:
     targets: tuple[Mapping[str, Any], ...] = ()
     spec_problems: tuple[str, ...] = ()
     files: Hashable = None
-    """The fingerprint of the compose files that it is made from."""
+    """The fingerprint of the compose files that the view is made from."""
     notices: tuple[str, ...] = ()
     """What is wrong beyond a single service, one sentence each."""
     refusals: tuple[Refusal, ...] = ()
@@ -70,12 +70,12 @@ class View:
     """None = not asked yet."""
     haproxy_reachable: bool | None = None
     ahead_s: float = 0.0
-    """By how much the wall clock was ahead of the controller's at `at`; behind it, where negative."""
+    """Seconds by which the wall clock was ahead of the controller's clock at `at`."""
 
     def wall_time(self, at: float) -> float:
-        """What the wall clock would have said at a time of the controller's clock, as it is set now.
+        """Convert a time of the controller's clock to the wall clock as it is set now.
 
-        Ages are then right whenever somebody set it; and what events carry is of the same clock.
+        Ages are right even if the wall clock was set in between. Events use the same clock.
         """
         return at + self.ahead_s
 
@@ -88,7 +88,7 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str,
     if observed is not None and observed.routing is None:
         found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
     for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
-        found.append(f"GPU {uuid} is not used: {reason}; `pierhead unmark {uuid}` when it is well again")
+        found.append(f"GPU {uuid} is not used: {reason}; run `pierhead unmark {uuid}` when it works again")
     found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]
     return tuple(found)
 
@@ -96,7 +96,7 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str,
 def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
     """Return every GPU with its holders, in the engine's order."""
     reading = observed.gpu_reading or GpuReading(0.0)
-    # However old the reading is: it is what there is to show.
+    # The reading is shown however old it is.
     ledger = GpuLedger.of(observed, now=reading.at)
     holders = dict(observed.foreign_gpu_holders)
     slots: dict[str, list[GpuSlotUse]] = {}
@@ -111,7 +111,7 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
     vanished = [Gpu(uuid) for uuid in sorted(observed.gpu_faults) if uuid not in listed]
     for gpu in (*observed.gpus, *vanished):
         shares = tuple(slots.get(gpu.uuid, ()))
-        # Who holds a GPU that was divided since holds its parts.
+        # The holder of a GPU that was divided later holds all of its parts.
         whole = holders.get(gpu.uuid) or holders.get(gpu.parent, "")
         holder = whole or ", ".join(share.replica for share in shares)
         used_bytes, free_bytes = reading.used_bytes.get(gpu.uuid), ledger.free_bytes(gpu.uuid)

@@ -84,7 +84,7 @@ def test_a_converged_service_needs_no_words() -> None:
         ),
         ({"health": Health.FAILED, "health_detail": "no answer"}, "FAILED", "its readiness probe failed: no answer"),
         ({"state": ContainerState.EXITED, "exit_code": 3}, "FAILED", "exited by itself with code 3"),
-        ({"reported_draining": True}, "DRAINING", "somebody told it to stop: it finishes what it has"),
+        ({"reported_draining": True}, "DRAINING", "it was asked to stop: it finishes its requests in flight"),
         ({}, "RUNNING", ""),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_number_set_by_scale_is_no_waking() -> None:
 def test_a_removed_service_is_shown_until_it_is_gone() -> None:
     row = row_of(observed(replica(WEB, 1)), desired())
     assert (row.name, row.wanted, row.converged) == ("web", 0, False)
-    assert row.message == "the compose files have it no more: its replicas finish and go"
+    assert row.message == "the compose files no longer have it: its replicas drain and are removed"
 
 
 def test_endpoints() -> None:
