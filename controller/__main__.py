@@ -61,7 +61,7 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
     except BaseException:
         await engine.close()
         raise
-    router, probe, prometheus = HAProxyRouter(settings.haproxy_run), HttpProbe(), Prometheus()
+    router, probe, prometheus = HAProxyRouter(settings.haproxy_run, settings.edge), HttpProbe(), Prometheus()
     project = ComposeProject.from_environment(os.environ)
     world = World(
         settings.project,

@@ -15,6 +15,34 @@ PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """Bounds at HAProxy. Those of one client address are off at 0."""
+
+    connections: int = 10_000
+    """Open connections of HTTP clients, and as many of gRPC clients (PIERHEAD_MAX_CONNECTIONS)."""
+    concurrent_streams: int = 100
+    """Calls that one HTTP/2 connection may have open (PIERHEAD_MAX_CONCURRENT_STREAMS)."""
+    idle_websocket_s: int = 600
+    """How long neither side of a WebSocket may send anything (PIERHEAD_IDLE_WEBSOCKET_S)."""
+    client_connections: int = 0
+    """Open connections of one client address (PIERHEAD_CLIENT_CONNECTIONS)."""
+    client_requests_per_s: int = 0
+    """Requests of one client address, on average over 10 s (PIERHEAD_CLIENT_REQUESTS_PER_S)."""
+    client_websockets: int = 0
+    """Open WebSockets of one client address (PIERHEAD_CLIENT_WEBSOCKETS)."""
+
+    @property
+    def queued_requests(self) -> int:
+        """Requests that may wait for a service without max_queued_requests: half of the connections, so that one
+        overloaded service leaves room for the others.
+        """
+        return max(1, self.connections // 2)
+
+
+DEFAULT_LIMITS = EdgeLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything the environment decides. Ports are the container's own."""
 
@@ -34,6 +62,8 @@ class Settings:
     api_token: str | None = None
     """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = only from this machine."""
     log_level: str = "INFO"
+    edge: EdgeLimits = DEFAULT_LIMITS
+    """Bounds at HAProxy."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); else they are rolled out when they are seen."""
 
@@ -54,6 +84,14 @@ class Settings:
             discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
             api_token=env.get("PIERHEAD_API_TOKEN") or None,
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
+            edge=EdgeLimits(
+                connections=reader.integer("PIERHEAD_MAX_CONNECTIONS", 1, 30_000, 10_000),
+                concurrent_streams=reader.integer("PIERHEAD_MAX_CONCURRENT_STREAMS", 1, 10_000, 100),
+                idle_websocket_s=reader.integer("PIERHEAD_IDLE_WEBSOCKET_S", 1, 86_400, 600),
+                client_connections=reader.integer("PIERHEAD_CLIENT_CONNECTIONS", 0, 100_000, 0),
+                client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
+                client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
+            ),
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:
@@ -86,10 +124,13 @@ class _Reader:
         return path
 
     def port(self, name: str, default: int) -> int:
+        return self.integer(name, 1, 65535, default, "a port")
+
+    def integer(self, name: str, low: int, high: int, default: int, what: str = "an integer") -> int:
         value = self._env.get(name) or str(default)
-        # Digits of other scripts pass str.isdigit() and int(); a port is ASCII.
-        if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 65535):
-            self.problems.append(f"{name}: expected a port between 1 and 65535, found {value!r}")
+        # Digits of other scripts pass str.isdigit() and int(), and thousands of digits are refused by int().
+        if not (value.isascii() and value.isdigit() and len(value) < 10 and low <= int(value) <= high):
+            self.problems.append(f"{name}: expected {what} between {low} and {high}, found {value!r}")
             return default
         return int(value)
 

@@ -214,6 +214,8 @@ class ServiceSpec:
     """What they make that policy with: a JSON object, "" = nothing."""
     backpressure: Backpressure = Backpressure()
     request_timeout_s: float = 60.0
+    body_timeout_s: float = 30.0
+    """How long a client may take to send a body: at HAProxy its first 8 kB, at a managed replica all of it."""
     graceful_shutdown_wait_loop_s: float | None = None
     """How long a draining replica goes on serving at least, for callers that have not heard of it yet; None = as long
     as they need to hear of it."""

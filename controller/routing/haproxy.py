@@ -29,6 +29,7 @@ from ..model.actions import (
 )
 from ..model.spec import ServiceSpec
 from ..model.world import RoutingState, Server, ServerState
+from ..settings import DEFAULT_LIMITS, EdgeLimits
 from . import haproxy_config as config
 from . import haproxy_state as state
 from .base import RoutingAction, ServerAction
@@ -62,7 +63,8 @@ class HAProxyRouter:
     be taken at any time.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, limits: EdgeLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self._runtime = RuntimeSocket(run_dir / "admin.sock")
         self._master = MasterSocket(run_dir / "master.sock")
         self._config_file = run_dir / "haproxy.cfg"
@@ -125,7 +127,7 @@ class HAProxyRouter:
         """
         asked = tuple(services)
         if self._hashed is None or self._hashed[0] != asked:
-            self._hashed = asked, config.routing_hash(asked)
+            self._hashed = asked, config.routing_hash(asked, self._limits)
         return self._hashed[1]
 
     async def close(self) -> None:
@@ -270,7 +272,7 @@ class HAProxyRouter:
     # ------------------------------------------------------------------------------------------------------- file
 
     async def _write_routing(self, services: Collection[ServiceSpec]) -> None:
-        text = config.render(services)
+        text = config.render(services, self._limits)
         before = await self._running()
         refusal = state.refusal_of_version(before.version)
         if refusal:

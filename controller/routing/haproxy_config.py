@@ -27,6 +27,7 @@ import jinja2
 
 from ..errors import RoutingError
 from ..model.spec import ServiceSpec, backend_name
+from ..settings import DEFAULT_LIMITS, EdgeLimits
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 
@@ -112,6 +113,7 @@ class _Service:
     refusal_status: int
     retry_after_s: int
     """Whole seconds, as the header has them."""
+    body_timeout_ms: int
     timeout_server_ms: int
     timeout_queue_ms: int
     timeout_check_ms: int
@@ -148,19 +150,19 @@ def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     return tuple(options)
 
 
-def render(services: Collection[ServiceSpec]) -> str:
+def render(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMITS) -> str:
     """Configuration for these services, without servers, with its own hash in it. The order given does not matter.
 
     Raises RoutingError when a value may not be put into a configuration.
     """
-    unsigned = _render(services)
+    unsigned = _render(services, limits)
     digest = hashlib.sha256(unsigned.encode()).hexdigest()[:16]
     return _HASH_LINE.sub(lambda line: line.group().replace("()", f"({digest})"), unsigned)
 
 
-def routing_hash(services: Collection[ServiceSpec]) -> str:
+def routing_hash(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMITS) -> str:
     """16 hex digits over the configuration without servers. Raises RoutingError as `render` does."""
-    return hash_of(render(services))
+    return hash_of(render(services, limits))
 
 
 def hash_of(config: str) -> str:
@@ -219,8 +221,8 @@ def _server_line(server: ServerLine, options: str) -> str:
     return f"{_SERVER_LINE}{name} {address} id {server.id} {options}{' disabled' if server.disabled else ''}"
 
 
-def _render(services: Collection[ServiceSpec]) -> str:
-    routed = [_service(spec) for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
+def _render(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
+    routed = [_service(spec, limits) for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
     # The longest prefix decides, so it is asked first.
     http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
     grpc = [s for s in routed if s.grpc_services]
@@ -229,6 +231,7 @@ def _render(services: Collection[ServiceSpec]) -> str:
     longest_call_s = max((s.longest_call_s for s in routed), default=0)
     longest_held_ms = max((s.timeout_held_ms for s in routed), default=0)
     return _template(TEMPLATE).render(
+        limits=limits,
         services=routed,
         http_services=http,
         grpc_services=grpc,
@@ -255,7 +258,7 @@ def _template(path: Path) -> jinja2.Template:
     return environment.from_string(path.read_text())
 
 
-def _service(spec: ServiceSpec) -> _Service:
+def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
     route = spec.route
     hold_ms = _hold_ms(spec)
     timeout_server_ms = _ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S)
@@ -274,9 +277,10 @@ def _service(spec: ServiceSpec) -> _Service:
             _matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
         ),
         probe_path=_probe_path(spec) if spec.probe.haproxy_asks else "",
-        max_queued_requests=int(_number(spec.max_queued_requests, -1, 1_000_000, "max_queued_requests", spec)),
+        max_queued_requests=_max_queued(spec, limits),
         refusal_status=int(_number(spec.backpressure.status_code, 429, 503, "backpressure.status_code", spec)),
         retry_after_s=int(_number(math.ceil(spec.backpressure.retry_after_s), 0, 86_400, "retry_after_s", spec)),
+        body_timeout_ms=_ms(spec.body_timeout_s),
         timeout_server_ms=timeout_server_ms,
         timeout_queue_ms=timeout_queue_ms,
         timeout_check_ms=_ms(spec.probe.timeout_s),
@@ -285,6 +289,12 @@ def _service(spec: ServiceSpec) -> _Service:
         longest_call_s=(timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
         server_options=" ".join(server_options(spec)),
     )
+
+
+def _max_queued(spec: ServiceSpec, limits: EdgeLimits) -> int:
+    """How many requests may wait at HAProxy, whose memory is finite: there is a bound where the service sets none."""
+    bound = int(_number(spec.max_queued_requests, -1, 1_000_000, "max_queued_requests", spec))
+    return limits.queued_requests if bound < 0 else bound
 
 
 def _probe_path(spec: ServiceSpec) -> str:

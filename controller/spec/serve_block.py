@@ -338,6 +338,7 @@ class ServeBlock(_Block):
     router: RouterBlock = Field(default_factory=RouterBlock)
     backpressure: BackpressureBlock = Field(default_factory=BackpressureBlock)
     request_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 60.0
+    body_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 30.0
     graceful_shutdown_wait_loop_s: Annotated[float, Field(ge=0.25, le=86_400)] | None = None
     graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_460)] | None = None
     startup: StartupBlock = Field(default_factory=StartupBlock)

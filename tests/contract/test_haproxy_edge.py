@@ -34,7 +34,7 @@ class Replica:
     """One HTTP server of this process: answers /ready and whatever its tests ask for."""
 
     def __init__(self, host: str, name: str) -> None:
-        self.host, self.name, self.port, self.requests = host, name, 0, 0
+        self.host, self.name, self.port, self.requests, self.received = host, name, 0, 0, 0
         self.let_go = asyncio.Event()
         self.begun = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -44,7 +44,7 @@ class Replica:
         return f"{self.host}:{self.port}"
 
     async def start(self) -> None:
-        app = web.Application()
+        app = web.Application(client_max_size=0)
         app.router.add_get("/ready", self._ready)
         app.router.add_route("*", "/{path:.*}", self._answer)
         # As ours do: an idle connection is HAProxy's to close.
@@ -67,6 +67,12 @@ class Replica:
             case "hold":
                 self.begun.set()
                 await self.let_go.wait()
+            case "body":
+                with contextlib.suppress(ConnectionError):  # HAProxy has given the client up
+                    self.received += len(await request.read())
+            case "slow":
+                await request.read()
+                await asyncio.sleep(1.5)
             case "die":
                 assert request.transport is not None
                 request.transport.abort()

@@ -18,7 +18,9 @@ from controller.model.actions import DeleteServer, SetServerState, SetWaitingRoo
 from controller.model.spec import AutoscaleSpec, ServiceSpec, backend_name
 from controller.model.world import Held, ServerState
 from controller.routing import haproxy_config
+from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_config import TEMPLATE
+from controller.settings import EdgeLimits
 from tests.contract.test_haproxy_edge import (  # noqa: F401  `edge` is a fixture
     Edge,
     GrpcReplica,
@@ -516,6 +518,7 @@ async def add_grpc(edge: Edge, replica: GrpcReplica, probe: str) -> None:  # noq
 
 
 async def test_a_hundred_grpc_calls_wait_for_the_first_server(edge: Edge) -> None:  # noqa: F811
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(concurrent_streams=200))  # of this one connection
     async with sleeping_grpc(edge) as (spec, replica, probe, channel):
         unary = channel.unary_unary("/test.Echo/Unary")
         calls = [asyncio.ensure_future(_answer(unary(b"x" * 3000, timeout=20))) for _ in range(100)]

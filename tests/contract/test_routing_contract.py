@@ -29,6 +29,7 @@ from controller.model.world import RoutingState, Server, ServerState
 from controller.routing import haproxy, haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused
+from controller.settings import EdgeLimits
 from tests.fakes.fake_haproxy import UNKNOWN_KEYWORD, FakeHAProxy
 from tests.harness.haproxy_container import HAProxyContainer
 from tests.harness.waiting import PATIENCE_S
@@ -437,9 +438,9 @@ async def test_the_routing_hash_is_rendered_only_when_the_services_change(
     rendered: list[list[str]] = []
     render = haproxy_config.render
 
-    def counted(services: Collection[ServiceSpec]) -> str:
+    def counted(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
         rendered.append([spec.name for spec in services])
-        return render(services)
+        return render(services, limits)
 
     monkeypatch.setattr(haproxy_config, "render", counted)
     router = HAProxyRouter(tmp_path)
@@ -572,8 +573,12 @@ async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
     await add(router, echo, "echo-1", world.addresses[0])
     before, file_before = await observe(router), (world.run_dir / "haproxy.cfg").read_text()
     render = haproxy_config.render
+
+    def broken(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
+        return f"{render(services, limits)}{UNKNOWN_KEYWORD} keyword\n"
+
     with monkeypatch.context() as patch:
-        patch.setattr(haproxy_config, "render", lambda services: f"{render(services)}{UNKNOWN_KEYWORD} keyword\n")
+        patch.setattr(haproxy_config, "render", broken)
         with pytest.raises(RoutingError, match=rf"refused to load .*(?s:.*)unknown keyword '{UNKNOWN_KEYWORD}'"):
             await route(router, echo, service("other", 8080))
     assert await observe(router) == before

@@ -392,6 +392,7 @@ def test_the_environment_of_a_managed_replica() -> None:
         "PIERHEAD_ADMIN_PORT=9100",
         "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S=1",
         "PIERHEAD_BACKPRESSURE_STATUS_CODE=503",
+        "PIERHEAD_BODY_TIMEOUT_S=30",
         "PIERHEAD_DEBUG=false",
         "PIERHEAD_DISCOVERY=controller:8101",
         "PIERHEAD_DRAIN_TIMEOUT_S=7.5",

@@ -16,6 +16,7 @@ from controller.errors import RoutingError
 from controller.model.spec import AutoscaleSpec, Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
 from controller.routing import haproxy_config as config
 from controller.routing.haproxy_config import ServerLine
+from controller.settings import EdgeLimits
 
 WEB = ServiceSpec("web", "web", "http", 8080, 1, ProbeSpec(9100, "/readyz"), route="/web")
 RANKER = ServiceSpec(
@@ -40,7 +41,8 @@ def test_the_image_carries_the_configuration_of_no_services() -> None:
 
 def test_every_error_page_is_json_and_every_page_named_exists() -> None:
     pages = config.TEMPLATE.parent / "errors"
-    named = set(re.findall(r"/errors/(\S+)", config.render([WEB, replace(WEB, name="b", max_queued_requests=0)])))
+    text = config.render([WEB, replace(WEB, name="b", max_queued_requests=0)], EdgeLimits(client_requests_per_s=1))
+    named = set(re.findall(r"/errors/(\S+)", text))
     assert named == {page.name for page in pages.iterdir()}
     for page in pages.iterdir():
         error = json.loads(page.read_text())["error"]
@@ -71,6 +73,7 @@ def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> No
         {"backpressure": Backpressure(429)},
         {"backpressure": Backpressure(retry_after_s=7)},
         {"request_timeout_s": 7.0},
+        {"body_timeout_s": 7.0},
         {"probe": ProbeSpec(9100, "/other")},
         {"probe": ProbeSpec(9101, "/readyz")},
         {"probe": ProbeSpec(9100, "/readyz", haproxy_asks=False)},
@@ -111,6 +114,22 @@ def test_every_server_has_every_option() -> None:
     assert f"\n    # servers: {options}\n" in text
     filled = config.with_servers(text, [ServerLine("svc_ranker", "ranker-1", "10.0.0.1:50051", 1)])
     assert f"server ranker-1 10.0.0.1:50051 id 1 {options}" in section(filled, "backend svc_ranker")
+
+
+def test_a_queue_that_the_service_does_not_bound_is_bounded_by_haproxys_connections() -> None:
+    (queue_full,) = [line for line in section(config.render([WEB]), "backend svc_web") if "queue-full.json" in line]
+    assert queue_full.endswith(" hdr retry-after 1 if { queue ge 5000 }")
+    fewer = section(config.render([RANKER], EdgeLimits(connections=100)), "backend svc_ranker")
+    assert [line for line in fewer if "hdr grpc-status 8 " in line and line.endswith(" if { queue ge 50 }")]
+    text = config.render([WEB], EdgeLimits(connections=100))
+    assert "maxconn 100" in section(text, "frontend http")
+    assert "maxconn 100" in section(text, "frontend grpc")
+
+
+def test_one_client_address_is_bounded_only_where_the_operator_says_so() -> None:
+    assert "stick-table" not in config.render([WEB])
+    assert "stick-table" in config.render([WEB], EdgeLimits(client_connections=5))
+    assert config.routing_hash([WEB]) != config.routing_hash([WEB], EdgeLimits(client_websockets=5))
 
 
 def test_a_refusal_is_what_the_service_says() -> None:

@@ -38,6 +38,8 @@ def test_every_wrong_value_is_named() -> None:
         "PIERHEAD_DISCOVERY_PORT": "²",
         "PIERHEAD_GPU_CDI_KIND": "nvidia",
         "PIERHEAD_LOG_LEVEL": "loud",
+        "PIERHEAD_MAX_CONNECTIONS": "0",
+        "PIERHEAD_CLIENT_CONNECTIONS": "-1",
     }
     with pytest.raises(SettingsError) as caught:
         Settings.from_env(env)
@@ -48,4 +50,6 @@ def test_every_wrong_value_is_named() -> None:
         "PIERHEAD_API_PORT: expected a port between 1 and 65535, found '70000'",
         "PIERHEAD_DISCOVERY_PORT: expected a port between 1 and 65535, found '²'",
         "PIERHEAD_LOG_LEVEL: expected one of DEBUG, INFO, WARNING, ERROR, found 'LOUD'",
+        "PIERHEAD_MAX_CONNECTIONS: expected an integer between 1 and 30000, found '0'",
+        "PIERHEAD_CLIENT_CONNECTIONS: expected an integer between 0 and 100000, found '-1'",
     ]

@@ -20,7 +20,7 @@ from tests.unit.controller.compose_configs import config, problems, problems_of,
 KNOWN = (
     "replicas, autoscale, rollout, canary, max_replicas_per_node, gpu, protocol, port, route, strip_prefix, "
     "grpc_services, max_ongoing_requests, max_queued_requests, router, backpressure, request_timeout_s, "
-    "graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup, "
+    "body_timeout_s, graceful_shutdown_wait_loop_s, graceful_shutdown_timeout_s, startup, "
     "run_user_code_in_separate_thread, debug, logging, user_config, llm, managed, health, metrics"
 )
 A_ROUTER = (

@@ -1,0 +1,230 @@
+"""What a few clients cannot take from all others at the real HAProxy: slow bodies, idle WebSockets, floods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientError, ClientSession, TCPConnector, WSMsgType, WSServerHandshakeError
+
+from controller.routing.haproxy import HAProxyRouter
+from controller.routing.haproxy_socket import RuntimeSocket
+from controller.routing.haproxy_state import info_facts
+from controller.settings import EdgeLimits
+from tests.contract.test_haproxy_edge import Edge, edge, error_of, service, until  # noqa: F401  `edge` is a fixture
+from tests.harness.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.engine
+
+COMPOSE_FILE = Path(__file__).resolve().parents[2] / "compose" / "compose.yaml"
+HEAD = b"POST /echo/body HTTP/1.1\r\nhost: edge\r\ncontent-length: %d\r\n\r\n"
+
+
+class SlowClient:
+    """One connection that sends what it is told to, and reads what comes back."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def status(self) -> int:
+        """Status of the answer; 0 = the connection was closed without one."""
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                line = await self.reader.readline()
+            except ConnectionError:
+                return 0
+        return int(line.split()[1]) if line else 0
+
+
+@contextlib.asynccontextmanager
+async def slow_clients(edge: Edge, count: int, sent: bytes) -> AsyncIterator[list[SlowClient]]:  # noqa: F811
+    """Connections on which nothing comes after `sent`."""
+    clients: list[SlowClient] = []
+    try:
+        for _ in range(count):
+            clients.append(SlowClient(*await asyncio.open_connection(edge.container.ip, 8000)))
+            clients[-1].writer.write(sent)
+            await clients[-1].writer.drain()
+        yield clients
+    finally:
+        for client in clients:
+            client.writer.transport.abort()
+
+
+async def honest_clients_are_served(edge: Edge) -> None:  # noqa: F811
+    async with ClientSession(edge.url, connector=TCPConnector(limit=4)) as session, asyncio.timeout(PATIENCE_S):
+
+        async def one() -> int:
+            async with session.post("/echo/body", data=b"x" * 3000) as answer:
+                return answer.status
+
+        assert await asyncio.gather(*(one() for _ in range(50))) == [200] * 50
+
+
+async def test_slow_bodies_take_no_place_of_a_replica(edge: Edge) -> None:  # noqa: F811
+    await edge.route(service("echo", max_ongoing_requests=4))
+    replica = await edge.serve("echo", "echo-1")
+    async with slow_clients(edge, 300, HEAD % 10 + b"x"):
+        await honest_clients_are_served(edge)
+    assert replica.requests == 50, "only whole bodies reach it"
+
+
+async def test_a_body_that_does_not_come_is_answered_408_in_time(edge: Edge) -> None:  # noqa: F811
+    await edge.route(service("echo", body_timeout_s=0.5))
+    replica = await edge.serve("echo", "echo-1")
+    async with slow_clients(edge, 20, HEAD % 10 + b"x") as clients:
+        assert await asyncio.gather(*(client.status() for client in clients)) == [408] * 20
+    assert replica.requests == 0
+
+
+async def test_bodies_that_make_progress_and_slow_answers_take_their_time(edge: Edge) -> None:  # noqa: F811
+    await edge.route(service("echo", body_timeout_s=1.0))
+    replica = await edge.serve("echo", "echo-1")
+
+    async def pieces(count: int) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            await asyncio.sleep(0.3)
+            yield b"x" * 300_000
+
+    async with edge.http.post("/echo/body", data=pieces(8), headers={"content-length": "2400000"}) as answer:
+        assert answer.status == 200
+    async with edge.http.post("/echo/body", data=pieces(8)) as answer:  # chunked
+        assert answer.status == 200
+    assert replica.received == 4_800_000
+    async with edge.http.post("/echo/slow", data=b"x") as answer:
+        assert answer.status == 200, "the time for the body is not the time for the answer"
+
+
+async def test_slow_headers_harm_no_honest_client(edge: Edge) -> None:  # noqa: F811
+    await edge.route(service("echo", max_ongoing_requests=4))
+    await edge.serve("echo", "echo-1")
+    async with slow_clients(edge, 300, b"POST /echo/body HTTP/1.1\r\nhost: "):
+        await honest_clients_are_served(edge)
+
+
+async def test_an_idle_websocket_loses_its_place(edge: Edge) -> None:  # noqa: F811
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(idle_websocket_s=1))
+    await edge.route(service("echo", max_ongoing_requests=1))
+    await edge.serve("echo", "echo-1")
+    async with edge.http.ws_connect("/echo/socket") as socket:
+        for _ in range(4):  # one that is used goes on
+            await asyncio.sleep(0.5)
+            await socket.send_str("hi")
+            assert (await socket.receive(timeout=PATIENCE_S)).data == "hi"
+        async with edge.http.get("/echo") as answer:
+            assert answer.status == 200, "the idle one has left"
+        assert (await socket.receive(timeout=PATIENCE_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
+
+
+async def test_one_address_has_no_bound_by_default(edge: Edge) -> None:  # noqa: F811
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+    async with (
+        ClientSession(edge.url, connector=TCPConnector(limit=0)) as session,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(50):
+            await stack.enter_async_context(session.ws_connect("/echo/socket"))
+        for _ in range(100):
+            async with session.get("/echo") as answer:
+                assert answer.status == 200
+
+
+async def test_connections_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:  # noqa: F811
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(client_connections=5))
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+
+    async def is_served() -> bool:
+        try:
+            async with edge.http.get("/echo") as answer:
+                return answer.status == 200
+        except ClientError:
+            return False
+
+    async def is_refused() -> bool:
+        return not await is_served()
+
+    async with slow_clients(edge, 5, b"GET /echo HTTP/1.1\r\n"):
+        await until(is_refused, "the sixth is refused")
+    await until(is_served, "there is room again once they have left")
+
+
+async def test_requests_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:  # noqa: F811
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(client_requests_per_s=1))
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+    for _ in range(10):
+        async with edge.http.get("/echo") as answer:
+            assert answer.status == 200
+    status, error, headers = await error_of(edge, "/echo")
+    assert (status, error["code"], headers["retry-after"]) == (429, "client_limit", "10")
+
+
+async def test_websockets_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:  # noqa: F811
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(client_websockets=2))
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+    async with edge.http.ws_connect("/echo/socket"):
+        async with edge.http.ws_connect("/echo/socket"):
+            with pytest.raises(WSServerHandshakeError) as refused:
+                await edge.http.ws_connect("/echo/socket")
+            assert refused.value.status == 429
+            async with edge.http.get("/echo") as answer:
+                assert answer.status == 200, "other requests are not counted"
+
+        async def room_again() -> bool:
+            try:
+                async with edge.http.ws_connect("/echo/socket"):
+                    return True
+            except WSServerHandshakeError:
+                return False
+
+        await until(room_again, "there is room once one has left")
+
+
+async def test_a_queue_that_the_service_does_not_bound_is_bounded(edge: Edge) -> None:  # noqa: F811
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(connections=20))
+    await edge.route(service("echo", max_ongoing_requests=1))
+    replica = await edge.serve("echo", "echo-1")
+    async with ClientSession(edge.url, connector=TCPConnector(limit=0, force_close=True)) as session:
+
+        async def one() -> int:
+            async with session.post("/echo/hold") as answer:
+                return answer.status
+
+        requests = [asyncio.ensure_future(one()) for _ in range(11)]
+
+        async def queued() -> bool:
+            state = await edge.router.observe()
+            return state is not None and state.queued["svc_echo"] + sum(s.queued for s in state.servers) == 10
+
+        await until(queued, "one request is served, ten wait")
+        status, error, headers = await error_of(edge, "/echo")
+        assert (status, error["code"], headers["retry-after"]) == (503, "queue_full", "1")
+        replica.let_go.set()
+        assert await asyncio.gather(*requests) == [200] * 11
+
+
+async def test_what_connections_may_be_open_fit_into_haproxys_memory(edge: Edge) -> None:  # noqa: F811
+    """The worst of them: each with a body that does not end, so with a buffer."""
+    stack = COMPOSE_FILE.read_text()
+    haproxy = stack.partition("\n  haproxy:\n")[2].partition("\n  controller:\n")[0]
+    (limit_gb,) = re.findall(r"\n    mem_limit: (\d+)g\n", haproxy)
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+    before = await allocated_mb(edge)
+    async with slow_clients(edge, 500, HEAD % 100_000 + b"x" * 4000):
+        each_mb = (await allocated_mb(edge) - before) / 500
+    print(f"a connection takes {each_mb * 1000:.0f} kB of HAProxy's memory")
+    # HTTP and gRPC each, and as many of the worker before a reload.
+    assert 4 * EdgeLimits().connections * each_mb < int(limit_gb) * 1024
+
+
+async def allocated_mb(edge: Edge) -> float:  # noqa: F811
+    facts = info_facts(await RuntimeSocket(edge.run_dir / "admin.sock").ask("show info"))
+    return float(facts["PoolAlloc_MB"])
