@@ -1,7 +1,7 @@
 """Volumes, tmpfs, secrets and configs of a Compose service -> the engine's mounts.
 
 Secrets and configs are files of the host, bound read-only as Compose does it; their uid, gid and mode have no effect
-there either. A file that changes in place is seen by running replicas and does not make a new version.
+there either. Running replicas see a file that changes in place; such a change does not make a new version.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Mount = dict[str, Any]
 
 
 def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) -> None:
-    """Put everything that is mounted into `body["HostConfig"]`."""
+    """Add all mounts to `body["HostConfig"]`."""
     path, definition = source.path, source.definition
     host_config = body.setdefault("HostConfig", {})
     mounts: list[_Mount] = []
@@ -81,7 +81,7 @@ def _bind_source(path: str, volume: Mapping[str, Any], problems: Problems) -> st
 def _bind(path: str, volume: Mapping[str, Any], options: Mapping[str, Any], problems: Problems) -> _Mount:
     _refuse_others(at(path, "bind"), options, ("create_host_path", "propagation", "recursive"), problems)
     bind_options: dict[str, Any] = {}
-    # Compose prints true for the short form "./data:/data" only: there a missing directory is made, as by `docker run`.
+    # Compose prints true only for the short form "./data:/data": a missing directory is created, as by `docker run`.
     if options.get("create_host_path") is True:
         bind_options["CreateMountpoint"] = True
     if options.get("propagation"):
@@ -119,14 +119,14 @@ def _named_volume(
         volume_options["Subpath"] = problems.text(at(path, "volume.subpath"), options["subpath"])
     name = volume.get("source")
     if name is None:
-        return {"VolumeOptions": volume_options or None}  # anonymous: one for each replica, gone with it
+        return {"VolumeOptions": volume_options or None}  # anonymous: one for each replica, removed with it
     if not isinstance(name, str) or name not in volumes:
         problems.expected(at(path, "source"), "a name of the top-level volumes section", name)
         return {}
     definition = problems.mapping(at("volumes", name), volumes[name])
     engine_name = problems.text(at(at("volumes", name), "name"), definition.get("name", f"{project}_{name}"))
     if not definition.get("external"):
-        # Should the engine have to make it: Compose must know it again, and `down --volumes` remove it.
+        # If the engine creates the volume, Compose must recognise it, and `down --volumes` must remove it.
         volume_options["Labels"] = {
             **(problems.text_map(at(at("volumes", name), "labels"), definition.get("labels") or {}) or {}),
             "com.docker.compose.project": project,
@@ -182,14 +182,14 @@ def _file_mount(
 
 
 # ----------------------------------------------------------------------------------------------------
-# Networks: those of a Compose service as the engine's endpoints of a replica.
+# Networks of a Compose service -> the engine's endpoints of a replica.
 
 
 _NETWORK_KEYS = frozenset({"aliases", "driver_opts", "priority"})
 
 
 def add_networks(source: ServiceSource, body: dict[str, Any], problems: Problems) -> None:
-    """Connect to every network of the service, under its service name; the first one is where replicas are reached."""
+    """Connect a replica to every network of the service, under the service's name; calls use the primary network."""
     path = at(source.path, "networks")
     joined = source.definition.get("networks")
     if isinstance(joined, list):
@@ -229,7 +229,7 @@ def _endpoint(source: ServiceSource, path: str, value: Any, problems: Problems) 
 
 
 def _primary_network(source: ServiceSource, path: str, attachments: Mapping[str, Any], problems: Problems) -> str:
-    """The network whose address counts: one that the controller is on too; by Compose's priority, then by name."""
+    """The network that calls use: one that the controller shares; by Compose's priority, then by name."""
 
     def rank(name: str) -> tuple[int, str]:
         options = attachments[name]

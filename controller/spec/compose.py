@@ -1,4 +1,4 @@
-"""Reads the project through Compose itself: interpolation, include, extends, anchors and overrides come free.
+"""Reads the project by running Compose, which handles interpolation, include, extends, anchors and overrides.
 
 The files are mounted into the controller at the absolute path that they have on the host, so relative binds and env
 files mean the same here as to the user's own `docker compose`.
@@ -38,7 +38,7 @@ class ComposeProject:
         command: Sequence[str] = _COMMAND,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`environment` is the whole one of the command: COMPOSE_FILE, COMPOSE_PROJECT_NAME, PATH and the variables."""
+        """`environment`: the command's complete one, with COMPOSE_FILE, COMPOSE_PROJECT_NAME, PATH and variables."""
         self.project_dir = project_dir
         self._environment = dict(environment)
         self._command = tuple(command)
@@ -48,11 +48,11 @@ class ComposeProject:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ComposeProject:
-        """The project that the controller's own environment names (PIERHEAD_PROJECT_DIR, else where it was started)."""
+        """The project of the controller's own environment (PIERHEAD_PROJECT_DIR, else the working directory)."""
         return cls(Path(environment.get("PIERHEAD_PROJECT_DIR") or Path.cwd()), environment)
 
     async def fingerprint(self) -> Fingerprint:
-        """Changes when a file of the project does; cheap enough to ask every second. Read beside the event loop."""
+        """A value that changes when a file of the project does. Cheap enough for every second; read in a thread."""
         async with self._looking:
             return await asyncio.to_thread(self._files.fingerprint)
 
@@ -113,8 +113,8 @@ class ComposeProject:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave no process behind, whatever ended the wait."""
+    """Kill the process if it still runs."""
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself in this moment: nothing is left to kill
+        with contextlib.suppress(ProcessLookupError):  # it exited by itself meanwhile
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

@@ -42,12 +42,12 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_GPU_FRACTION",
     }
 )
-"""Names the controller sets; nobody else may. It sets those of the GPU in any replica that has a slot, the others in
-managed replicas. PIERHEAD_MAX_QUEUED_REQUESTS is not among them: a service's max_queued_requests bounds the lines at
-its callers, who hear it from Discovery."""
+"""Variables that only the controller sets: the GPU variables in any replica with a GPU slot, the others in managed
+replicas. PIERHEAD_MAX_QUEUED_REQUESTS is not among them: a service's max_queued_requests bounds the queues in its
+callers, which receive it from Discovery."""
 
 _HASH_FORMAT = 1
-"""Raise it when the meaning of `container` changes: every replica is then replaced."""
+"""Raise this when the meaning of `container` changes: every replica is then replaced."""
 
 
 def managed_environment(
@@ -66,9 +66,9 @@ def managed_environment(
     log_encoding: str,
     access_log: bool,
 ) -> dict[str, str]:
-    """The environment that every replica of a managed service gets; `create_body` adds its name, version and machine.
+    """The environment of every replica of a managed service; `create_body` adds its name, version and machine.
 
-    Every value is told, defaults too: what a replica does must not depend on which defaults its image was built with.
+    Defaults are set as well: a replica's behaviour must not depend on the defaults of the runtime in its image.
     """
     return {
         "PIERHEAD_PROJECT": project,
@@ -97,15 +97,15 @@ def _flag(value: bool) -> str:
 def definition_hash(
     container: Mapping[str, Any], *, port: int, managed: bool, gpu: GpuRequest | None, probe: ProbeSpec
 ) -> str:
-    """Sha256 (hex) over everything that needs a new container when it changes.
+    """Sha256 (hex) over every setting whose change needs a new container.
 
-    Request limits and timeouts count where they reach the container as environment, so only for managed services.
-    Replicas, routes, placement, the line at callers, user_config, the pace of probes and metrics do not count: they
-    change without touching a container. Where the probe goes does: a question that nobody answers must fail on a new
-    replica, not on those that serve.
+    Request limits and timeouts count only for managed services, whose containers have them in their environment.
+    Replicas, routes, placement, queue limits of callers, user_config, probe intervals and metrics do not count: their
+    change needs no new container. The probe's port and path count: a wrong probe must fail on a new replica, not on
+    the replicas that serve.
     """
     if not managed:
-        # How long Docker's own `stop` waits: the controller's patience is the spec's, whatever the container says.
+        # StopTimeout is the wait of `docker stop`; the controller itself waits as long as the spec says.
         container = {key: value for key, value in container.items() if key != "StopTimeout"}
     gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
     if gpu_part is not None and gpu is not None and gpu.slot is not None:

@@ -1,8 +1,8 @@
-"""Which files a Compose project consists of, and whether one of them has changed. Reads and stats; runs nothing.
+"""Finds the files of a Compose project and detects changes of them. It reads and stats files; it runs no command.
 
-Found are: COMPOSE_FILE or the default names, `.env`, and what the files name in `include`, `extends.file`, `env_file`
-and `label_file`. A name with a variable in it is skipped, as only Compose can tell what it means; a file that does not
-exist is watched all the same, because its arrival changes the project.
+The files are: those of COMPOSE_FILE or the default names, `.env`, and the files named in `include`, `extends.file`,
+`env_file` and `label_file`. A name with a variable in it is skipped, as only Compose can resolve it. A file that does
+not exist is watched as well, because its creation changes the project.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MAX_FILES = 1000
 _Kind = Literal["compose", "directory", "other"]
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""(path, mtime_ns, size, inode) of every file; three times -1 for one that does not exist."""
+"""(path, mtime_ns, size, inode) of every file; the numbers are -1 for a file that does not exist."""
 
 
 def compose_files(project_dir: Path, environment: Mapping[str, str]) -> list[Path]:
-    """The files that COMPOSE_FILE names (else the default names), as absolute paths; they need not exist."""
+    """The absolute paths of the files in COMPOSE_FILE, which need not exist; else the existing default files."""
     named = environment.get("COMPOSE_FILE", "") or _compose_file_of_dotenv(project_dir)
     separator = environment.get("COMPOSE_PATH_SEPARATOR", os.pathsep)
     if named:
@@ -44,7 +44,7 @@ def _compose_file_of_dotenv(project_dir: Path) -> str:
     try:
         lines = (project_dir / ".env").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        return ""  # Compose itself says what is wrong with it
+        return ""  # Compose reports the error
     values = [line.partition("=")[2].strip().strip("'\"") for line in lines if line.startswith("COMPOSE_FILE=")]
     return values[-1] if values else ""
 
@@ -59,7 +59,8 @@ class ProjectFiles:
         self._fingerprint: Fingerprint | None = None
 
     def fingerprint(self) -> Fingerprint:
-        """Changes when a file of the project does: a few `stat` calls; files are read only when one has changed."""
+        """A value that changes when a file of the project does. It costs a few `stat` calls; files are read only after
+        a change."""
         if self._fingerprint is None or _stat_all(self._watched) != self._fingerprint:
             self._watched = tuple(sorted(self._find()))
             self._fingerprint = _stat_all(self._watched)
@@ -80,7 +81,7 @@ class ProjectFiles:
                 continue
             found.add(file)
             for named, kind in _named_in(file):
-                # Relative to the file that names it (include, extends) or to the project (env_file): watch both.
+                # Names are relative to the file with them (include, extends) or to the project (env_file): watch both.
                 candidates = {_absolute(base, named) for base in {file.parent, *bases}}
                 if kind == "compose":
                     pending += sorted(candidates - found)
@@ -114,11 +115,11 @@ def _stat(file: Path) -> tuple[str, int, int, int]:
 
 
 def _named_in(file: Path) -> list[tuple[str, _Kind]]:
-    """What one compose file names: (name, whether that is a compose file, a project's directory, or another file)."""
+    """The names in one compose file: (name, "compose" file, "directory" of a project or "other" file)."""
     try:
         written = load_written(file.read_text())
     except (OSError, UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError):
-        return []  # Compose reports it; the file itself is watched, so its repair is seen
+        return []  # Compose reports the error; the file itself is watched, so its correction is noticed
     return [(name, kind) for name, kind in _names(written) if name and "$" not in name]
 
 

@@ -1,7 +1,7 @@
-"""What one replica asks for of the GPUs: Compose's device reservation (`gpus:` is its short form) and `x-serve.gpu`.
+"""The GPU request of one replica: Compose's device reservation (`gpus:` is its short form) and `x-serve.gpu`.
 
-The reservation alone asks for whole GPUs. Beside `x-serve.gpu` it says which (driver, capabilities, device_ids), and
-`x-serve.gpu` how much of them.
+A reservation alone asks for whole GPUs. Together with `x-serve.gpu`, the reservation selects the GPUs (driver,
+capabilities, device_ids) and `x-serve.gpu` sets the amount.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEYS = ("driver", "count", "device_ids", "capabilities", "options")
 _UUID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{2,127}")
 _AMOUNTS = ("count", "memory", "fraction")
 _UNWRITTEN = (None, "all", -1, "-1")
-"""How Compose prints a count: "all", and one that is left out, as -1."""
+"""How Compose prints a count that is "all" or left out."""
 _ALL_IS_NO_NUMBER = (
     'expected the number of GPUs of one replica, found "all" (also meant where neither count nor device_ids is '
     "written): the controller gives every replica GPUs of its own; write count: 1"
@@ -32,9 +32,9 @@ _ALL_IS_NO_NUMBER = (
 def gpu_request(
     path: str, definition: Mapping[str, Any], block: GpuBlock | None, replicas: int, problems: Problems
 ) -> GpuRequest | None:
-    """What a service's replicas ask for; None where that is nothing, or wrong (then a problem is written down).
+    """The GPU request of a service's replicas; None without a request, or with a wrong one (a problem is added).
 
-    `path` is the service's, `block` its `x-serve.gpu`, `replicas` the most it may have.
+    `path` is the service's path, `block` its `x-serve.gpu`, `replicas` its maximum number of replicas.
     """
     deploy = problems.mapping(f"{path}.deploy", definition.get("deploy"))
     resources = problems.mapping(f"{path}.deploy.resources", deploy.get("resources"))
@@ -54,7 +54,7 @@ def gpu_request(
 
 
 def _amount(path: str, block: GpuBlock, reserved: GpuRequest, problems: Problems) -> GpuRequest:
-    """How much of the GPUs that the reservation names, if it does."""
+    """The reservation with the amount that `x-serve.gpu` sets."""
     written = [key for key in _AMOUNTS if getattr(block, key) is not None]
     if len(written) != 1:
         found = f"found {' and '.join(written)}" if written else "found none of them"
@@ -68,13 +68,13 @@ def _amount(path: str, block: GpuBlock, reserved: GpuRequest, problems: Problems
     if block.memory is not None:
         slot = GpuSlot(memory_bytes=memory_bytes(block.memory))
     elif block.fraction is not None:
-        # Rounded down to the steps that count; 0.29 is a little less than 2900 of them, and meant to be 2900.
+        # Rounded down to whole parts. The float 0.29 is a little less than 2900 parts and must give 2900.
         slot = GpuSlot(fraction=math.floor(block.fraction * GPU_PARTS + 1e-6) / GPU_PARTS)
     return replace(reserved, count=count, slot=slot, placement=block.placement)
 
 
 def _device(path: str, value: object, replicas: int | None, problems: Problems) -> GpuRequest:
-    """A reservation. `replicas` is None where x-serve.gpu says how much of a GPU each of them gets."""
+    """The request of a reservation. `replicas` is None where x-serve.gpu sets the amount."""
     device = problems.mapping(path, value)
     if not isinstance(value, Mapping):
         return GpuRequest(0)

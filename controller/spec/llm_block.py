@@ -1,4 +1,4 @@
-"""`x-serve.llm`: what goes with the rest of a service, and what does not. Its keys: LLMConfig's. Pure."""
+"""Checks `x-serve.llm` against the rest of a service. LLMConfig defines its keys. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LLM_VARIABLE", "check_llm", "llm_gpus"]
 
 
 def check_llm(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:
-    """Write down what keeps a service with `llm` from being one. `path` is the block's."""
+    """Add a problem for each setting that `llm` cannot be combined with. `path` is the block's path."""
     if block.llm is None:
         return
     _check_server(at(path, "llm"), block.llm, problems)
@@ -36,7 +36,7 @@ def check_llm(path: str, block: ServeBlock, protocol: Protocol, managed: bool, p
 
 
 def _check_server(path: str, llm: LLMConfig, problems: Problems) -> None:
-    """The engine openai is nothing without a server; its other arguments are the replica's to check."""
+    """The engine openai needs a server's address; the replica checks its other arguments."""
     if llm.engine != "openai":
         return
     url = llm.engine_kwargs.get("base_url")
@@ -52,7 +52,7 @@ def _check_server(path: str, llm: LLMConfig, problems: Problems) -> None:
 def llm_gpus(path: str, llm: LLMConfig, gpu: GpuRequest | None, problems: Problems) -> GpuRequest | None:
     """The GPUs of one replica: as many as the model is spread over, of the kind that it asks for.
 
-    No reservation is no problem for a model on one device: it may be meant for the CPU.
+    A model on one device needs no reservation: it may be meant for the CPU.
     """
     here = at(path, "llm")
     spread = f"tensor_parallel_size x pipeline_parallel_size = {llm.gpus}"

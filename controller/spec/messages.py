@@ -1,8 +1,8 @@
-"""What `docker compose config` says on failure, as the controller repeats it.
+"""Turns the errors of `docker compose config` into the controller's messages.
 
-Compose's own words are passed on, with the files that they are about. Three kinds of failure need more: a variable
-without a value and a file that is not there (the controller sees neither the user's shell nor what lies outside of the
-project), and broken YAML, for which Compose does not name the file.
+Compose's own message is passed on, with the files that it is about. Three kinds of failure need more: a variable
+without a value and a missing file (the controller sees neither the user's shell nor files outside the project), and
+broken YAML, for which Compose does not name the file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SHORT_LOG_LINE = re.compile(r"(?P<level>WARN|INFO|DEBU)\[\d+\] (?P<message>.*)"
 
 @dataclass(frozen=True)
 class Setting:
-    """Where Compose was run: what a message can refer to."""
+    """The project that Compose was run for, which messages refer to."""
 
     project_dir: Path
     files: Sequence[Path]
 
     @property
     def variables_come_from(self) -> str:
-        """The sentence that every message about a variable needs."""
+        """The part that every message about a variable has."""
         return (
             f"the controller takes variables from {self.project_dir / '.env'} and from its own environment, "
             "not from the shell that ran `docker compose up`"
@@ -37,7 +37,7 @@ class Setting:
 
 
 def split_output(stderr: str) -> tuple[str, tuple[str, ...]]:
-    """(the error message, the warnings) in what Compose wrote to its standard error."""
+    """Split Compose's standard error into (error message, warnings)."""
     message: list[str] = []
     warnings: list[str] = []
     for line in stderr.splitlines():
@@ -50,7 +50,7 @@ def split_output(stderr: str) -> tuple[str, tuple[str, ...]]:
 
 
 def explain_warning(warning: str, setting: Setting) -> str:
-    """A warning in our words."""
+    """The controller's message for a warning of Compose."""
     match = re.match(r'The "(\w+)" variable is not set\.', warning)
     if match is None:
         return warning
@@ -58,7 +58,7 @@ def explain_warning(warning: str, setting: Setting) -> str:
 
 
 def explain(message: str, setting: Setting) -> str:
-    """One failure in our words: where it is, what is wrong, what to do."""
+    """The controller's message for a failure of Compose: where it is, what is wrong, what to do."""
     text = message.removesuffix(": invalid compose project").strip()
     for pattern, sentence in _EXPLANATIONS:
         if match := pattern.search(text):
@@ -104,7 +104,7 @@ _EXPLANATIONS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], Setting]
 
 
 def _yaml_error(text: str, setting: Setting) -> str:
-    """Compose does not say in which file; so look which one does not parse."""
+    """Name the file that does not parse, which Compose leaves out."""
     for file in setting.files:
         try:
             load_written(file.read_text())
@@ -113,6 +113,6 @@ def _yaml_error(text: str, setting: Setting) -> str:
             place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
             return f"{file}: not valid YAML: {place}{error.problem or error}"
         except (OSError, ValueError, RecursionError, yaml.YAMLError):
-            continue  # not what Compose complains of: its own words follow
+            continue  # another error than Compose's, whose own message follows
     files = ", ".join(str(file) for file in setting.files)
     return f"{files}: not valid YAML: {' '.join(text.removeprefix('yaml: ').split())}"

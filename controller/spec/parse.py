@@ -1,6 +1,6 @@
-"""What the user wrote: the parsed output of `docker compose config` -> Spec. Pure.
+"""The parsed output of `docker compose config` -> Spec. Pure.
 
-All problems are told at once, each as "path: what was expected, what was found": nothing is changed by half a spec.
+All problems are reported at once, each as "path: what was expected, what was found". A spec with problems is not used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STOP_MARGIN_S = 10.0
 
 _BLOCK = "x-serve"
 _ALIKE = 0.85
-"""One letter too many, too few, another or in another place; difflib's ratio."""
+"""difflib's ratio of a name with one letter added, removed, changed or moved."""
 _SERVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECTIONS = ("networks", "volumes", "secrets", "configs")
@@ -50,7 +50,7 @@ _SECTIONS = ("networks", "volumes", "secrets", "configs")
 
 @dataclass(frozen=True)
 class _Settings:
-    """A block with every derived value in its place."""
+    """The settings of a block, with derived values filled in."""
 
     protocol: Protocol
     port: int
@@ -60,7 +60,7 @@ class _Settings:
 
 
 def parse(project_name: str, config: object) -> Spec:
-    """Read the services that carry `x-serve`. Raises SpecError with every problem found."""
+    """Read the services with an `x-serve` block. Raises SpecError with every problem found."""
     problems = Problems()
     if not _PROJECT_NAME.fullmatch(project_name):
         problems.expected("name", "a project name of lower-case letters, digits, hyphens and underscores", project_name)
@@ -89,7 +89,7 @@ def parse(project_name: str, config: object) -> Spec:
 
 
 def _shared_builds(definitions: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield a warning for each service that builds an image which another service builds already."""
+    """Yield a warning for each service that builds the same image as another service."""
     builders: dict[str, str] = {}
     for name in sorted(definitions, key=str):
         definition = definitions[name]
@@ -109,7 +109,7 @@ def _shared_builds(definitions: Mapping[Any, Any]) -> Iterator[str]:
 
 
 def _check_extensions(path: str, definition: Mapping[Any, Any], problems: Problems) -> None:
-    """Write down what can only be meant as x-serve: taken for somebody's own extension, it would end the service."""
+    """Add a problem for a misspelt x-serve: treated as a user's own extension, it would end the service."""
     for key in map(str, definition):
         written = key.lower()
         if key != _BLOCK and written.startswith("x-") and difflib.get_close_matches(written, [_BLOCK], cutoff=_ALIKE):
@@ -193,7 +193,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
 
 
 def _outline(source: ServiceSource, image: str, block: ServeBlock | None) -> ServiceSpec | None:
-    """Enough of a service that has problems to compare its routes with those of others."""
+    """The part of a service with problems that the check of routes across services needs."""
     if block is None:
         return None
     return ServiceSpec(
@@ -215,7 +215,7 @@ def _has_build(definition: Mapping[str, Any]) -> bool:
 def _image(source: ServiceSource, problems: Problems) -> str:
     image = source.definition.get("image")
     if image is None and _has_build(source.definition):
-        return f"{source.project}-{source.name}"  # the name that Compose gives to what it builds
+        return f"{source.project}-{source.name}"  # Compose's name for an image that it builds
     return problems.text(at(source.path, "image"), image) or ""
 
 
@@ -234,13 +234,13 @@ def _check_scale(path: str, definition: Mapping[str, Any], problems: Problems) -
 
 
 def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpec | None:
-    """The bounds and what decides between them; None for a fixed number of replicas."""
+    """The autoscaler's settings; None for a fixed number of replicas."""
     if block.autoscale is None:
         return None
     if "replicas" in block.model_fields_set:
         problems.add(
             at(path, "replicas"),
-            "stands beside autoscale, which decides the number; remove it (autoscale.initial is what it begins with)",
+            "has no effect beside autoscale, which decides the number; remove it (autoscale.initial is the first one)",
         )
     bounds, here = block.autoscale, at(path, "autoscale")
     if bounds.max < max(bounds.min, 1):
@@ -252,7 +252,7 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
     fields = bounds.model_dump(exclude={"policy", "policy_kwargs"})
     policy = _policy(here, bounds, problems)
     if policy is not None and "target_ongoing_requests" not in bounds.model_fields_set:
-        fields["panic_threshold"] = None  # what a replica is for is not known: no load is a burst
+        fields["panic_threshold"] = None  # the load of one replica is not known, so no load is a burst
     return AutoscaleSpec(**fields, policy=policy)
 
 
@@ -280,13 +280,13 @@ def _rollout(path: str, block: ServeBlock, problems: Problems) -> RolloutSpec:
 
 
 def _callees(definition: Mapping[str, Any]) -> tuple[str, ...]:
-    """What Compose's depends_on names; other services than those with x-serve are sorted out where it is used."""
+    """The services in Compose's depends_on; services without x-serve are filtered out where this is used."""
     named = definition.get("depends_on")
     return tuple(sorted(str(name) for name in named)) if isinstance(named, Mapping | list) else ()
 
 
 def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:
-    """Fill in what is derived, and check that the settings go together."""
+    """Fill in derived values, and check that the settings fit together."""
     protocol: Protocol = block.protocol or ("http" if block.route is not None else "grpc")
     managed = block.managed if block.managed is not None else block.health.probe.path is None
     port = block.port or DEFAULT_PORTS[protocol]
@@ -321,7 +321,7 @@ def _check_protocol(path: str, block: ServeBlock, protocol: Protocol, problems: 
 
 
 def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:
-    """What only processes of our runtime can do, and each only with one of the two protocols."""
+    """Check settings that need Pierhead's runtime, some of them with one of the two protocols."""
     for key in ("run_user_code_in_separate_thread", "debug"):
         if not managed and getattr(block, key) != ServeBlock.model_fields[key].default:
             problems.add(
@@ -330,15 +330,15 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
     if not managed and "logging" in block.model_fields_set:
         problems.add(
             at(path, "logging"),
-            "has no effect on an image that is not built on Pierhead's runtime (managed: false): what it writes is "
-            "decided by its own program, by the means that has (command, environment); remove it",
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): its own program "
+            "decides what it logs; configure it there (command, environment), and remove this",
         )
     if block.user_config and (not managed or block.health.probe.path is not None):
         why = (
-            "has no effect on an image that is not built on Pierhead's runtime (managed: false): nothing in it could "
-            "be told of a change while it runs; write environment, or a file that it reads"
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): its program cannot "
+            "receive a change while it runs; write environment, or a file that it reads"
             if not managed
-            else "needs the probe path of a managed replica (/readyz), where it says which one it has; remove "
+            else "needs the probe path of a managed replica (/readyz), which reports the user_config in force; remove "
             "health.probe.path"
         )
         problems.add(at(path, "user_config"), why)
@@ -356,18 +356,18 @@ def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed:
     if asked.path is None and not managed:
         problems.add(
             at(here, "path"),
-            "expected a path, found null: an image that is not built on Pierhead's runtime (managed: false) must be "
-            "asked somewhere whether it is ready",
+            "expected a path, found null: an image that is not built on Pierhead's runtime (managed: false) needs a "
+            "path that answers whether it is ready",
         )
     elif asked.path is None and asked.port is not None:
         problems.add(at(here, "port"), "has no effect without health.probe.path; write both or none")
     elif asked.path is not None and asked.port is None and not managed and protocol == "grpc":
-        problems.add(at(here, "port"), "expected a port, found null: readiness is asked over HTTP, and port takes gRPC")
+        problems.add(at(here, "port"), "expected a port, found null: the probe uses HTTP, and port takes gRPC")
     if health.progress_timeout_s is not None and not managed:
         problems.add(
             at(path, "health.progress_timeout_s"),
-            "has no effect on an image that is not built on Pierhead's runtime (managed: false): only a replica that "
-            "tells what it has in flight can be seen to stand still",
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): stuck "
+            "replicas are found by the requests in flight that they report",
         )
     return ProbeSpec(
         port=asked.port or (ADMIN_PORT if managed else port),
@@ -388,8 +388,8 @@ def _metrics_port(path: str, block: ServeBlock, managed: bool, problems: Problem
 
 
 def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:
-    """How long a replica may finish what it has begun; longer than the longest request, or requests would be lost, and
-    longer than it has to stay."""
+    """Seconds that a draining replica has for its requests: longer than the longest request, or requests would be lost,
+    and longer than graceful_shutdown_wait_loop_s."""
     written = block.graceful_shutdown_timeout_s
     drain_s = block.request_timeout_s + DRAIN_MARGIN_S if written is None else written
     _check_stay(path, block, drain_s, problems)
@@ -397,7 +397,7 @@ def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:
         problems.add(
             at(path, "graceful_shutdown_timeout_s"),
             f"expected more than request_timeout_s ({block.request_timeout_s:.10g} s), found {written:.10g}: a replica "
-            "that leaves would cut off requests that are still allowed to run; raise it, lower request_timeout_s, or "
+            "that drains would cut off requests that are still allowed to run; raise it, lower request_timeout_s, or "
             f"leave it out (then it is {block.request_timeout_s + DRAIN_MARGIN_S:.10g} s)",
         )
     return drain_s
@@ -410,7 +410,7 @@ def _check_stay(path: str, block: ServeBlock, drain_s: float, problems: Problems
     problems.add(
         at(path, "graceful_shutdown_wait_loop_s"),
         f"expected less than graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found {stay_s:.10g}: a "
-        "replica that leaves would be told to stop before it has stayed that long; lower it, or raise "
+        "replica that drains would be stopped before it has stayed that long; lower it, or raise "
         "graceful_shutdown_timeout_s",
     )
 
@@ -423,7 +423,7 @@ def _drain_words(block: ServeBlock | None, drain_s: float) -> str:
 def _stop_grace_period_s(
     path: str, definition: Mapping[str, Any], block: ServeBlock | None, drain_s: float, problems: Problems
 ) -> float:
-    """SIGTERM to SIGKILL; must be longer than the drain that SIGTERM starts."""
+    """Seconds from SIGTERM to SIGKILL; must be longer than the drain that SIGTERM starts."""
     written = definition.get("stop_grace_period")
     if written is None:
         return drain_s + STOP_MARGIN_S
@@ -440,12 +440,12 @@ def _stop_grace_period_s(
 
 
 def _check_gpu_isolation(path: str, definition: Mapping[str, Any], gpu: GpuRequest | None, problems: Problems) -> None:
-    """Nothing in the definition may show a replica other GPUs than its own."""
+    """Add a problem for settings that give a replica access to GPUs that are not its own."""
     if gpu is None:
         return
     if definition.get("privileged") is True:
         problems.add(
-            at(path, "privileged"), "shows a replica every GPU of the machine; remove it or the GPU reservation"
+            at(path, "privileged"), "gives a replica every GPU of the machine; remove it or the GPU reservation"
         )
     environment = definition.get("environment")
     if isinstance(environment, Mapping) and "NVIDIA_VISIBLE_DEVICES" in environment:

@@ -1,7 +1,6 @@
-"""Collects what is wrong with the compose files: every problem as one line "path: what was expected, what was found".
+"""Collects the problems of the compose files, one line each: "path: what was expected, what was found".
 
-A reader method returns None after it has written down a problem, so that reading goes on and all problems are told at
-once.
+A reader method that adds a problem returns None, so reading goes on and all problems are reported at once.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ class Problems:
         self.lines: list[str] = []
 
     def add(self, path: str, message: str) -> None:
-        """Write down one problem."""
+        """Add one problem."""
         self.lines.append(f"{path}: {message}")
 
     def expected(self, path: str, expectation: str, found: object) -> None:
-        """Write down that something else was found than expected."""
+        """Add the problem that a value is not as expected."""
         self.add(path, f"expected {expectation}, found {shown(found)}")
 
     def unknown_key(self, path: str, key: object, known: Collection[str], instead: str = "") -> None:
-        """Write down a key that does not exist, with what to do instead where that is known, else the nearest one."""
+        """Add the problem of an unknown key, with `instead` as the remedy, or else with the most similar key."""
         if instead:
             self.add(at(path, str(key)), f"unknown key; {instead}")
             return
@@ -55,7 +54,7 @@ class Problems:
         self.add(at(path, str(key)), f"unknown key{guess} known keys: {', '.join(known)}")
 
     def mapping(self, path: str, value: object) -> Mapping[Any, Any]:
-        """A mapping; empty where the value is null or something else (then a problem is written down)."""
+        """A mapping; empty where the value is null, or not a mapping (then a problem is added)."""
         if isinstance(value, Mapping):
             return value
         if value is not None:
@@ -63,7 +62,7 @@ class Problems:
         return {}
 
     def items(self, path: str, value: object) -> list[tuple[str, Any]]:
-        """The items of a list with their paths; empty where the value is null or not a list."""
+        """The items of a list with their paths; empty where the value is null or, with a problem added, not a list."""
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return [(at(path, number), item) for number, item in enumerate(value)]
         if value is not None:
@@ -160,7 +159,7 @@ class Problems:
 
 
 # ----------------------------------------------------------------------------------------------------
-# One service as the translation to the engine's create call sees it.
+# The input of the translation to the engine's create call.
 
 
 @dataclass(frozen=True)
@@ -173,9 +172,9 @@ class ServiceSource:
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """`networks`, `volumes`, `secrets`, `configs`: Compose's names to their definitions."""
     control_networks: frozenset[str] | None = None
-    """Networks (Compose's names) of the controller; None = it is not part of these files."""
+    """Networks (Compose's names) of the controller; None = the controller is not part of these files."""
 
     @property
     def path(self) -> str:
-        """Where messages about this service start."""
+        """The path that messages about this service begin with."""
         return at("services", self.name)

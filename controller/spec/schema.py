@@ -1,7 +1,7 @@
-"""The `x-serve` block as a JSON Schema, so that an editor completes and checks it: the model's own schema, with what
-compose/reference.yaml says of each key. Committed as compose/x-serve.schema.json; a test keeps the two equal.
+"""The `x-serve` block as a JSON Schema, for completion and checks in editors: the model's own schema, with the
+description of each key from compose/reference.yaml. Committed as compose/x-serve.schema.json; a test keeps them equal.
 
-It describes a whole compose file of which only the `x-serve` blocks are checked: an editor applies a schema to a file.
+An editor applies a schema to a whole file, so the schema describes a compose file and checks only `x-serve` blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def schema_text() -> str:
 
 
 def compose_schema(reference: str) -> dict[str, Any]:
-    """Return the schema, with the words of the reference (the text of compose/reference.yaml)."""
+    """Return the schema, with the descriptions in the reference (the text of compose/reference.yaml)."""
     block = ServeBlock.model_json_schema()
     definitions = {"ServeBlock": block, **block.pop("$defs")}
     for definition in definitions.values():
@@ -50,7 +50,7 @@ def compose_schema(reference: str) -> dict[str, Any]:
 
 
 def descriptions(reference: str) -> Mapping[str, str]:
-    """Return what the reference says of each key ("health.probe.path"): the comment right above it."""
+    """Return the reference's description of each key ("health.probe.path"): the comment directly above it."""
     found: dict[str, str] = {}
     parents: list[tuple[int, str]] = []
     comment: list[str] = []

@@ -1,7 +1,7 @@
 """The `x-serve` block: its keys, their types, bounds and defaults. compose/reference.yaml explains each of them.
 
 Null means "derived": the rule is in `controller/spec/parse.py` and in the reference. What reaches HAProxy's
-configuration (routes, probe paths, gRPC names) is limited to characters that mean nothing there.
+configuration (routes, probe paths, gRPC names) is limited to characters without a special meaning there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
 LARGEST_POLICY_KWARGS = 4096
 LARGEST_USER_CONFIG = 64 * 1024
-"""Bytes: it travels in an environment variable, of which Linux takes twice as much."""
+"""Bytes. It is passed in an environment variable; Linux's limit is twice as large."""
 
 
 def _expected(expectation: str) -> PydanticCustomError:
@@ -70,7 +70,7 @@ def _check_grpc_name(name: str) -> str:
 
 
 def memory_bytes(size: str) -> int:
-    """Bytes of a size such as "16GiB"; 0 for what is none. Units are of 1024, written as Compose does or in full."""
+    """Bytes of a size such as "16GiB"; 0 for other text. Units are of 1024, in Compose's short form or in full."""
     match = _MEMORY.fullmatch(size)
     return 0 if match is None else int(float(match[1]) * _MEMORY_UNITS[match[2].lower()])
 
@@ -112,7 +112,7 @@ def _check_url(url: str) -> str:
 
 
 def _check_user_config(config: object) -> object:
-    """Lets JSON through: what a replica gets is what was written, not what YAML made of it."""
+    """Accept only values of JSON: a replica must receive what was written, not YAML's interpretation of it."""
     if not isinstance(config, Mapping):
         raise _expected("a mapping that JSON can hold, such as {threshold: 0.7}")
     try:
@@ -130,7 +130,7 @@ def _check_user_config(config: object) -> object:
 
 
 def _check_policy_kwargs(kwargs: object) -> object:
-    """Lets keyword arguments through that JSON can hold."""
+    """Accept only keyword arguments that JSON can hold."""
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in kwargs):
         raise _expected("the policy's keyword arguments by name, such as {match_rate_threshold: 0.2}")
     try:
@@ -140,7 +140,9 @@ def _check_policy_kwargs(kwargs: object) -> object:
     except RecursionError:
         raise _expected("a mapping that is nested less deeply") from None
     if size > LARGEST_POLICY_KWARGS:
-        raise _expected(f"at most {LARGEST_POLICY_KWARGS} bytes as JSON, which every caller is told (these are {size})")
+        raise _expected(
+            f"at most {LARGEST_POLICY_KWARGS} bytes as JSON, since every caller gets them (these are {size})"
+        )
     return kwargs
 
 
@@ -150,7 +152,7 @@ def user_config_text(config: Mapping[str, Any]) -> str:
 
 
 def _not_json(value: object, name: str) -> str | None:
-    """What in a value JSON cannot hold, in words; None when there is nothing."""
+    """The part of a value that JSON cannot hold, in words; None when JSON can hold all of it."""
     found = find_not_json(value)
     if found is None:
         return None
@@ -163,7 +165,7 @@ def _not_json(value: object, name: str) -> str | None:
 
 
 def _is_host(host: str) -> bool:
-    """Whether a host of a URL can be looked up: no part of a name is empty or too long for that."""
+    """Whether a URL's host can be looked up: an IPv6 address, or a name without empty or too long labels."""
     if not host.startswith("["):
         return all(_HOST_LABEL.fullmatch(label) for label in host.removesuffix(".").split("."))
     try:
@@ -180,7 +182,7 @@ def _check_replicas(count: int) -> int:
 
 
 def _pattern(pattern: re.Pattern[str]) -> Any:
-    """For editors (controller/spec/schema.py): what the check above lets through, as far as a pattern can say it."""
+    """For editors (controller/spec/schema.py): what the check above accepts, as far as a pattern can express it."""
     return Field(json_schema_extra={"pattern": f"^{pattern.pattern}$", "maxLength": _LONGEST})
 
 
@@ -203,14 +205,14 @@ class _Block(BaseModel):
 
 
 class ProbeBlock(_Block):
-    """Where a replica is asked whether it is ready."""
+    """Where a replica's readiness is probed."""
 
     path: ProbePath | None = None
     port: Port | None = None
 
 
 class HealthBlock(_Block):
-    """How a replica is asked whether it is ready, and when it counts as failed."""
+    """How a replica's readiness is probed, and when it counts as failed."""
 
     probe: ProbeBlock = Field(default_factory=ProbeBlock)
     period_s: Annotated[float, Field(ge=0.1, le=3600)] = 1.0
@@ -240,14 +242,14 @@ class RouterBlock(_Block):
 
 
 class BackpressureBlock(_Block):
-    """What an HTTP client is told when there is no room for its request."""
+    """The answer to an HTTP client when the queue is full."""
 
     status_code: Literal[503, 429] = 503
     retry_after_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0
 
 
 class LoggingBlock(_Block):
-    """What a replica writes to its log; Ray Serve's names. Where Docker keeps it is Compose's own `logging`."""
+    """What a replica logs; the names are Ray Serve's. Compose's own `logging` decides where Docker keeps the log."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     encoding: Literal["json", "text"] = "json"
@@ -260,7 +262,7 @@ Factor = Annotated[float, Field(ge=0.01, le=100)]
 
 
 class AutoscaleBlock(_Block):
-    """How many replicas a service may have, and what decides between."""
+    """The bounds of a service's number of replicas, and the rule that decides between them."""
 
     min: Replicas = 1
     max: Replicas = 1
@@ -280,7 +282,7 @@ class AutoscaleBlock(_Block):
 
 
 class PrometheusBlock(_Block):
-    """A value that Prometheus has, and what it shall be."""
+    """A query to Prometheus, and the target of its value."""
 
     query: Annotated[str, AfterValidator(_check_query)]
     target: Annotated[float, Field(ge=0.0001, le=1_000_000_000)]
@@ -305,7 +307,7 @@ class RolloutBlock(_Block):
 
 
 class CanaryBlock(_Block):
-    """What share of the requests a new version gets while it bakes."""
+    """The share of requests that a new version receives while it bakes."""
 
     weight: Annotated[int, Field(ge=1, le=99, description="Per cent of the requests, 1 to 99.")]
 
@@ -364,13 +366,13 @@ _INSTEAD: Mapping[str, str] = {
     "(beside x-serve) says; remove it",
     "logging_config": "write logging",
 }
-"""Keys that are known from elsewhere, and what to do in their place."""
+"""Keys known from other systems or former versions, and what to write instead."""
 
 Block = TypeVar("Block", bound=_Block)
 
 
 def parse_block(path: str, value: object, problems: Problems) -> ServeBlock | None:
-    """Read one block; None when something in it is wrong (each problem is written down)."""
+    """Read one block; None when something in it is wrong (each problem is added)."""
     if not isinstance(value, Mapping):
         problems.expected(path, 'a mapping of settings ("x-serve: {}" takes every default)', value)
         return None
@@ -378,7 +380,7 @@ def parse_block(path: str, value: object, problems: Problems) -> ServeBlock | No
 
 
 def parse_policy(path: str, value: Mapping[str, Any], problems: Problems) -> PolicyBlock | None:
-    """Read a policy that is written as a mapping; None when something in it is wrong."""
+    """Read a policy that is written as a mapping; None when something in it is wrong (each problem is added)."""
     return _parse(PolicyBlock, path, value, problems)
 
 
@@ -393,7 +395,7 @@ def _parse(model: type[Block], path: str, value: Mapping[Any, Any], problems: Pr
 
 
 def _tell(model: Mapping[str, Any], path: str, detail: ErrorDetails, problems: Problems) -> None:
-    """Put one of pydantic's findings into our words."""
+    """Add the problem for one of pydantic's errors."""
     kind, location, found = detail["type"], detail["loc"], detail["input"]
     here = path
     parent, parent_keys = path, list(model["properties"])
@@ -415,7 +417,7 @@ def _tell(model: Mapping[str, Any], path: str, detail: ErrorDetails, problems: P
 
 
 def _inner(schema: Mapping[str, Any], key: int | str, model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The JSON schema of what `key` names inside `schema`; references and "or null" are looked through."""
+    """The JSON schema of `key` inside `schema`; references and "or null" are resolved."""
     inner = schema.get("items", {}) if isinstance(key, int) else schema.get("properties", {}).get(key, {})
     for option in inner.get("anyOf", ()):
         if option.get("type") != "null":

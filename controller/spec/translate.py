@@ -1,8 +1,8 @@
 """A Compose service definition -> the part of the engine's create call that all replicas of the service share.
 
 Input is what `docker compose config` printed: short forms are expanded, paths absolute, variables filled in. Keys are
-handled by one of five tables (plain, structured, ignored, forbidden, and `deploy`); a key in none of them is an error
-that names it, because a dropped key is a replica that differs from what its author tested.
+handled by one of five tables (plain, structured, ignored, forbidden, and `deploy`). A key in none of them is an error
+that names it: silently dropping a key would make a replica that differs from the one its author tested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .attachments import add_mounts, add_networks
 from .definition import RESERVED_ENVIRONMENT
 from .problems import Problems, ServiceSource, at
 
-# Key -> (where it goes, its name there, how it is read). "" is the body itself.
+# Key -> (section of the body, name there, reader). Section "" is the body itself.
 _PLAIN: Mapping[str, tuple[str, str, Callable[[Problems, str, Any], Any]]] = {
     "annotations": ("HostConfig", "Annotations", Problems.text_map),
     "cap_add": ("HostConfig", "CapAdd", Problems.texts),
@@ -60,19 +60,19 @@ _PLAIN: Mapping[str, tuple[str, str, Callable[[Problems, str, Any], Any]]] = {
 IGNORED: Mapping[str, str] = {
     "attach": "which logs `docker compose up` shows",
     "build": "Compose builds the image; replicas run it",
-    "depends_on": "order of start: a replica that misses another service is not ready yet, and is not sent requests",
+    "depends_on": "order of start: a replica that misses another service is not ready yet and receives no requests",
     "develop": "`docker compose watch` only",
     "env_file": "Compose has read it into environment",
     "expose": "containers on one network reach every port",
     "extends": "Compose has resolved it",
-    "gpus": "read by gpu_request.py",
-    "image": "read by spec.py, as it may be derived",
+    "gpus": "read by gpus.py",
+    "image": "read by parse.py, as it may be derived",
     "label_file": "Compose has read it into labels",
     "profiles": "every service with x-serve counts",
     "pull_policy": "the controller pulls what is missing and cannot be built",
     "restart": "replicas never restart by themselves: the controller is the only healer",
-    "scale": "read by spec.py: must be 0",
-    "stop_grace_period": "read by spec.py, as its default is derived",
+    "scale": "read by parse.py: must be 0",
+    "stop_grace_period": "read by parse.py, as its default is derived",
 }
 """Keys without a meaning for a replica, or read elsewhere, with the reason."""
 
@@ -94,7 +94,7 @@ _KEY_OF_VARIABLE: Mapping[str, str] = {
     "PIERHEAD_LOG_ENCODING": "logging.encoding",
     "PIERHEAD_ACCESS_LOG": "logging.enable_access_log",
 }
-"""Variables that somebody may know from the runtime's own documentation, and the key that sets them in a stack."""
+"""Variables from the runtime's own documentation, and the keys that set them in a stack."""
 
 _OMITTED_WHEN_NULL = frozenset({"command", "entrypoint", "environment", "networks"})
 
@@ -132,7 +132,7 @@ def translate(source: ServiceSource, image: str, extra_environment: Mapping[str,
 
 
 def canonical(value: Any) -> Any:
-    """The same value with sorted mappings and without what is None: equal definitions become equal texts."""
+    """The same value with sorted mappings and without None values: equal definitions become equal texts."""
     if isinstance(value, Mapping):
         return {key: canonical(value[key]) for key in sorted(value) if value[key] is not None}
     return [canonical(item) for item in value] if isinstance(value, list | tuple) else value
@@ -165,7 +165,7 @@ def _extra_hosts(source: ServiceSource, path: str, value: Any, body: dict[str, A
         entries = [f"{host}={address}" for host, address in (problems.text_map(path, value) or {}).items()]
     else:
         entries = problems.texts(path, value) or []
-    # Compose prints "host=address", the engine wants "host:address".
+    # Compose prints "host=address", the engine expects "host:address".
     _put(body, "HostConfig", "ExtraHosts", sorted(entry.replace("=", ":", 1) for entry in entries))
 
 
@@ -173,7 +173,7 @@ def _security_options(source: ServiceSource, path: str, value: Any, body: dict[s
     options: list[str] = []
     for option in problems.texts(path, value) or ():
         if option == "systempaths=unconfined":
-            # Compose's word for two lists that the engine fills by itself where they are not given.
+            # Compose's name for two empty lists; the engine fills these lists itself where they are missing.
             body["HostConfig"].update({"MaskedPaths": [], "ReadonlyPaths": []})
             continue
         name, _, setting = (option if "=" in option else option.replace(":", "=", 1)).partition("=")
@@ -203,7 +203,7 @@ def _ulimits(source: ServiceSource, path: str, value: Any, body: dict[str, Any],
 
 
 def _device_entry(short: str) -> dict[str, str]:
-    """The long form of "/dev/fuse:/dev/fuse:rwm" (older releases of Compose print the short one)."""
+    """The long form of "/dev/fuse:/dev/fuse:rwm" (older releases of Compose print the short form)."""
     host, _, rest = short.partition(":")
     inside, _, permissions = rest.partition(":")
     return {"source": host, "target": inside or host, "permissions": permissions or "rwm"}
@@ -244,7 +244,7 @@ _HEALTHCHECK_TIMES = {
 
 
 def _healthcheck(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
-    """Kept as written, for `docker ps` and whoever looks there; only the readiness probe decides about traffic."""
+    """Kept as written, for `docker ps`; only the readiness probe decides about traffic."""
     check = problems.mapping(path, value)
     if check.get("disable") is True:
         body["Healthcheck"] = {"Test": ["NONE"]}
@@ -273,7 +273,7 @@ def _cpus(source: ServiceSource, path: str, value: Any, body: dict[str, Any], pr
 
 # -------------------------------------------------------------------------------------------------------- deploy
 
-_DEPLOY_IGNORED = frozenset({"replicas", "labels", "restart_policy"})  # read by spec.py; Swarm's own; see `restart`
+_DEPLOY_IGNORED = frozenset({"replicas", "labels", "restart_policy"})  # read by parse.py; Swarm's own; see `restart`
 _DEPLOY_HINT = "is for Swarm, Compose and Pierhead do not use it; remove it"
 _LIMITS: Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]] = {
     "memory": ("Memory", Problems.size),
@@ -315,13 +315,13 @@ def _reservations(path: str, value: Any, body: dict[str, Any], problems: Problem
     for key, item in problems.mapping(path, value).items():
         if key == "memory":
             _put(body, "HostConfig", "MemoryReservation", problems.size(at(path, key), item))
-        elif key not in ("cpus", "devices"):  # cpus: the engine knows no such promise, nor does Compose; devices: GPUs
+        elif key not in ("cpus", "devices"):  # cpus: neither the engine nor Compose can reserve CPUs; devices: GPUs
             problems.add(at(path, str(key)), "not supported with x-serve; remove it")
 
 
 _STRUCTURED: Mapping[str, Callable[[ServiceSource, str, Any, dict[str, Any], Problems], None]] = {
     "command": _command("Cmd"),
-    "configs": lambda *_: None,  # mounts.py
+    "configs": lambda *_: None,  # attachments.py
     "cpus": _cpus,
     "deploy": _deploy,
     "devices": _devices,
@@ -332,13 +332,13 @@ _STRUCTURED: Mapping[str, Callable[[ServiceSource, str, Any, dict[str, Any], Pro
     "ipc": _namespace("IpcMode", ("private", "shareable", "host", "none")),
     "labels": _labels,
     "logging": _logging,
-    "networks": lambda *_: None,  # networks.py
+    "networks": lambda *_: None,  # attachments.py
     "pid": _namespace("PidMode", ("host",)),
-    "secrets": lambda *_: None,  # mounts.py
+    "secrets": lambda *_: None,  # attachments.py
     "security_opt": _security_options,
-    "tmpfs": lambda *_: None,  # mounts.py
+    "tmpfs": lambda *_: None,  # attachments.py
     "ulimits": _ulimits,
-    "volumes": lambda *_: None,  # mounts.py
+    "volumes": lambda *_: None,  # attachments.py
 }
 
 
@@ -355,6 +355,6 @@ def _environment(source: ServiceSource, extra: Mapping[str, str], problems: Prob
             key = _KEY_OF_VARIABLE.get(name) if name in extra else None
             instead = f"write x-serve.{key} in its place" if key else "remove it"
             problems.add(at(path, name), f"the controller sets this variable; {instead}")
-        # A name alone takes the variable away that the image sets, as in Compose.
+        # A name without a value removes the variable that the image sets, as in Compose.
         entries[name] = name if name in without_value else f"{name}={text}"
     return sorted(entries.values())

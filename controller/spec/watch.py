@@ -1,6 +1,6 @@
-"""Keeps the last good spec: reads the compose files when they change, and says what is wrong with them.
+"""Keeps the last good spec: reads the compose files when they change, and reports their problems.
 
-A changed file is read once it has stayed the same for one look, so that a half-written one is not taken at its word.
+A changed file is read only after it has not changed for one more check, so that no half-written file is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 RETRY_S = 30.0
-"""Between readings of files that could not be used and have not changed: what they need may have come meanwhile."""
+"""Time between readings of unusable, unchanged files: something that they depend on may have changed."""
 
 
 class SpecSource(Protocol):
@@ -29,20 +29,20 @@ class SpecSource(Protocol):
         ...
 
     async def fingerprint(self) -> Hashable:
-        """Return something cheap that changes when the files do."""
+        """Return a value that changes when the files do; cheap."""
         ...
 
 
 class EventRecorder(Protocol):
-    """Keeps what happened for people to read."""
+    """Records events."""
 
     def record(self, kind: str, message: str, *, outcome: EventOutcome) -> None:
-        """Keep one event."""
+        """Record one event."""
         ...
 
 
 class SpecWatch:
-    """The spec as the controller knows it. `changed` is called after each reading that changes anything."""
+    """Holds the current spec. `changed` is called after each reading of the files."""
 
     def __init__(self, source: SpecSource, events: EventRecorder, changed: Callable[[], None]) -> None:
         self._source = source
@@ -54,7 +54,7 @@ class SpecWatch:
         """The fingerprint of the files that `current` and `problems` were read from."""
         self._reading = asyncio.Lock()
         self._blind = ""
-        """Why it cannot be told whether the files have changed; "" when it can."""
+        """Why the check for changed files fails; "" when it works."""
 
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""
@@ -74,8 +74,8 @@ class SpecWatch:
                 self.files = read
 
     async def _fingerprint(self) -> Hashable:
-        """The files' fingerprint. What stands in for one that cannot be taken is another: they count as changed once,
-        reading them tells what is wrong with them, and from then on they are read now and then."""
+        """The files' fingerprint, or the error of taking it. With an error the files count as changed once; reading
+        them reports the cause, and they are read again every RETRY_S."""
         try:
             found = await self._source.fingerprint()
         except Exception as error:
@@ -88,11 +88,11 @@ class SpecWatch:
         return found
 
     async def is_current(self, files: Hashable) -> bool:
-        """Whether the files are still those that had this fingerprint."""
+        """Whether the files still have this fingerprint."""
         return await self._fingerprint() == files
 
     async def read_again(self) -> None:
-        """Read the files now, whether they seem to have changed or not."""
+        """Read the files now, even if they have not changed."""
         await self._read()
 
     async def _read(self) -> None:
@@ -105,7 +105,7 @@ class SpecWatch:
         except ControllerError as error:
             self._failed(error.problems if isinstance(error, SpecError) else (str(error),))
         except Exception as error:
-            # A defect that one file brings out must not take the controller down, now and at each of its starts.
+            # A defect that one file triggers must not end the controller, now and after each restart.
             logger.exception("internal: reading the compose files raised")
             self._failed((f"internal: reading the compose files raised {type(error).__name__}: {error}",))
         else:

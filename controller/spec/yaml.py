@@ -1,7 +1,6 @@
-"""Reads YAML as Compose means it: the core schema of YAML 1.2, where `1e+06` is a number and `=`, `<<`, `on` are text.
+"""Reads YAML as Compose does: by the core schema of YAML 1.2, where `1e+06` is a number and `=`, `<<`, `on` are text.
 
-PyYAML's own rules are those of YAML 1.1: they would turn dates into objects and fail on a bare `=`, both of which
-`docker compose config` prints.
+PyYAML follows YAML 1.1: it would turn dates into objects and fail on a bare `=`. `docker compose config` prints both.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import yaml
 if TYPE_CHECKING:
     _SafeLoader = yaml.SafeLoader
 else:
-    # libyaml's parser, where PyYAML was built with it: ten times quicker, the same result.
+    # libyaml's parser, where PyYAML was built with it: ten times faster, with the same result.
     _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _TAG = "tag:yaml.org,2002:"
@@ -27,9 +26,9 @@ _SCALARS = (
 
 
 class ResolvedLoader(_SafeLoader):
-    """For what Compose printed: no tags, no merge keys, no dates."""
+    """For the output of Compose: no tags, no merge keys, no dates."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own way of saying it
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as PyYAML declares it
 
 
 for _name, _pattern, _first in _SCALARS:
@@ -61,7 +60,7 @@ def load_resolved(text: str) -> Any:
 
 
 def load_written(text: str) -> Any:
-    """The value of one compose file as it stands, without variables or includes. Raises yaml.YAMLError."""
+    """The value of one compose file as written, without variables or includes resolved. Raises yaml.YAMLError."""
     return _load(text, WrittenLoader)
 
 
@@ -69,5 +68,5 @@ def _load(text: str, loader: type[ResolvedLoader]) -> Any:
     try:
         return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader by inheritance
     except (LookupError, AttributeError, TypeError, ArithmeticError) as error:
-        # PyYAML takes a tag at its word and falls over a value that is none of it: `!!bool maybe`, `!!timestamp hello`.
+        # PyYAML trusts tags and raises other errors for a value that does not fit: `!!bool maybe`, `!!timestamp hello`.
         raise yaml.YAMLError(f"a value is not what its tag says ({type(error).__name__}: {error})") from error

@@ -106,7 +106,7 @@ def test_what_a_policy_is_made_with_reaches_callers_as_json_and_needs_no_new_con
 def test_what_a_policy_is_made_with_has_a_bound() -> None:
     (problem,) = problems({"router": {"policy_kwargs": {"a": "x" * 5000}}})
     assert problem.endswith(
-        "expected at most 4096 bytes as JSON, which every caller is told (these are 5008), found a mapping"
+        "expected at most 4096 bytes as JSON, since every caller gets them (these are 5008), found a mapping"
     )
 
 
@@ -255,7 +255,7 @@ A_POLICY = 'an import path such as "autoscaling.night:wanted", or {prometheus: {
         ),
         (
             {"autoscale": {"max": 4}, "replicas": 2},
-            "replicas: stands beside autoscale, which decides the number; remove it",
+            "replicas: has no effect beside autoscale, which decides the number; remove it",
         ),
         ({"autoscale": {"policy": "night"}}, f'autoscale.policy: expected {A_POLICY}, found "night"'),
         ({"autoscale": {"policy": "a/b:c"}}, f'autoscale.policy: expected {A_POLICY}, found "a/b:c"'),
@@ -451,7 +451,7 @@ def test_a_slot_needs_new_containers_when_it_changes_and_its_placement_does_not(
 def test_nothing_may_show_a_replica_all_gpus() -> None:
     definition = {"deploy": nvidia(count=1), "privileged": True, "environment": {"NVIDIA_VISIBLE_DEVICES": "all"}}
     assert problems({}, **definition) == [
-        "services.ranker.privileged: shows a replica every GPU of the machine; remove it or the GPU reservation",
+        "services.ranker.privileged: gives a replica every GPU of the machine; remove it or the GPU reservation",
         (
             "services.ranker.environment.NVIDIA_VISIBLE_DEVICES: the controller chooses the GPUs of each replica; "
             "remove it or the GPU reservation"
@@ -699,8 +699,8 @@ def test_wrong_grpc_names(name: str) -> None:
         (
             {**AN_IMAGE, "logging": {"log_level": "info"}},
             (
-                "logging: has no effect on an image that is not built on Pierhead's runtime (managed: false): what it "
-                "writes is decided by its own program, by the means that has (command, environment); remove it"
+                "logging: has no effect on an image that is not built on Pierhead's runtime (managed: false): its own "
+                "program decides what it logs; configure it there (command, environment), and remove this"
             ),
         ),
         (
@@ -723,7 +723,7 @@ def test_wrong_grpc_names(name: str) -> None:
             {"managed": False},
             (
                 "health.probe.path: expected a path, found null: an image that is not built on Pierhead's runtime "
-                "(managed: false) must be asked somewhere whether it is ready"
+                "(managed: false) needs a path that answers whether it is ready"
             ),
         ),
         (
@@ -732,7 +732,7 @@ def test_wrong_grpc_names(name: str) -> None:
         ),
         (
             {"health": {"probe": {"path": "/ready"}}},
-            "health.probe.port: expected a port, found null: readiness is asked over HTTP, and port takes gRPC",
+            "health.probe.port: expected a port, found null: the probe uses HTTP, and port takes gRPC",
         ),
         (
             {**AN_IMAGE, "metrics": {"path": "/m"}},
@@ -756,7 +756,7 @@ def test_the_chain_of_timeouts() -> None:
     assert problems({"request_timeout_s": 60, "graceful_shutdown_timeout_s": 60}) == [
         (
             "services.ranker.x-serve.graceful_shutdown_timeout_s: expected more than request_timeout_s (60 s), found "
-            "60: a replica that leaves would cut off requests that are still allowed to run; raise it, lower "
+            "60: a replica that drains would cut off requests that are still allowed to run; raise it, lower "
             "request_timeout_s, or leave it out (then it is 65 s)"
         )
     ]
@@ -773,7 +773,7 @@ def test_a_replica_may_not_have_to_stay_longer_than_it_can() -> None:
     assert ranker({"graceful_shutdown_wait_loop_s": 64}).graceful_shutdown_wait_loop_s == 64
     path = "services.ranker.x-serve.graceful_shutdown_wait_loop_s"
     why = (
-        "a replica that leaves would be told to stop before it has stayed that long; lower it, or raise "
+        "a replica that drains would be stopped before it has stayed that long; lower it, or raise "
         "graceful_shutdown_timeout_s"
     )
     assert problems({"graceful_shutdown_wait_loop_s": 65}) == [

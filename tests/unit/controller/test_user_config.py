@@ -71,11 +71,12 @@ TOO_LARGE = (
     "the file's name here), found a mapping"
 )
 NOT_MANAGED = (
-    "has no effect on an image that is not built on Pierhead's runtime (managed: false): nothing in it could be told "
-    "of a change while it runs; write environment, or a file that it reads"
+    "has no effect on an image that is not built on Pierhead's runtime (managed: false): its program cannot receive "
+    "a change while it runs; write environment, or a file that it reads"
 )
 NOT_TOLD = (
-    "needs the probe path of a managed replica (/readyz), where it says which one it has; remove health.probe.path"
+    "needs the probe path of a managed replica (/readyz), which reports the user_config in force; remove "
+    "health.probe.path"
 )
 
 
