@@ -1,1 +1,1 @@
-"""The `pierhead` command. Imported by nothing else: typer and rich cost the daemon memory it has better uses for."""
+"""The `pierhead` command. The daemon never imports it, as typer and rich would cost it memory."""

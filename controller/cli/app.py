@@ -73,8 +73,8 @@ def main() -> NoReturn:
 
 
 def _begin() -> None:
-    """What comes before the command, whichever it is."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # until now there was nothing to tidy up
+    """Prepare any command: Ctrl-C, the end of standard input, completion, and the warning about a stale image."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # before this there was nothing to clean up
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
         threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -85,13 +85,13 @@ def _begin() -> None:
 
 
 def _end_unread() -> NoReturn:
-    """Whoever read our output has read enough (`| head`). The interpreter must not try to flush it at its end."""
+    """End after the reader closed the pipe (`| head`); the interpreter must not try to flush the output at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 
 
 def _check_encoding(arguments: Sequence[str]) -> None:
-    """Raises BadInput for an argument that is no text: nothing could show it, or send it."""
+    """Raise BadInput for an argument that is not UTF-8, which could neither be shown nor sent."""
     for number, argument in enumerate(arguments, start=1):
         try:
             argument.encode()
@@ -100,7 +100,7 @@ def _check_encoding(arguments: Sequence[str]) -> None:
 
 
 def _end_with_stdin() -> None:
-    """Take the end of standard input for Ctrl-C: whoever called from outside this container is gone."""
+    """Treat the end of standard input as Ctrl-C: the caller outside this container has ended."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGINT)

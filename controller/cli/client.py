@@ -1,4 +1,4 @@
-"""The REST API as the command uses it: one small synchronous client, errors as one sentence."""
+"""A small synchronous client of the REST API; each error is one sentence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0
 """Longer than the longest wait that `events -f` asks the API for."""
 CHANGE_TIMEOUT_S = 150.0
-"""Of what asks for a change. Longer than the longest that `deploy` takes to answer: a reading of the compose files that
-is under way, one of its own, and a look at the world."""
+"""The timeout of changes. Longer than the longest answer of `deploy`: it waits for a current reading of the compose
+files, reads them itself, and waits for a tick."""
 
 _BAD_INPUT = (400, 403, 404, 405, 413)
 
@@ -37,12 +37,12 @@ class Client:
         self._token = token
         self._timeout_s = timeout_s
         self._change_timeout_s = change_timeout_s
-        # The controller is next door: a proxy from the environment has no business here.
+        # The controller is reached directly, never through a proxy of the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     @classmethod
     def from_environment(cls, timeout_s: float = TIMEOUT_S) -> Client:
-        """The API that PIERHEAD_API_URL names, else that of the controller whose container this is."""
+        """The API at PIERHEAD_API_URL, else that of the controller in this container."""
         return cls(os.environ.get("PIERHEAD_API_URL") or DEFAULT_URL, os.environ.get("PIERHEAD_API_TOKEN"), timeout_s)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
@@ -58,7 +58,7 @@ class Client:
         return self._change("PUT", path, document)
 
     def post(self, path: str, document: object) -> Any:
-        """Ask for something to be done. Raises CommandError and its kinds."""
+        """Ask for an operation. Raises CommandError and its kinds."""
         return self._change("POST", path, document)
 
     def _change(self, method: str, path: str, document: object) -> Any:
@@ -97,13 +97,13 @@ class Client:
                 raise _refusal(error.code, error.read(), is_passing="Retry-After" in error.headers) from None
         except ValueError as error:
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is not JSON") from error
-        if not isinstance(document, dict):  # as every document of the API's that a command asks for
+        if not isinstance(document, dict):  # every document that a command asks for is an object
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is no JSON object")
         return document
 
 
 def is_address(url: str) -> bool:
-    """Whether a URL names a host that HTTP may be spoken with."""
+    """Whether a URL is a valid HTTP address."""
     try:
         parts = urllib.parse.urlsplit(url)
         return (
@@ -113,12 +113,12 @@ def is_address(url: str) -> bool:
             and url.isprintable()
             and " " not in url
         )
-    except ValueError:  # half an IPv6 address, or a port that is no number
+    except ValueError:  # an incomplete IPv6 address, or a port that is not a number
         return False
 
 
 def _check_token(token: str) -> None:
-    """Raises BadInput for one that no header can carry; the token itself is not shown."""
+    """Raise BadInput for a token that a header cannot contain; the token itself is not shown."""
     odd = next((number for number, character in enumerate(token) if not " " <= character <= "~"), None)
     if odd is not None:
         raise BadInput(
@@ -133,7 +133,7 @@ def segment(name: str) -> str:
 
 
 def service_path(name: str, *below: str) -> str:
-    """Return the path of a service's document, or of one below it."""
+    """Return the path of a service's document, or of a document below it."""
     return "/".join(["/api/v1/services", segment(name), *below])
 
 

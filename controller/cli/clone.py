@@ -1,4 +1,4 @@
-"""Whether the program is of the same code as the clone that it is called from: a clone changes after a build."""
+"""Warns when the program's code differs from the clone's: a clone may change after the image was built."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ INSTALLED = Path(__file__).resolve().parents[1]
 
 
 def stale_words(environment: Mapping[str, str], installed: Path = INSTALLED) -> str:
-    """Say in one line that the controller's image is of other code than the clone; "" where it is not, or who knows.
+    """A one-line warning that the image's code differs from the clone's; "" where it does not, or cannot be compared.
 
-    The clone is the project's directory, which the controller's container has at its own path. Some hundred small
-    files are compared (10 ms), so no command needs a build to know.
+    The clone is the project's directory, mounted into the controller's container at its own path. About a hundred small
+    files are compared (10 ms).
     """
     if not (project := environment.get("PIERHEAD_PROJECT_DIR")):
         return ""
     checkout = Path(project) / "controller"
-    # Somebody else's project may have a directory of that name: ours has this very file.
+    # Another project may have a directory of that name; Pierhead's has this file.
     if not (checkout / "cli" / "clone.py").is_file() or checkout.resolve() == installed:
         return ""
     try:
         other = next(_different(checkout, installed), None)
-    except OSError:  # a file that goes while it is compared; the next command looks again
+    except OSError:  # a file was removed during the comparison; the next command compares again
         return ""
     if other is None:
         return ""

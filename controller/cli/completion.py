@@ -1,4 +1,4 @@
-"""What the shell is offered for a half-typed word. Silent: where the controller does not answer, nothing is offered."""
+"""Shell completion. Without an answer of the controller there are no completions, and no message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def services(incomplete: str) -> list[str]:
-    """Return the names of services that begin so."""
+    """Return the service names that begin with `incomplete`."""
     try:
         document = Client.from_environment(ANSWER_WITHIN_S).get("/api/v1/services")
         return [row["name"] for row in document["services"] if row["name"].startswith(incomplete)]
@@ -21,8 +21,8 @@ def services(incomplete: str) -> list[str]:
 
 
 def versions(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the versions of the service that is named before, newest first."""
-    # While the option's value is missing, its command's arguments are not read yet.
+    """Return the versions of the service named earlier in the command line, newest first."""
+    # While the option's value is incomplete, the command's arguments are not parsed yet.
     service = ctx.params.get("service") or next(iter(ctx.args), "")
     if not service:
         return []
@@ -34,7 +34,7 @@ def versions(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def kinds(incomplete: str) -> list[str]:
-    """Return the kinds of the events that are kept."""
+    """Return the kinds of all kept events."""
     try:
         document = Client.from_environment(ANSWER_WITHIN_S).get("/api/v1/events", {"limit": "1000"})
         return sorted({event["kind"] for event in document["events"] if event["kind"].startswith(incomplete)})
@@ -43,24 +43,24 @@ def kinds(incomplete: str) -> list[str]:
 
 
 def forms() -> list[str]:
-    """Return what `-o` takes."""
+    """Return the values of `-o`."""
     return ["text", "json"]
 
 
 def shells() -> list[str]:
-    """Return the shells that there is a script for."""
+    """Return the supported shells."""
     return list(SHELLS)
 
 
 def script(shell: str) -> str:
-    """Return the script that teaches a shell of SHELLS to ask this command."""
+    """Return the completion script of a shell in SHELLS."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is imported there
 
     return get_completion_script(prog_name="pierhead", complete_var="_PIERHEAD_COMPLETE", shell=shell)
 
 
 def serve_the_shell() -> None:
-    """Let typer answer a shell's question (`_PIERHEAD_COMPLETE`), which it else does only with options of its own."""
+    """Let typer answer a completion request (`_PIERHEAD_COMPLETE`); by default it does so only with its own options."""
     from typer.completion import completion_init  # type: ignore[attr-defined]  # it is imported there
 
     completion_init()

@@ -1,6 +1,6 @@
-"""How a command ends: one exit code for each kind of end, and the exceptions that carry them.
+"""The exit codes of commands, and the exceptions that carry them.
 
-An exception's message is for people: one sentence that says what, where, why, and the next step.
+An exception's message is for users: one sentence that says what, where, why, and the next step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXIT_CODES: Mapping[int, str] = {
 
 
 class CommandError(Exception):
-    """A command that did not do what was asked for."""
+    """A command failed."""
 
     exit_code = FAILED
 
@@ -32,16 +32,16 @@ class BadInput(CommandError):
 
 
 class Unreachable(CommandError):
-    """The API does not answer: the controller is down or being restarted."""
+    """The API does not answer: the controller is down or restarting."""
 
     exit_code = UNREACHABLE
 
 
 class NotYet(CommandError):
-    """The controller was just started: the same request works in a moment."""
+    """The controller has just started: the same request works a moment later."""
 
 
 class TimedOut(CommandError):
-    """The world did not get there in time."""
+    """The wait ended at its timeout."""
 
     exit_code = TIMED_OUT

@@ -1,4 +1,4 @@
-"""Events and log lines: which of them are meant, which are new, how one looks. Pure."""
+"""Selects events and log lines, finds the new ones, and formats them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import BadInput
 
 Document = Mapping[str, Any]
 LogLine = tuple[str, str]
-"""(when the engine got it, as it writes times; the line)."""
+"""(the engine's time stamp as text, the line)."""
 L = TypeVar("L")
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
@@ -21,8 +21,8 @@ _MARKS = {"ok": "ok     ", "failed": "FAILED ", "warning": "warning"}
 
 
 def since_time(text: str, now: float) -> float:
-    """Return the unix time that `--since` means: "10m", "2h30m", "90" (seconds ago), or a local date and time. 0 for
-    what was before that.
+    """Return the unix time of `--since`: "10m", "2h30m", "90" (seconds ago), or a local date and time. Times before
+    1970 give 0.
 
     Raises BadInput.
     """
@@ -39,7 +39,7 @@ def since_time(text: str, now: float) -> float:
 
 
 def chosen(events: Iterable[Document], after: float | None) -> list[Document]:
-    """Return the events that happened, or were repeated, after a time; None: all of them."""
+    """Return the events that happened, or were repeated, at or after a time; None: all of them."""
     return [event for event in events if after is None or event["last_at"] >= after]
 
 
@@ -53,18 +53,18 @@ def event_line(event: Document) -> str:
 
 
 def last_failure(events: Iterable[Document]) -> Document | None:
-    """Return the newest event of a replica that failed: its further lines are the end of that replica's log."""
+    """Return the newest event of a failed replica; its further lines are the end of that replica's log."""
     failures = [event for event in events if event["kind"] == "replica_failed"]
     return failures[-1] if failures else None
 
 
 def timed(log: Document) -> list[LogLine]:
-    """Return a replica's lines of an answer."""
+    """Return the log lines of one replica, with their times."""
     return list(zip(log["times"], log["lines"], strict=True))
 
 
 def readable(line: str) -> list[str]:
-    """Return a replica's log line as people read it: JSON with a level becomes text, a traceback in it becomes
+    """Return a replica's log line in readable form: JSON with a level becomes text, a traceback in it becomes
     further, indented lines; any other line stays as it is.
     """
     try:
@@ -92,12 +92,12 @@ def _local_time(written: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """Escape sequences that JSON kept from the terminal do not reach it either."""
+    """Replace unprintable characters: escape sequences inside JSON must not reach the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text.expandtabs())
 
 
 def new_lines(shown: Sequence[L], now: Sequence[L]) -> Sequence[L]:
-    """Return the lines of `now` that were not in `shown`; both are the last lines of one growing log."""
+    """Return the lines of `now` that are not in `shown`; both are the last lines of the same growing log."""
     for overlap in range(min(len(shown), len(now)), 0, -1):
         if shown[-overlap] == now[0] and shown[-overlap:] == now[:overlap]:
             return now[overlap:]
@@ -105,9 +105,9 @@ def new_lines(shown: Sequence[L], now: Sequence[L]) -> Sequence[L]:
 
 
 def leaves_a_gap(shown: Sequence[LogLine], fresh: Sequence[LogLine], now: Sequence[LogLine], after: float) -> bool:
-    """Whether lines between `shown` and `fresh` were not sent: asked for from `after` on, the last one shown is gone.
+    """Whether lines between `shown` and `fresh` are missing: the answer from `after` on lacks the last line shown.
 
-    Without times nobody can say.
+    False where lines have no times, as it cannot be decided then.
     """
     if not shown or not now or len(fresh) < len(now) or not shown[-1][0]:
         return False

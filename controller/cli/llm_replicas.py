@@ -1,5 +1,5 @@
-"""Asks replicas of a language model to do something, each over gRPC at its own address. From inside the controller's
-container, which is on their networks."""
+"""Sends an operation to each replica of a language model, over gRPC at the replica's own address. It runs inside the
+controller's container, which is on the replicas' networks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What one replica said; `message` is empty where it is done."""
+    """One replica's answer; `message` is empty on success."""
 
     replica: str
     address: str
     done: bool
     message: str = ""
     late: bool = False
-    """It did not answer in time."""
+    """The replica did not answer in time."""
 
 
 def operate(replicas: Sequence[tuple[str, str]], operation: Operation, timeout_s: float) -> list[Answer]:
-    """Ask (name, address) each, all at once; the answers in their order. Never raises for what a replica does."""
+    """Call all replicas, (name, address) each, at once; answers in the same order. A replica's error never raises."""
     channels = [grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) for _, address in replicas]
     try:
         calls = [LLMServerStub(channel).Operate.future(operation, timeout=timeout_s) for channel in channels]

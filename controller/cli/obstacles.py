@@ -1,4 +1,4 @@
-"""What keeps a service from what it should be, read from its row of the API. Pure."""
+"""The reasons why a service is not as wanted, read from its row of the API. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Obstacle:
 
     words: str
     key: tuple[str, ...]
-    """What stays the same while only times and numbers in the sentence change."""
+    """Identifies the reason: it does not change with the times and numbers in the sentence."""
 
 
 def obstacles(row: Document) -> Iterator[Obstacle]:
-    """Yield what is in the way of a service, the most important first."""
+    """Yield a service's obstacles, the most important first."""
     pending: dict[str, int] = {}
     for replica in row["replicas"]:
         if replica["state"] == "PENDING" and not replica["name"]:
@@ -52,7 +52,7 @@ def _failure(failure: Document, now: float) -> Obstacle:
 
 
 def _unready(row: Document) -> Iterator[Obstacle]:
-    """Yield the replicas that do not serve, those with the same reason together."""
+    """Yield the replicas that do not serve, grouped by reason."""
     refusing = row["user_config"]["refusing"] if row["user_config"] else ()
     names: dict[str, list[str]] = {}
     for replica in row["replicas"]:

@@ -1,7 +1,7 @@
-"""Where what a command has to say goes: text for people, JSON for programs, both on standard output.
+"""Writes a command's output: text for users, JSON for programs, both to standard output.
 
-Colours only on a terminal and without NO_COLOR (rich sees to that); off a terminal every row of a table is one line,
-however long, so that `grep` finds whole sentences.
+Colours are used only on a terminal and without NO_COLOR (rich checks both). Off a terminal each row of a table is one
+line, however long, so that `grep` finds whole sentences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from .errors import BadInput
 
 ENDLESS = 100_000
-"""The width of what is no terminal."""
+"""The width of output that is not a terminal."""
 
 
 def is_json(output: str) -> bool:
@@ -57,7 +57,7 @@ def plain(page: Iterable[RenderableType], width: int = ENDLESS) -> str:
 
 
 def say(text: str) -> None:
-    """Write lines to standard output, at once."""
+    """Write lines to standard output and flush."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
@@ -68,5 +68,5 @@ def print_json(document: object) -> None:
 
 
 def print_json_line(document: object) -> None:
-    """Write one document on a line of its own: for what goes on."""
+    """Write one document on one line, for streams of documents."""
     say(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Waiting on the API: look, show, look again, until a verdict is final, the time is over, or somebody interrupts."""
+"""Waits by polling the API and showing progress, until a verdict is final, the timeout is over, or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 POLL_S = 0.3
 GIVE_UP_SILENT_S = 20.0
-"""A controller that is being restarted answers again well within this."""
+"""A controller that restarts answers again well within this time."""
 REASONS_AFTER_S = 5.0
-"""What takes longer is explained. Most replicas are ready by then."""
+"""A longer wait shows its reasons. Most replicas are ready before."""
 HOPELESS_LOOKS = 2
-"""The first may be from just before something became free."""
+"""A single one may be outdated: something may have become free since."""
 
 
 def wait(look: Callable[[], Verdict], timeout_s: float, stays: str, *, quiet: bool = False) -> Verdict:
-    """Look until the verdict is final, showing what is waited for, and return it when it is the wanted one.
+    """Poll until the verdict is final, show progress, and return the verdict if it is the wanted one.
 
-    `stays` says what goes on when the wait ends early; `quiet`: show only what is in the way.
+    `stays`: the sentence about what goes on after the wait ends early; `quiet`: show only obstacles.
 
     Raises CommandError and its kinds for any other end.
     """
@@ -48,7 +48,7 @@ def wait(look: Callable[[], Verdict], timeout_s: float, stays: str, *, quiet: bo
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Ask again for a while where nobody answers, or not yet: the controller may just be being restarted."""
+    """Retry for GIVE_UP_SILENT_S while the controller does not answer, or not yet: it may be restarting."""
     deadline = time.monotonic() + GIVE_UP_SILENT_S
     while True:
         try:
@@ -64,7 +64,7 @@ def _look_until_final(look: Callable[[], Verdict], timeout_s: float, progress: P
     hopeless_looks = 0
     while True:
         verdict = patiently(look)
-        if not verdict.hopeless:  # how it ended is told once, by whoever asked
+        if not verdict.hopeless:  # the caller reports the end, once
             progress.show(verdict, reasons=time.monotonic() >= began + REASONS_AFTER_S)
         hopeless_looks = hopeless_looks + 1 if verdict.hopeless else 0
         late = time.monotonic() >= began + timeout_s

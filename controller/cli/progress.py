@@ -1,4 +1,4 @@
-"""How a wait looks: a bar for each service on a terminal, elsewhere a line for each change; later, each reason."""
+"""Shows the progress of a wait: bars for services on a terminal, else a line for each change; later the reasons."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNTDOWN = re.compile(r"\bin \d+ s\b")
 
 
 class Progress:
-    """Shows verdicts as they come; on a terminal only the reasons stay. `quiet`: shows the reasons alone."""
+    """Shows verdicts; on a terminal only the reasons remain at the end. `quiet`: shows only the reasons."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console = console
@@ -38,7 +38,7 @@ class Progress:
             self._bars.stop()
 
     def show(self, verdict: Verdict, *, reasons: bool = False) -> None:
-        """Say what is waited for now; `reasons`: and why each service is not ready, each reason once."""
+        """Show the current verdict; `reasons`: also why each service is not ready, each reason once."""
         if reasons:
             self._write_reasons(verdict)
         if self._bars:

@@ -1,4 +1,4 @@
-"""`pierhead why SERVICE`: one page that says why a service is as it is. Pure: documents in, renderables out."""
+"""`pierhead why SERVICE`: one page that explains a service's state. Pure: documents in, renderables out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INDENT = 2
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Everything the page is made of: the service's row, the plan, the service's events (oldest first), its traffic."""
+    """The page's input: the service's row, the plan, the service's events (oldest first), its traffic."""
 
     row: Document
     plan: Document
@@ -31,7 +31,7 @@ class Case:
 
     @property
     def steps(self) -> list[Document]:
-        """What is being done, and what comes next, for this service."""
+        """The service's actions: those in progress, then those of the plan."""
         name = self.row["name"]
         doing = [{**step, "now": True} for step in self.plan["in_progress"] if step["service"] == name]
         return doing + [{**step, "now": False} for step in self.plan["steps"] if step["service"] == name]
@@ -78,14 +78,14 @@ def _facts(case: Case) -> list[str]:
     measured = f"p50 {rows.seconds(traffic.p50_s)}, p99 {rows.seconds(traffic.p99_s)}"
     load = f"in flight {rows.in_flight(row)}, waiting {rows.waiting(row)}"
     return [
-        f"version {rows.version(row)}, image {row['image'] or '(the compose files have it no more)'}",
+        f"version {rows.version(row)}, image {row['image'] or '(no longer in the compose files)'}",
         f"from outside: {', '.join(reached) or 'not reachable (no route, no grpc_services)'}",
         f"{load}; in the last minute {rows.rate(traffic.rate)} requests/s, {measured}",
     ]
 
 
 def _failure(case: Case) -> list[str]:
-    """The newest failed replica with the end of its log, unless all is well again."""
+    """The newest failed replica with the end of its log, unless the service has recovered."""
     event = feeds.last_failure(case.events)
     is_over = case.row["state"] == "HEALTHY" and not case.row["failure"]
     if event is None or is_over:

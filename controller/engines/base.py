@@ -1,7 +1,7 @@
-"""What the controller needs of a container engine. `docker.py` is the real one, tests/fakes/fake_engine.py the fake.
+"""The interface of a container engine. `docker.py` implements it, tests/fakes/fake_engine.py is the fake.
 
-Both pass tests/contract/test_engine_contract.py. An engine decides nothing: `perform` is one API call per action,
-"already exists" and "already gone" are success, everything else is an `EngineError` that names the call.
+Both pass tests/contract/test_engine_contract.py. An engine decides nothing: `perform` makes one API call for an action.
+"Already exists" and "already removed" count as success; any other failure is an `EngineError` that names the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class EngineEvent:
-    """Something changed. An event only wakes the loop, which reads the world again."""
+    """A change in the engine. An event only wakes the loop, which then reads the engine again."""
 
     kind: str  # start, die, oom, destroy, "image tag", ...
     container_id: str
@@ -37,17 +37,17 @@ class EngineEvent:
 
 
 CONNECTED = EngineEvent(kind="connected", container_id="", name="")
-"""The stream is (again) open: what changed before it was is not in it, so look once."""
+"""The stream was opened (again). It lacks earlier changes, so the engine must be read once."""
 OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
-"""More happened than the queue holds: "something changed" stands for all of it."""
+"""Replaces all events of a full queue: something changed."""
 
 
 OUT_OF_MEMORY = "oom"
-"""The kind of event that tells of a process that the kernel killed for want of memory; its container may live on."""
+"""The kind of event of a process that the kernel killed because memory ran out; its container may still run."""
 
 
 class ClusterEngine(Protocol):
-    """The container engine as the loop sees it."""
+    """A container engine."""
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """Read containers of `project`, ids of `images` and GPUs. Raises EngineUnreachable, EngineError."""
@@ -65,10 +65,11 @@ class ClusterEngine(Protocol):
         ...
 
     async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
-        """Last `tail` lines of a container's output, those from a unix time on; empty when it is gone, or going.
+        """The last `tail` lines of a container's output since the unix time `after`; "" for a container that is removed
+        or being removed.
 
-        `timed`: before each line, the engine's time of it (2026-01-31T18:00:00.000000000Z) and a space. Logs that do
-        not come keep no other call from the engine. Raises EngineUnreachable, EngineError.
+        `timed`: before each line, the engine's time stamp (2026-01-31T18:00:00.000000000Z) and a space. A hanging read
+        of logs blocks no other call. Raises EngineUnreachable, EngineError.
         """
         ...
 
@@ -77,13 +78,13 @@ class ClusterEngine(Protocol):
         ...
 
     async def exists(self, project: str, compose_service: str) -> bool:
-        """Whether Compose's own container of that service is there, in any state (tells `down` from a restart)."""
+        """Whether Compose's own container of that service exists, in any state: it tells `down` from a restart."""
         ...
 
     def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """Yield CONNECTED, then events until cancelled; ends with EngineUnreachable when the stream breaks.
 
-        The caller reopens it; in vain after EngineSocketGone.
+        The caller reopens it; after EngineSocketGone that cannot succeed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Turns what docker-py raises into the controller's errors: which call, what the engine said, what to do."""
+"""Converts docker-py's exceptions into the controller's errors: the call, the engine's message, what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import requests
 from ..errors import EngineError, EngineUnreachable, ImageNotFound
 from ..model.spec import ServiceSpec
 
-# What the engine says -> what helps. The first that is found in its message counts.
+# Pattern in the engine's message -> remedy. The first match counts.
 _HINTS = (
     (r"could not select device driver", "install the NVIDIA Container Toolkit, or switch CDI on in the engine"),
     (
@@ -44,7 +44,7 @@ def translated(what: str) -> Iterator[None]:
 
 
 def explanation(error: docker.errors.APIError) -> str:
-    """The engine's own sentence, on one line."""
+    """The engine's own message, on one line."""
     return " ".join(str(error.explanation or error).split())
 
 
@@ -57,7 +57,7 @@ def refusal(what: str, said: str) -> str:
 def image_missing(spec: ServiceSpec) -> ImageNotFound:
     """The error for a replica whose image is not on this machine.
 
-    An earlier version names its image by id: nothing brings that very image back, and a build makes yet another one.
+    An earlier version refers to its image by id: a removed image cannot be restored, as a build makes another id.
     """
     image = str(spec.container.get("Image", spec.image))
     if image != spec.image:

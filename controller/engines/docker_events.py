@@ -1,4 +1,4 @@
-"""The engine's event stream: a thread reads it and hands over through a bounded queue; the loop only needs to wake."""
+"""The engine's event stream: a thread reads it and passes events through a bounded queue, which wakes the loop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _QUEUE_LIMIT = 256
 _CONNECT_TIMEOUT_S = 5.0
 _QUIET_S = 60.0
-"""After so long without an event the stream is opened anew: a daemon that hangs is noticed so."""
+"""After this time without an event the stream is reopened, which detects a daemon that hangs."""
 
 _WATCHED = {
     "type": ["container", "image"],
@@ -38,7 +38,7 @@ _WATCHED = {
 
 
 class EventQueue:
-    """Carries events from one thread to one coroutine. Past its limit all events become one: "something changed"."""
+    """Passes events from one thread to one coroutine. Above its limit all queued events are replaced by OVERFLOW."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = _QUEUE_LIMIT) -> None:
         self._loop = loop
@@ -59,16 +59,16 @@ class EventQueue:
             self._wake()
 
     def fail(self, error: EngineError) -> None:
-        """Called by the thread at its end: `get` raises this after what came before."""
+        """Called by the thread at its end: `get` raises the error after the queued events."""
         with self._lock:
             self._failure = error
             self._wake()
 
     def _wake(self) -> None:
-        # One wake-up stays under way at most, so a loop that stands still collects no callbacks.
+        # At most one wake-up is scheduled, so a blocked loop collects no callbacks.
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no consumer waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no consumer is left
                 self._loop.call_soon_threadsafe(self._filled.set)
 
     async def get(self) -> EngineEvent:
@@ -105,7 +105,7 @@ class EventReader:
         self._lock = threading.Lock()
         self._closed = False
         self._response: requests.Response | None = None
-        # A daemon thread: one that waits for a hanging engine must not keep the process from ending.
+        # A daemon thread: waiting for a hanging engine must not prevent the process from ending.
         self._thread = threading.Thread(target=self._run, name="pierhead-events", daemon=True)
         self._thread.start()
 
@@ -114,7 +114,7 @@ class EventReader:
         with self._lock:
             self._closed = True
             if self._response is not None:
-                with contextlib.suppress(OSError, AttributeError):  # the stream has just ended by itself
+                with contextlib.suppress(OSError, AttributeError):  # the stream has just ended
                     CancellableStream(iter(()), self._response).close()
 
     def join(self, timeout_s: float) -> None:
@@ -128,7 +128,7 @@ class EventReader:
                     self._follow()
         except EngineError as error:
             self._queue.fail(error)
-        except Exception as error:  # whatever it was, the consumer must not wait for ever
+        except Exception as error:  # the consumer must not wait for ever, whatever the error
             self._queue.fail(EngineUnreachable(f"event stream: {type(error).__name__}: {error}"))
 
     def _follow(self) -> None:

@@ -1,7 +1,7 @@
-"""Finds this machine's GPUs: what the engine lists, else CDI files, else one `nvidia-smi` in a container of its own.
+"""Finds this machine's GPUs: from the engine's list, else from CDI files, else by `nvidia-smi` in a separate container.
 
-The same `nvidia-smi` tells how much of their memory is in use; with CDI its container gets the GPUs by CDI, which
-brings the program along.
+The same `nvidia-smi` reports the GPUs' memory in use. With CDI its container receives the GPUs by CDI, which also
+mounts the program.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _log = logging.getLogger(__name__)
 
 PROBE_LABEL, PROBE_VALUE = "pierhead.probe", "gpu"
 _INFO_PERIOD_S = 30.0
-# Asking takes a container and seconds in which nothing else is observed; a GPU that comes without CDI waits this long.
+# A probe needs a container and blocks observation for seconds; a GPU added without CDI is found after this time.
 _PROBE_PERIOD_S = 3600.0
 _PROBE_RETRY_S = 60.0
 _PROBE_TIMEOUT_S = 30
-# Older than this, a probe that has not been removed was left behind.
+# A probe container that is older than this was left behind.
 _PROBE_ABANDONED_S = 120.0
 _LONGEST_REPORT = 200_000  # lines; a GPU has some hundred
 _LARGEST_CDI_FILE = 4 * 1024 * 1024
@@ -59,7 +59,7 @@ class GpuSources:
 
 @dataclass(slots=True)
 class CdiFiles:
-    """Reads CDI directories; a file is parsed again only when it changed. A malformed one is ignored with a warning."""
+    """Reads CDI directories. A file is parsed again only after a change; a malformed file is ignored with a warning."""
 
     sources: GpuSources
     _parsed: dict[Path, tuple[tuple[int, int], Mapping[str, str]]] = field(default_factory=dict)
@@ -120,17 +120,17 @@ class GpuDiscovery:
         self._monotonic = monotonic
         self._clock = clock
         self._listed: GpuInventory | None = GpuInventory()
-        """What the engine or CDI files list; None where only nvidia-smi tells."""
+        """The GPUs listed by the engine or CDI files; None where only nvidia-smi can list them."""
         self._info_due = float("-inf")
         self._report: tuple[SmiDevice, ...] = ()
         self._probe_due = float("-inf")
         self._probing = threading.Lock()
         self._last_probe = ""
-        """The container of the last one; mostly gone since."""
+        """The container id of the last probe, usually removed by now."""
         self._warned: dict[str, None] = {}
 
     def inventory(self) -> GpuInventory:
-        """GPUs the engine can hand out now. Raises what docker-py raises when the engine does not answer."""
+        """The GPUs that the engine can assign now. Raises docker-py's errors when the engine does not answer."""
         now = self._monotonic()
         if now >= self._info_due:
             self._listed = self._look(self._client.info())
@@ -140,9 +140,9 @@ class GpuDiscovery:
         return described(self._listed, self._report)
 
     def used_memory(self) -> dict[str, int]:
-        """Bytes in use of every GPU that tells, by UUID. It takes a container, and a second or two.
+        """Bytes in use, by UUID, of every GPU that reports them. It runs a container for one or two seconds.
 
-        Raises what docker-py raises, and ValueError with what `nvidia-smi` said when it cannot be asked.
+        Raises docker-py's errors, and ValueError with the output of `nvidia-smi` when it fails.
         """
         image = self._sources.probe_image
         if image is None:
@@ -151,7 +151,7 @@ class GpuDiscovery:
         return {device.uuid: device.used_bytes for device in self._report if device.used_bytes is not None}
 
     def warn_once(self, message: str) -> None:
-        """Log a warning the first time it comes up; it would come up again each half minute."""
+        """Log a warning once; the same check runs again every 30 s."""
         if message not in self._warned:
             self._warned[message] = None
             if len(self._warned) > 256:
@@ -164,7 +164,7 @@ class GpuDiscovery:
         if listed:
             return inventory_of_names(listed, fingerprints)
         if fingerprints:
-            # Engines that say nothing of CDI directories are older than 25 and know no CDI.
+            # Engines that report no CDI directories are older than version 25 and do not support CDI.
             if info.get("CDISpecDirs"):
                 return inventory_of_names(fingerprints, fingerprints)
             self.warn_once(
@@ -179,7 +179,7 @@ class GpuDiscovery:
     # ------------------------------------------------------------------------------------------------------- probe
 
     def _probe(self) -> None:
-        """Ask `nvidia-smi` in a container; the last good answer stays while a new one is not due or fails."""
+        """Run `nvidia-smi` in a container. The last good report stays while a new one is not due or fails."""
         if self._sources.probe_image is None or self._monotonic() < self._probe_due:
             return
         self._probe_due = self._monotonic() + _PROBE_RETRY_S
@@ -199,7 +199,7 @@ class GpuDiscovery:
             return self._run_probe(self._probe_body(image, listed))
 
     def _probe_body(self, image: str, listed: GpuInventory | None) -> dict[str, Any]:
-        """A container that sees the GPUs listed by CDI, or all of them through the nvidia runtime."""
+        """The create body of a container with the GPUs listed by CDI, or with all GPUs through the nvidia runtime."""
         host: dict[str, Any] = {"NetworkMode": "none"}
         environment = []
         if listed is None:
@@ -226,20 +226,20 @@ class GpuDiscovery:
             code = self._client.wait(container, timeout=_PROBE_TIMEOUT_S)["StatusCode"]
             output = self._client.logs(container, tail=_LONGEST_REPORT).decode(errors="replace")
         finally:
-            with contextlib.suppress(docker.errors.NotFound):  # a `docker container prune` was first
+            with contextlib.suppress(docker.errors.NotFound):  # a `docker container prune` removed it already
                 self._client.remove_container(container, force=True, v=True)
         if code != 0:
             raise ValueError(f"nvidia-smi ended with exit code {code}: {' '.join(output.split())[-500:]}")
         return str(output)
 
     def _remove_old_probes(self) -> None:
-        """A controller killed between create and remove leaves its probe behind. A young one may be another stack's.
+        """Remove probes that a killed controller left behind. A recent probe may belong to another stack and stays.
 
-        On a GPU that is ill `nvidia-smi` may hang so that no signal ends it. Raises what docker-py raises where one of
-        before cannot be removed: another one would hang as well, and with each try there would be one more.
+        On a faulty GPU `nvidia-smi` may hang so that no signal ends it. Raises docker-py's errors if an old probe
+        cannot be removed: a new probe would hang as well, and each try would add one.
         """
         for left in self._client.containers(all=True, filters={"label": f"{PROBE_LABEL}={PROBE_VALUE}"}):
             if left["Id"] != self._last_probe and self._clock() - left.get("Created", 0) < _PROBE_ABANDONED_S:
                 continue
-            with contextlib.suppress(docker.errors.NotFound):  # it went by itself meanwhile
+            with contextlib.suppress(docker.errors.NotFound):  # it was removed meanwhile
                 self._client.remove_container(left["Id"], force=True, v=True)

@@ -1,13 +1,13 @@
-"""Time that only goes forward, one second a second: deadlines, delays and backoffs are measured with it.
+"""A monotonic clock in seconds since 1970: deadlines, delays and backoffs are measured with it.
 
-A wall clock is set: by hand, by NTP after an hour without network, when a virtual machine moves. A controller that took
-such a step for time that has passed would find every deadline over at once, or wait an hour for a second.
+A wall clock may be set: by hand, by NTP after an hour without network, when a virtual machine migrates. If such a step
+counted as time that has passed, every deadline would be over at once, or a second would last an hour.
 
-So "now" is the wall clock's reading when the controller started, and what the kernel's monotonic clock has counted
-since. If the wall clock was set back before a restart, a deadline that was running then comes late, once. Events carry
-the wall clock's time: it is for people.
+So "now" is the wall clock's time when the controller started plus the time counted by the kernel's monotonic clock. If
+the wall clock was set back before a restart, a deadline that was running then comes late, once. Events have the wall
+clock's time, as users read them.
 
-What the engine says of containers is wall clock time too; `ContainerTimes` converts it.
+The engine's times of containers are by the wall clock; `ContainerTimes` converts them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import replace
 
 from ..model.world import ReplicaContainer
 
-_ROUNDING_S = 1e-6  # seconds since 1970 are told apart to a quarter of it
+_ROUNDING_S = 1e-6  # the resolution of a float of seconds since 1970 is a quarter of this
 
 Clock = Callable[[], float]
 
 
 SAME_S = 0.01
-"""Two clocks that are no further apart have been read one after the other, and nobody has set one."""
+"""A smaller difference between two clocks comes from reading them one after the other, not from setting one."""
 
 
 class SteadyClock:
@@ -43,7 +43,7 @@ class SteadyClock:
 
 
 class ContainerTimes:
-    """When containers were made and started, by the controller's clock. Each is brought over once, when first seen."""
+    """The creation and start times of containers by the controller's clock. Each is converted once, when first seen."""
 
     def __init__(self, now: Clock, wall: Clock) -> None:
         self._now = now
@@ -51,7 +51,7 @@ class ContainerTimes:
         self._known: dict[tuple[str, float], float] = {}
 
     def brought_over(self, containers: Iterable[ReplicaContainer]) -> tuple[ReplicaContainer, ...]:
-        """The containers with their times replaced; forgets those that are not among them."""
+        """The containers with converted times; forgets containers that are not among them."""
         now, ahead = self._now(), self._wall() - self._now()
         ahead = ahead if abs(ahead) > SAME_S else 0.0
         known: dict[tuple[str, float], float] = {}
@@ -65,7 +65,7 @@ class ContainerTimes:
             created = over(container.id, container.created_at)
             started = None if container.started_at is None else over(container.id, container.started_at)
             if (created, started) == (container.created_at, container.started_at):
-                return container  # nobody has set the clock: the usual case, without a copy of every replica
+                return container  # the clock was not set: the usual case, without a copy of every replica
             return replace(container, created_at=created, started_at=started)
 
         found = tuple(steady(container) for container in containers)
@@ -80,5 +80,5 @@ def steady_time(at: float, now: float, ahead: float) -> float:
     a container that an earlier controller has seen: of both answers that lie in the past the later one counts. A
     deadline may then come late by the length of the step, and never early.
     """
-    # What began just now may lie in the future by the rounding of these differences.
+    # Rounding of these differences may put a container that has just started into the future.
     return max((min(guess, now) for guess in (at, at - ahead) if guess <= now + _ROUNDING_S), default=now)

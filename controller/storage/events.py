@@ -1,4 +1,4 @@
-"""What happened, newest last: kept in the store, followed by the API, coalesced where it repeats itself."""
+"""The event log, newest last: kept in the store, served by the API; repeated events are merged into one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 LEVELS = {"ok": logging.INFO, "info": logging.INFO, "warning": logging.WARNING, "failed": logging.ERROR}
 
 COALESCE_S = 600.0
-"""A repetition within this time of the last one only counts the earlier event up."""
+"""A repetition within this time only increases the earlier event's count."""
 
 
 class EventLog:
-    """The list of events. One line of JSON log an event, repetitions included."""
+    """The list of events. Each event, and each repetition, is also one line of the JSON log."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -47,7 +47,7 @@ class EventLog:
         target: str = "",
         outcome: Literal["ok", "failed", "info", "warning"] = "info",
     ) -> None:
-        """Keep and log one event; an unchanged repetition is counted on the earlier one."""
+        """Keep and log one event; an unchanged repetition increases the earlier event's count."""
         message = storable(message)
         event = Event(self._clock(), kind, storable(service), storable(target or service), message, outcome)
         fields = {"kind": kind, "service": event.service, "target": event.target, "outcome": outcome}
@@ -67,8 +67,8 @@ class EventLog:
         kinds: Collection[str] | None = None,
         limit: int = 100,
     ) -> list[StoredEvent]:
-        """Return events, oldest first: those after `since`, else the newest `limit`; of one service, of some kinds, if
-        named.
+        """Return events, oldest first: the first `limit` after `since`, else the newest `limit`. `service` and `kinds`
+        filter them.
         """
         chosen = [
             stored
@@ -102,11 +102,11 @@ class EventLog:
         seq = self._store.append_event(event)
         self._events.append(StoredEvent(seq, event, event.at))
         self._latest[(event.kind, event.service, event.target)] = seq
-        if event.outcome == "ok":  # what failed before this did not just fail again
+        if event.outcome == "ok":  # after a success, the next failure is a new event
             self._latest = {
                 key: value for key, value in self._latest.items() if key[1:] != (event.service, event.target)
             }
-        if len(self._latest) > 2 * EVENTS_KEPT:  # names of replicas long gone
+        if len(self._latest) > 2 * EVENTS_KEPT:  # names of replicas that were removed long ago
             oldest = self._events[0].seq
             self._latest = {key: value for key, value in self._latest.items() if value >= oldest}
         self._news.set()

@@ -1,4 +1,4 @@
-"""The SQLite file behind the store: two tables, checked when opened, and what it owes while it cannot be written."""
+"""The SQLite file behind the store: two tables, checked when opened, and the writes that are pending."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ V = TypeVar("V")
 
 
 class StateFile:
-    """The SQLite file, and what it owes while it cannot be written."""
+    """The SQLite file, and the pending writes (`owed`) while it cannot be written."""
 
     def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
         self._path = directory / FILE_NAME
@@ -47,26 +47,26 @@ class StateFile:
             raise StoreError(f"{self._path}: {error}; the controller needs a writable state directory") from error
 
     def write(self, key: tuple[str, ...], statement: str, values: tuple[object, ...]) -> None:
-        """Write something that an operator is told is kept. Raises StoreError."""
+        """Write a change that an operator asked for, now or not at all. Raises StoreError."""
         try:
             self.db.execute(statement, values)
         except sqlite3.Error as error:
             self.trouble = self._refusal(error)
-            self.owed.setdefault(("probe",), (_PROBE, ()))  # writing it shows when there is room again
+            self.owed.setdefault(("probe",), (_PROBE, ()))  # its success shows that the file is writable again
             raise StoreError(self.trouble) from error
-        self.owed.pop(key, None)  # what was owed on the same thing is out of date
+        self.owed.pop(key, None)  # a pending write of the same key is outdated
 
     def keep(self, key: tuple[str, ...], statement: str, values: tuple[object, ...]) -> None:
-        """Write something that has happened: at once, else when there is room. Memory goes on with it.
+        """Write an observed change now, or as soon as the file is writable; memory has it at once.
 
-        Only the last statement of a key is owed, so what is owed is bounded as the world is.
+        Only the last statement of each key stays pending, so the number of pending writes is bounded by the keys.
         """
         self.owed.pop(key, None)
         self.owed[key] = (statement, values)
         self.settle()
 
     def settle(self) -> None:
-        """Write what is owed, if it can be written now."""
+        """Retry the pending writes."""
         for key, (statement, values) in list(self.owed.items()):
             try:
                 self.db.execute(statement, values)
@@ -78,7 +78,7 @@ class StateFile:
 
     @contextlib.contextmanager
     def waiting_for_the_disk(self) -> Iterator[None]:
-        """What is written meanwhile is on the disk when the call returns."""
+        """Writes inside this context are on the disk when they return."""
         self.db.execute("PRAGMA synchronous = FULL")
         try:
             yield
@@ -92,17 +92,17 @@ class StateFile:
         try:
             return _connect(self._path)
         except sqlite3.OperationalError:
-            raise  # not to be opened or written: another file would fare no better
+            raise  # it cannot be opened or written: a new file would fail as well
         except (sqlite3.DatabaseError, UnicodeDecodeError):  # the latter is how Python quotes SQLite on a bad byte
             self.set_aside = self._path.with_name(f"{FILE_NAME}.aside-{int(clock())}")
             for suffix in ("", "-wal", "-shm"):
-                with contextlib.suppress(FileNotFoundError):  # SQLite makes the two side files only when it needs them
+                with contextlib.suppress(FileNotFoundError):  # SQLite creates the two side files only when needed
                     Path(f"{self._path}{suffix}").rename(f"{self.set_aside}{suffix}")
             return _connect(self._path)
 
 
 class Kind(Generic[K, V]):
-    """All rows of one kind, in memory and in the file. `of` makes a value of a row's JSON, `plain` the reverse."""
+    """All rows of one kind, in memory and in the file. `of` decodes a row's JSON, `plain` encodes a value."""
 
     def __init__(self, file: StateFile, kind: str, of: Callable[[Any], V], plain: Callable[[V], Any]) -> None:
         self._file = file
@@ -133,19 +133,19 @@ class Kind(Generic[K, V]):
             del self.values[key]
 
     def snapshot(self) -> Mapping[K, V]:
-        """The values now; later changes do not show in it."""
+        """A copy of the values; later changes are not in it."""
         return MappingProxyType(dict(self.values))
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open, check and if need be create. Raises sqlite3.DatabaseError for a file that is not intact, or not ours."""
-    # Autocommit: each statement is a transaction of its own.
+    """Open, check and if needed create. Raises sqlite3.DatabaseError for a damaged file or other tables."""
+    # Autocommit: each statement is its own transaction.
     db = sqlite3.connect(path, isolation_level=None, timeout=5.0, check_same_thread=False)
     db.text_factory = _text
     try:
         _prepare(db)
-        # From here on a wait would stop all of the controller, and every probe would seem to go unanswered. A file that
-        # another process locks (an editor of databases, a backup) is a disk that cannot be written for a while.
+        # From here on a wait would block the whole controller, and every probe would time out. A file that another
+        # process locks (a database editor, a backup) counts as not writable for that time.
         db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
     except BaseException:
         db.close()
@@ -167,7 +167,7 @@ def _prepare(db: sqlite3.Connection) -> None:
 
 
 def _text(raw: bytes) -> str:
-    """A text of the file. SQLite does not see a byte that is none of UTF-8; it costs no more than itself."""
+    """Decode a text of the file. SQLite does not check UTF-8; an invalid byte is escaped, the rest is kept."""
     return raw.decode(errors="backslashreplace")
 
 

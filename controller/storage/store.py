@@ -1,18 +1,19 @@
-"""What cannot be read back from the world: scale overrides, rollouts, retirements, failures, events. One SQLite file.
+"""The state that cannot be read back from the engine: scale overrides, rollouts, retirements, failures, events. It is
+one SQLite file.
 
-    state   (kind, key, value as JSON): one row for each thing that is remembered
-    events  what happened, newest last
+    state   (kind, key, value as JSON): one row for each value
+    events  the events, newest last
 
-Reads come from memory; every change goes to the file before it counts. All calls are synchronous, on the event loop:
-in WAL mode a commit is one append to a file without waiting for the disk (0.05 ms), far below what a thread would cost.
-A crash of the process loses nothing; a power cut may lose the last changes, never the file's integrity. The one change
-whose loss nothing would show, a scale target that an operator was told is set, does wait for the disk.
+Reads come from memory; every change is written to the file before it takes effect. All calls are synchronous, on the
+event loop: in WAL mode a commit is one append to a file without waiting for the disk (0.05 ms), far cheaper than a
+thread. A crash of the process loses nothing. A power cut may lose the last changes, but never damages the file. Only a
+scale target waits for the disk: an operator was told that it is set, and nothing would show its loss.
 
-While the file cannot be written (a full disk), what has happened is kept in memory and written when it can be. Only
-what an operator asks for, and would be told is kept, is refused.
+While the file cannot be written (a full disk), observed changes are kept in memory and written later. Changes that an
+operator asks for are refused.
 
-A file that is damaged, or that another version of the controller wrote, is renamed aside and a fresh one begun: the
-world itself is the truth, and `set_aside` says what was lost.
+A damaged file, or a file of another version of the controller, is renamed and a new file is started: the running
+containers are the truth, and `set_aside` is the old file's path.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A scale call: the target, and what the compose files said then (when they change, they win again)."""
+    """A scale call: the target, and the number in the compose files then (an edit of that number ends the override)."""
 
     replicas: int
     spec_replicas: int
@@ -48,7 +49,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event with its place in the list; `times` > 1: it was repeated, last at `last_at`."""
+    """An event with its sequence number; `times` > 1: it was repeated, last at `last_at`."""
 
     seq: int
     event: Event
@@ -81,7 +82,7 @@ class Store:
 
     @property
     def set_aside(self) -> Path | None:
-        """Where the former file went, if it was damaged or another version's; else None."""
+        """The new path of the former file, if it was damaged or of another version; else None."""
         return self._file.set_aside
 
     @property
@@ -90,11 +91,11 @@ class Store:
         return self._file.trouble
 
     def settle(self) -> None:
-        """Write what could not be written so far, if it can be now."""
+        """Retry the pending writes."""
         self._file.settle()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.db.close()
 
     # ------------------------------------------------------------------------------------------------ scale overrides
@@ -110,7 +111,7 @@ class Store:
             self._overrides.put(service, override, asked=True)
 
     def drop_override(self, service: str) -> None:
-        """Let the compose files decide again. Raises StoreError."""
+        """End a scale call: the compose files decide again. Raises StoreError."""
         self._overrides.drop(service, asked=True)
 
     # ---------------------------------------------------------------------------------------------------- autoscaling
@@ -121,100 +122,101 @@ class Store:
         return MappingProxyType(self._autoscaled.values)
 
     def note_autoscaled(self, service: str, replicas: int) -> None:
-        """Remember a target: a controller that starts goes on from it."""
+        """Store a target: the next controller continues from it."""
         if self._autoscaled.values.get(service) != replicas:
             self._autoscaled.put(service, replicas)
 
     def forget_autoscaled(self, service: str) -> None:
-        """The service is not autoscaled any more."""
+        """Drop the target of a service that is no longer autoscaled."""
         self._autoscaled.drop(service)
 
     # ---------------------------------------------------------------------------------------------------- retirements
 
     @property
     def retirements(self) -> Mapping[str, Retirement]:
-        """Replicas on their way out, by container id. A snapshot: later changes do not show in it."""
+        """Retiring replicas, by container id. A snapshot: later changes are not in it."""
         return self._retirements.snapshot()
 
     def retire(self, retirement: Retirement) -> None:
-        """Mark a replica as draining; one that already is keeps its time."""
+        """Mark a replica as draining; an existing mark keeps its time."""
         if retirement.container_id not in self._retirements.values:
             self._retirements.put(retirement.container_id, replace(retirement, cause=storable(retirement.cause)))
 
     def stopping(self, container_id: str, now: float) -> None:
-        """Note that SIGTERM was sent; the first time counts."""
+        """Record that SIGTERM was sent; the first time counts."""
         retirement = self._retirements.values.get(container_id)
         if retirement is not None and retirement.stopping_since is None:
             self._retirements.put(container_id, replace(retirement, stopping_since=now))
 
     def forget(self, container_id: str) -> None:
-        """Drop everything known of a container that is gone."""
+        """Drop the rows of a removed container."""
         self._retirements.drop(container_id)
         self._seen_ready.drop(container_id)
 
     def containers(self) -> frozenset[str]:
-        """Ids of all containers the store knows something of."""
+        """Ids of all containers that have rows."""
         return frozenset(self._retirements.values) | frozenset(self._seen_ready.values)
 
     # ------------------------------------------------------------------------------------------------------- failures
 
     @property
     def failures(self) -> Mapping[FailureKey, FailureRecord]:
-        """Failures in a row, by service and version. A snapshot: later changes do not show in it."""
+        """Failures in a row, by service and version. A snapshot: later changes are not in it."""
         return self._failures.snapshot()
 
     def failure(self, key: FailureKey, now: float, detail: str, began_at: float | None = None) -> None:
-        """Count one more failed try of a service's version: not for a replica that began before the last one failed."""
+        """Count a failed start of a version, unless the replica began before the last counted failure."""
         before = self._failures.values.get(key)
         if is_another_try(before, began_at):
             self._failures.put(key, FailureRecord(before.count + 1 if before else 1, now, storable(detail)))
 
     def clear_failure(self, key: FailureKey) -> None:
-        """Forget the failures of a version: it works again, it gets another chance, or nothing asks for it any more."""
+        """Drop the failures of a version: it works again, is tried again, or is no longer wanted."""
         self._failures.drop(key)
 
     # ------------------------------------------------------------------------------------------------------- rollouts
 
     @property
     def rollouts(self) -> Mapping[str, str]:
-        """Where each service stands between its versions: JSON, by service."""
+        """The rollout state of each service, as JSON."""
         return MappingProxyType(self._rollouts.values)
 
     def note_rollout(self, service: str, state: str) -> None:
-        """Remember where a service stands; it is in the file when this returns. Raises StoreError."""
+        """Store a service's rollout state; it is in the file when this returns. Raises StoreError."""
         if self._rollouts.values.get(service) != state:
             self._rollouts.put(service, storable(state), asked=True)
 
     def forget_rollout(self, service: str) -> None:
-        """The service is there no more. Raises StoreError."""
+        """Drop the rollout state of a removed service. Raises StoreError."""
         self._rollouts.drop(service, asked=True)
 
     @property
     def revisions(self) -> Mapping[tuple[str, str], Revision]:
-        """How versions are made, by service and version."""
+        """The records of versions, by service and version."""
         return MappingProxyType(self._revisions.values)
 
     def keep_revision(self, revision: Revision) -> None:
-        """Remember how a version is made; what is known of it already stays. Raises StoreError."""
+        """Store the record of a version, unless there is one. Raises StoreError."""
         if (revision.service, revision.version) not in self._revisions.values:
             self.renew_revision(revision)
 
     def renew_revision(self, revision: Revision) -> None:
-        """Remember a version anew: what is not part of it has changed. Raises StoreError."""
+        """Replace the record of a version, after a change that does not make a new version. Raises StoreError."""
         self._revisions.put((revision.service, revision.version), revision, asked=True)
 
     def drop_revision(self, service: str, version: str) -> None:
-        """The service can not go back to that version any more. Raises StoreError."""
+        """Drop the record of a version: the service can no longer go back to it. Raises StoreError."""
         self._revisions.drop((service, version), asked=True)
 
     # ----------------------------------------------------------------------------------------------------- seen ready
 
     def seen_ready(self, container_id: str, started_at: float) -> bool:
-        """Whether the container was ready since that start: then silence means failure, also to a new controller."""
+        """Whether the container was ready since that start: if so, an unanswered probe is a failure, also after a
+        restart of the controller."""
         return self._seen_ready.values.get(container_id) == started_at
 
     def note_ready(self, container_id: str, started_at: float) -> None:
-        """Remember that the container was ready."""
+        """Store that the container was ready."""
         if not self.seen_ready(container_id, started_at):
             self._seen_ready.put(container_id, started_at)
 
@@ -222,11 +224,11 @@ class Store:
 
     @property
     def gpu_faults(self) -> Mapping[str, GpuFault]:
-        """Marks on GPUs, by UUID. A snapshot: later changes do not show in it."""
+        """Marks on GPUs, by UUID. A snapshot: later changes are not in it."""
         return self._gpu_faults.snapshot()
 
     def mark_gpu(self, fault: GpuFault) -> None:
-        """Keep a mark; one that was there before is replaced.
+        """Store a mark; it replaces an earlier one.
 
         Raises StoreError for a mark that an operator set and that cannot be written now.
         """
@@ -240,7 +242,7 @@ class Store:
 
     @property
     def latest_at(self) -> float:
-        """The latest time that a deadline counts from; 0 when there is none."""
+        """The latest time that a deadline counts from; 0 without deadlines."""
         failed = [record.last_at for record in self._failures.values.values()]
         left = [one.stopping_since or one.draining_since for one in self._retirements.values.values()]
         return max((*failed, *left), default=0.0)
@@ -248,13 +250,13 @@ class Store:
     # --------------------------------------------------------------------------------------------------------- events
 
     def events(self) -> list[StoredEvent]:
-        """The events kept, oldest first."""
+        """The stored events, oldest first."""
         columns = "seq, last_at, times, at, kind, service, target, message, outcome"
         rows = self._file.db.execute(f"SELECT {columns} FROM events ORDER BY seq").fetchall()  # noqa: S608 - constant
         return [StoredEvent(seq, Event(*event), last_at, times) for seq, last_at, times, *event in rows]
 
     def append_event(self, event: Event) -> int:
-        """Keep an event, drop the oldest above EVENTS_KEPT; return its sequence number (grows, never reused)."""
+        """Store an event, drop the oldest above EVENTS_KEPT; return its sequence number (it grows, is never reused)."""
         self._last_seq += 1
         seq, oldest = self._last_seq, self._last_seq - EVENTS_KEPT
         values = (seq, event.at, event.at, 1, event.kind, event.service, event.target, event.message, event.outcome)
@@ -267,6 +269,6 @@ class Store:
         return seq
 
     def repeat_event(self, seq: int, last_at: float, times: int) -> None:
-        """Count a repetition of a kept event."""
+        """Store the repetition of an event."""
         statement = "UPDATE events SET last_at = ?, times = ? WHERE seq = ?"
         self._file.keep(("again", str(seq)), statement, (last_at, times, seq))

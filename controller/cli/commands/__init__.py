@@ -1,1 +1,1 @@
-"""The commands, by what they do: look, follow, change, and those that need no running stack."""
+"""The commands by purpose: look, follow, change, and the commands that need no running stack."""

@@ -1,4 +1,4 @@
-"""Commands that ask for a change. Scale, deploy, rollback, abort and promote wait until the world agrees."""
+"""Commands that ask for a change. Scale, deploy, rollback, abort and promote wait until it is carried out."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def scale(
     told = api.put(f"{path}/scale", {"replicas": "auto" if n == "auto" else int(n)})
     if "message" in told and not as_json:
         out.say(f"{service}: {told['message']}")
-    target = told.get("wanted") if n == "auto" else int(n)  # of an autoscaler nobody knows what it will want
+    target = told.get("wanted") if n == "auto" else int(n)  # an autoscaler's target is not known in advance
     if target is None or no_wait:
         _end(None, told, as_json=as_json)
         return
@@ -138,7 +138,7 @@ def promote(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = Fa
 
 @dataclass(frozen=True)
 class _Wishes:
-    """How the caller wants to wait, and for which services."""
+    """The wait options of a command, and its services."""
 
     timeout_s: float
     no_wait: bool
@@ -178,7 +178,7 @@ def _services(api: Client) -> Any:
 
 
 def _end(verdict: Verdict | None, told: Mapping[str, Any], *, as_json: bool) -> None:
-    """Say how it ended; without a verdict nobody waited."""
+    """Print how the wait ended; `verdict` is None where the command did not wait."""
     if as_json:
         waited = {"done": verdict.done, "message": verdict.message} if verdict else {}
         out.print_json({**told, **waited})

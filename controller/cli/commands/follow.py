@@ -1,4 +1,4 @@
-"""Commands that can go on: events, logs, top."""
+"""Commands that can run until Ctrl-C: events, logs, top."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .options import Follow, OfService, Output, Service
 FOLLOW_S = 1.0
 FOLLOWED_LINES = 1000
 MOST_LINES = 10_000
-"""That the controller sends of one replica."""
+"""The most lines that the controller sends for one replica."""
 OVERLAP_S = 5.0
-"""Longer than a line takes from a replica into the engine's log, and than a new replica takes to be known."""
+"""Longer than a line takes from a replica to the engine's log, and than a new replica takes to be listed."""
 EVENTS_KEPT = 1000
-"""By the controller, and the most that it sends at once."""
+"""The events that the controller keeps, and the most that it sends at once."""
 WAIT_S = 25
 TRAFFIC_WINDOW = "30s"
 """Six scrapes: short enough to follow a change, long enough for a rate."""
@@ -64,7 +64,7 @@ def events(
     kinds = [name for names in kind or [] for name in names.split(",")]
     after = feeds.since_time(since, time.time()) if since else None
     only = {**({"service": service} if service else {}), **({"kind": ",".join(kinds)} if kinds else {})}
-    # What is left out here is left out of everything that is kept, not of the newest few.
+    # With a filter on kind or time, all kept events are filtered, not only the newest ones.
     limit = EVENTS_KEPT if kinds or since else n
     page = api.get("/api/v1/events", {"limit": str(limit), **only})
     found = feeds.chosen(page["events"], after)
@@ -96,7 +96,7 @@ def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since 
         _print_lines(name, lines[-n:], as_json=as_json)
     while follow:
         time.sleep(FOLLOW_S)
-        # What was sent before need not be sent again, but for what was just being written.
+        # Ask only for newer lines, with an overlap for lines that were just being written.
         query["after"] = str(max(int(document["at"] - OVERLAP_S), 0))
         document = patiently(partial(api.get, path, query))
         for replica in document["replicas"]:
@@ -107,7 +107,7 @@ def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since 
 def _follow_on(
     log: Mapping[str, Any], shown: list[feeds.LogLine], after: float, *, as_json: bool
 ) -> list[feeds.LogLine]:
-    """Print what is new of a replica's log; return what has been shown of it now."""
+    """Print the new lines of a replica's log; return all lines shown so far."""
     now = feeds.timed(log)
     fresh = feeds.new_lines(shown, now)
     if feeds.leaves_a_gap(shown, fresh, now, after):
@@ -136,7 +136,7 @@ def top(n: Pictures = None, once: Once = False, interval: Interval = 2.0, output
 
 
 def _explain_nothing(api: Client, found: list[Any], service: str, kinds: list[str], where: str) -> None:
-    """Where names lead to nothing, say so. Raises BadInput for a service that does not exist."""
+    """Explain an empty result. Raises BadInput for a service that does not exist."""
     if found:
         return
     if service:
@@ -163,7 +163,7 @@ def _print_events(listed: list[Any], *, as_json: bool) -> None:
 
 
 def _print_lines(replica: str, lines: Sequence[feeds.LogLine], *, as_json: bool) -> None:
-    """On a terminal as people read them; in a pipe as the replica wrote them."""
+    """Print log lines: in readable form on a terminal, unchanged in a pipe."""
     is_terminal = sys.stdout.isatty()
     for _, line in lines:
         if as_json:

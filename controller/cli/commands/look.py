@@ -1,4 +1,4 @@
-"""Commands that show how things are: status, why, gpus, routes, plan, revisions."""
+"""Commands that show the current state: status, why, gpus, routes, plan, revisions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..why import page as why_page
 from .options import Output, Service
 
 EVENTS_READ = 1000
-"""All that the controller keeps."""
+"""The events that the controller keeps."""
 
 
 def register(app: typer.Typer) -> None:

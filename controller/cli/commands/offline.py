@@ -1,5 +1,5 @@
-"""Commands that need no running stack: they read files with the controller's own reader. What they import is imported
-when they run, so that no other command waits for it.
+"""Commands that need no running stack: they read files with the controller's own reader. They import it only when they
+run, so that it does not delay other commands.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ def register(app: typer.Typer) -> None:
     """Add these commands."""
     for command in (validate, schema):
         app.command()(command)
-    # The simulator has a command line of its own, which works without typer, too: its options are passed on.
+    # The simulator has its own command line, which also works without typer: its options are passed on.
     app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(simulate)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with the files: where, and what was expected."""
+    """One problem of the files: where, and what was expected."""
 
     path: str
     message: str
 
     @classmethod
     def of(cls, line: str) -> Finding:
-        """Take "path: message" apart."""
+        """Split "path: message"."""
         path, colon, message = line.partition(": ")
         return cls(path, message) if colon else cls("", line)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What reading the files gave."""
+    """The result of reading the files."""
 
     services: Mapping[str, str] = field(default_factory=dict)
-    """Name -> what it is, in a few words."""
+    """Name -> short description."""
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ class Verdict:
         }
 
     def as_text(self) -> str:
-        """Return it as people read it."""
+        """Return it as text."""
         lines = [*self.problems, *(f"warning: {warning}" for warning in self.warnings)]
         if not self.problems and not self.services:
             lines.append("no service has an x-serve block; compose/reference.yaml explains its keys")
@@ -115,7 +115,7 @@ def _print_schema() -> None:
 
 
 def _environment(files: list[str]) -> dict[str, str]:
-    """The environment in which Compose reads these files. Raises BadInput for one that does not exist."""
+    """The environment in which Compose reads these files. Raises BadInput for a missing file."""
     missing = [name for name in files if not Path(name).is_file()]
     if missing:
         raise BadInput(f"FILE: there is no file {', '.join(map(repr, missing))} in {Path.cwd()}")
