@@ -398,7 +398,7 @@ CONTROL = Section(
                 Query("sum by (gpu) (pierhead_gpu_memory_used_bytes) or vector(0)", "{{gpu}} in use"),
                 Query("sum by (gpu) (pierhead_gpu_memory_free_bytes) or vector(0)", "{{gpu}} free for a slot"),
             ),
-            "Memory in use, by whomever, and what a new slot could have. Nothing where no nvidia-smi can be asked.",
+            "Memory in use by all processes, and memory free for a new slot. Empty where nvidia-smi cannot be run.",
             unit="bytes",
         ),
         Panel(
