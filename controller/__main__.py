@@ -74,6 +74,7 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
         query=prometheus,
         policy_dir=settings.project_dir,
         give=probe.give,
+        router_silence_s=settings.haproxy_silence_s,
     )
     try:
         await _serve(settings, world, stop)

@@ -30,6 +30,7 @@ from .model.actions import (
     GiveUserConfig,
     PullImage,
     RemoveContainer,
+    RestartRouter,
     SetServerState,
     SetServerWeight,
     SetWaitingRoom,
@@ -64,6 +65,7 @@ TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
         CreateContainer: 60.0,
         StartContainer: 120.0,
         SignalContainer: 30.0,
+        RestartRouter: 60.0,
         RemoveContainer: 60.0,
         BeginRetirement: 10.0,
         DeleteServer: 30.0,
@@ -243,6 +245,8 @@ class Reporter:
         """Take note of one action's end."""
         action = outcome.action
         self._metrics.action(outcome)
+        if isinstance(action, RestartRouter):
+            self._observer.router_restarted()
         if isinstance(action, EngineAction):
             self._observer.action_ended(action)
         elif isinstance(action, RoutingAction):
@@ -307,7 +311,7 @@ class Performer:
                 await self._engine.perform(action, self._project)
                 if action.signal == "SIGTERM":
                     self._store.stopping(action.container_id, self._clock())
-            case CreateContainer() | PullImage() | StartContainer():
+            case CreateContainer() | PullImage() | StartContainer() | RestartRouter():
                 await self._engine.perform(action, self._project)
             case (
                 AddServer()

@@ -61,6 +61,8 @@ class World:
     """Asks a replica whether it is ready."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
+    router_silence_s: float = 10.0
+    """How long HAProxy may hang before it is restarted."""
     query: Query = no_prometheus
     policy_dir: Path | None = None
     """Where autoscaling functions are looked for."""
@@ -162,7 +164,9 @@ def assemble(
     def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
         return forgiven(desired, observed, prober.ready_since, now)
 
-    desirer = Desirer(store, events, scaler, deployer, measurements, calls, world.router.routing_hash, over)
+    desirer = Desirer(
+        store, events, scaler, deployer, measurements, calls, world.router.routing_hash, over, world.router_silence_s
+    )
     performer = Performer(world.engine, world.router, store, events, world.project, world.give, prober.learn, clock)
     reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
     executor = Executor(performer.perform, reporter.report, spawn, clock)

@@ -64,6 +64,8 @@ class Settings:
     log_level: str = "INFO"
     edge: EdgeLimits = DEFAULT_LIMITS
     """Bounds at HAProxy."""
+    haproxy_silence_s: int = 10
+    """How long HAProxy may hang before its container is restarted (PIERHEAD_HAPROXY_SILENCE_S)."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); else they are rolled out when they are seen."""
 
@@ -92,6 +94,7 @@ class Settings:
                 client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
                 client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
             ),
+            haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:

@@ -41,7 +41,9 @@ class Desirer:
         calls: FunctionCalls,
         routing_hash: RoutingHash,
         forgiven: Forgiven,
+        router_silence_s: float = 10.0,
     ) -> None:
+        self._router_silence_s = router_silence_s
         self._store = store
         self._events = events
         self._scaler = scaler
@@ -79,6 +81,7 @@ class Desirer:
             goals={name: goal for name, goal in directions.goals.items() if name in services},
             switched_off=switched_off(spec.services, targets, overrides),
             routing_hash=self._routing_hash(services.values()),
+            router_silence_s=self._router_silence_s,
         )
         self._forgive(desired, sight.observed, now)
         return desired

@@ -10,10 +10,17 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
+from ..model.actions import (
+    CreateContainer,
+    PullImage,
+    RemoveContainer,
+    RestartRouter,
+    SignalContainer,
+    StartContainer,
+)
 from ..model.world import Gpu, ReplicaContainer, StrayContainer
 
-EngineAction = PullImage | CreateContainer | StartContainer | SignalContainer | RemoveContainer
+EngineAction = PullImage | CreateContainer | StartContainer | SignalContainer | RemoveContainer | RestartRouter
 
 
 @dataclass(frozen=True, slots=True)

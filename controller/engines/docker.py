@@ -18,7 +18,14 @@ from docker import APIClient
 from docker.utils import parse_repository_tag
 
 from ..errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
-from ..model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
+from ..model.actions import (
+    CreateContainer,
+    PullImage,
+    RemoveContainer,
+    RestartRouter,
+    SignalContainer,
+    StartContainer,
+)
 from .base import EngineAction, EngineEvent, EngineState
 from .docker_errors import explanation, image_missing, refusal, translated
 from .docker_events import EventQueue, EventReader
@@ -117,6 +124,8 @@ class DockerEngine:
             case RemoveContainer():
                 await self._call(f"removal of replica {action.target}", partial(self._remove, action))
                 self._unstarted.discard(action.target)
+            case RestartRouter():
+                await self._call(f"restart of {action.target}", partial(self._kill_and_start, project, action.target))
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
         """See `ClusterEngine.used_gpu_memory`."""
@@ -149,14 +158,7 @@ class DockerEngine:
 
     async def exists(self, project: str, compose_service: str) -> bool:
         """See `ClusterEngine.exists`."""
-        filters = {
-            "label": [
-                f"com.docker.compose.project={project}",
-                f"com.docker.compose.service={compose_service}",
-                "com.docker.compose.oneoff=False",
-            ],
-        }
-        look = partial(self._client.containers, all=True, filters=filters)
+        look = partial(self._client.containers, all=True, filters=_made_by_compose(project, compose_service))
         return bool(await self._call(f"looking for {compose_service}", look))
 
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
@@ -239,6 +241,19 @@ class DockerEngine:
     def _node(self) -> str:
         """The engine's name for its machine; asked once, blocking."""
         return str(self._client.info().get("Name", ""))
+
+    def _kill_and_start(self, project: str, compose_service: str) -> None:
+        """Docker does not start a container again that was killed by its API, so it is started here."""
+        found = self._client.containers(all=True, filters=_made_by_compose(project, compose_service))
+        if not found:
+            raise EngineError(
+                f"Compose made no container of service {compose_service} in project {project}; "
+                f"`docker compose up -d {compose_service}` makes one"
+            )
+        for container in found:
+            if container["State"] in ("running", "paused"):
+                self._client.kill(container["Id"], "SIGKILL")
+            self._client.start(container["Id"])
 
     def _signal(self, action: SignalContainer) -> None:
         try:
@@ -374,3 +389,14 @@ def _pull_failed(image: str, what: str, said: str) -> EngineError:
 
 def _too_slow(what: str, limit_s: float) -> EngineUnreachable:
     return EngineUnreachable(f"{what}: the Docker Engine did not finish within {limit_s:.0f} s; check `docker info`")
+
+
+def _made_by_compose(project: str, compose_service: str) -> dict[str, list[str]]:
+    """Filters for the containers that `docker compose up` made of a service."""
+    return {
+        "label": [
+            f"com.docker.compose.project={project}",
+            f"com.docker.compose.service={compose_service}",
+            "com.docker.compose.oneoff=False",
+        ],
+    }

@@ -228,6 +228,16 @@ class WriteRouting(Action):
         return f"write routes of {names} and reload"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartRouter(Action):
+    """Kill a HAProxy that hangs, and start its container; target = its Compose service."""
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        return f"kill and start {self.target}"
+
+
 def replica_name(project: str, service: str, version: str, number: int) -> str:
     """`<project>-<service>-<version>-<n>`: deterministic, so creating the same replica twice is "already exists"."""
     return f"{project}-{service}-{version}-{number}"

@@ -44,6 +44,8 @@ class Desired:
     """Services that shall have no replica until somebody says so: no request wakes them."""
     routing_hash: str = ""
     """Of the HAProxy configuration these services need; "" = not to be compared."""
+    router_silence_s: float = 10.0
+    """How long HAProxy may hang before it is restarted; twice as long after each restart that did not help."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from .world import (
     GpuReading,
     ReplicaContainer,
     Retirement,
+    RouterSilence,
     RoutingState,
     StrayContainer,
 )
@@ -34,7 +35,11 @@ class Observed:
     gpu_reading: GpuReading | None = None
     """None = memory in use cannot be read: what containers hold is all that is known of a GPU."""
     routing: RoutingState | None = None
-    """None = HAProxy does not answer."""
+    """None = HAProxy does not answer, or its answers cannot be read."""
+    router_problem: str = ""
+    """Why HAProxy's answers cannot be read; "" = they can, or there are none."""
+    router_silence: RouterSilence | None = None
+    """None = HAProxy does not hang: it answers, or its process is not there."""
     retirements: Mapping[str, Retirement] = field(default_factory=dict)
     """By container id."""
     failures: Mapping[FailureKey, FailureRecord] = field(default_factory=dict)

@@ -229,6 +229,16 @@ class RoutingState:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterSilence:
+    """HAProxy hangs: neither its runtime API nor its HTTP port answers."""
+
+    since: float
+    """Since when both have been silent, or since the controller's last restart of it."""
+    restarts: int = 0
+    """How often the controller has restarted it since it last went a minute without hanging."""
+
+
+@dataclass(frozen=True, slots=True)
 class Retirement:
     """A replica on its way out. Kept in the store: a label cannot be added to a running container."""
 

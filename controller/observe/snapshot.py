@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..engines.base import ClusterEngine, EngineAction, EngineState
-from ..errors import RoutingError, StoreError
+from ..errors import StoreError
 from ..model.actions import Action
 from ..model.observed import Observed, Sight
 from ..model.plan import Plan
@@ -28,6 +28,7 @@ from .gpu_faults import struck
 from .gpu_marks import GpuMarks
 from .gpu_memory import GpuMemoryWatch
 from .probe import Prober
+from .router_silence import SilenceWatch
 from .watch import Reading, Watch
 
 logger = logging.getLogger(__name__)
@@ -76,17 +77,12 @@ class Observer:
             images = frozenset(service.image for service in spec.services.values())
             return EngineSeen(await engine.observe(spec.project, frozenset(spec.services), images), noted)
 
-        async def read_router(_: None) -> RoutingState:
-            state = await router.observe()
-            if state is None:
-                raise RoutingError("it does not answer")
-            return state
-
+        self._silence = SilenceWatch(router, clock)
         self._engine: Watch[Spec, EngineSeen, EngineAction] = Watch(
             "the Docker Engine", read_engine, wake, limit_s=50.0, stale_s=5.0, took=took, clock=clock
         )
         self._router: Watch[None, RoutingState, RoutingAction] = Watch(
-            "HAProxy", read_router, wake, limit_s=5.0, stale_s=2.0, took=router_took, clock=clock
+            "HAProxy", self._silence.read, wake, limit_s=10.0, stale_s=2.0, took=router_took, clock=clock
         )
         self._prober = prober
         self._store = store
@@ -121,6 +117,10 @@ class Observer:
     def routing_action_ended(self, action: RoutingAction) -> None:
         """Say that an action on HAProxy ended: it counts as in progress until a reading began after it."""
         self._router.ended(action)
+
+    def router_restarted(self) -> None:
+        """Say that HAProxy was restarted: from now on its silence is counted anew."""
+        self._silence.restarted()
 
     async def look(
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
@@ -169,6 +169,8 @@ class Observer:
             gpus=state.gpus,
             foreign_gpu_holders=state.foreign_gpu_holders,
             routing=routing,
+            router_problem=self._silence.problem,
+            router_silence=self._silence.silence,
             retirements=retirements,
             failures=failures,
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},

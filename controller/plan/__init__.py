@@ -25,7 +25,7 @@ from .leave import finish
 from .outlook import ServiceOutlook, bounds_of
 from .placement import GpuLedger
 from .retire import retire
-from .route import delete_ghost_servers, register, remove_strays, set_waiting_rooms, write_routing
+from .route import delete_ghost_servers, register, remove_strays, restart_router, set_waiting_rooms, write_routing
 from .start import mends, start_created, start_missing, start_rest, start_successors
 from .swaps import hold_for_next_try
 from .user_config import configure
@@ -37,6 +37,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
     A converged world gives an empty plan. Deterministic: the same arguments give the same text.
     """
     draft = Draft(desired=desired, observed=observed, now=now, gpus=GpuLedger.of(observed, now))
+    restart_router(draft)
     write_routing(draft)
     set_waiting_rooms(draft)
     remove_strays(draft)

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from ..model.actions import AddServer, RemoveContainer, SetServerWeight, SetWaitingRoom, WriteRouting
+from ..model.actions import (
+    AddServer,
+    RemoveContainer,
+    RestartRouter,
+    SetServerWeight,
+    SetWaitingRoom,
+    WriteRouting,
+)
 from ..model.phases import Phase
 from ..model.spec import ServiceSpec, backend_name
 from ..model.world import Server, ServerState, service_address
 from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook
 from .shares import weights
+
+ROUTER = "haproxy"
+"""HAProxy's Compose service."""
+MOST_DOUBLINGS = 5
+"""The pause between restarts of HAProxy that do not help grows to 2^5 times the silence before the first one."""
+
+
+def restart_router(draft: Draft) -> None:
+    """Restart a HAProxy that hangs, each time after twice as long."""
+    silence = draft.observed.router_silence
+    if silence is None or ROUTER in draft.busy:
+        return
+    silent_s = draft.now - silence.since
+    left_s = draft.desired.router_silence_s * 2 ** min(silence.restarts, MOST_DOUBLINGS) - silent_s
+    if left_s > 0:
+        draft.look_again_in(left_s)
+        return
+    cause = f"HAProxy hangs: neither its runtime API nor its HTTP port has answered for {silent_s:.0f} s"
+    draft.add(RestartRouter(target=ROUTER, cause=cause))
 
 
 def register(draft: Draft, outlook: ServiceOutlook) -> None:

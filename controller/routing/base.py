@@ -34,6 +34,12 @@ class Router(Protocol):
         """
         ...
 
+    async def http_is_silent(self) -> bool:
+        """Whether HAProxy's HTTP port takes a connection, or drops it, and no answer comes. A port that refuses is not
+        silent: the process is not there, and Docker starts it.
+        """
+        ...
+
     async def perform(self, action: RoutingAction) -> None:
         """Carry out one action; "already there" and "already gone" are success. Raises RoutingError and its kinds."""
         ...

@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 REMOVABLE_WAIT_S = 5
 NEW_WORKER_WAIT_S = 10.0
+HTTP_WAIT_S = 2.0
+"""An HTTP port that says nothing for so long is silent."""
 LISTED_S = 1.0
 """How long a list of the servers is reused while changes follow one another. Only a person at HAProxy's socket could
 change it meanwhile."""
@@ -63,7 +65,11 @@ class HAProxyRouter:
     be taken at any time.
     """
 
-    def __init__(self, run_dir: Path, limits: EdgeLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, run_dir: Path, limits: EdgeLimits = DEFAULT_LIMITS, http: tuple[str, int] = ("haproxy", 8000)
+    ) -> None:
+        """`http`: host and port at which HAProxy listens to HTTP clients."""
+        self._http = http
         self._limits = limits
         self._runtime = RuntimeSocket(run_dir / "admin.sock")
         self._master = MasterSocket(run_dir / "master.sock")
@@ -103,6 +109,22 @@ class HAProxyRouter:
                 for server in seen.servers
             ),
         )
+
+    async def http_is_silent(self) -> bool:
+        """Whether nothing comes back from HAProxy's HTTP port. See `Router.http_is_silent`."""
+        try:
+            async with asyncio.timeout(HTTP_WAIT_S):
+                reader, writer = await asyncio.open_connection(*self._http)
+                try:
+                    writer.write(b"GET /-/healthz HTTP/1.0\r\n\r\n")
+                    await reader.read(1)
+                finally:
+                    writer.transport.abort()
+        except TimeoutError:
+            return True
+        except OSError:  # refused, or no such name: no process is there to hang
+            return False
+        return False
 
     async def perform(self, action: RoutingAction) -> None:
         """Carry out one action; "already there" and "already gone" are success.

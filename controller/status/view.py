@@ -85,7 +85,9 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str,
     found = []
     if unseen:
         found.append(f"the Docker Engine does not answer, what is shown is old: {unseen}")
-    if observed is not None and observed.routing is None:
+    if observed is not None and observed.router_problem:
+        found.append(f"{observed.router_problem}; nothing can be added to HAProxy or taken from it until this is over")
+    elif observed is not None and observed.routing is None:
         found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
     for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
         found.append(f"GPU {uuid} is not used: {reason}; run `pierhead unmark {uuid}` when it works again")

@@ -469,6 +469,17 @@ async def test_a_restarted_haproxy_serves_at_once_and_goes_on_checking(edge: Edg
         assert await edge.is_up("echo-1")
 
 
+async def test_a_haproxy_that_hangs_is_silent_and_one_that_is_gone_is_not(edge: Edge) -> None:
+    router = HAProxyRouter(edge.run_dir, http=(edge.container.ip, 8000))
+    assert not await router.http_is_silent()
+    with edge.container.hanging():
+        assert await router.http_is_silent()
+        assert await router.observe() is None
+    assert not await router.http_is_silent()
+    refuses = HAProxyRouter(edge.run_dir, http=(edge.container.ip, 8001))
+    assert not await refuses.http_is_silent()
+
+
 async def test_docker_stop_lets_requests_finish(edge: Edge) -> None:
     await edge.route(service("echo"))
     replica = await edge.serve("echo", "echo-1")

@@ -19,7 +19,14 @@ from typing import Literal
 from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
-from controller.model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
+from controller.model.actions import (
+    CreateContainer,
+    PullImage,
+    RemoveContainer,
+    RestartRouter,
+    SignalContainer,
+    StartContainer,
+)
 from controller.model.spec import NO_USER_CONFIG, GpuSlot, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
 
@@ -122,6 +129,8 @@ class FakeEngine:
     reachable: bool = True
     has_socket: bool = True
     done: list[EngineAction] = field(default_factory=list)
+    restart_router: Callable[[], None] = lambda: None
+    """What becomes of HAProxy when its container is killed and started."""
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
     reading_s: float = 0.0
@@ -175,6 +184,8 @@ class FakeEngine:
                 self._signal(action)
             case RemoveContainer():
                 self._remove(action)
+            case RestartRouter():
+                self.restart_router()
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
         await self._turn()

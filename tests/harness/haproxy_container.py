@@ -70,6 +70,15 @@ class HAProxyContainer:
         eventually(lambda: self._inspect("{{.State.StartedAt}}") != started, "Docker starts HAProxy again")
         self.wait_until_up()
 
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Meanwhile none of its processes runs, and the kernel goes on accepting connections for them."""
+        docker("pause", self.name)
+        try:
+            yield
+        finally:
+            docker("unpause", self.name)
+
     def stop(self) -> int:
         """`docker stop` with 20 s of grace; its exit status, which is 137 where the grace was not enough."""
         docker("stop", "--time", "20", self.name)

@@ -59,6 +59,10 @@ class FakeRouter:
     """HAProxy in memory. `up` = it answers."""
 
     up: bool = True
+    hangs: bool = False
+    """It does not answer, and its HTTP port is silent."""
+    problem: RoutingError | None = None
+    """Why its answers cannot be read."""
     reading_s: float = 0.0
     """How long it takes to answer; what it tells is then as old."""
     pid: int = 1
@@ -76,13 +80,16 @@ class FakeRouter:
     """Names of servers that its own check has found down, and whether that would pass again."""
 
     async def observe(self) -> RoutingState | None:
+        if self.problem is not None:
+            raise self.problem
+        await self._hang(5.0)
         state = self.state()
         await asyncio.sleep(self.reading_s)
         return state
 
     def state(self) -> RoutingState | None:
         """What it would tell at this moment."""
-        if not self.up:
+        if not self.up or self.hangs:
             return None
         self._check()
         servers = tuple(self.servers.values())
@@ -98,6 +105,17 @@ class FakeRouter:
             held=held,
             closed=frozenset(self.closed),
         )
+
+    async def http_is_silent(self) -> bool:
+        await self._hang(2.0)
+        return self.hangs
+
+    async def _hang(self, at_most_s: float) -> None:
+        """Keep the controller waiting for as long as the real sockets do, or until HAProxy is killed."""
+        loop = asyncio.get_running_loop()
+        given_up_at = loop.time() + at_most_s
+        while self.hangs and loop.time() < given_up_at:  # noqa: ASYNC110  tests set it, as they set all of this
+            await asyncio.sleep(0.05)
 
     async def perform(self, action: RoutingAction) -> None:
         await asyncio.sleep(0)

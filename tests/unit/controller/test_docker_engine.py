@@ -28,7 +28,14 @@ from controller.engines.docker_events import EventQueue, EventReader
 from controller.engines.gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuSources
 from controller.engines.labels import create_body
 from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
-from controller.model.actions import CreateContainer, PullImage, RemoveContainer, SignalContainer, StartContainer
+from controller.model.actions import (
+    CreateContainer,
+    PullImage,
+    RemoveContainer,
+    RestartRouter,
+    SignalContainer,
+    StartContainer,
+)
 from controller.model.spec import GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.harness.waiting import PATIENCE_S
@@ -441,6 +448,29 @@ async def test_a_replica_is_asked_to_end_by_the_signal_that_it_listens_to(
         await docker.perform(SignalContainer(target="r", container_id="c1", signal=signal), "shop")
     assert daemon.calls[-1] == "POST /containers/c1/kill"
     assert daemon.bodies[-1] == {"signal": [sent]}
+
+
+@pytest.mark.parametrize(("state", "kills"), [("running", 1), ("paused", 1), ("exited", 0)])
+async def test_haproxy_s_container_is_killed_and_started(daemon: Daemon, state: str, kills: int) -> None:
+    daemon.answers["GET /containers/json"] = (200, [{"Id": "h1", "State": state}])
+    daemon.answers["POST /containers/h1/kill"] = (204, None)
+    daemon.answers["POST /containers/h1/start"] = (204, None)
+    async with engine(daemon) as docker:
+        await docker.perform(RestartRouter(target="haproxy"), "shop")
+    changes = [call for call in daemon.calls if call.startswith("POST ")]
+    assert changes == ["POST /containers/h1/kill"] * kills + ["POST /containers/h1/start"]
+    (looked,) = [body for call, body in zip(daemon.calls, daemon.bodies, strict=True) if "json" in call]
+    assert json.loads(looked["filters"][0])["label"] == [
+        "com.docker.compose.project=shop",
+        "com.docker.compose.service=haproxy",
+        "com.docker.compose.oneoff=False",
+    ]
+
+
+async def test_a_haproxy_that_compose_did_not_make_is_not_restarted(daemon: Daemon) -> None:
+    async with engine(daemon) as docker:
+        with pytest.raises(EngineError, match="Compose made no container of service haproxy in project shop"):
+            await docker.perform(RestartRouter(target="haproxy"), "shop")
 
 
 async def test_a_replica_that_is_gone_needs_no_signal(daemon: Daemon) -> None:
