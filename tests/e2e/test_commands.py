@@ -20,7 +20,7 @@ COMMAND_S = 180.0
 
 def test_bad_input_is_one_message_and_touches_nothing(stack: Stack) -> None:
     replicas = stack.replica_ids()
-    for arguments, needle in ((("scale", "ranker", "-1"), "0 to 1000"), (("why", "rankr"), "ranker")):
+    for arguments, needle in ((("scale", "ranker", "-1"), "an integer of at least 0"), (("why", "rankr"), "ranker")):
         done = stack.pierhead(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert needle in done.stderr
