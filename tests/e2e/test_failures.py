@@ -130,6 +130,33 @@ def test_haproxy_killed(stack: Stack) -> None:
     judge(took < 2.0, f"every server is back within 2 s, and it was {took:.1f} s", pace)
 
 
+def test_haproxy_that_hangs_is_restarted(stack: Stack) -> None:
+    started_at, replicas = stack.container("haproxy").attrs["State"]["StartedAt"], stack.replica_ids()
+    with load_on(stack) as load:
+        with Pace() as until_restart:
+            hung_at = stack.hang_haproxy()
+            eventually(
+                lambda: (
+                    (state := stack.container("haproxy").attrs["State"])["Running"] and state["StartedAt"] != started_at
+                ),
+                "the controller starts HAProxy again",
+                every_s=0.01,
+            )
+        restarted_at = time.time()
+        with Pace() as until_back:
+            took = seconds_until(lambda: _answers(stack, ECHO, RECSYS), "every server is back")
+        back_at = time.time()
+        eventually(lambda: stack.plan_text() == "nothing to do", "the controller's plan is empty")
+    assert load.result.last_failed_begun_at <= back_at, f"back at {back_at:.1f}: {load.result.counts}"
+    assert stack.replica_ids() == replicas
+    [told] = stack.messages("restart_router")
+    assert "HAProxy hangs: neither its runtime API nor its HTTP port has answered" in told
+    silent_s = restarted_at - hung_at
+    assert silent_s >= 10.0, "not before PIERHEAD_HAPROXY_SILENCE_S"
+    judge(silent_s < 13.0, f"it is restarted soon after 10 s, and it was {silent_s:.1f} s", until_restart)
+    judge(took < 2.0, f"every server is back within 2 s, and it was {took:.1f} s", until_back)
+
+
 def _answers(stack: Stack, *paths: str) -> bool:
     return all(stack.get(path).status == 200 for path in paths)
 

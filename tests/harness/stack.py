@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import subprocess
 import time
 import urllib.error
@@ -242,6 +243,17 @@ class Stack:
         assert pid > 0, f"{container.name} does not run, and 0 would be everybody in this test's own group"
         subprocess.run(["kill", f"-{signal_name}", str(pid)], check=True)
         return time.time()
+
+    def hang_haproxy(self) -> float:
+        """Stop HAProxy's processes from outside, so that the kernel still accepts connections and nothing answers.
+
+        Returns when (time.time()).
+        """
+        haproxy = self.container("haproxy")
+        hung_at = self.kill_process(haproxy, "STOP")
+        for worker in _children(int(haproxy.attrs["State"]["Pid"])):
+            os.kill(worker, signal.SIGSTOP)
+        return hung_at
 
     def save_evidence(self, directory: Path) -> None:
         """Keep what explains a failure: status, plan, events, logs of everything.
