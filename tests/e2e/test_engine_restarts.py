@@ -86,6 +86,9 @@ def test_published_ports_stay_open_while_the_engine_is_down(engine: OwnEngine, s
     """They are rules in the kernel. The engine writes them anew when it starts: then they refuse for some 0.2 s."""
     engine.set_live_restore(True)
     before = lives(stack)
+    # Each replica has found its callee before: the engine, which will be away, resolves the names of its networks.
+    for _ in range(50):
+        assert stack.get(ECHO).status == 200
     with Load([stack.url(ECHO)], connections=CONNECTIONS, reuse=False) as load:
         engine.stop("KILL")
         for _ in range(200):
