@@ -1,3 +1,5 @@
+"""What is seen of the world: containers, GPUs, HAProxy's servers, and what the store notes about them."""
+
 from __future__ import annotations
 
 import enum
@@ -7,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .spec import GpuSlot, ServiceSpec, backend_name, socket_address
-
-# ------------------------------------------------------------------------------------------------------------ observed
 
 
 class ContainerState(enum.StrEnum):
@@ -148,7 +148,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """How much of each GPU's memory was in use, by whomever, at one moment."""
+    """How much of each GPU's memory was in use, by all processes, at one moment."""
 
     at: float
     used_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -259,8 +259,7 @@ FailureKey = tuple[str, str]
 class FailureRecord:
     """How often in a row a version of a service was tried and failed; gives the next start its backoff.
 
-    Replicas that were there together are one try, however many of them fail: of what ends them all nobody knows whether
-    it is theirs.
+    Replicas that ran at the same time are one try, however many of them fail: the cause may lie outside of them.
     """
 
     count: int
