@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from .desired.measurements import Measurements, Query, no_prometheus
 from .desired.policies import Policies
 from .desired.scaler import Scaler
 from .engines.base import ClusterEngine
-from .errors import EngineUnreachable, ReplicaError, StoreError
+from .errors import EngineUnreachable, ReplicaError
 from .loop import Loop, Wakeup
 from .model.desired import Desired
 from .model.observed import Observed
@@ -40,8 +39,6 @@ from .status.publisher import Publisher
 from .status.view import View
 from .storage.events import EventLog
 from .storage.store import Store
-
-logger = logging.getLogger(__name__)
 
 
 async def _no_replicas(address: str, text: str) -> UserConfigReport:
@@ -145,7 +142,7 @@ def assemble(
     publisher = Publisher(world.project, store, events, specs, scaler, deployer, gpu_memory, board, clock, wall)
     metrics = publisher.metrics
 
-    prober = Prober(world.ask, spawn, wakeup.ring, store.seen_ready, _noting_ready(store), clock)
+    prober = Prober(world.ask, spawn, wakeup.ring, store.seen_ready, store.note_ready, clock)
     observer = Observer(
         world.engine,
         world.router,
@@ -198,13 +195,3 @@ def _note_replaced_store(store: Store, events: EventLog) -> None:
             f"{store.set_aside}; scale targets are the files' again"
         )
         events.record("store_replaced", lost, outcome="warning")
-
-
-def _noting_ready(store: Store) -> Callable[[str, float], None]:
-    def note(container_id: str, started_at: float) -> None:
-        try:
-            store.note_ready(container_id, started_at)
-        except StoreError as error:
-            logger.error("that a replica was ready was not kept: %s", error)  # noqa: TRY400 - only a restart asks
-
-    return note

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from ..errors import PolicyError, StoreError
+from ..errors import PolicyError
 from ..model.observed import Observed
 from ..model.phases import Phase, is_ready, staying
 from ..model.spec import AutoscaleSpec, ServiceSpec
@@ -145,10 +145,7 @@ class Scaler:
 
     def _settle(self, name: str, decided: Decided) -> None:
         self._decided[name] = decided
-        try:
-            self._store.note_autoscaled(name, decided.target)
-        except StoreError as error:
-            logger.error("an autoscaling target was not kept: %s", error)  # noqa: TRY400 - only a restart asks
+        self._store.note_autoscaled(name, decided.target)
 
     def _row(self, name: str, situation: Situation, answer: Answer, problem: str, *, paused: bool) -> AutoscaleStatus:
         spec = situation.spec
@@ -169,7 +166,4 @@ class Scaler:
             self._histories.pop(name, None)
             self._failed_at.pop(name, None)
         for name in [name for name in self._store.autoscaled if name not in specs]:
-            try:
-                self._store.forget_autoscaled(name)
-            except StoreError as error:
-                logger.error("an autoscaling target was kept: %s", error)  # noqa: TRY400 - it harms nobody
+            self._store.forget_autoscaled(name)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
-from ..errors import InvalidRequest, StoreError
+from ..errors import InvalidRequest
 from ..model.actions import Action, RemoveContainer
 from ..model.observed import Observed
 from ..model.world import GpuFault, ReplicaContainer
 from ..storage.events import EventLog
 from ..storage.store import Store
 from .gpu_faults import GpuWatch, Mark, Unmark
-
-logger = logging.getLogger(__name__)
 
 
 class GpuMarks:
@@ -40,10 +37,7 @@ class GpuMarks:
     def look(self, observed: Observed, now: float) -> None:
         """Mark GPUs that are gone or on which replicas fail, and take marks back."""
         for change in self._watch.look(observed, self._store.gpu_faults, now, self._proven()):
-            try:
-                self._change(change)
-            except StoreError as error:
-                logger.error("a mark on a GPU was not kept: %s", error)  # noqa: TRY400 - the next tick tries again
+            self._change(change)
 
     def note_removals(self, observed: Observed, in_progress: tuple[Action, ...]) -> None:
         """Remember failed replicas while they are being removed: the next snapshot may not have them any more."""

@@ -8,14 +8,12 @@ changed (an engine event, an action that ended, a timer). Reading HAProxy is one
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from ..engines.base import ClusterEngine, EngineAction, EngineState
-from ..errors import StoreError
 from ..model.actions import Action
 from ..model.observed import Observed, Sight
 from ..model.plan import Plan
@@ -30,8 +28,6 @@ from .gpu_memory import GpuMemoryWatch
 from .probe import Prober
 from .router_silence import SilenceWatch
 from .watch import Reading, Watch
-
-logger = logging.getLogger(__name__)
 
 RELIABLE_S = 10.0
 """Oldest engine snapshot to plan from while its event stream is open: images and foreign containers send no events."""
@@ -200,11 +196,8 @@ class Observer:
 
     def _forget_gone(self, reading: EngineReading) -> None:
         """Drop notes about containers that were removed from outside."""
-        try:
-            for container_id in reading.value.noted - {container.id for container in reading.value.state.containers}:
-                self._store.forget(container_id)
-        except StoreError as error:
-            logger.error("notes of removed containers were kept: %s", error)  # noqa: TRY400 - they do no harm
+        for container_id in reading.value.noted - {container.id for container in reading.value.state.containers}:
+            self._store.forget(container_id)
 
 
 def with_unseen(in_progress: tuple[Action, ...], unseen: Iterable[Action]) -> tuple[Action, ...]:

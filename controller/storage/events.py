@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Literal
 
-from ..errors import StoreError
 from ..model.text import storable
 from ..model.told import Event
 from .store import EVENTS_KEPT, Store, StoredEvent
@@ -52,12 +51,8 @@ class EventLog:
         event = Event(self._clock(), kind, storable(service), storable(target or service), message, outcome)
         fields = {"kind": kind, "service": event.service, "target": event.target, "outcome": outcome}
         logger.log(LEVELS[outcome], message, extra=fields)
-        try:
-            if not self._repeat(event):
-                self._append(event)
-        except StoreError as error:
-            # The event is in the log above; a full disk must not stop the loop, whose actions fail loudly themselves.
-            logger.error("an event was not kept: %s", error, extra={"kind": "store_failed"})  # noqa: TRY400
+        if not self._repeat(event):
+            self._append(event)
 
     def select(
         self,
