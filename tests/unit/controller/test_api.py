@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
-from hypothesis import given
-from hypothesis import strategies as st
 
-from controller.api import Gatekeeper, fault_in, replicas_in
-from controller.cli.wait import judge_all
+from controller.api import Gatekeeper, fault_in, nothing_in, replicas_in, services_in, version_in
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
-from controller.model.spec import MOST_REPLICAS, Spec
+from controller.model.spec import Spec
 from controller.status.documents import explanation, routes_json
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.waiting import PATIENCE_S
@@ -49,37 +45,23 @@ async def error_of(response: ClientResponse) -> tuple[int, str, str]:
     return response.status, error["code"], error["message"]
 
 
-async def test_services_as_status_shows_them(control: Control) -> None:
+async def test_services_as_status_shows_them_and_that_the_engine_is_away(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
         await control.settled("api", 1)
         document = await (await client.get("/api/v1/services")).json()
-        assert document["project"] == "p"
-        assert document["settled"]
-        assert [(row["name"], row["wanted"], row["ready"]) for row in document["services"]] == [
-            ("api", 1, 1),
-            ("web", 2, 2),
-        ]
+        assert [document[key] for key in ("project", "settled", "engine_reachable")] == ["p", True, True]
+        rows = [(row["name"], row["wanted"], row["ready"]) for row in document["services"]]
+        assert rows == [("api", 1, 1), ("web", 2, 2)]
         row = await (await client.get("/api/v1/services/web")).json()
         assert (row["route"], row["image"], row["converged"]) == ("/web", "image/web", True)
         assert {replica["state"] for replica in row["replicas"]} == {"RUNNING"}
-
-
-async def test_what_is_told_while_the_engine_is_away_says_so(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
-        await control.settled("api", 1)
-        seen = await (await client.get("/api/v1/services")).json()
-        assert (seen["engine_reachable"], judge_all(seen).done) == (True, True)
         control.engine.go_away()
         await until(lambda: control.view.engine_reachable is False)
         document = await (await client.get("/api/v1/services")).json()
         row = await (await client.get("/api/v1/services/web")).json()
-        assert row["converged"], "of what was seen last"
+        assert row["converged"], "as it was seen last"
         assert [document["engine_reachable"], row["engine_reachable"]] == [False, False]
-        verdict = judge_all(document)
-        assert not verdict.done
-        assert verdict.message.startswith("the Docker Engine does not answer, ")
 
 
 async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Control) -> None:
@@ -148,91 +130,92 @@ async def test_all_times_are_of_one_clock_however_it_is_set(control: Control, se
         assert {name: at for name, at in times.items() if abs(at - control.wall()) > 60} == {}
 
 
-async def test_scaling(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
-        response = await client.put("/api/v1/services/web/scale", json={"replicas": 4})
-        assert (response.status, await response.json()) == (202, {"service": "web", "replicas": 4})
-        await control.settled("web", 4)
+DEPLOY = 'body: expected JSON such as {"services": ["ranker"]} or {}, found something else'
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("read", "body", "words"),
     [
-        (b"", "expected JSON"),
-        (b"{", "expected JSON"),
-        (b"[" * 50_000, "expected JSON"),
-        (b"[]", "found []"),
-        (b"{}", "found {}"),
-        (b'{"replicas": 2, "force": true}', "and nothing else"),
-        (b'{"replicas": -1}', "found -1"),
-        (b'{"replicas": "two"}', 'found "two"'),
-        (b'{"replicas": 2.0}', "found 2.0"),
-        (b'{"replicas": true}', "found true"),
-        (b'{"replicas": null}', "found null"),
-        (b'{"replicas": 1001}', "found 1001"),
-        (b'{"replicas": NaN}', "found NaN"),
+        (replicas_in, b"", "expected JSON"),
+        (replicas_in, b"{", "expected JSON"),
+        (replicas_in, b"[" * 50_000, "expected JSON"),
+        (replicas_in, b"[]", "found []"),
+        (replicas_in, b"{}", "found {}"),
+        (replicas_in, b'{"replicas": 2, "force": true}', "and nothing else"),
+        (replicas_in, b'{"replicas": "two"}', 'expected an integer from 0 to 1000, or "auto", found "two"'),
+        (replicas_in, b'{"replicas": 2.0}', "found 2.0"),
+        (replicas_in, b'{"replicas": true}', "found true"),
+        (replicas_in, b'{"replicas": null}', "found null"),
+        (replicas_in, b'{"replicas": -1}', "found -1"),
+        (replicas_in, b'{"replicas": 1001}', "found 1001"),
+        (replicas_in, b'{"replicas": NaN}', "found NaN"),
+        (services_in, b"x", DEPLOY),
+        (services_in, b"[]", 'body: expected {"services": ["ranker"]} or {} and nothing else, found []'),
+        (services_in, b'{"service": "web"}', "and nothing else"),
+        (services_in, b'{"services": "web"}', 'services: expected a list of names of services, found "web"'),
+        (services_in, b'{"services": []}', "services: expected a list of names of services, found []"),
+        (version_in, b'{"to": 7}', "to: expected a version such as 1a2b3c4d, found 7"),
+        (version_in, b'{"to": ""}', 'to: expected a version such as 1a2b3c4d, found ""'),
+        (nothing_in, b'{"to": "0"}', 'body: expected {} and nothing else, found {"to": "0"}'),
+        (fault_in, b"x", "expected JSON"),
+        (fault_in, b"{}", 'fault: expected null or 1 to 500 characters, found ""'),
+        (fault_in, b'{"fault": "\\n"}', "found"),
+        (fault_in, b'{"fault": 7}', "found 7"),
     ],
 )
-def test_bad_bodies(body: bytes, words: str) -> None:
+def test_a_wrong_body_is_refused_with_what_was_expected(
+    read: Callable[[bytes], object], body: bytes, words: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        replicas_in(body)
+        read(body)
     assert words in str(caught.value)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
-def test_only_integers_in_range_are_targets(value: object) -> None:
-    body = json.dumps({"replicas": value}).encode()
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_REPLICAS:
-        assert replicas_in(body) == value
-    else:
-        with pytest.raises(InvalidRequest):
-            replicas_in(body)
+def test_right_bodies() -> None:
+    assert [replicas_in(b'{"replicas": 1000}'), replicas_in(b'{"replicas": "auto"}')] == [1000, None]
+    assert [services_in(b'{"services": ["b", "a", "b"]}'), services_in(b"")] == [["b", "a"], None]
+    assert [version_in(b'{"to": "1a2b3c4d"}'), version_in(b"{}")] == ["1a2b3c4d", None]
+    assert [fault_in(b'{"fault": "\\ud800\\nfan"}'), fault_in(b'{"fault": null}')] == ["\\ud800 fan", None]
 
 
-async def test_a_body_that_is_not_what_its_encoding_says_is_the_caller_s_fault(control: Control) -> None:
+async def test_scaling_and_refusals_that_change_nothing(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
-        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-        response = await client.put("/api/v1/services/web/scale", data=b"not gzip at all", headers=headers)
-        status, code, message = await error_of(response)
-        assert (status, code) == (400, "bad_request")
-        assert message.startswith("body: expected one that its Content-Encoding describes, found: ")
-        assert control.row("web")[0] == 2
-
-
-async def test_refused_scales_change_nothing(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
-        path = "/api/v1/services/web/scale"
+        path, gzip = "/api/v1/services/web/scale", {"Content-Encoding": "gzip", "Content-Type": "application/json"}
         assert (await error_of(await client.put(path, data=b"x")))[:2] == (400, "invalid_request")
         assert (await error_of(await client.put(path, data=b"x" * 100_000)))[0] == 413
         status, code, message = await error_of(await client.put("/api/v1/services/wep/scale", json={"replicas": 1}))
         assert (status, code) == (404, "unknown_service")
         assert "did you mean 'web'? Services: api, web" in message
         assert control.store.overrides == {}
-        await control.settled("web", 2)
+        response = await client.put(path, json={"replicas": 4})
+        assert (response.status, await response.json()) == (202, {"service": "web", "replicas": 4})
+        await control.settled("web", 4)
+        status, code, message = await error_of(await client.put(path, data=b"not gzip at all", headers=gzip))
+        assert (status, code) == (400, "bad_request")
+        assert message.startswith("body: expected one that its Content-Encoding describes, found: ")
 
 
-@pytest.mark.parametrize(
-    ("token", "headers", "status"),
-    [
-        (None, {}, 403),
-        ("secret", {}, 403),
-        ("secret", {"Authorization": "Bearer wrong"}, 403),
-        ("secret", {"Authorization": "Bearer secret"}, 202),
-    ],
+CHANGES = (
+    "services/web/scale",
+    "services/web/rollback",
+    "services/web/abort",
+    "services/web/promote",
+    "deploy",
+    "gpus/0",
 )
-async def test_changes_from_elsewhere_need_the_token(
-    control: Control, token: str | None, headers: Mapping[str, str], status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+
+async def test_changes_from_elsewhere_need_the_token(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gatekeeper, "_is_this_machine", lambda self, peer: False)
-    async with serving(control, Gatekeeper(token, frozenset)) as client:
+    async with serving(control, Gatekeeper("secret", frozenset)) as client:
         await control.settled("web", 2)
-        response = await client.put("/api/v1/services/web/scale", json={"replicas": 1}, headers=headers)
-        assert response.status == status
-        assert (await client.get("/api/v1/services")).status == 200, "looking is free"
-        assert bool(control.store.overrides) is (status == 202)
+        for path in CHANGES:
+            change = client.put if path.startswith("gpus") or path.endswith("scale") else client.post
+            assert (await error_of(await change(f"/api/v1/{path}", json={})))[:2] == (403, "forbidden"), path
+            allowed = await change(f"/api/v1/{path}", json={}, headers={"Authorization": "Bearer secret"})
+            assert allowed.status in (202, 400), path
+        assert (await client.get("/api/v1/services")).status == 200, "reading needs no token"
 
 
 async def test_unknown_paths_and_methods(control: Control) -> None:
@@ -269,38 +252,32 @@ async def test_the_plan_as_text_and_data(control: Control) -> None:
         assert [pending["service"] for pending in document["pending"]] == ["web", "web"]
 
 
-async def test_a_row_says_why(control: Control) -> None:
-    control.router.failing[AddServer] = RoutingError("HAProxy refused `add server`: no room")
-    async with serving(control) as client:
-        await until(lambda: any(refusal.action.service == "web" for refusal in control.view.refusals), 10)
-        row = await (await client.get("/api/v1/services/web")).json()
-        assert row["spec_replicas"] == 2
-        (refusal, *_) = row["refusals"]
-        assert refusal["does"].startswith("add server svc_web/")
-        assert refusal["error"] == "HAProxy refused `add server`: no room"
-        assert refusal["failures"] >= 1
-        assert 0 <= refusal["retry_in_s"] <= 30
-        assert row["failure"] is None
-
-
-async def test_a_row_tells_the_load_and_what_failed(control: Control) -> None:
+async def test_a_row_has_the_load_and_what_failed_and_why(control: Control) -> None:
     control.work["web"] = 5
     control.waiting["api"] = {"web": 2}
     async with serving(control) as client:
-        await control.settled("web", 2)
-        await control.settled("api", 1)
 
-        def told(service: str, field: str) -> Any:
+        async def row(service: str) -> Any:
+            return await (await client.get(f"/api/v1/services/{service}")).json()
+
+        def shown(service: str, field: str) -> Any:
             return explanation(service, control.view)[field]
 
-        await until(lambda: (told("web", "in_flight"), told("web", "waiting")) == (5, 2), 10)
-        row = await (await client.get("/api/v1/services/web")).json()
-        assert (row["in_flight"], row["waiting"], row["failure"]) == (5, 2, None)
+        await control.settled("web", 2)
+        await control.settled("api", 1)
+        await until(lambda: (shown("web", "in_flight"), shown("web", "waiting")) == (5, 2), 10)
+        web = await row("web")
+        assert (web["spec_replicas"], web["in_flight"], web["waiting"], web["failure"]) == (2, 5, 2, None)
+        control.router.failing[AddServer] = RoutingError("HAProxy refused `add server`: no room")
         control.engine.crash(next(c.name for c in control.engine.containers.values() if c.service == "api"))
-        await until(lambda: told("api", "failure"), 10)
-        row = await (await client.get("/api/v1/services/api")).json()
-        assert row["failure"]["count"] == 1
-        assert "exited by itself with code 1" in row["failure"]["detail"]
+        await until(lambda: shown("api", "failure") and shown("api", "refusals"), 10)
+        api = await row("api")
+        assert api["failure"]["count"] == 1
+        assert "exited by itself with code 1" in api["failure"]["detail"]
+        (refusal,) = api["refusals"]
+        assert refusal["does"].startswith("add server svc_api/")
+        assert refusal["error"] == "HAProxy refused `add server`: no room"
+        assert (refusal["failures"] >= 1, 0 <= refusal["retry_in_s"] <= 30) == (True, True)
 
 
 async def test_routes_are_what_haproxy_has(control: Control) -> None:
@@ -407,59 +384,28 @@ async def test_files_that_cannot_be_used_are_told(control: Control) -> None:
         assert "pierhead_controller_spec_error 1.0" in await (await client.get("/metrics")).text()
 
 
-async def test_a_loop_that_stopped_turning_is_not_healthy(control: Control) -> None:
+async def test_a_loop_that_stands_still_or_fails_is_not_healthy(control: Control) -> None:
     async with control.running() as controller:
         await control.settled("web", 2)
-        late = controller.api(Gatekeeper(None, frozenset), lambda: (controller.publisher.last_tick_at or 0) + 500)
-        async with TestClient(TestServer(late.application())) as client:
-            response = await client.get("/healthz")
-            assert (response.status, (await response.json())["status"]) == (503, "stuck")
+        late_s = 0.0
+        api = controller.api(Gatekeeper(None, frozenset), lambda: control.clock() + late_s)
+        async with TestClient(TestServer(api.application())) as client:
 
+            async def health() -> tuple[int, str, str]:
+                response = await client.get("/healthz")
+                body = await response.json()
+                return response.status, body["status"], body["defect"]
 
-async def test_a_loop_whose_ticks_fail_is_not_healthy(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
-        loop = control.controller.loop
-        planner, loop.planner = loop.planner, lambda *_: 1 / 0  # type: ignore[assignment]
-        await until(lambda: control.controller.publisher.defect)
-        response = await client.get("/healthz")
-        health = await response.json()
-        assert (response.status, health["status"]) == (503, "failing")
-        assert health["defect"].startswith("internal: a tick raised ZeroDivisionError")
-        notices = (await (await client.get("/api/v1/services")).json())["notices"]
-        assert notices == [health["defect"]]
-        loop.planner = planner
-        await until(lambda: not control.controller.publisher.defect)
-        assert (await client.get("/healthz")).status == 200
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b"{}", 'found ""'),
-        (b'{"fault": ""}', 'found ""'),
-        (b'{"fault": "\\n"}', "found"),
-        (b'{"fault": 7}', "found 7"),
-        (b"x", "expected JSON"),
-    ],
-)
-def test_bad_marks(body: bytes, words: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        fault_in(body)
-    assert words in str(caught.value)
-
-
-async def test_marks_on_gpus_are_for_those_who_may_change_things(control: Control) -> None:
-    control.engine.gpus = gpus(1)
-    async with serving(control, Gatekeeper("secret", frozenset)) as client:
-        await control.settled("web", 2)
-        path, fault = "/api/v1/gpus/GPU-0", {"fault": "loud fan"}
-        allowed = {"Authorization": "Bearer secret"}
-        assert (await client.put(path, json=fault, headers={"Authorization": "Bearer no"})).status in (401, 403)
-        assert dict(control.store.gpu_faults) == {}
-        assert (await client.put(path, json=fault, headers=allowed)).status == 202
-        assert control.store.gpu_faults["GPU-0"].reason == "loud fan"
-        assert (await client.put(path, json={"fault": "\ud800\nfan"}, headers=allowed)).status == 202
-        assert control.store.gpu_faults["GPU-0"].reason == "\\ud800 fan"
-        assert (await client.put(path, json={"fault": None}, headers=allowed)).status == 202
-        assert dict(control.store.gpu_faults) == {}
+            assert await health() == (200, "ok", "")
+            late_s = 500.0
+            assert (await health())[:2] == (503, "stuck")
+            late_s = 0.0
+            planner, controller.loop.planner = controller.loop.planner, lambda *_: 1 / 0  # type: ignore[assignment]
+            await until(lambda: controller.publisher.defect)
+            status, word, defect = await health()
+            assert (status, word) == (503, "failing")
+            assert defect.startswith("internal: a tick raised ZeroDivisionError")
+            assert (await (await client.get("/api/v1/services")).json())["notices"] == [defect]
+            controller.loop.planner = planner
+            await until(lambda: not controller.publisher.defect)
+            assert await health() == (200, "ok", "")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from controller.api import Gatekeeper
 from controller.model.spec import RolloutSpec
 from controller.model.world import version_of
 from tests.unit.controller.control import Control, until
@@ -141,36 +140,18 @@ async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: 
         assert (await answer.json())["services"]["web"].endswith("nothing changes")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "words"),
-    [
-        ("deploy", b"x", 400, 'body: expected JSON such as {"services": ["ranker"]} or {}, found something else'),
-        ("deploy", b"[]", 400, 'body: expected {"services": ["ranker"]} or {} and nothing else, found []'),
-        ("deploy", b'{"service": "web"}', 400, "and nothing else"),
-        ("deploy", b'{"services": "web"}', 400, 'services: expected a list of names of services, found "web"'),
-        ("deploy", b'{"services": []}', 400, "services: expected a list of names of services, found []"),
+async def test_what_cannot_be_done_says_why(control: Control) -> None:
+    refusals = [
         ("deploy", b'{"services": ["wep"]}', 404, "did you mean 'web'?"),
         ("services/wep/rollback", b"", 404, "did you mean 'web'?"),
         ("services/web/rollback", b"", 400, "web: there was no earlier version; known are "),
-        ("services/web/rollback", b'{"to": 7}', 400, "to: expected a version such as 1a2b3c4d, found 7"),
-        ("services/web/rollback", b'{"to": ""}', 400, 'to: expected a version such as 1a2b3c4d, found ""'),
         ("services/web/rollback", b'{"to": "0"}', 400, "web: no record says how version 0 is made; known are "),
-        ("services/web/abort", b'{"to": "0"}', 400, 'body: expected {} and nothing else, found {"to": "0"}'),
         ("services/web/abort", b"{}", 400, "web: no rollout is going on, so there is nothing to abort"),
         ("services/web/promote", b"{}", 400, "web: no version is being watched (BAKING)"),
-    ],
-)
-async def test_what_cannot_be_done_says_why(control: Control, path: str, body: bytes, status: int, words: str) -> None:
+    ]
     async with serving(control) as client:
         await control.settled("web", 2)
-        found, _, message = await error_of(await client.post(f"/api/v1/{path}", data=body))
-        assert (found, words in message) == (status, True), message
+        for path, body, status, words in refusals:
+            found, _, message = await error_of(await client.post(f"/api/v1/{path}", data=body))
+            assert (found, words in message) == (status, True), message
         assert control.controller.deployer.state("web").rollout is None
-
-
-@pytest.mark.parametrize("path", ["deploy", "services/web/rollback", "services/web/abort", "services/web/promote"])
-async def test_not_everybody_may_ask(control: Control, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gatekeeper, "_is_this_machine", lambda self, peer: False)
-    async with serving(control, Gatekeeper("secret", frozenset)) as client:
-        await control.settled("web", 2)
-        assert (await error_of(await client.post(f"/api/v1/{path}", json={})))[0] == 403

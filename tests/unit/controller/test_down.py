@@ -28,7 +28,7 @@ async def started(tmp_path: Path, behaviour: Behaviour) -> FakeEngine:
     return control.engine
 
 
-async def test_with_its_prometheus_there_it_is_a_restart() -> None:
+async def test_a_stop_is_a_restart_while_prometheus_is_there() -> None:
     engine = FakeEngine(wall_clock)
     assert await is_going_down(engine, PROJECT)
     engine.add_container("prometheus", project=PROJECT, service="prometheus")
@@ -36,7 +36,7 @@ async def test_with_its_prometheus_there_it_is_a_restart() -> None:
 
 
 async def test_a_stack_without_prometheus_goes_down_when_its_haproxy_does() -> None:
-    """Somebody who removed Prometheus and restarts the controller must not lose every replica."""
+    """An operator who removed Prometheus and restarts the controller must not lose every replica."""
     engine = FakeEngine(wall_clock)
     haproxy = engine.add_container("haproxy", project=PROJECT, service="haproxy")
     assert not await is_going_down(engine, PROJECT, haproxy_gone_s=0.3)
@@ -44,12 +44,8 @@ async def test_a_stack_without_prometheus_goes_down_when_its_haproxy_does() -> N
     await asyncio.sleep(0)
     engine.delete(haproxy.name)
     assert await asked
-
-
-async def test_when_nobody_can_tell_replicas_stay() -> None:
-    engine = FakeEngine(wall_clock)
     engine.go_away()
-    assert not await is_going_down(engine, PROJECT)
+    assert not await is_going_down(engine, PROJECT), "an engine that does not answer: replicas stay"
 
 
 async def test_replicas_end_by_themselves_and_are_removed(tmp_path: Path) -> None:
@@ -96,15 +92,13 @@ async def test_an_engine_that_is_slow_to_answer_is_asked_again(tmp_path: Path, m
     assert (engine.containers, refusals) == ({}, [])
 
 
-async def test_an_engine_that_goes_away_for_good_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_does_not_come_back_ends_the_removal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = await started(tmp_path, Behaviour(ignores_sigterm=True))
     engine.go_away()
     await remove_replicas(engine, PROJECT, limit_s=0.5)
     assert "replicas were left behind" in caplog.text
-
-
-async def test_an_engine_that_will_not_be_heard_again_ends_it_at_once(tmp_path: Path) -> None:
-    engine = await started(tmp_path, Behaviour(ignores_sigterm=True))
     engine.go_away(with_its_socket=True)
     with pytest.raises(EngineSocketGone):
         await remove_replicas(engine, PROJECT)

@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError, RoutingUnreachable
@@ -23,30 +21,29 @@ from controller.routing import haproxy_socket
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused, MasterSocket, RuntimeSocket, command
 from tests.fakes.fake_haproxy import FakeHAProxy
+from tests.harness.waiting import PATIENCE_S
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    # pytest's own directories are too deep for the path of a unix socket.
+    with tempfile.TemporaryDirectory(prefix="pierhead-haproxy-") as directory:
+        yield Path(directory)
 
 
 @contextlib.asynccontextmanager
-async def answering(answer: bytes | None) -> AsyncIterator[Path]:
-    """A socket that answers every connection with these bytes, or (None) never."""
-    asked = asyncio.Event()
+async def answering(answer: bytes) -> AsyncIterator[Path]:
+    """A socket that answers every connection with these bytes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        if answer is None:
-            await asked.wait()
-        else:
-            writer.write(answer)
+        writer.write(answer)
         writer.close()
 
     with tempfile.TemporaryDirectory(prefix="pierhead-socket-") as directory:
         path = Path(directory) / "s"
-        server = await asyncio.start_unix_server(serve, path=str(path))
-        try:
+        async with await asyncio.start_unix_server(serve, path=str(path)):
             yield path
-        finally:
-            asked.set()
-            server.close()
-            await server.wait_closed()
 
 
 async def test_answers_come_in_order_and_without_severity() -> None:
@@ -68,14 +65,8 @@ async def test_an_end_before_the_last_answer_is_a_failure(answer: bytes) -> None
             await RuntimeSocket(path).ask_all(["one", "two"])
 
 
-async def test_silence_is_a_failure() -> None:
-    async with answering(None) as path:
-        with pytest.raises(RoutingUnreachable, match=r"did not answer `.*show info` on .* within 0.05 s"):
-            await RuntimeSocket(path).ask("show info", timeout_s=0.05)
-
-
-async def test_the_event_loop_goes_on_during_an_exchange_and_one_that_is_given_up_ends() -> None:
-    closed, asked = asyncio.Event(), asyncio.Event()
+async def test_silence_is_a_failure_and_a_cancelled_exchange_closes_its_connection(run_dir: Path) -> None:
+    path, asked, closed = run_dir / "s", asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
@@ -84,67 +75,54 @@ async def test_the_event_loop_goes_on_during_an_exchange_and_one_that_is_given_u
         closed.set()
         writer.close()
 
-    with tempfile.TemporaryDirectory(prefix="pierhead-socket-") as directory:
-        path = Path(directory) / "s"
-        async with await asyncio.start_unix_server(serve, path=str(path)):
-            asking = asyncio.create_task(RuntimeSocket(path).ask("show info", timeout_s=60.0))
-            await asyncio.wait_for(asked.wait(), 10.0)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            await asyncio.wait_for(closed.wait(), 10.0)
+    async with asyncio.timeout(PATIENCE_S), await asyncio.start_unix_server(serve, path=str(path)):
+        with pytest.raises(RoutingUnreachable, match=r"did not answer `.*show info` on .* within 0.05 s"):
+            await RuntimeSocket(path).ask("show info", timeout_s=0.05)
+        await closed.wait()
+        asked.clear()
+        closed.clear()
+        asking = asyncio.create_task(RuntimeSocket(path).ask("show info", timeout_s=3600.0))
+        await asked.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await closed.wait()
 
 
-async def test_what_was_given_up_is_not_said_any_more() -> None:
-    said: list[bytes] = []
-    closed = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said.append(await reader.read())
-        closed.set()
-        writer.close()
-
-    with tempfile.TemporaryDirectory(prefix="pierhead-socket-") as directory:
-        path = Path(directory) / "s"
-        given_up = threading.Event()
-        given_up.set()
-        async with await asyncio.start_unix_server(serve, path=str(path)):
-            with pytest.raises(TimeoutError):
-                await asyncio.to_thread(
-                    haproxy_socket._talk, path, b"reload\n", time.monotonic() + 10.0, given_up, of_master=True
-                )
-            await asyncio.wait_for(closed.wait(), 10.0)
-    assert said == [b""]
-
-
-async def test_a_haproxy_without_a_place_for_one_more_connection_is_asked_when_it_has_one() -> None:
-    with tempfile.TemporaryDirectory(prefix="pierhead-socket-") as directory, contextlib.ExitStack() as held:
-        path = Path(directory) / "s"
+async def test_a_command_waits_for_a_free_connection_and_one_that_was_cancelled_is_not_sent(run_dir: Path) -> None:
+    received: list[bytes] = []
+    with contextlib.ExitStack() as held:
         server = held.enter_context(socket.socket(socket.AF_UNIX))
-        server.bind(str(path))
+        server.bind(str(run_dir / "s"))
         server.listen(0)
         while True:  # until its queue is full
             waiting = held.enter_context(socket.socket(socket.AF_UNIX))
             waiting.setblocking(False)
             try:
-                waiting.connect(str(path))
+                waiting.connect(str(run_dir / "s"))
             except BlockingIOError:
                 break
-        asking = asyncio.create_task(RuntimeSocket(path).ask("show info"))
+        cancelled = asyncio.create_task(RuntimeSocket(run_dir / "s").ask("del server a/b"))
+        asking = asyncio.create_task(RuntimeSocket(run_dir / "s").ask("show info"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
 
         def accept() -> None:
-            server.settimeout(10.0)
-            while True:
+            server.settimeout(PATIENCE_S)
+            while not any(b"show info" in line for line in received):
                 connection, _ = server.accept()
                 with connection:
                     connection.settimeout(0.1)
                     with contextlib.suppress(TimeoutError):
-                        if connection.recv(1000):
+                        received.append(connection.recv(1000))
+                        if received[-1]:
                             connection.sendall(b"\n[6]: here\n\n")
-                            return
 
         await asyncio.to_thread(accept)
         assert await asking == "here"
+    assert [line for line in received if line] == [b"set severity-output number;show info\n"]
 
 
 async def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,32 +133,25 @@ async def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         await MasterSocket(tmp_path / "none").reload()
 
 
-@pytest.mark.parametrize("line", ["show info;del server a/b", "show info\ndel server a/b"])
-async def test_a_line_is_one_command(tmp_path: Path, line: str) -> None:
-    with pytest.raises(RoutingError, match="more than one HAProxy command"):
-        await RuntimeSocket(tmp_path / "none").ask(line)
+async def test_a_line_is_one_command(tmp_path: Path) -> None:
+    for line in ("show info;del server a/b", "show info\ndel server a/b"):
+        with pytest.raises(RoutingError, match="more than one HAProxy command"):
+            await RuntimeSocket(tmp_path / "none").ask(line)
 
 
 @given(st.text(), st.text(alphabet=";\n\r\\ \t\v\u2028\x00", min_size=1), st.text())
+@example("", "", "")
+@example("a", "<<", "b")
 def test_a_word_cannot_become_another_command(before: str, bad: str, after: str) -> None:
     with pytest.raises(RoutingError, match="cannot be part of a HAProxy command"):
         command("del", "server", before + bad + after)
 
 
-@pytest.mark.parametrize("word", ["", "a<<b"])
-def test_a_word_is_a_word(word: str) -> None:
-    with pytest.raises(RoutingError, match="cannot be part of a HAProxy command"):
-        command("show", word)
-
-
-async def test_the_master_tells_why_a_reload_failed() -> None:
+async def test_a_reload_that_fails_says_why() -> None:
     log = b"Success=0\n--\n[NOTICE]   (1) : x\n[ALERT]    (1) : config : unknown keyword 'y'.\n\n"
     async with answering(log) as path:
         with pytest.raises(RoutingError, match=r"goes on with the one it has: \[ALERT\] .*unknown keyword 'y'\.$"):
             await MasterSocket(path).reload()
-
-
-async def test_the_master_may_end_without_an_outcome() -> None:
     async with answering(b"") as path:
         with pytest.raises(RoutingUnreachable, match="without the outcome of `reload`"):
             await MasterSocket(path).reload()
@@ -197,31 +168,6 @@ async def test_leaving_workers_are_found() -> None:
 
 
 ECHO = ServiceSpec("echo", "echo", "http", 8080, 1, ProbeSpec(9100, "/readyz"), route="/echo")
-
-
-@pytest.fixture
-def run_dir() -> Iterator[Path]:
-    # pytest's own directories are too deep for the path of a unix socket.
-    with tempfile.TemporaryDirectory(prefix="pierhead-haproxy-") as directory:
-        yield Path(directory)
-
-
-async def test_every_option_is_given_with_every_server(run_dir: Path) -> None:
-    async with FakeHAProxy(run_dir).running() as fake:
-        router = HAProxyRouter(run_dir)
-        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
-        fake.commands.clear()
-        add = AddServer(target="echo-1", service="echo", backend="svc_echo", address="10.0.0.1:8080", spec=ECHO)
-        await router.perform(add)
-        options = (
-            "check check-proto h1 port 9100 inter 500ms fastinter 150ms downinter 500ms fall 3 rise 1 "
-            "observe layer4 error-limit 3 on-error mark-down maxconn 100"
-        )
-        assert [line for line in fake.commands if not line.startswith(("show", "get"))] == [
-            f"add server svc_echo/echo-1 10.0.0.1:8080 id 1 {options}",
-            "enable health svc_echo/echo-1",
-            "enable server svc_echo/echo-1",
-        ]
 
 
 async def test_a_server_whose_adding_was_interrupted_is_checked_once_it_is_ready(run_dir: Path) -> None:

@@ -26,16 +26,10 @@ svc_echo,BACKEND,4,0,3,9,UP,1,10,2,3,4,
 svc_new,BACKEND,0,0,0,0,DOWN,0,0,0,0,0,
 unknown_route,BACKEND,0,0,0,0,UP,0,0,0,0,0,
 """
-HELD = """# backend held served expired left refused
-svc_new 12 100 1 2 3
+HELD = """# backend held served expired left refused closed
+svc_new 12 100 1 2 3 1
+svc_echo 1 0 0 0 0 0
 """
-
-
-def test_waiting_rooms_that_are_closed() -> None:
-    closed = "# backend held served expired left refused closed\nsvc_new 0 0 0 0 0 1\nsvc_echo 1 0 0 0 0 0\n"
-    found = state.routing_state(INFO, ROUTING, SERVERS, STAT, closed)
-    assert found.closed == {"svc_new"}
-    assert found.held["svc_echo"] == Held(now=1)
 
 
 def test_the_traffic_of_a_worker_that_the_master_was_asked_for_and_of_one_that_has_gone() -> None:
@@ -51,22 +45,13 @@ def test_a_snapshot() -> None:
         version="3.0.11-1+deb13u5",
         routing_hash="365ab53adac48011",
         servers=(
-            Server(
-                "svc_echo",
-                "one",
-                "[fd00::1]:18081",
-                ServerState.DRAIN,
-                up=True,
-                sessions=3,
-                weight=9,
-                answered=20,
-                errors=4,
-            ),
+            Server("svc_echo", "one", "[fd00::1]:18081", ServerState.DRAIN, True, 3, weight=9, answered=20, errors=4),
             Server("svc_echo", "two", "127.0.0.1:18082", ServerState.READY, up=False, sessions=0, queued=1),
         ),
         backends=frozenset({"svc_echo", "svc_new"}),
         queued={"svc_echo": 4, "svc_new": 0},
-        held={"svc_new": Held(now=12, served=100, expired=1, left=2, refused=3)},
+        held={"svc_new": Held(now=12, served=100, expired=1, left=2, refused=3), "svc_echo": Held(now=1)},
+        closed=frozenset({"svc_new"}),
     )
 
 
@@ -79,22 +64,18 @@ def test_whether_a_server_is_asked_or_only_takes_connections(check: str, is_aske
 
 
 @pytest.mark.parametrize(
-    ("bits", "expected"),
-    [
-        (0, "ready"),
-        (4, "ready"),
-        (1, "maint"),
-        (5, "maint"),
-        (0x20, "maint"),
-        (8, "drain"),
-        (0x10, "drain"),
-        (9, "maint"),
-    ],
+    ("expected", "bits"),
+    [("ready", (0, 4)), ("maint", (1, 5, 0x20, 9)), ("drain", (8, 0x10))],
+    ids=str,
 )
-def test_administrative_states(bits: int, expected: str) -> None:
-    text = SERVERS.replace("fd00::1 2 8", f"fd00::1 2 {bits}")
-    (one, number), _ = state.servers(text, {})
-    assert (one.state.value, number) == (expected, 1)
+def test_administrative_states(expected: str, bits: tuple[int, ...]) -> None:
+    for number in bits:
+        (one, server_id), _ = state.servers(SERVERS.replace("fd00::1 2 8", f"fd00::1 2 {number}"), {})
+        assert (one.state.value, server_id) == (expected, 1)
+
+
+def test_a_variable_that_is_not_set_is_empty() -> None:
+    assert state.variable("proc.pierhead_routing: undefined") == ""
 
 
 def test_columns_are_found_by_name() -> None:
@@ -102,10 +83,6 @@ def test_columns_are_found_by_name() -> None:
         "1\n# srv_port srv_name srv_id new be_name srv_addr srv_admin_state srv_op_state\n80 a 4 ? svc_x 10.0.0.1 0 2\n"
     )
     assert state.servers(text, {}) == [(Server("svc_x", "a", "10.0.0.1:80", ServerState.READY, up=True), 4)]
-
-
-def test_a_variable_that_is_not_set() -> None:
-    assert state.variable("proc.pierhead_routing: undefined") == ""
 
 
 @pytest.mark.parametrize("broken", range(4))
@@ -116,21 +93,20 @@ def test_what_is_not_haproxy_is_refused(broken: int) -> None:
         state.routing_state(*answers)
 
 
+@pytest.mark.parametrize("version", ["3.0.11-1+deb13u5", "3.1.0", "3.2.5", "3.2.17", "3.4.0", "3.5-dev5"])
+def test_versions_that_can_be_used(version: str) -> None:
+    assert state.refusal_of_version(version) is None
+
+
 @pytest.mark.parametrize(
-    ("version", "usable"),
+    ("version", "words"),
     [
-        ("3.0.11-1+deb13u5", True),
-        ("3.1.0", True),
-        ("3.2.5", True),
-        ("3.2.6", False),
-        ("3.2.16-abc", False),
-        ("3.2.17", True),
-        ("3.3.1", False),
-        ("3.4.0", True),
-        ("3.5-dev5", True),
-        ("2.9.9", False),
-        ("what", False),
+        ("2.9.9", "is older than 3.0"),
+        ("3.2.6", "may abort when servers of a leastconn backend come and go"),
+        ("3.2.16-abc", "may abort"),
+        ("3.3.1", "may abort"),
+        ("what", "cannot be read"),
     ],
 )
-def test_versions(version: str, usable: bool) -> None:
-    assert (state.refusal_of_version(version) is None) is usable
+def test_versions_that_are_refused(version: str, words: str) -> None:
+    assert words in (state.refusal_of_version(version) or "")

@@ -63,7 +63,7 @@ async def test_a_second_one_on_the_same_state_is_refused_and_told_by_whom(tmp_pa
         assert os.listdir(tmp_path) == [LOCK_NAME], "a refused one leaves no trace"
 
 
-async def test_a_killed_one_is_followed_without_waiting(tmp_path: Path) -> None:
+async def test_a_killed_one_is_followed_at_once(tmp_path: Path) -> None:
     async with holder(tmp_path) as process:
         os.kill(process.pid, signal.SIGKILL)
         await process.wait()
@@ -71,14 +71,14 @@ async def test_a_killed_one_is_followed_without_waiting(tmp_path: Path) -> None:
             assert (tmp_path / LOCK_NAME).exists()
 
 
-async def test_one_that_ends_meanwhile_is_waited_for(tmp_path: Path) -> None:
+async def test_one_that_is_ending_is_waited_for(tmp_path: Path) -> None:
     async with holder(tmp_path) as process:
         asyncio.get_running_loop().call_later(0.2, process.kill)
         async with asyncio.timeout(10), state_lock(tmp_path, PROJECT, patience_s=10.0):
             assert (tmp_path / LOCK_NAME).exists()
 
 
-async def test_what_fails_within_is_not_taken_for_the_lock(tmp_path: Path) -> None:
+async def test_an_error_of_the_holder_is_passed_on_and_the_lock_released(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="port in use"):
         async with state_lock(tmp_path, PROJECT):
             raise OSError("port in use")

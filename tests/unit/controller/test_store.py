@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import sqlite3
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +27,6 @@ def retirement(container_id: str = "c1") -> Retirement:
 
 def event(message: str = "m", at: float = 1.0) -> Event:
     return Event(at, "scale", "web", "web", message, "ok")
-
-
-def again(store: Store, tmp_path: Path) -> Store:
-    """What another controller finds; the first was killed: it never closed the file."""
-    return Store(tmp_path)
 
 
 def revision(version: str) -> Revision:
@@ -56,11 +52,21 @@ def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     store.set_override("web", Override(4, 2))
     store.set_override("api", Override(1, 2))
     store.drop_override("api")
-    store.retire(retirement())
+    store.retire(retirement("c1"))
+    store.retire(retirement("c2"))
+    before = store.retirements
     store.stopping("c1", 12.5)
+    store.stopping("c1", 99.0)  # the first time counts
+    store.retire(retirement("c1"))
+    store.stopping("unknown", 1.0)
+    store.note_ready("c2", 7.0)
+    store.forget("c2")
+    store.forget("c2")
+    store.note_ready("c3", 7.0)
     store.failure(("web", "v1"), 3.0, "code 1")
     store.failure(("web", "v1"), 4.0, "code 2")
-    store.note_ready("c2", 7.0)
+    store.failure(("web", "v2"), 4.0, "code 2")
+    store.clear_failure(("web", "v2"))
     store.note_autoscaled("llm", 3)
     store.note_autoscaled("old", 2)
     store.forget_autoscaled("old")
@@ -72,15 +78,16 @@ def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     store.keep_revision(revision("v2"))
     store.drop_revision("web", "v2")
     assert store.append_event(event()) == 1
-    found = again(store, tmp_path)
+    assert set(before) == {"c1", "c2"}, "a snapshot does not change"
+    found = Store(tmp_path)  # without a close before
     assert dict(found.overrides) == {"web": Override(4, 2)}
     assert found.retirements == {"c1": Retirement("web-1", "c1", 10.0, 12.5, "3 replicas, 2 wanted", failed=True)}
+    assert found.containers() == {"c1", "c3"}
     assert found.failures == {("web", "v1"): FailureRecord(2, 4.0, "code 2")}
     assert dict(found.autoscaled) == {"llm": 3}
     assert dict(found.rollouts) == {"web": '{"stable":"v1"}'}
     assert dict(found.revisions) == {("web", "v1"): revision("v1")}
-    assert found.seen_ready("c2", 7.0)
-    assert not found.seen_ready("c2", 8.0)
+    assert (found.seen_ready("c3", 7.0), found.seen_ready("c3", 8.0)) == (True, False)
     assert [stored.event for stored in found.events()] == [event()]
     found.close()
     store.close()
@@ -112,39 +119,10 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path, caplog: pytest
     store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as db:
         db.execute("UPDATE state SET value = '{' WHERE key = '\"web\"'")
-    found = again(store, tmp_path)
+    found = Store(tmp_path)
     assert (found.set_aside, dict(found.autoscaled)) == (None, {"api": 3})
     assert 'autoscaled "web" in the state file cannot be read' in caplog.text
     found.close()
-
-
-def test_forgetting(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.retire(retirement("c1"))
-    store.retire(retirement("c2"))
-    store.note_ready("c1", 7.0)
-    store.failure(("web", "v1"), 3.0, "code 1")
-    before = store.retirements
-    store.forget("c1")
-    store.forget("c1")
-    store.clear_failure(("web", "v1"))
-    assert set(before) == {"c1", "c2"}, "a snapshot does not change"
-    found = again(store, tmp_path)
-    assert found.containers() == {"c2"}
-    assert found.failures == {}
-    found.close()
-    store.close()
-
-
-def test_the_first_time_counts(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.retire(retirement())
-    store.stopping("c1", 12.0)
-    store.stopping("c1", 99.0)
-    store.retire(retirement())
-    store.stopping("unknown", 1.0)
-    assert store.retirements["c1"].stopping_since == 12.0
-    store.close()
 
 
 def test_only_the_last_events_are_kept_and_numbers_go_on(tmp_path: Path) -> None:
@@ -153,33 +131,61 @@ def test_only_the_last_events_are_kept_and_numbers_go_on(tmp_path: Path) -> None
         store.append_event(event(str(number)))
     kept = store.events()
     assert (len(kept), kept[0].seq, kept[-1].seq) == (EVENTS_KEPT, 6, EVENTS_KEPT + 5)
-    assert again(store, tmp_path).append_event(event()) == EVENTS_KEPT + 6
+    assert Store(tmp_path).append_event(event()) == EVENTS_KEPT + 6
     store.close()
+
+
+def overwritten(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + b"\xff" * 6000 + content[middle + 6000 :]
 
 
 @pytest.mark.parametrize(
-    "damage", [b"not a database at all, but long enough to look", b"SQLite format 3\x00" + b"x" * 4096]
+    "damage",
+    [
+        lambda content: b"not a database at all, but long enough to look",
+        lambda content: b"SQLite format 3\x00" + b"x" * 4096,
+        overwritten,
+        lambda content: content.replace(b"value TEXT", b"va\xffue TEXT"),
+        lambda content: content.replace(b"value TEXT", b"valid TEXT"),
+        lambda content: content.replace(b"value TEXT", b"va)ue T\xffXT"),
+    ],
+    ids=["no database", "only its head", "pages", "a byte of a definition", "another column", "no SQL"],
 )
-def test_a_damaged_file_is_kept_aside(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / FILE_NAME).write_bytes(damage)
-    store = Store(tmp_path, clock=lambda: 77.0)
-    assert store.set_aside == tmp_path / f"{FILE_NAME}.aside-77"
-    assert store.set_aside.read_bytes() == damage
-    store.set_override("web", Override(1, 2))
-    assert again(store, tmp_path).set_aside is None
-    store.close()
-
-
-def test_damage_in_the_middle_is_found(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    store, path = Store(tmp_path), tmp_path / FILE_NAME
     for number in range(500):
         store.append_event(event(str(number) * 20))
     store.close()
-    path = tmp_path / FILE_NAME
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 6000] = b"\xff" * 6000
-    path.write_bytes(content)
-    assert Store(tmp_path).set_aside is not None
+    damaged = damage(path.read_bytes())
+    path.write_bytes(damaged)
+    store = Store(tmp_path, clock=lambda: 77.0)
+    assert store.set_aside == tmp_path / f"{FILE_NAME}.aside-77"
+    assert store.set_aside.read_bytes() == damaged
+    store.set_override("web", Override(1, 2))
+    store.close()
+    found = Store(tmp_path)
+    assert (found.set_aside, dict(found.overrides)) == (None, {"web": Override(1, 2)})
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "DROP TABLE state; CREATE TABLE overrides (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);",
+        "DROP TABLE state; DROP TABLE events; PRAGMA user_version = -1;",
+    ],
+    ids=["other tables", "no tables, and a version"],
+)
+def test_a_file_of_another_version_is_set_aside(tmp_path: Path, script: str) -> None:
+    Store(tmp_path).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as db:
+        db.executescript(script)
+    store = Store(tmp_path)
+    assert store.set_aside is not None
+    store.note_autoscaled("llm", 3)
+    store.close()
+    assert dict(Store(tmp_path).autoscaled) == {"llm": 3}
 
 
 def test_one_bad_byte_in_a_text_costs_that_byte(tmp_path: Path) -> None:
@@ -195,59 +201,10 @@ def test_one_bad_byte_in_a_text_costs_that_byte(tmp_path: Path) -> None:
     assert [stored.event.message for stored in found.events()] == ["a replica is \\xffeady"]
 
 
-@pytest.mark.parametrize("damage", [b"va\xffue TEXT", b"valid TEXT", b"va)ue T\xffXT"])
-def test_a_damaged_definition_of_a_table_is_found(tmp_path: Path, damage: bytes) -> None:
-    Store(tmp_path).close()
-    path = tmp_path / FILE_NAME
-    path.write_bytes(path.read_bytes().replace(b"value TEXT", damage))
-    assert Store(tmp_path).set_aside is not None
-
-
-OTHER_VERSION = """
-DROP TABLE state;
-CREATE TABLE overrides (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);
-INSERT INTO overrides VALUES ('web', 4);
-"""
-
-
-def test_a_file_of_another_version_is_kept_aside(tmp_path: Path) -> None:
-    Store(tmp_path).close()
-    db = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
-    db.executescript(OTHER_VERSION)
-    db.close()
-    store = Store(tmp_path)
-    assert store.set_aside is not None
-    with contextlib.closing(sqlite3.connect(store.set_aside)) as kept:
-        assert kept.execute("SELECT * FROM overrides").fetchall() == [("web", 4)]
-    store.note_autoscaled("llm", 3)
-    store.close()
-    assert dict(Store(tmp_path).autoscaled) == {"llm": 3}
-
-
-def test_a_file_that_was_never_ours_is_kept_aside(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / FILE_NAME)
-    db.execute("PRAGMA user_version = -1")
-    db.close()
-    assert Store(tmp_path).set_aside is not None
-
-
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="state directory"):
         Store(tmp_path / "file")
-
-
-def test_a_failed_write_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store._file.db.execute("PRAGMA query_only = ON")  # as good as a full disk
-    with pytest.raises(StoreError, match="readonly"):
-        store.set_override("web", Override(4, 2))
-    with pytest.raises(StoreError):
-        store.note_rollout("web", "{}")
-    assert dict(store.overrides) == {}
-    assert dict(store.rollouts) == {}
-    EventLog(store).record("scale", "an event is not worth an end")
-    store.close()
 
 
 def fill_the_disk(store: Store) -> None:
@@ -274,6 +231,7 @@ def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> N
     assert "full" in store.trouble
     with pytest.raises(StoreError, match=r"full; look at the disk of the controller's state volume"):
         store.set_override(f"web-{'z' * 9000}", Override(4, 2))
+    assert dict(store.overrides) == {}, "what an operator asks for is done or refused"
     for name in names[:39]:
         store.forget(name)
     assert list(store.retirements) == names[39:]
@@ -346,7 +304,7 @@ def test_repetitions_are_counted_on_the_first(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_success_in_between_ends_the_counting(tmp_path: Path) -> None:
+def test_after_a_success_the_next_failure_is_a_new_event(tmp_path: Path) -> None:
     store = Store(tmp_path)
     log = EventLog(store)
     for _ in range(2):
@@ -356,7 +314,7 @@ def test_a_success_in_between_ends_the_counting(tmp_path: Path) -> None:
     store.close()
 
 
-def test_selection(tmp_path: Path) -> None:
+def test_events_are_selected_by_number_and_service(tmp_path: Path) -> None:
     store = Store(tmp_path)
     log = EventLog(store)
     for number in range(10):
