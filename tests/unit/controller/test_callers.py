@@ -46,7 +46,7 @@ def test_a_wrong_token_may_not_even_from_this_machine(offered: str) -> None:
             keeper(token).admit("127.0.0.1", {"Authorization": offered})
 
 
-def test_a_web_page_may_not_without_the_token() -> None:
+def test_a_web_page_may_not() -> None:
     with pytest.raises(Forbidden, match="web pages"):
         keeper("secret").admit("127.0.0.1", PAGE)
     keeper("secret").admit("127.0.0.1", PAGE | RIGHT)
