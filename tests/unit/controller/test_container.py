@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,10 +25,6 @@ def container(**definition: Any) -> Any:
     return ranker(FOREIGN, **definition).container
 
 
-def host_config(**definition: Any) -> Any:
-    return container(**definition)["HostConfig"]
-
-
 def test_the_smallest_service() -> None:
     assert container() == {
         "Env": [],
@@ -38,99 +35,72 @@ def test_the_smallest_service() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("definition", "expected"),
-    [
-        ({"command": ["a", "b c"]}, {"Cmd": ["a", "b c"]}),
-        ({"entrypoint": ["/e"]}, {"Entrypoint": ["/e"]}),
-        ({"entrypoint": []}, {"Entrypoint": []}),
-        ({"working_dir": "/w"}, {"WorkingDir": "/w"}),
-        ({"user": "1000:1000"}, {"User": "1000:1000"}),
-        ({"tty": True, "stdin_open": True}, {"Tty": True, "OpenStdin": True}),
-        ({"stop_signal": "SIGINT"}, {"StopSignal": "SIGINT"}),
-        ({"labels": {"a": "1", "b": True}}, {"Labels": {"a": "1", "b": "true"}}),
-        ({"environment": {"B": "2", "A": "x=y", "C": None, "D": 5}}, {"Env": ["A=x=y", "B=2", "C", "D=5"]}),
-        (
-            {"healthcheck": {"test": ["CMD", "x"], "interval": "1m30s", "retries": 3, "start_interval": "500ms"}},
-            {
-                "Healthcheck": {
-                    "Test": ["CMD", "x"],
-                    "Interval": 90_000_000_000,
-                    "Retries": 3,
-                    "StartInterval": 500_000_000,
-                }
-            },
-        ),
-        ({"healthcheck": {"disable": True}}, {"Healthcheck": {"Test": ["NONE"]}}),
-    ],
-)
-def test_the_container_itself(definition: dict[str, Any], expected: dict[str, Any]) -> None:
-    created = container(**definition)
-    assert {key: created[key] for key in expected} == expected
+# Lines of a compose file, what the engine's create call has for them.
+OF_THE_CONTAINER = {
+    "command: [a, b c]": {"Cmd": ["a", "b c"]},
+    "entrypoint: [/e]": {"Entrypoint": ["/e"]},
+    "entrypoint: []": {"Entrypoint": []},
+    "working_dir: /w": {"WorkingDir": "/w"},
+    "user: '1000:1000'": {"User": "1000:1000"},
+    "{tty: true, stdin_open: true}": {"Tty": True, "OpenStdin": True},
+    "stop_signal: SIGINT": {"StopSignal": "SIGINT"},
+    "labels: {a: '1', b: true}": {"Labels": {"a": "1", "b": "true"}},
+    "environment: {B: '2', A: x=y, C: null, D: 5}": {"Env": ["A=x=y", "B=2", "C", "D=5"]},
+    "healthcheck: {test: [CMD, x], interval: 1m30s, retries: 3}": {
+        "Healthcheck": {"Test": ["CMD", "x"], "Interval": 90_000_000_000, "Retries": 3}
+    },
+    "healthcheck: {start_interval: 500ms}": {"Healthcheck": {"StartInterval": 500_000_000}},
+    "healthcheck: {disable: true}": {"Healthcheck": {"Test": ["NONE"]}},
+}
+OF_THE_HOST = {
+    "shm_size: '1073741824'": {"ShmSize": 1073741824},
+    "{init: true, read_only: true, privileged: true}": {"Init": True, "ReadonlyRootfs": True, "Privileged": True},
+    "{cap_add: [NET_ADMIN], cap_drop: [ALL]}": {"CapAdd": ["NET_ADMIN"], "CapDrop": ["ALL"]},
+    "group_add: [mail, '5']": {"GroupAdd": ["mail", "5"]},
+    "security_opt: ['no-new-privileges:true', label=disable]": {
+        "SecurityOpt": ["no-new-privileges=true", "label=disable"]
+    },
+    "security_opt: [systempaths=unconfined, 'apparmor:unconfined']": {
+        "SecurityOpt": ["apparmor=unconfined"],
+        "MaskedPaths": [],
+        "ReadonlyPaths": [],
+    },
+    "sysctls: {net.core.somaxconn: '1024'}": {"Sysctls": {"net.core.somaxconn": "1024"}},
+    "extra_hosts: [h=1.2.3.4, g=host-gateway]": {"ExtraHosts": ["g:host-gateway", "h:1.2.3.4"]},
+    "extra_hosts: ['v6=::1']": {"ExtraHosts": ["v6:::1"]},
+    "{dns: [1.1.1.1], dns_search: [a.b]}": {"Dns": ["1.1.1.1"], "DnsSearch": ["a.b"]},
+    "{ipc: host, pid: host}": {"IpcMode": "host", "PidMode": "host"},
+    "runtime: nvidia": {"Runtime": "nvidia"},
+    "logging: {driver: json-file, options: {max-size: 10m}}": {
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "10m"}}
+    },
+    "ulimits: {nproc: 100, nofile: {soft: 10, hard: 20}}": {
+        "Ulimits": [{"Hard": 20, "Name": "nofile", "Soft": 10}, {"Hard": 100, "Name": "nproc", "Soft": 100}]
+    },
+    "devices: [{source: /dev/fuse, target: /dev/f, permissions: r}]": {
+        "Devices": [{"CgroupPermissions": "r", "PathInContainer": "/dev/f", "PathOnHost": "/dev/fuse"}]
+    },
+    "devices: [/dev/kvm]": {
+        "Devices": [{"CgroupPermissions": "rwm", "PathInContainer": "/dev/kvm", "PathOnHost": "/dev/kvm"}]
+    },
+    "tmpfs: [/run, '/tmp:size=64m']": {"Tmpfs": {"/run": "", "/tmp": "size=64m"}},
+    "deploy: {resources: {limits: {cpus: 1.5, memory: '536870912', pids: 100}}}": {
+        "NanoCpus": 1_500_000_000,
+        "Memory": 536870912,
+        "PidsLimit": 100,
+    },
+    "deploy: {resources: {reservations: {memory: '1024', cpus: 1}}}": {"MemoryReservation": 1024},
+    "{mem_limit: 1g, cpus: 2, pids_limit: 5}": {"Memory": 1073741824, "NanoCpus": 2 * 10**9, "PidsLimit": 5},
+    "{mem_limit: 1g, memswap_limit: '-1'}": {"Memory": 1073741824, "MemorySwap": -1},
+    "volumes: [{type: bind, source: /a, target: /b, read_only: true, bind: {selinux: z}}]": {"Binds": ["/a:/b:ro,z"]},
+}
 
 
-@pytest.mark.parametrize(
-    ("definition", "expected"),
-    [
-        ({"shm_size": "1073741824"}, {"ShmSize": 1073741824}),
-        (
-            {"init": True, "read_only": True, "privileged": True},
-            {"Init": True, "ReadonlyRootfs": True, "Privileged": True},
-        ),
-        ({"cap_add": ["NET_ADMIN"], "cap_drop": ["ALL"]}, {"CapAdd": ["NET_ADMIN"], "CapDrop": ["ALL"]}),
-        ({"group_add": ["mail", "5"]}, {"GroupAdd": ["mail", "5"]}),
-        (
-            {"security_opt": ["no-new-privileges:true", "label=disable"]},
-            {"SecurityOpt": ["no-new-privileges=true", "label=disable"]},
-        ),
-        (
-            {"security_opt": ["systempaths=unconfined", "apparmor:unconfined"]},
-            {"SecurityOpt": ["apparmor=unconfined"], "MaskedPaths": [], "ReadonlyPaths": []},
-        ),
-        ({"sysctls": {"net.core.somaxconn": "1024"}}, {"Sysctls": {"net.core.somaxconn": "1024"}}),
-        ({"extra_hosts": ["h=1.2.3.4", "g=host-gateway"]}, {"ExtraHosts": ["g:host-gateway", "h:1.2.3.4"]}),
-        ({"extra_hosts": ["v6=::1"]}, {"ExtraHosts": ["v6:::1"]}),
-        ({"dns": ["1.1.1.1"], "dns_search": ["a.b"]}, {"Dns": ["1.1.1.1"], "DnsSearch": ["a.b"]}),
-        ({"ipc": "host", "pid": "host"}, {"IpcMode": "host", "PidMode": "host"}),
-        ({"runtime": "nvidia"}, {"Runtime": "nvidia"}),
-        (
-            {"logging": {"driver": "json-file", "options": {"max-size": "10m"}}},
-            {"LogConfig": {"Type": "json-file", "Config": {"max-size": "10m"}}},
-        ),
-        (
-            {"ulimits": {"nproc": 100, "nofile": {"soft": 10, "hard": 20}}},
-            {
-                "Ulimits": [
-                    {"Hard": 20, "Name": "nofile", "Soft": 10},
-                    {"Hard": 100, "Name": "nproc", "Soft": 100},
-                ]
-            },
-        ),
-        (
-            {"devices": [{"source": "/dev/fuse", "target": "/dev/fuse", "permissions": "rwm"}, "/dev/kvm"]},
-            {
-                "Devices": [
-                    {"CgroupPermissions": "rwm", "PathInContainer": "/dev/fuse", "PathOnHost": "/dev/fuse"},
-                    {"CgroupPermissions": "rwm", "PathInContainer": "/dev/kvm", "PathOnHost": "/dev/kvm"},
-                ]
-            },
-        ),
-        ({"tmpfs": ["/run", "/tmp:size=64m"]}, {"Tmpfs": {"/run": "", "/tmp": "size=64m"}}),
-        (
-            {"deploy": {"resources": {"limits": {"cpus": 1.5, "memory": "536870912", "pids": 100}}}},
-            {"NanoCpus": 1_500_000_000, "Memory": 536870912, "PidsLimit": 100},
-        ),
-        ({"deploy": {"resources": {"reservations": {"memory": "1024", "cpus": 1}}}}, {"MemoryReservation": 1024}),
-        (
-            {"mem_limit": "1g", "cpus": 2, "pids_limit": 5},
-            {"Memory": 1073741824, "NanoCpus": 2 * 10**9, "PidsLimit": 5},
-        ),
-        ({"mem_limit": "1g", "memswap_limit": "-1"}, {"Memory": 1073741824, "MemorySwap": -1}),
-    ],
-)
-def test_the_host_side(definition: dict[str, Any], expected: dict[str, Any]) -> None:
-    created = host_config(**definition)
-    assert {key: created[key] for key in expected} == expected
+@pytest.mark.parametrize("lines", [*OF_THE_CONTAINER, *OF_THE_HOST])
+def test_what_is_translated(lines: str) -> None:
+    created = container(**yaml.safe_load(lines))
+    for expected, made in ((OF_THE_CONTAINER, created), (OF_THE_HOST, created["HostConfig"])):
+        assert {key: made[key] for key in expected.get(lines, ())} == expected.get(lines, {})
 
 
 # ------------------------------------------------------------------------------------------------------------- mounts
@@ -154,11 +124,6 @@ def test_binds() -> None:
         },
         {"BindOptions": {"Propagation": "rslave"}, "Source": "/a", "Target": "/c", "Type": "bind"},
     ]
-
-
-def test_a_bind_with_an_selinux_label_uses_the_engines_short_form() -> None:
-    bind = {"type": "bind", "source": "/a", "target": "/b", "read_only": True, "bind": {"selinux": "z"}}
-    assert host_config(volumes=[bind])["Binds"] == ["/a:/b:ro,z"]
 
 
 def test_volumes_have_the_engines_names_and_composes_labels() -> None:
@@ -261,105 +226,72 @@ GONE = "not supported with x-serve; remove it"
 ONE = "not possible with x-serve: all replicas would have the same one; remove it"
 
 
-@pytest.mark.parametrize(
-    ("definition", "problem"),
-    [
-        (
-            {"ports": [{"target": 80, "published": "8080"}]},
-            (
-                "ports: not possible with x-serve: a published port belongs to one container and a service has many "
-                "replicas; remove it and write x-serve.route (HTTP) or x-serve.grpc_services (gRPC): HAProxy takes the "
-                "requests and spreads them"
-            ),
-        ),
-        (
-            {"container_name": "x"},
-            (
-                "container_name: not possible with x-serve: replicas have names of their own "
-                "(<project>-<service>-<version>-<n>); remove it"
-            ),
-        ),
-        ({"hostname": "x"}, f"hostname: {ONE} (callers use the service name)"),
-        ({"mac_address": "x"}, f"mac_address: {ONE}"),
-        (
-            {"network_mode": "host"},
-            (
-                "network_mode: not possible with x-serve: replicas need addresses of their own on a Compose network; "
-                "remove it or write networks"
-            ),
-        ),
-        ({"blkio_config": {}}, f"blkio_config: {GONE}"),
-        ({"pre_stop": []}, f"pre_stop: {GONE}"),
-        ({"use_api_socket": True}, f"use_api_socket: {GONE}"),
-        ({"something_new": 1}, f"something_new: {GONE}"),
-        (
-            {"deploy": {"update_config": {}}},
-            "deploy.update_config: is for Swarm, Compose and Pierhead do not use it; remove it",
-        ),
-        ({"deploy": {"mode": "global"}}, 'deploy.mode: expected "replicated", found "global"'),
-        ({"deploy": {"resources": {"limits": {"zork": 1}}}}, f"deploy.resources.limits.zork: {GONE}"),
-        (
-            {"deploy": {"resources": {"reservations": {"generic_resources": []}}}},
-            f"deploy.resources.reservations.generic_resources: {GONE}",
-        ),
-        (
-            {"networks": {"default": {"ipv4_address": "10.0.0.1"}}},
-            "networks.default.ipv4_address: not possible with x-serve: it fits one container only; remove it",
-        ),
-        ({"networks": {"back": None}}, "networks.back: no such network in the top-level networks section"),
-        (
-            {"environment": {"PIERHEAD_PORT": "1"}},
-            "environment.PIERHEAD_PORT: the controller sets this variable; remove it",
-        ),
-        (
-            {"environment": {"PIERHEAD_LOG_LEVEL": "debug"}},
-            (
-                "environment.PIERHEAD_LOG_LEVEL: the controller sets this variable; write x-serve.logging.log_level in "
-                "its place"
-            ),
-        ),
-        (
-            {"labels": {"pierhead.service": "x"}},
-            "labels.pierhead.service: the controller sets labels of this name itself; choose another prefix",
-        ),
-        ({"pid": "service:x"}, 'pid: expected "host", found "service:x"'),
-        ({"ipc": "service:x"}, 'ipc: expected "private" or "shareable" or "host" or "none", found "service:x"'),
-        (
-            {"security_opt": ["seccomp:./p.json"]},
-            (
-                "security_opt: expected seccomp=unconfined or seccomp=builtin (profiles in files are not read), found "
-                '"seccomp:./p.json"'
-            ),
-        ),
-        (
-            {"devices": ["nvidia.com/gpu=all"]},
-            (
-                "devices[0]: expected a device path (GPUs belong into deploy.resources.reservations.devices), found "
-                '"nvidia.com/gpu=all"'
-            ),
-        ),
-        (
-            {"volumes": [{"type": "npipe", "source": "x", "target": "/y"}]},
-            'volumes[0].type: expected "bind", "volume" or "tmpfs", found "npipe"',
-        ),
-        (
-            {"volumes": [{"type": "volume", "source": "nope", "target": "/y"}]},
-            'volumes[0].source: expected a name of the top-level volumes section, found "nope"',
-        ),
-        (
-            {"secrets": [{"source": "s"}]},
-            'secrets[0].source: expected a name of the top-level secrets section, found "s"',
-        ),
-        (
-            {"stop_grace_period": "soon"},
-            'stop_grace_period: expected a duration such as "30s" or "1m30s", found "soon"',
-        ),
-        ({"mem_limit": "much"}, 'mem_limit: expected a size such as "512m", found "much"'),
-        ({"image": None}, "image: expected a string that is not empty, found null"),
-    ],
-)
-def test_what_is_refused(definition: dict[str, Any], problem: str) -> None:
-    assert problems({}, **definition) == [f"services.ranker.{problem}"]
+# Lines of a compose file, the problem with them.
+REFUSED = {
+    "ports: [{target: 80, published: '8080'}]": (
+        "ports: not possible with x-serve: a published port belongs to one container and a service has many replicas; "
+        "remove it and write x-serve.route (HTTP) or x-serve.grpc_services (gRPC): HAProxy takes the requests and "
+        "spreads them"
+    ),
+    "container_name: x": (
+        "container_name: not possible with x-serve: replicas have names of their own (<project>-<service>-<version>-"
+        "<n>); remove it"
+    ),
+    "hostname: x": f"hostname: {ONE} (callers use the service name)",
+    "mac_address: x": f"mac_address: {ONE}",
+    "network_mode: host": (
+        "network_mode: not possible with x-serve: replicas need addresses of their own on a Compose network; remove it "
+        "or write networks"
+    ),
+    "blkio_config: {}": f"blkio_config: {GONE}",
+    "use_api_socket: true": f"use_api_socket: {GONE}",
+    "something_new: 1": f"something_new: {GONE}",
+    "deploy: {update_config: {}}": (
+        "deploy.update_config: is for Swarm, Compose and Pierhead do not use it; remove it"
+    ),
+    "deploy: {mode: global}": 'deploy.mode: expected "replicated", found "global"',
+    "deploy: {resources: {limits: {zork: 1}}}": f"deploy.resources.limits.zork: {GONE}",
+    "deploy: {resources: {reservations: {generic_resources: []}}}": (
+        f"deploy.resources.reservations.generic_resources: {GONE}"
+    ),
+    "networks: {default: {ipv4_address: 10.0.0.1}}": (
+        "networks.default.ipv4_address: not possible with x-serve: it fits one container only; remove it"
+    ),
+    "networks: {back: null}": "networks.back: no such network in the top-level networks section",
+    "environment: {PIERHEAD_PORT: '1'}": "environment.PIERHEAD_PORT: the controller sets this variable; remove it",
+    "environment: {PIERHEAD_LOG_LEVEL: debug}": (
+        "environment.PIERHEAD_LOG_LEVEL: the controller sets this variable; write x-serve.logging.log_level in its "
+        "place"
+    ),
+    "labels: {pierhead.service: x}": (
+        "labels.pierhead.service: the controller sets labels of this name itself; choose another prefix"
+    ),
+    "pid: 'service:x'": 'pid: expected "host", found "service:x"',
+    "ipc: 'service:x'": 'ipc: expected "private" or "shareable" or "host" or "none", found "service:x"',
+    "security_opt: ['seccomp:./p.json']": (
+        "security_opt: expected seccomp=unconfined or seccomp=builtin (profiles in files are not read), found "
+        '"seccomp:./p.json"'
+    ),
+    "devices: [nvidia.com/gpu=all]": (
+        "devices[0]: expected a device path (GPUs belong into deploy.resources.reservations.devices), found "
+        '"nvidia.com/gpu=all"'
+    ),
+    "volumes: [{type: npipe, source: x, target: /y}]": (
+        'volumes[0].type: expected "bind", "volume" or "tmpfs", found "npipe"'
+    ),
+    "volumes: [{type: volume, source: nope, target: /y}]": (
+        'volumes[0].source: expected a name of the top-level volumes section, found "nope"'
+    ),
+    "secrets: [{source: s}]": 'secrets[0].source: expected a name of the top-level secrets section, found "s"',
+    "stop_grace_period: soon": 'stop_grace_period: expected a duration such as "30s" or "1m30s", found "soon"',
+    "mem_limit: much": 'mem_limit: expected a size such as "512m", found "much"',
+    "image: null": "image: expected a string that is not empty, found null",
+}
+
+
+@pytest.mark.parametrize("lines", REFUSED)
+def test_what_is_refused(lines: str) -> None:
+    assert problems({}, **yaml.safe_load(lines)) == [f"services.ranker.{REFUSED[lines]}"]
 
 
 def test_a_secret_that_is_no_file() -> None:
@@ -492,31 +424,12 @@ def test_a_label_of_a_slot_is_read_back(slot: GpuSlot) -> None:
     assert GpuSlot.read(str(slot)) == slot
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "memory",
-        "memory:",
-        "memory:0",
-        "memory:-1",
-        "memory:1.5",
-        "fraction:0",
-        "fraction:1.5",
-        "share:1",
-        "fraction:0.12345",
-    ],
-)
+NO_AMOUNTS = "memory memory: memory:0 memory:-1 memory:1.5 fraction:0 fraction:1.5 fraction:0.12345 share:1"
+
+
+@pytest.mark.parametrize("text", ["", *NO_AMOUNTS.split()])
 def test_a_label_that_says_no_amount_is_no_slot(text: str) -> None:
     assert GpuSlot.read(text) is None
-
-
-def test_limits_of_cpu_and_memory_reach_a_replica_that_has_a_slot() -> None:
-    limits = {
-        "resources": {"limits": {"cpus": "2.5", "memory": "8589934592"}, "reservations": {"memory": "1073741824"}}
-    }
-    host = body(ranker({"gpu": {"fraction": 0.5}}, deploy=limits), Gpu("GPU-1"))["HostConfig"]
-    assert (host["NanoCpus"], host["Memory"], host["MemoryReservation"]) == (2_500_000_000, 8 * GIB, GIB)
 
 
 def test_making_a_body_leaves_the_spec_as_it_was() -> None:

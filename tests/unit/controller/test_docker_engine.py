@@ -1,4 +1,4 @@
-"""The Docker Engine's client against a daemon that answers what a test tells it to: what a real one does too rarely."""
+"""The Docker Engine's client against a daemon that answers as a test says: what a real one does too rarely."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import http.server
 import json
 import logging
 import os
+import queue
 import socket
 import socketserver
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
@@ -22,8 +22,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from docker import APIClient
 
-from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
-from controller.engines.docker import DockerEngine, _end_of, is_orphaned
+from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent, EngineState
+from controller.engines.docker import DockerEngine, is_orphaned
 from controller.engines.docker_events import EventQueue, EventReader
 from controller.engines.gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuSources
 from controller.engines.labels import create_body
@@ -40,7 +40,9 @@ from controller.model.spec import GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.harness.waiting import PATIENCE_S
 
-SPEC = ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"))
+NETWORKS = {name: {"Aliases": ["ranker"]} for name in ("a", "b")}
+CONTAINER = {"HostConfig": {"NetworkMode": "a"}, "NetworkingConfig": {"EndpointsConfig": NETWORKS}}
+SPEC = ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"), container=CONTAINER)
 CREATE = CreateContainer(target="shop-ranker-0a1b2c3d-1", service="ranker", version="0a1b2c3d", number=1, spec=SPEC)
 LABELS = {
     "pierhead.project": "shop",
@@ -49,6 +51,7 @@ LABELS = {
     "pierhead.number": "1",
     "com.docker.compose.project": "shop",
 }
+LIST, INSPECT = "GET /containers/json", "GET /containers/c1/json"
 
 Answer = tuple[int, Any] | Callable[["Handler"], None]
 
@@ -61,13 +64,16 @@ class Daemon(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: str) -> None:
         super().__init__(path, Handler)
         self.path = path
-        self.answers: dict[str, Answer] = {
-            "GET /info": (200, {}),
-            "GET /containers/json": (200, []),
-        }
+        self.answers: dict[str, Answer] = {"GET /info": (200, {}), LIST: (200, [])}
         self.calls: list[str] = []
         self.bodies: list[Any] = []
         self.ending = threading.Event()
+
+    def has(self, *summaries: dict[str, Any], **state: Any) -> None:
+        """List these containers; of each, `inspect` returns `state`."""
+        self.answers[LIST] = (200, list(summaries))
+        for each in summaries:
+            self.answers[f"GET /containers/{each['Id']}/json"] = (200, inspected(**state))
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -95,16 +101,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
             answer(self)
             # A client that was left without an answer would wait for it long after the test.
             self.close_connection = self.close_connection or self.server.ending.is_set()
-            return
-        status, body = answer
+        else:
+            self.reply(*answer)
+
+    do_GET = do_POST = do_DELETE = respond  # noqa: N815  (the base class looks for these names)
+
+    def reply(self, status: int, body: Any) -> None:
         data = b"" if status in (204, 304) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-
-    do_GET = do_POST = do_DELETE = respond  # noqa: N815  (the base class looks for these names)
 
     def begin_stream(self) -> None:
         self.send_response(200)
@@ -114,11 +122,45 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def chunk(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
-    def say(self, **event: Any) -> None:
-        self.chunk(json.dumps(event).encode() + b"\n")
 
-    def end_stream(self) -> None:
-        self.chunk(b"")
+class Held:
+    """An answer that comes once `over` is set; with the test's end the daemon hangs up."""
+
+    def __init__(self, status: int = 204, body: Any = None) -> None:
+        self.asked = threading.Semaphore(0)
+        """Released by each request."""
+        self.over = threading.Event()
+        self._reply = status, body
+
+    def __call__(self, handler: Handler) -> None:
+        self.asked.release()
+        while not handler.server.ending.is_set():
+            if self.over.wait(0.01):
+                handler.reply(*self._reply)
+                return
+
+
+class Stream:
+    """An answer in pieces: those that it is made with, then those that the test says, until it is ended."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        for piece in pieces:
+            self._pieces.put(piece)
+
+    def say(self, **event: Any) -> None:
+        self._pieces.put(json.dumps(event).encode() + b"\n")
+
+    def end(self) -> Stream:
+        self._pieces.put(b"")
+        return self
+
+    def __call__(self, handler: Handler) -> None:
+        handler.begin_stream()
+        piece = b"none yet"
+        while piece and not handler.server.ending.is_set():
+            with contextlib.suppress(queue.Empty):
+                handler.chunk(piece := self._pieces.get(timeout=0.01))
 
 
 @pytest.fixture
@@ -134,13 +176,17 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @contextlib.asynccontextmanager
-async def engine(daemon: Daemon, version: str = "1.45") -> AsyncIterator[DockerEngine]:
-    client = APIClient(base_url=f"unix://{daemon.path}", version=version)
-    engine = DockerEngine(client, GpuSources(cdi_directories=()))
+async def engine(daemon: Daemon) -> AsyncIterator[DockerEngine]:
+    engine = DockerEngine(client_of(daemon.path), GpuSources(cdi_directories=()))
     try:
-        yield engine
+        async with asyncio.timeout(PATIENCE_S):
+            yield engine
     finally:
         await engine.close()
+
+
+def client_of(path: object) -> APIClient:
+    return APIClient(base_url=f"unix://{path}", version="1.45")
 
 
 def summary(container_id: str = "c1", **changes: Any) -> dict[str, Any]:
@@ -158,121 +204,88 @@ def summary(container_id: str = "c1", **changes: Any) -> dict[str, Any]:
 def inspected(**state: Any) -> dict[str, Any]:
     """The parts of `GET /containers/<id>/json` that are read."""
     default = {"Status": "running", "Running": True, "ExitCode": 0, "StartedAt": "2026-01-02T03:04:06.5Z"}
-    return {"Created": "2026-01-02T03:04:05.123456789Z", "State": default | state, "Config": {"Labels": LABELS}}
+    config = {"Labels": LABELS, "Tty": False}
+    return {"Created": "2026-01-02T03:04:05.123456789Z", "State": default | state, "Config": config}
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def logs_of(*entries: bytes) -> bytes:
-    """What the engine sends of a log: frames of standard output."""
-    return b"".join(b"\x01\0\0\0" + len(entry).to_bytes(4, "big") + entry for entry in entries)
-
-
-async def read(daemon: Daemon, listed: dict[str, Any], told: dict[str, Any] | None = None) -> ReplicaContainer:
-    """The one replica that the engine lists, and tells of, like this."""
-    daemon.answers["GET /containers/json"] = (200, [listed])
-    daemon.answers["GET /containers/c1/json"] = (200, told or inspected())
+async def observe(daemon: Daemon, *images: str) -> EngineState:
     async with engine(daemon) as docker:
-        (found,) = (await docker.observe("shop", ["ranker"], [])).containers
+        return await docker.observe("shop", ["ranker"], images)
+
+
+async def read(daemon: Daemon, listed: dict[str, Any], **state: Any) -> ReplicaContainer:
+    """The one replica that the engine lists."""
+    daemon.has(listed, **state)
+    (found,) = (await observe(daemon)).containers
     return found
 
 
-async def test_a_long_log_is_cut_between_two_lines(daemon: Daemon) -> None:
-    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
-    lines = [f"{number} ".encode() + b"x" * 90 + b"\n" for number in range(2000)]
-
-    def answer(handler: Handler) -> None:
-        handler.begin_stream()
-        handler.chunk(logs_of(*lines))
-        handler.end_stream()
-
-    daemon.answers["GET /containers/c1/logs"] = answer
-    async with engine(daemon) as ours:
-        text = await ours.logs("c1", 2000)
-        assert text == b"".join(lines[-len(text.splitlines()) :]).decode()
-        assert 64 * 1024 - 100 < len(text) <= 64 * 1024
-        await ours.logs("c1", 2000, timed=True)
-        asked = [query["timestamps"] for query in daemon.bodies if "tail" in query]
-        assert asked == [["0"], ["1"]]
-
-
-def test_the_end_of_a_log() -> None:
-    assert _end_of(b"a\nb\n", 4) == b"a\nb\n"
-    assert _end_of(b"aa\nb\n", 4) == b"b\n"
-    assert _end_of(b"aa\nb\n", 2) == b"b\n", "cut between two lines, nothing of them is dropped"
-    assert _end_of(b"x" * 9, 4) == b"xxxx", "a line that does not fit"
-
-
 async def test_a_world_at_rest_costs_one_call(daemon: Daemon) -> None:
-    daemon.answers["GET /containers/json"] = (200, [summary("c1"), summary("c2")])
+    daemon.has(summary("c1"), summary("c2"))
     daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": "sha256:1"})
-    for container_id in ("c1", "c2"):
-        daemon.answers[f"GET /containers/{container_id}/json"] = (200, inspected())
     async with engine(daemon) as docker:
         first = await docker.observe("shop", ["ranker"], ["shop/ranker"])
         daemon.calls.clear()
         second = await docker.observe("shop", ["ranker"], ["shop/ranker"])
         assert second == first
-        assert daemon.calls == ["GET /containers/json"]
+        assert daemon.calls == [LIST]
         assert all(one is before for one, before in zip(second.containers, first.containers, strict=True))
-        daemon.answers["GET /containers/json"] = (200, [summary("c1"), summary("c2", Status="Up 1 second")])
+        daemon.has(summary("c1"), summary("c2", Status="Up 1 second"))
         daemon.calls.clear()
         await docker.observe("shop", ["ranker"], ["shop/ranker"])
-        assert daemon.calls == ["GET /containers/json", "GET /containers/c2/json"]
+        assert daemon.calls == [LIST, "GET /containers/c2/json"]
     assert first.containers[0].created_at == pytest.approx(1767323045.123456)
     assert first.containers[0].started_at == 1767323046.5
 
 
 async def test_a_container_that_vanishes_while_being_read_is_gone(daemon: Daemon) -> None:
-    daemon.answers["GET /containers/json"] = (200, [summary()])
-    async with engine(daemon) as docker:
-        assert (await docker.observe("shop", ["ranker"], [])).containers == ()
+    daemon.answers[LIST] = (200, [summary()])
+    assert (await observe(daemon)).containers == ()
 
 
 @pytest.mark.parametrize(
-    ("networks", "address"),
+    ("mode", "networks", "address"),
     [
-        ({"a": {"IPAddress": "10.0.0.1"}, "shop_default": {"IPAddress": "10.0.0.2"}}, "10.0.0.2"),
-        ({"b": {"IPAddress": "10.0.0.1"}, "a": {"IPAddress": "10.0.0.3"}}, "10.0.0.3"),
-        ({"shop_default": {"IPAddress": ""}, "z": {"IPAddress": "10.0.0.4"}}, "10.0.0.4"),
-        ({"shop_default": None}, None),
-        ({}, None),
-        (None, None),
+        ("", {"a": {"IPAddress": "10.0.0.1"}, "shop_default": {"IPAddress": "10.0.0.2"}}, "10.0.0.2"),
+        ("", {"b": {"IPAddress": "10.0.0.1"}, "a": {"IPAddress": "10.0.0.3"}}, "10.0.0.3"),
+        ("b", {"a": {"IPAddress": "10.0.0.1"}, "b": {"IPAddress": "10.0.0.2"}}, "10.0.0.2"),
+        ("", {"shop_default": {"IPAddress": ""}, "z": {"IPAddress": "10.0.0.4"}}, "10.0.0.4"),
+        ("", {"shop_default": None}, None),
+        ("", None, None),
+    ],
+    ids=["the default network", "the first", "the one it was created in", "one with an address", "no address", "none"],
+)
+async def test_addresses(daemon: Daemon, mode: str, networks: Any, address: str | None) -> None:
+    joined = summary(NetworkSettings={"Networks": networks}, HostConfig={"NetworkMode": mode})
+    assert (await read(daemon, joined)).ip == address
+
+
+SECONDS = [("605", 605.0), ("0.5", 0.5), ("", None), ("-1", None), ("inf", None), ("1e400", None), ("9" * 400, None)]
+GPUS = [
+    ("", ((), None)),
+    ("GPU-1,GPU-2", (("GPU-1", "GPU-2"), None)),
+    ("GPU-1=memory:1073741824", (("GPU-1",), GpuSlot(memory_bytes=1024**3))),
+    ("0:1=fraction:0.5", (("0:1",), GpuSlot(fraction=0.5))),
+    ("GPU-1=half", (("GPU-1",), None)),
+]
+
+
+@pytest.mark.parametrize(
+    ("label", "text", "value"),
+    [
+        *[("port", text, value) for text, value in (("8081", 8081), ("x", None), ("", None))],
+        *[("probe", text, value) for text, value in (("81/up", (81, "/up")), ("81", None), ("/up", None))],
+        *[("graceful_shutdown_timeout_s", *each) for each in SECONDS],
+        *[("stop_grace_period_s", *each) for each in SECONDS],
+        *[("gpus", *each) for each in GPUS],
     ],
 )
-async def test_addresses(daemon: Daemon, networks: Any, address: str | None) -> None:
-    assert (await read(daemon, summary(NetworkSettings={"Networks": networks}))).ip == address
-
-
-async def test_the_address_is_in_the_network_it_was_created_in(daemon: Daemon) -> None:
-    networks = {"back": {"IPAddress": "10.0.0.1"}, "front": {"IPAddress": "10.0.0.2"}}
-    joined = summary(NetworkSettings={"Networks": networks}, HostConfig={"NetworkMode": "front"})
-    assert (await read(daemon, joined)).ip == "10.0.0.2"
-
-
-@pytest.mark.parametrize(
-    ("labels", "port"), [({"pierhead.port": "8081"}, 8081), ({"pierhead.port": "x"}, None), ({}, None)]
-)
-async def test_the_port_that_a_replica_was_made_for(daemon: Daemon, labels: dict[str, str], port: int | None) -> None:
-    assert (await read(daemon, summary(Labels=LABELS | labels))).port == port
-
-
-@pytest.mark.parametrize(
-    ("label", "gpus", "slot"),
-    [
-        ("", (), None),
-        ("GPU-1,GPU-2", ("GPU-1", "GPU-2"), None),
-        ("GPU-1=memory:1073741824", ("GPU-1",), GpuSlot(memory_bytes=1024**3)),
-        ("0:1=fraction:0.5", ("0:1",), GpuSlot(fraction=0.5)),
-        ("GPU-1=half", ("GPU-1",), None),
-    ],
-)
-async def test_what_a_replica_has_of_the_gpus(
-    daemon: Daemon, label: str, gpus: tuple[str, ...], slot: GpuSlot | None
-) -> None:
-    found = await read(daemon, summary(Labels=LABELS | {"pierhead.gpus": label}))
-    assert (found.gpus, found.gpu_slot) == (gpus, slot), "an amount that cannot be read is all of it"
+async def test_a_label_is_read_back(daemon: Daemon, label: str, text: str, value: object) -> None:
+    found = await read(daemon, summary(Labels=LABELS | {f"pierhead.{label}": text}))
+    assert ((found.gpus, found.gpu_slot) if label == "gpus" else getattr(found, label)) == value
 
 
 async def test_a_replica_of_another_project_holds_its_gpu(daemon: Daemon) -> None:
@@ -281,55 +294,35 @@ async def test_a_replica_of_another_project_holds_its_gpu(daemon: Daemon) -> Non
     daemon.answers["GET /info"] = (200, {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=GPU-0"}]})
     probe = summary("p1", Names=["/probe"], Labels={PROBE_LABEL: PROBE_VALUE})
     theirs = summary("c1", Names=["/lab-web-1"], Labels=made["Labels"])
-    daemon.answers["GET /containers/json"] = (200, [theirs, probe])
+    daemon.answers[LIST] = (200, [theirs, probe])
     for container_id in ("c1", "p1"):
         daemon.answers[f"GET /containers/{container_id}/json"] = (200, inspected() | {"HostConfig": made["HostConfig"]})
-    async with engine(daemon) as docker:
-        state = await docker.observe("shop", ["ranker"], [])
+    state = await observe(daemon)
     assert (state.containers, state.foreign_gpu_holders) == ((), {"GPU-0": "lab-web-1"})
 
 
 @pytest.mark.parametrize(("running", "state"), [(True, ContainerState.RUNNING), (False, ContainerState.EXITED)])
 async def test_a_state_of_a_later_engine(daemon: Daemon, running: bool, state: ContainerState) -> None:
-    assert (await read(daemon, summary(State="stopping"), inspected(Status="stopping", Running=running))).state is state
+    assert (await read(daemon, summary(State="stopping"), Status="stopping", Running=running)).state is state
 
 
 @pytest.mark.parametrize(
-    ("label", "seconds"),
-    [("605", 605.0), ("0.5", 0.5), ("", None), ("-1", None), ("inf", None), ("1e400", None), ("9" * 400, None)],
+    ("name", "changes"),
+    [("shop-ranker-0a1b2c3d-1", {"Labels": LABELS | {"pierhead.number": "one"}}), ("hungry_hopper", {})],
+    ids=["labels that were tampered with", "docker run of an image that was built with a replica's labels"],
 )
-async def test_the_times_that_a_replica_was_made_with(daemon: Daemon, label: str, seconds: float | None) -> None:
-    labels = {"pierhead.graceful_shutdown_timeout_s": label, "pierhead.stop_grace_period_s": label}
-    replica = await read(daemon, summary(Labels=LABELS | labels))
-    assert (replica.graceful_shutdown_timeout_s, replica.stop_grace_period_s) == (seconds, seconds)
-
-
-async def test_labels_that_were_tampered_with_are_reported_once(
-    daemon: Daemon, caplog: pytest.LogCaptureFixture
+async def test_a_container_that_is_no_replica_in_spite_of_its_labels_is_left_alone(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture, name: str, changes: dict[str, Any]
 ) -> None:
-    daemon.answers["GET /containers/json"] = (200, [summary(Labels=LABELS | {"pierhead.number": "one"})])
+    daemon.has(summary("c1"), summary("c2", Names=[f"/{name}"], **changes))
     async with engine(daemon) as docker:
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
-                assert (await docker.observe("shop", ["ranker"], [])).containers == ()
+                state = await docker.observe("shop", ["ranker"], [])
+                assert ([replica.id for replica in state.containers], state.strays) == (["c1"], ())
     (record,) = caplog.records
-    assert "docker rm -f shop-ranker-0a1b2c3d-1" in record.message
-
-
-async def test_a_container_with_a_replica_s_labels_and_another_name_is_left_alone(
-    daemon: Daemon, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`docker run` of an image that was built with these labels; every container of it has them."""
-    of_an_image = summary("c2", Names=["/hungry_hopper"], Image="hostile")
-    daemon.answers["GET /containers/json"] = (200, [summary(), of_an_image])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected())
-    async with engine(daemon) as docker:
-        with caplog.at_level(logging.WARNING):
-            state = await docker.observe("shop", ["ranker"], [])
-    assert [replica.id for replica in state.containers] == ["c1"]
-    assert state.strays == ()
-    (record,) = caplog.records
-    assert "container hungry_hopper" in record.message
+    assert f"container {name} carries the label pierhead.project=shop" in record.message
+    assert f"docker rm -f {name}" in record.message
 
 
 IMAGE_LABELS = {"com.docker.compose.project": "shop", "com.docker.compose.service": "ranker"}
@@ -353,81 +346,59 @@ COMPOSE_LABELS = IMAGE_LABELS | {"com.docker.compose.container-number": "2", "co
 async def test_only_what_compose_started_as_a_service_s_container_is_a_stray(
     daemon: Daemon, name: str, labels: dict[str, str], is_stray: bool
 ) -> None:
-    daemon.answers["GET /containers/json"] = (200, [summary(Names=[f"/{name}"], Labels=labels)])
-    async with engine(daemon) as docker:
-        state = await docker.observe("shop", ["ranker"], [])
+    daemon.has(summary(Names=[f"/{name}"], Labels=labels))
+    state = await observe(daemon)
     assert state.containers == ()
     assert [stray.name for stray in state.strays] == [name] * is_stray
 
 
 async def test_an_engine_in_trouble_is_quoted(daemon: Daemon) -> None:
-    daemon.answers["GET /containers/json"] = (500, {"message": "out of\nfile descriptors"})
-    async with engine(daemon) as docker:
-        with pytest.raises(EngineError, match=r"reading containers failed: .* out of file descriptors$"):
-            await docker.observe("shop", [], [])
+    daemon.answers[LIST] = (500, {"message": "out of\nfile descriptors"})
+    with pytest.raises(EngineError, match=r"reading containers failed: .* out of file descriptors$"):
+        await observe(daemon)
 
 
 async def test_a_cancelled_call_returns_at_once_and_the_engine_goes_on(daemon: Daemon) -> None:
-    asked = threading.Event()
-
-    def hang(handler: Handler) -> None:
-        asked.set()
-        handler.server.ending.wait()
-
-    daemon.answers["GET /containers/json"] = hang
+    daemon.answers[LIST] = hanging = Held()
     async with engine(daemon) as docker:
         task = asyncio.create_task(docker.exists("shop", "haproxy"))
-        await asyncio.to_thread(asked.wait)
+        await asyncio.to_thread(hanging.asked.acquire)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        daemon.answers["GET /containers/json"] = (200, [summary()])
+        daemon.has(summary())
         assert await docker.exists("shop", "haproxy")
 
 
 # -------------------------------------------------------------------------------------------------------------- actions
 
 
-async def test_all_networks_go_into_the_create_call(daemon: Daemon) -> None:
-    spec = with_networks("a", "b")
-    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
-    async with engine(daemon) as docker:
-        await docker.perform(replace(CREATE, spec=spec), "shop")
-    assert daemon.calls == ["GET /info", "POST /containers/create"]
-    assert list(daemon.bodies[-1]["NetworkingConfig"]["EndpointsConfig"]) == ["a", "b"]
-
-
-async def test_replicas_are_told_the_machine_s_name(daemon: Daemon) -> None:
+async def test_the_create_call_has_all_networks_and_the_machine_s_name(daemon: Daemon) -> None:
     daemon.answers["GET /info"] = (200, {"Name": "gpu-7"})
     daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
     async with engine(daemon) as docker:
         for _ in range(2):
-            await docker.perform(replace(CREATE, spec=with_networks("a")), "shop")
-    assert ["PIERHEAD_NODE=gpu-7" in sent["Env"] for sent in daemon.bodies if sent] == [True, True]
-    assert daemon.calls.count("GET /info") == 1
+            await docker.perform(CREATE, "shop")
+    assert daemon.calls == ["GET /info", "POST /containers/create", "POST /containers/create"]
+    for sent in daemon.bodies[1:]:
+        assert list(sent["NetworkingConfig"]["EndpointsConfig"]) == ["a", "b"]
+        assert "PIERHEAD_NODE=gpu-7" in sent["Env"]
 
 
-def with_networks(*names: str) -> ServiceSpec:
-    endpoints = {name: {"Aliases": ["ranker"]} for name in names}
-    container = {
-        "HostConfig": {"NetworkMode": names[0]},
-        "NetworkingConfig": {"EndpointsConfig": endpoints},
-    }
-    return ServiceSpec("ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"), container=container)
-
-
-async def test_a_name_whose_container_is_just_going_is_for_the_next_plan(daemon: Daemon) -> None:
+async def test_a_name_whose_container_is_just_being_removed_is_for_the_next_plan(daemon: Daemon) -> None:
     daemon.answers["POST /containers/create"] = (409, {"message": "Conflict. The name is in use"})
     async with engine(daemon) as docker:
         with pytest.raises(EngineError, match=r"create of replica shop-ranker-0a1b2c3d-1 failed: .*Conflict"):
             await docker.perform(CREATE, "shop")
 
 
-async def test_a_removal_under_way_is_done(daemon: Daemon) -> None:
-    said = {"message": "removal of container c1 is already in progress"}
-    daemon.answers["DELETE /containers/c1"] = (409, said)
+async def test_a_container_that_is_just_being_removed_needs_no_removal_and_has_no_logs(daemon: Daemon) -> None:
+    daemon.has(summary())
+    daemon.answers["DELETE /containers/c1"] = (409, {"message": "removal of container c1 is already in progress"})
+    daemon.answers["GET /containers/c1/logs"] = (409, {"message": "can not get logs from container which is dead"})
     async with engine(daemon) as docker:
         await docker.perform(RemoveContainer(target="r", container_id="c1"), "shop")
+        assert await docker.logs("c1", 20) == ""
 
 
 @pytest.mark.parametrize(
@@ -439,28 +410,29 @@ async def test_a_removal_under_way_is_done(daemon: Daemon) -> None:
         ("SIGKILL", {"StopSignal": "SIGQUIT"}, "SIGKILL"),
     ],
 )
-async def test_a_replica_is_asked_to_end_by_the_signal_that_it_listens_to(
+async def test_a_replica_gets_the_signal_that_it_listens_to(
     daemon: Daemon, signal: Literal["SIGTERM", "SIGKILL"], config: dict[str, str], sent: str
 ) -> None:
-    daemon.answers["GET /containers/c1/json"] = (200, {"Config": config})
+    daemon.answers[INSPECT] = (200, {"Config": config})
     daemon.answers["POST /containers/c1/kill"] = (204, None)
     async with engine(daemon) as docker:
         await docker.perform(SignalContainer(target="r", container_id="c1", signal=signal), "shop")
-    assert daemon.calls[-1] == "POST /containers/c1/kill"
-    assert daemon.bodies[-1] == {"signal": [sent]}
+        assert (daemon.calls[-1], daemon.bodies[-1]) == ("POST /containers/c1/kill", {"signal": [sent]})
+        daemon.answers["POST /containers/c1/kill"] = (500, {"message": "tried to kill container, but did not receive"})
+        with pytest.raises(EngineError, match=f"{signal} to replica r failed"):
+            await docker.perform(SignalContainer(target="r", container_id="c1", signal=signal), "shop")
 
 
 @pytest.mark.parametrize(("state", "kills"), [("running", 1), ("paused", 1), ("exited", 0)])
 async def test_haproxy_s_container_is_killed_and_started(daemon: Daemon, state: str, kills: int) -> None:
-    daemon.answers["GET /containers/json"] = (200, [{"Id": "h1", "State": state}])
+    daemon.answers[LIST] = (200, [{"Id": "h1", "State": state}])
     daemon.answers["POST /containers/h1/kill"] = (204, None)
     daemon.answers["POST /containers/h1/start"] = (204, None)
     async with engine(daemon) as docker:
         await docker.perform(RestartRouter(target="haproxy"), "shop")
     changes = [call for call in daemon.calls if call.startswith("POST ")]
     assert changes == ["POST /containers/h1/kill"] * kills + ["POST /containers/h1/start"]
-    (looked,) = [body for call, body in zip(daemon.calls, daemon.bodies, strict=True) if "json" in call]
-    assert json.loads(looked["filters"][0])["label"] == [
+    assert json.loads(daemon.bodies[daemon.calls.index(LIST)]["filters"][0])["label"] == [
         "com.docker.compose.project=shop",
         "com.docker.compose.service=haproxy",
         "com.docker.compose.oneoff=False",
@@ -473,31 +445,12 @@ async def test_a_haproxy_that_compose_did_not_make_is_not_restarted(daemon: Daem
             await docker.perform(RestartRouter(target="haproxy"), "shop")
 
 
-async def test_a_replica_that_is_gone_needs_no_signal(daemon: Daemon) -> None:
-    async with engine(daemon) as docker:
-        await docker.perform(SignalContainer(target="r", container_id="c1", signal="SIGTERM"), "shop")
-    assert "POST /containers/c1/kill" not in daemon.calls
-
-
-async def test_a_signal_that_the_engine_cannot_send_is_an_error(daemon: Daemon) -> None:
-    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {}})
-    daemon.answers["POST /containers/c1/kill"] = (500, {"message": "tried to kill container, but did not receive"})
-    async with engine(daemon) as docker:
-        with pytest.raises(EngineError, match="SIGTERM to replica r failed"):
-            await docker.perform(SignalContainer(target="r", container_id="c1", signal="SIGTERM"), "shop")
-
-
 PULL = PullImage(target="ranker", service="ranker", image="shop/ranker:3", spec=SPEC)
+PULLING = b'{"status": "Pulling from shop/ranker"}\n'
 
 
 async def test_a_pull(daemon: Daemon) -> None:
-    def progress(handler: Handler) -> None:
-        handler.begin_stream()
-        handler.say(status="Pulling from shop/ranker")
-        handler.say(status="Download complete", id="1")
-        handler.end_stream()
-
-    daemon.answers["POST /images/create"] = progress
+    daemon.answers["POST /images/create"] = Stream(PULLING, b'{"status": "Download complete", "id": "1"}\n').end()
     async with engine(daemon) as docker:
         await docker.perform(PULL, "shop")
     assert daemon.bodies == [{"fromImage": ["shop/ranker"], "tag": ["3"]}]
@@ -513,13 +466,8 @@ async def test_a_pull(daemon: Daemon) -> None:
     ],
 )
 async def test_a_pull_that_fails(daemon: Daemon, status: int, said: str, error: type[EngineError]) -> None:
-    def fail(handler: Handler) -> None:
-        handler.begin_stream()
-        handler.say(status="Pulling")
-        handler.say(error=said, errorDetail={"message": said})
-        handler.end_stream()
-
-    daemon.answers["POST /images/create"] = fail if status == 200 else (status, {"message": said})
+    failing = Stream(PULLING, json.dumps({"error": said, "errorDetail": {"message": said}}).encode() + b"\n").end()
+    daemon.answers["POST /images/create"] = failing if status == 200 else (status, {"message": said})
     async with engine(daemon) as docker:
         with pytest.raises(error) as raised:
             await docker.perform(PULL, "shop")
@@ -535,7 +483,7 @@ async def test_a_cancelled_pull_hangs_up(daemon: Daemon) -> None:
         handler.begin_stream()
         try:
             while not handler.server.ending.wait(0.01):
-                handler.say(status="Downloading")
+                handler.chunk(PULLING)
                 begun.set()
         except OSError:
             hung_up.set()
@@ -551,170 +499,182 @@ async def test_a_cancelled_pull_hangs_up(daemon: Daemon) -> None:
         assert await asyncio.to_thread(hung_up.wait, 10)
 
 
+async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
+    daemon.answers["POST /containers/slow/start"] = hanging = Held()
+    async with engine(daemon) as docker:
+        slow = StartContainer(target="slow", service="ranker", cause="x")
+        starts = [asyncio.create_task(docker.perform(slow, "shop")) for _ in range(8)]
+        for _ in starts:
+            await asyncio.to_thread(hanging.asked.acquire)
+        assert (await docker.observe("shop", [], [])).containers == ()
+        hanging.over.set()
+        await asyncio.gather(*starts)
+
+
+async def test_nothing_is_asked_about_a_container_before_its_first_start_has_ended(daemon: Daemon) -> None:
+    """The engine would answer after the start."""
+
+    async def seen() -> ReplicaContainer:
+        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
+        return replica
+
+    daemon.has(summary(State="created", Status="Created", Created=1767323045), Status="created", ExitCode=128)
+    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
+    daemon.answers[f"POST /containers/{CREATE.target}/start"] = start = Held()
+    async with engine(daemon) as docker:
+        assert (await seen()).exit_code == 128, "a replica that an earlier controller made"
+        await docker.perform(CREATE, "shop")
+        daemon.calls.clear()
+        made = await seen()
+        assert (made.state, made.created_at) == (ContainerState.CREATED, 1767323045.0)
+        assert (made.started_at, made.exit_code, made.ip) == (None, None, None)
+        starting = asyncio.create_task(docker.perform(StartContainer(target=CREATE.target, service="ranker"), "shop"))
+        await asyncio.to_thread(start.asked.acquire)
+        assert await seen() == made
+        assert INSPECT not in daemon.calls
+        start.over.set()
+        await starting
+        assert (await seen()).exit_code == 128, "its start has failed"
+
+
+# ----------------------------------------------------------------------------------------------------------------- logs
+
+
+@pytest.mark.parametrize(("length", "kept"), [(64, 1024), (100, 655), (100_000, 0)])
+async def test_a_long_log_is_cut_between_two_lines(daemon: Daemon, length: int, kept: int) -> None:
+    lines = [f"{number:<{length - 1}}\n".encode() for number in range(2000 if kept else 2)]
+    log = b"".join(b"\x01\0\0\0" + len(line).to_bytes(4, "big") + line for line in lines)
+    daemon.has(summary())
+    daemon.answers["GET /containers/c1/logs"] = Stream(log).end()
+    async with engine(daemon) as docker:
+        text = await docker.logs("c1", 2000)
+    assert text == (b"".join(lines[-kept:]) if kept else lines[-1][-64 * 1024 :]).decode()
+
+
+async def test_logs_that_do_not_come_keep_no_other_call_from_the_engine(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.engines.docker._MOST_LOG_READS", 9)
+    daemon.has(summary())
+    daemon.answers["GET /containers/c1/logs"] = hanging = Held()
+    daemon.answers["DELETE /containers/c1"] = (204, None)
+    async with engine(daemon) as docker:
+        reads = [asyncio.create_task(docker.logs("c1", 20)) for _ in range(9)]
+        await asyncio.to_thread(hanging.asked.acquire)
+        removal = RemoveContainer(target="r", service="ranker", cause="", container_id="c1", failed=True)
+        await docker.perform(removal, "shop")
+        assert "DELETE /containers/c1" in daemon.calls
+        with pytest.raises(EngineError, match="9 others wait for logs already"):
+            await docker.logs("c1", 20)
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+        with pytest.raises(TimeoutError):  # the threads still hang, and no other reader is refused
+            async with asyncio.timeout(0.05):
+                await docker.logs("c1", 20)
+
+
 # --------------------------------------------------------------------------------------------------------------- events
 
 
-def event(kind: str = "die", **attributes: str) -> dict[str, Any]:
-    labels = {"name": "shop-ranker-1", "com.docker.compose.project": "shop"} | attributes
-    return {"Type": "container", "Action": kind, "Actor": {"ID": "c1", "Attributes": labels}}
+def event(kind: str = "die", project: str = "shop") -> dict[str, Any]:
+    attributes = {"name": "shop-ranker-1", "com.docker.compose.project": project}
+    return {"Type": "container", "Action": kind, "Actor": {"ID": "c1", "Attributes": attributes}}
+
+
+IMAGE_EVENT = {"Type": "image", "Action": "tag", "Actor": {"ID": "sha256:2", "Attributes": {"name": "shop/ranker"}}}
+
+
+@contextlib.asynccontextmanager
+async def following(docker: DockerEngine) -> AsyncIterator[Callable[[], Any]]:
+    """The next event of an open stream, again and again."""
+    events = aiter(docker.events("shop"))
+    assert await anext(events) == CONNECTED
+    yield lambda: anext(events)
+    await events.aclose()  # type: ignore[attr-defined]
 
 
 async def test_events_of_this_project_and_of_images(daemon: Daemon) -> None:
-    def stream(handler: Handler) -> None:
-        handler.begin_stream()
-        handler.say(**event("start", **{"com.docker.compose.project": "other"}))
-        whole = json.dumps(event("start")).encode() + b"\n"
-        handler.chunk(whole[:20])
-        handler.chunk(whole[20:] + json.dumps(event("die")).encode() + b"\n")
-        handler.say(Type="image", Action="tag", Actor={"ID": "sha256:1", "Attributes": {"name": "shop/ranker"}})
-        handler.server.ending.wait()
-
-    daemon.answers["GET /events"] = stream
-    async with engine(daemon) as docker, asyncio.timeout(10):
-        events = aiter(docker.events("shop"))
-        assert [await anext(events) for _ in range(4)] == [
-            CONNECTED,
-            EngineEvent("start", "c1", "shop-ranker-1"),
-            EngineEvent("die", "c1", "shop-ranker-1"),
-            EngineEvent("image tag", "", "shop/ranker"),
-        ]
-        await events.aclose()  # type: ignore[attr-defined]
-
-
-async def test_an_image_event_makes_its_id_be_read_again(daemon: Daemon) -> None:
-    tell = threading.Event()
-
-    def stream(handler: Handler) -> None:
-        handler.begin_stream()
-        tell.wait()
-        handler.say(Type="image", Action="tag", Actor={"ID": "sha256:2", "Attributes": {"name": "shop/ranker"}})
-        handler.server.ending.wait()
-
-    daemon.answers["GET /events"] = stream
+    whole, next_one = (json.dumps(event(kind)).encode() + b"\n" for kind in ("start", "die"))
+    other = json.dumps(event("start", "other")).encode() + b"\n"
+    daemon.answers["GET /events"] = stream = Stream(other, whole[:20], whole[20:] + next_one)
     daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": "sha256:1"})
-    async with engine(daemon) as docker, asyncio.timeout(10):
-        events = aiter(docker.events("shop"))
-        assert await anext(events) == CONNECTED
-        assert (await docker.observe("shop", [], ["shop/ranker"])).images == {"shop/ranker": "sha256:1"}
-        daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": "sha256:2"})
-        tell.set()
-        assert (await anext(events)).kind == "image tag"
-        assert (await docker.observe("shop", [], ["shop/ranker"])).images == {"shop/ranker": "sha256:2"}
-        await events.aclose()  # type: ignore[attr-defined]
+    async with engine(daemon) as docker, following(docker) as next_event:
+        assert await next_event() == EngineEvent("start", "c1", "shop-ranker-1")
+        assert await next_event() == EngineEvent("die", "c1", "shop-ranker-1")
+        for image_id in ("sha256:1", "sha256:2"):
+            daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": image_id})
+            assert (await docker.observe("shop", [], ["shop/ranker"])).images == {"shop/ranker": image_id}
+            stream.say(**IMAGE_EVENT)
+            assert await next_event() == EngineEvent("image tag", "", "shop/ranker")
 
 
 async def test_while_events_are_followed_a_container_that_has_just_started_is_asked_about_once(daemon: Daemon) -> None:
-    restarted, over = threading.Event(), threading.Event()
-
-    def stream(handler: Handler) -> None:
-        handler.begin_stream()
-        restarted.wait()
-        handler.say(**event("restart"))
-        over.wait()
-        handler.end_stream()
-
-    daemon.answers["GET /events"] = stream
-    daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 1 second")])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected())
-
     async def started_at() -> float | None:
         daemon.calls.clear()
         return (await docker.observe("shop", ["ranker"], [])).containers[0].started_at
 
-    async with engine(daemon) as docker, asyncio.timeout(10):
+    daemon.answers["GET /events"] = stream = Stream()
+    daemon.has(summary(Status="Up 1 second"))
+    async with engine(daemon) as docker:
         before = await started_at()
-        events = aiter(docker.events("shop"))
-        assert await anext(events) == CONNECTED
-        assert await started_at() == before
-        assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"], "what was read before may be old"
-        daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 2 seconds")])
-        assert await started_at() == before
-        assert daemon.calls == ["GET /containers/json"]
+        async with following(docker) as next_event:
+            assert await started_at() == before
+            assert daemon.calls == [LIST, INSPECT], "what was read before may be old"
+            daemon.has(summary(Status="Up 2 seconds"))
+            assert await started_at() == before
+            assert daemon.calls == [LIST]
 
-        daemon.answers["GET /containers/c1/json"] = (200, inspected(StartedAt="2026-01-02T04:00:00Z"))
-        restarted.set()
-        assert (await anext(events)).kind == "restart"
-        assert await started_at() != before
-        assert await started_at() != before
-        assert daemon.calls == ["GET /containers/json"]
+            daemon.has(summary(Status="Up 2 seconds"), StartedAt="2026-01-02T04:00:00Z")
+            stream.say(**event("restart"))
+            assert (await next_event()).kind == "restart"
+            assert await started_at() != before
+            assert await started_at() != before
+            assert daemon.calls == [LIST]
 
-        over.set()
-        with pytest.raises(EngineUnreachable):
-            await anext(events)
-        for _ in range(2):
-            await started_at()
-            assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"], "events may be missed"
+            stream.end()
+            with pytest.raises(EngineUnreachable):
+                await next_event()
+            for _ in range(2):
+                await started_at()
+                assert daemon.calls == [LIST, INSPECT], "events may be missed"
 
 
 async def test_a_start_that_fails_is_no_event_and_shows_in_the_code(daemon: Daemon) -> None:
-    def stream(handler: Handler) -> None:
-        handler.begin_stream()
-        handler.server.ending.wait()
-
-    def ended(code: int, age: str) -> None:
+    async def exit_code(code: int, age: str) -> int | None:
         daemon.calls.clear()
-        daemon.answers["GET /containers/json"] = (200, [summary(State="exited", Status=f"Exited ({code}) {age} ago")])
-        daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="exited", Running=False, ExitCode=code))
-
-    async def exit_code() -> int | None:
+        text = f"Exited ({code}) {age} ago"
+        daemon.has(summary(State="exited", Status=text), Status="exited", Running=False, ExitCode=code)
         return (await docker.observe("shop", ["ranker"], [])).containers[0].exit_code
 
-    daemon.answers["GET /events"] = stream
-    async with engine(daemon) as docker, asyncio.timeout(10):
-        events = aiter(docker.events("shop"))
-        assert await anext(events) == CONNECTED
-        ended(1, "2 seconds")
-        assert await exit_code() == 1
-        ended(1, "3 seconds")
-        assert await exit_code() == 1
-        assert daemon.calls == ["GET /containers/json"]
-        ended(128, "3 seconds")
-        assert await exit_code() == 128
-        await events.aclose()  # type: ignore[attr-defined]
+    daemon.answers["GET /events"] = Stream()
+    async with engine(daemon) as docker, following(docker):
+        assert await exit_code(1, "2 seconds") == 1
+        assert await exit_code(1, "3 seconds") == 1
+        assert daemon.calls == [LIST]
+        assert await exit_code(128, "3 seconds") == 128
 
 
-async def test_what_happens_while_a_container_is_being_read_makes_it_be_read_again(daemon: Daemon) -> None:
-    asked, told = threading.Event(), threading.Event()
-
-    def stream(handler: Handler) -> None:
-        handler.begin_stream()
-        asked.wait()
-        handler.say(**event("restart"))
-        handler.server.ending.wait()
-
-    def inspect(handler: Handler) -> None:
-        asked.set()
-        told.wait()
-        body = json.dumps(inspected()).encode()
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    daemon.answers["GET /events"] = stream
-    daemon.answers["GET /containers/json"] = (200, [summary("c1", Status="Up 1 second")])
-    daemon.answers["GET /containers/c1/json"] = inspect
-    async with engine(daemon) as docker, asyncio.timeout(10):
-        events = aiter(docker.events("shop"))
-        assert await anext(events) == CONNECTED
+async def test_an_event_during_a_read_of_its_container_causes_another_read(daemon: Daemon) -> None:
+    daemon.answers["GET /events"] = stream = Stream()
+    daemon.has(summary(Status="Up 1 second"))
+    daemon.answers[INSPECT] = inspecting = Held(200, inspected())
+    async with engine(daemon) as docker, following(docker) as next_event:
         reading = asyncio.ensure_future(docker.observe("shop", ["ranker"], []))
-        assert (await anext(events)).kind == "restart"
-        told.set()
+        await asyncio.to_thread(inspecting.asked.acquire)
+        stream.say(**event("restart"))
+        assert (await next_event()).kind == "restart"
+        inspecting.over.set()
         await reading
         daemon.calls.clear()
         await docker.observe("shop", ["ranker"], [])
-        assert daemon.calls == ["GET /containers/json", "GET /containers/c1/json"]
-        await events.aclose()  # type: ignore[attr-defined]
+        assert daemon.calls == [LIST, INSPECT]
 
 
-@pytest.mark.parametrize("status", [200, 500])
-async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, status: int) -> None:
-    def end(handler: Handler) -> None:
-        handler.begin_stream()
-        handler.end_stream()
-
-    daemon.answers["GET /events"] = end if status == 200 else (status, {"message": "shutting down"})
-    async with engine(daemon) as docker, asyncio.timeout(10):
+@pytest.mark.parametrize("answer", [Stream().end(), (500, {"message": "shutting down"})], ids=["ends", "500"])
+async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, answer: Answer) -> None:
+    daemon.answers["GET /events"] = answer
+    async with engine(daemon) as docker:
         with pytest.raises(EngineUnreachable, match="event stream: the Docker Engine does not answer"):
             async for _ in docker.events("shop"):
                 pass
@@ -722,7 +682,7 @@ async def test_a_stream_that_ends_is_an_engine_that_is_away(daemon: Daemon, stat
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A socket file as a container has it: the same, whatever becomes of its name outside. Nobody listens there."""
+    """A socket file as a container has it: the same, whatever becomes of its name outside. It is silent."""
     listen_at(tmp_path / "docker.sock")
     descriptor = os.open(tmp_path / "docker.sock", os.O_PATH)
     with warnings.catch_warnings():  # docker-py leaves a socket that did not connect to the garbage collector
@@ -737,182 +697,59 @@ def listen_at(path: Path) -> None:
         listening.bind(str(path))
 
 
-async def test_a_socket_file_that_is_deleted_is_told_from_an_engine_that_is_away(mounted: Path, tmp_path: Path) -> None:
-    docker = DockerEngine(APIClient(base_url=f"unix://{mounted}", version="1.45"))
-    assert await how_events_end(docker) is EngineUnreachable
+async def test_a_deleted_socket_file_is_told_from_an_engine_that_is_away(mounted: Path, tmp_path: Path) -> None:
+    async def how_events_end() -> type[BaseException]:
+        with pytest.raises(EngineUnreachable, match="Connection refused") as ended:
+            async for _ in docker.events("shop"):
+                pass
+        return ended.type
+
+    docker = DockerEngine(client_of(mounted))
+    assert await how_events_end() is EngineUnreachable
     path = tmp_path / "docker.sock"
     path.unlink()
-    assert await how_events_end(docker) is EngineSocketGone
+    assert await how_events_end() is EngineSocketGone
     listen_at(path)  # the next engine's, of the same name
-    assert await how_events_end(docker) is EngineSocketGone
+    assert await how_events_end() is EngineSocketGone
     await docker.close()
     assert [is_orphaned(one) for one in (mounted, path, tmp_path / "none", None)] == [True, False, False, False]
 
 
-async def how_events_end(docker: DockerEngine) -> type[BaseException]:
-    with pytest.raises(EngineUnreachable, match="Connection refused") as ended:
-        async for _ in docker.events("shop"):
-            pass
-    return ended.type
+async def first_events(daemon: Daemon, count: int, quiet_s: float) -> list[EngineEvent]:
+    client, events = client_of(daemon.path), EventQueue(asyncio.get_running_loop())
+    reader = EventReader(client, events, lambda _: None, quiet_s=quiet_s)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return [await events.get() for _ in range(count)]
+    finally:
+        reader.close()
+        reader.join(PATIENCE_S)
+        client.close()
 
 
 async def test_a_quiet_stream_is_opened_anew(daemon: Daemon) -> None:
-    def quiet(handler: Handler) -> None:
-        handler.begin_stream()
-        handler.server.ending.wait()
-
-    daemon.answers["GET /events"] = quiet
-
-    async def opened(quiet_s: float) -> bool:
-        client = APIClient(base_url=f"unix://{daemon.path}", version="1.45")
-        queue = EventQueue(asyncio.get_running_loop())
-        reader = EventReader(client, queue, lambda _: None, quiet_s=quiet_s)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                return [await queue.get() for _ in range(3)] == [CONNECTED] * 3
-        except EngineUnreachable:  # it is also as long as the daemon may take to answer, which a busy machine needs
-            return False
-        finally:
-            reader.close()
-            reader.join(PATIENCE_S)
-            client.close()
-
-    assert await opened(0.05) or await opened(0.5) or await opened(5.0)
+    daemon.answers["GET /events"] = Stream()
+    for quiet_s in (0.05, 0.5, 5.0):  # also the limit of the daemon's answer, which takes longer on a busy machine
+        with contextlib.suppress(EngineUnreachable):
+            assert await first_events(daemon, 3, quiet_s) == [CONNECTED] * 3
+            return
+    pytest.fail("the daemon's answer took longer than 5 s")
 
 
 async def test_a_daemon_that_takes_the_call_and_says_nothing_is_away(daemon: Daemon) -> None:
-    def silent(handler: Handler) -> None:
-        handler.server.ending.wait()
-
-    daemon.answers["GET /events"] = silent
-    client = APIClient(base_url=f"unix://{daemon.path}", version="1.45")
-    queue = EventQueue(asyncio.get_running_loop())
-    reader = EventReader(client, queue, lambda _: None, quiet_s=0.05)
-    async with asyncio.timeout(10):
-        with pytest.raises(EngineUnreachable):
-            await queue.get()
-    reader.join(10)
-    client.close()
+    daemon.answers["GET /events"] = Held()
+    with pytest.raises(EngineUnreachable):
+        await first_events(daemon, 1, 0.05)
 
 
 async def test_more_events_than_the_queue_holds_become_one() -> None:
-    queue = EventQueue(asyncio.get_running_loop(), limit=3)
+    events = EventQueue(asyncio.get_running_loop(), limit=3)
     for number in range(100):
-        queue.put(EngineEvent("start", str(number), "x"))
-    queue.fail(EngineUnreachable("gone"))
-    got = [event async for event in until_unreachable(queue)]
+        events.put(EngineEvent("start", str(number), "x"))
+    events.fail(EngineUnreachable("gone"))
+    got = []
+    with contextlib.suppress(EngineUnreachable):
+        while True:
+            got.append(await events.get())
     assert got[0] == OVERFLOW
     assert len(got) <= 3
-
-
-async def until_unreachable(queue: EventQueue) -> AsyncIterator[EngineEvent]:
-    with contextlib.suppress(EngineUnreachable):  # the end that is waited for
-        while True:
-            yield await queue.get()
-
-
-async def test_a_full_queue_wakes_a_waiting_reader_from_another_thread() -> None:
-    def fill() -> None:
-        for _ in range(10):
-            queue.put(EngineEvent("start", "c", "x"))
-
-    queue = EventQueue(asyncio.get_running_loop(), limit=3)
-    waiting = asyncio.create_task(queue.get())
-    await asyncio.sleep(0)
-    async with asyncio.timeout(10):
-        await asyncio.to_thread(fill)
-        assert (await waiting).kind in ("start", "overflow")
-
-
-async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
-    asked: list[Handler] = []
-
-    def hang(handler: Handler) -> None:
-        asked.append(handler)
-        handler.server.ending.wait()
-
-    daemon.answers["POST /containers/slow/start"] = hang
-    daemon.answers["GET /containers/json"] = (200, [])
-    async with engine(daemon) as docker:
-        starting = StartContainer(target="slow", service="ranker", cause="x")
-        starts = [asyncio.create_task(docker.perform(starting, "shop")) for _ in range(8)]
-        async with asyncio.timeout(10):
-            while len(asked) < 8:  # noqa: ASYNC110 - a thread fills it
-                await asyncio.sleep(0.01)
-            assert (await docker.observe("shop", [], [])).containers == ()
-        for task in starts:
-            task.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
-
-
-async def test_a_container_that_is_just_going_has_no_logs_and_is_no_error(daemon: Daemon) -> None:
-    said = {"message": "can not get logs from container which is dead or marked for removal"}
-    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
-    daemon.answers["GET /containers/c1/logs"] = (409, said)
-    async with engine(daemon) as docker:
-        assert await docker.logs("c1", 20) == ""
-
-
-async def test_logs_that_do_not_come_keep_nobody_from_the_engine(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("controller.engines.docker._MOST_LOG_READS", 9)
-    asked = threading.Event()
-
-    def hang(handler: Handler) -> None:
-        asked.set()
-        handler.server.ending.wait()
-
-    daemon.answers["GET /containers/c1/json"] = (200, {"Config": {"Tty": False}})
-    daemon.answers["GET /containers/c1/logs"] = hang
-    daemon.answers["DELETE /containers/c1"] = (204, None)
-    async with engine(daemon) as docker, asyncio.timeout(10):
-        reads = [asyncio.create_task(docker.logs("c1", 20)) for _ in range(9)]
-        await asyncio.to_thread(asked.wait)
-        removal = RemoveContainer(target="r", service="ranker", cause="", container_id="c1", failed=True)
-        await docker.perform(removal, "shop")
-        assert "DELETE /containers/c1" in daemon.calls
-        with pytest.raises(EngineError, match="9 others wait for logs already"):
-            await docker.logs("c1", 20)
-        for read in reads:
-            read.cancel()
-        await asyncio.gather(*reads, return_exceptions=True)
-        with pytest.raises(TimeoutError):  # the threads still hang, and nobody else is turned away
-            async with asyncio.timeout(0.05):
-                await docker.logs("c1", 20)
-
-
-async def test_nobody_asks_about_a_container_before_its_first_start_has_ended(daemon: Daemon) -> None:
-    """The engine would answer after the start."""
-    begun, over = threading.Event(), threading.Event()
-
-    def start(handler: Handler) -> None:
-        begun.set()
-        over.wait()
-        handler.send_response(204)
-        handler.end_headers()
-
-    async def seen() -> ReplicaContainer:
-        (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
-        return replica
-
-    name = CREATE.target
-    listed = summary(Names=[f"/{name}"], State="created", Status="Created", Created=1767323045)
-    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
-    daemon.answers[f"POST /containers/{name}/start"] = start
-    daemon.answers["GET /containers/json"] = (200, [listed])
-    daemon.answers["GET /containers/c1/json"] = (200, inspected(Status="created", ExitCode=128))
-    async with engine(daemon) as docker, asyncio.timeout(10):
-        assert (await seen()).exit_code == 128, "one that an earlier controller made"
-        await docker.perform(replace(CREATE, spec=with_networks("a")), "shop")
-        daemon.calls.clear()
-        made = await seen()
-        assert (made.state, made.created_at) == (ContainerState.CREATED, 1767323045.0)
-        assert (made.started_at, made.exit_code, made.ip) == (None, None, None)
-        starting = asyncio.create_task(docker.perform(StartContainer(target=name, service="ranker"), "shop"))
-        await asyncio.to_thread(begun.wait)
-        assert await seen() == made
-        assert "GET /containers/c1/json" not in daemon.calls
-        over.set()
-        await starting
-        assert (await seen()).exit_code == 128, "its start has failed"
