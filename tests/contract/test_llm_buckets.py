@@ -9,8 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -28,7 +28,6 @@ from services.llm.server.service import LLMServer
 from tests.harness.bucket_stores import S3, GoogleStorage, Memory, Store, google_emulator, moto
 from tests.harness.fetching import STEP_BYTES
 from tests.harness.http_answers import sends, serving
-from tests.harness.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = bytes(range(256)) * (4 * STEP_BYTES // 256)
@@ -36,7 +35,8 @@ MODEL = {
     "config.json": b'{"model_type": "qwen2"}', "tokenizer.json": b"{}" * 1000, "weights/model.safetensors": WEIGHTS,
 }  # fmt: skip
 ANSWER_S = 60.0
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+NOBODY = "http://127.0.0.1:1"
+"""An endpoint where nobody listens."""
 NOT_THIS_MACHINE_S = {
     # Its settings, and servers of metadata that it may be beside.
     "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true",
@@ -53,16 +53,6 @@ ITS_OWN = (
     "GOOGLE_APPLICATION_CREDENTIALS",
 )
 _numbers = count()
-
-
-class Told:
-    """What the start was told."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, float | None, float]] = []
-
-    def __call__(self, doing: str, done: float | None, total: float) -> None:
-        self.lines.append((doing, done, total))
 
 
 @dataclass(frozen=True)
@@ -139,9 +129,8 @@ def bucket(request: pytest.FixtureRequest, of_nobody: pytest.MonkeyPatch) -> Buc
     return made
 
 
-@pytest.fixture
-def told() -> Told:
-    return Told()
+def silent(doing: str, done: float | None, total: float) -> None:
+    """A report of progress that nobody reads."""
 
 
 on_servers = pytest.mark.parametrize("bucket", ["s3", "gs"], indirect=True)
@@ -157,58 +146,53 @@ def files_of(directory: Path) -> dict[str, bytes]:
 # --------------------------------------------------------------------------------------------------- what is fetched
 
 
-def test_a_model_is_fetched_whole_and_with_progress(bucket: Bucket, tmp_path: Path, told: Told) -> None:
+def test_a_model_is_fetched_once_whole_and_with_progress(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("qwen-large/config.json", b"a neighbour's")
-    found = fetch(bucket.model, tmp_path, told)
+    told: list[tuple[str, float | None, float]] = []
+    found = fetch(bucket.model, tmp_path, lambda *line: told.append(line))
     assert files_of(found) == MODEL
     size = sum(map(len, MODEL.values()))
-    doing, done = f"downloading {bucket.model}", [line[1] for line in told.lines]
-    assert {(line[0], line[2]) for line in told.lines} == {(doing, size)}
-    assert done == sorted(done, key=lambda each: each or 0)
+    assert {(doing, total) for doing, _, total in told} == {(f"downloading {bucket.model}", size)}
+    done = [line[1] or 0 for line in told]
+    assert done == sorted(done)
     assert done[-1] == size
+    before = {name: (found / name).stat().st_ino for name in MODEL}
+    told.clear()
+    assert fetch(bucket.model, tmp_path, lambda *line: told.append(line)) == found
+    assert {name: (found / name).stat().st_ino for name in MODEL} == before
+    assert not told
 
 
-def test_one_object_is_a_source_too(bucket: Bucket, tmp_path: Path, told: Told) -> None:
-    assert files_of(fetch(bucket.source("qwen/config.json"), tmp_path, told)) == {"config.json": MODEL["config.json"]}
-
-
-def test_a_whole_bucket_is_a_source_too(bucket: Bucket, tmp_path: Path, told: Told) -> None:
-    found = fetch(bucket.source("").rstrip("/"), tmp_path, told)
+def test_one_object_or_a_whole_bucket_is_a_source_too(bucket: Bucket, tmp_path: Path) -> None:
+    found = fetch(bucket.source("qwen/config.json"), tmp_path, silent)
+    assert files_of(found) == {"config.json": MODEL["config.json"]}
+    found = fetch(bucket.source("").rstrip("/"), tmp_path, silent)
     assert files_of(found) == {f"qwen/{name}": content for name, content in MODEL.items()}
 
 
-def test_names_are_taken_as_they_are(bucket: Bucket, tmp_path: Path, told: Told) -> None:
+def test_names_are_taken_as_they_are(bucket: Bucket, tmp_path: Path) -> None:
     names = ("part 1+2=3.bin", "%20.bin", "Gewichte für die Prüfung.bin", "a#1.bin", "b?c=d&e.bin", "[0]*.bin")
     for name in names:
         bucket.put(f"odd/{name}", name.encode())
-    assert files_of(fetch(bucket.source("odd/"), tmp_path, told)) == {name: name.encode() for name in names}
+    assert files_of(fetch(bucket.source("odd/"), tmp_path, silent)) == {name: name.encode() for name in names}
 
 
 @on_s3
-def test_a_folder_of_a_console_is_no_file(bucket: Bucket, tmp_path: Path, told: Told) -> None:
+def test_a_folder_of_a_console_is_no_file(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("qwen/", b"")
     bucket.put("qwen/weights/", b"")
     bucket.put("qwen/empty.txt", b"")
-    assert files_of(fetch(bucket.model, tmp_path, told)) == {**MODEL, "empty.txt": b""}
+    assert files_of(fetch(bucket.model, tmp_path, silent)) == {**MODEL, "empty.txt": b""}
 
 
-def test_what_is_there_is_not_fetched_again(bucket: Bucket, tmp_path: Path, told: Told) -> None:
-    found = fetch(bucket.model, tmp_path, told)
-    before = {name: (found / name).stat().st_ino for name in MODEL}
-    again = Told()
-    assert fetch(bucket.model, tmp_path, again) == found
-    assert {name: (found / name).stat().st_ino for name in MODEL} == before
-    assert not again.lines
-
-
-def test_what_has_changed_is_fetched_and_what_is_gone_is_removed(bucket: Bucket, tmp_path: Path, told: Told) -> None:
+def test_what_has_changed_is_fetched_and_what_is_gone_is_removed(bucket: Bucket, tmp_path: Path) -> None:
     """By the same process, which may remember what it has seen."""
-    found = fetch(bucket.model, tmp_path, told)
+    found = fetch(bucket.model, tmp_path, silent)
     kept = (found / "tokenizer.json").stat().st_ino
     bucket.remove("qwen/config.json")
     bucket.put("qwen/weights/model.safetensors", WEIGHTS[::-1] + b"more")
     bucket.put("qwen/new.json", b"[]")
-    assert fetch(bucket.model, tmp_path, told) == found
+    assert fetch(bucket.model, tmp_path, silent) == found
     tokenizer = MODEL["tokenizer.json"]
     changed = {"weights/model.safetensors": WEIGHTS[::-1] + b"more", "new.json": b"[]", "tokenizer.json": tokenizer}
     assert files_of(found) == changed
@@ -231,7 +215,7 @@ def test_an_object_that_changes_while_it_is_fetched_is_not_mixed(
     with pytest.raises(LLMStartError, match=f"{bucket.name}/qwen/{weights}"):  # S3's library notices, Google's does not
         fetch(bucket.model, tmp_path, change_it)
     assert changed
-    found = fetch(bucket.model, tmp_path, Told())
+    found = fetch(bucket.model, tmp_path, silent)
     assert files_of(found)[weights] == WEIGHTS[::-1]
 
 
@@ -317,18 +301,15 @@ def test_a_replica_that_waits_goes_on_where_a_killed_one_has_come_to(bucket: Buc
 # -------------------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_path_without_objects_and_a_bucket_that_is_not_there_are_told(
-    bucket: Bucket, tmp_path: Path, told: Told
-) -> None:
-    nothing = bucket.source("none"), f"{bucket.store.scheme}://nobody-s-bucket/qwen"
-    for source in nothing:
+def test_a_path_without_objects_and_a_bucket_that_is_not_there_are_told(bucket: Bucket, tmp_path: Path) -> None:
+    for source in (bucket.source("none"), f"{bucket.store.scheme}://nobody-s-bucket/qwen"):
         with pytest.raises(SourceNotFoundError, match=f"nothing is stored below {source}; check bucket and prefix"):
-            fetch(source, tmp_path, told)
+            fetch(source, tmp_path, silent)
     assert not list(tmp_path.rglob("*")), "nothing is kept of them"
 
 
 @on_s3
-def test_a_key_that_the_store_does_not_know_is_told(bucket: Bucket, tmp_path: Path, told: Told) -> None:
+def test_a_key_that_the_store_does_not_know_is_told(bucket: Bucket, tmp_path: Path) -> None:
     assert isinstance(bucket.store, S3)
     with bucket.store.looking_at_keys():
         error = refused(bucket.model, tmp_path)
@@ -340,12 +321,27 @@ def test_a_key_that_the_store_does_not_know_is_told(bucket: Bucket, tmp_path: Pa
 
 
 @on_s3
-def test_without_a_key_that_is_told(bucket: Bucket, tmp_path: Path, of_nobody: pytest.MonkeyPatch) -> None:
-    for name in KEYS:
-        of_nobody.delenv(name)
-    error = refused(bucket.model, tmp_path)
-    assert f"{bucket.model} cannot be listed: NoCredentialsError: Unable to locate credentials" in error
-    assert "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" in error
+@pytest.mark.parametrize(
+    ("variables", "error"),
+    [
+        ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "NoCredentialsError: Unable to locate credential"),
+        (
+            {"AWS_ENDPOINT_URL": NOBODY, "AWS_MAX_ATTEMPTS": "1"},
+            f'Error: Could not connect to the endpoint URL: "{NOBODY}',
+        ),
+        ({"AWS_ENDPOINT_URL": "minio:9000"}, "ValueError: Invalid endpoint: minio:9000"),
+    ],
+    ids=["no key", "nobody at the endpoint", "no address"],
+)
+def test_a_store_that_cannot_be_asked_says_why_and_names_its_variables(
+    bucket: Bucket, tmp_path: Path, of_nobody: pytest.MonkeyPatch, variables: dict[str, str | None], error: str
+) -> None:
+    for name, value in variables.items():
+        of_nobody.delenv(name) if value is None else of_nobody.setenv(name, value)
+    told = refused(bucket.model, tmp_path)
+    assert f"{bucket.model} cannot be listed: " in told
+    assert error in told
+    assert "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; AWS_ENDPOINT_URL" in told
 
 
 @on_servers
@@ -359,25 +355,6 @@ def test_a_public_bucket_is_read_without_a_key(bucket: Bucket, tmp_path: Path, o
     with replica(bucket.model, tmp_path) as reader:  # a process of its own: some is read when modules are imported
         found = reader.end()
     assert files_of(Path(found["path"])) == MODEL
-
-
-@on_s3
-def test_an_endpoint_where_nobody_is_is_told(bucket: Bucket, tmp_path: Path, of_nobody: pytest.MonkeyPatch) -> None:
-    endpoint = f"http://127.0.0.1:{free_port()}"
-    of_nobody.setenv("AWS_ENDPOINT_URL", endpoint)
-    of_nobody.setenv("AWS_MAX_ATTEMPTS", "1")
-    error = refused(bucket.model, tmp_path)
-    assert f"{bucket.model} cannot be listed: EndpointConnectionError" in error
-    assert endpoint in error
-    assert "AWS_ENDPOINT_URL" in error
-
-
-@on_s3
-def test_an_endpoint_that_is_no_address_is_told(bucket: Bucket, tmp_path: Path, of_nobody: pytest.MonkeyPatch) -> None:
-    of_nobody.setenv("AWS_ENDPOINT_URL", "minio:9000")
-    error = refused(bucket.model, tmp_path)
-    assert f"{bucket.model} cannot be listed: ValueError: Invalid endpoint: minio:9000" in error
-    assert "AWS_ENDPOINT_URL" in error
 
 
 @pytest.mark.skipif(bool(missing("gs")), reason=missing("gs"))
@@ -398,7 +375,7 @@ def test_what_google_refuses_is_told(status: int, error: str, tmp_path: Path, of
 def refused(source: str, cache: Path) -> str:
     """What is told of a source that cannot be had, in one line."""
     with pytest.raises(LLMStartError) as caught:
-        fetch(source, cache, Told())
+        fetch(source, cache, silent)
     assert not isinstance(caught.value, SourceNotFoundError)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -407,7 +384,8 @@ def refused(source: str, cache: Path) -> str:
 # -------------------------------------------------------------------------------------------------------- adapters
 
 
-async def served(bucket: Bucket, cache: Path) -> LLMServer:
+@asynccontextmanager
+async def served(bucket: Bucket, cache: Path) -> AsyncIterator[LLMServer]:
     """The LLM server with a model that needs no files, and adapters from a bucket."""
     config = LLMConfig(
         engine="mock",
@@ -417,7 +395,8 @@ async def served(bucket: Bucket, cache: Path) -> LLMServer:
     )
     server = LLMServer(config, cache, metrics=RuntimeMetrics(), report=lambda *_: None)
     await server.check_health()
-    return server
+    yield server
+    await server.aclose()
 
 
 async def asked(server: LLMServer, model: str) -> tuple[int, dict[str, Any]]:
@@ -432,32 +411,23 @@ async def test_an_adapter_is_fetched_when_somebody_asks_for_it(bucket: Bucket, t
     adapter = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS[:5000]}
     for name, content in adapter.items():
         bucket.put(f"loras/french/{name}", content)
-    server = await served(bucket, tmp_path)
-    try:
+    async with served(bucket, tmp_path) as server:
         assert not os.listdir(tmp_path), "before somebody asks"
         status, answer = await asked(server, "qwen:french")
         assert (status, answer["model"]) == (200, "qwen:french")
         (found,) = os.listdir(tmp_path / "buckets")
         assert files_of(tmp_path / "buckets" / found) == adapter
-    finally:
-        await server.aclose()
 
 
 @on_servers
 async def test_an_adapter_that_is_not_there_is_unknown_until_it_is(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.put("loras/french/adapter_config.json", b"{}")
-    server = await served(bucket, tmp_path)
-    try:
+    where = bucket.source("loras/german")
+    async with served(bucket, tmp_path) as server:
         status, answer = await asked(server, "qwen:german")
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
-        assert f'the adapter "german" does not exist: nothing was found at {bucket.source("loras/german")}' in str(
-            answer
-        )
-        assert (await asked(server, "qwen:french"))[0] == 200
+        assert f'the adapter "german" does not exist: nothing was found at {where}' in answer["error"]["message"]
         bucket.put("loras/german/adapter_config.json", b"{}")
         assert (await asked(server, "qwen:german"))[0] == 200
-    finally:
-        await server.aclose()
 
 
 @on_s3
@@ -465,12 +435,9 @@ async def test_an_adapter_that_cannot_be_had_says_why_and_that_the_server_is_to_
     bucket: Bucket, tmp_path: Path
 ) -> None:
     assert isinstance(bucket.store, S3)
-    server = await served(bucket, tmp_path)
-    try:
+    async with served(bucket, tmp_path) as server:
         with bucket.store.looking_at_keys(), pytest.raises(LLMStartError) as caught:
             await asked(server, "qwen:french")
         where = bucket.source("loras/french")
         assert f'the adapter "french" cannot be fetched: {where} cannot be listed: PermissionError' in str(caught.value)
         assert caught.value.http_status == 500
-    finally:
-        await server.aclose()

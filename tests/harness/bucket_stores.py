@@ -33,7 +33,7 @@ class Store(Protocol):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """What the environment of those says who read from it."""
+        """The environment of a process that reads from it."""
 
     def make(self, bucket: str) -> None:
         """A bucket without objects."""
@@ -47,7 +47,7 @@ class Store(Protocol):
 
 @dataclass
 class Memory:
-    """The file system that tests of the loader elsewhere take for a bucket."""
+    """fsspec's in-memory file system, which other tests of the loader use as a bucket."""
 
     scheme: str = "memory"
 
@@ -65,7 +65,7 @@ class Memory:
         self._files.rm(f"/{bucket}/{name}")
 
     def forget(self) -> None:
-        """Everything: it is one for the whole process."""
+        """Removes everything: the process has one such file system."""
         self._files.store.clear()
         self._files.pseudo_dirs[:] = [""]
 
@@ -78,7 +78,7 @@ class Memory:
 
 @dataclass
 class S3:
-    """moto's server. It takes any key, unless it is told to look."""
+    """moto's server. It accepts any key outside `looking_at_keys`."""
 
     url: str
     scheme: str = "s3"
@@ -99,7 +99,7 @@ class S3:
         _ask("DELETE", f"{self.url}/{bucket}/{quote(name)}", headers=_SIGNED)
 
     def publish(self, bucket: str) -> Mapping[str, str]:
-        """Everybody may read it from now on; what the environment of those says who have no key."""
+        """Lets everybody read the bucket. Returns the environment of a reader without a key."""
         what = {"Effect": "Allow", "Principal": "*", "Action": ["s3:ListBucket", "s3:GetObject"]}
         where = {"Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}
         policy = {"Version": "2012-10-17", "Statement": [what | where]}
@@ -108,7 +108,7 @@ class S3:
 
     @contextmanager
     def looking_at_keys(self) -> Iterator[None]:
-        """Requests are refused whose key it does not know, and it knows none."""
+        """Inside the block every request is refused: the server knows no key."""
         _ask("POST", f"{self.url}/moto-api/reset-auth", b"0")
         try:
             yield
@@ -139,7 +139,7 @@ class GoogleStorage:
         _ask("DELETE", f"{self.url}/storage/v1/b/{bucket}/o/{quote(name, safe='')}")
 
     def publish(self, bucket: str) -> Mapping[str, str]:
-        """What those set who have no key; everybody may read it anyway."""
+        """Returns the environment of a reader without a key; everybody may read anyway."""
         return {"STORAGE_EMULATOR_HOST": self.url, "FSSPEC_GS": '{"token": "anon"}'}
 
 

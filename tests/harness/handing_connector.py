@@ -15,13 +15,13 @@ class HandingConnector(ExampleConnector):  # type: ignore[misc]  # vLLM is not t
     """Of both sides."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
-        """Only what somebody was told to take."""
+        """Only for requests that are to take blocks of another engine."""
         if not (request.kv_transfer_params or {}).get("do_remote_prefill"):
             return 0, False
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """What decode shall be told."""
+        """The parameters for the decode engine."""
         if not (request.kv_transfer_params or {}).get("do_remote_decode"):
             return False, None
         return False, {

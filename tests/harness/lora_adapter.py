@@ -1,4 +1,4 @@
-"""A small LoRA adapter of random numbers for a model on this machine: one that a model with it says other things."""
+"""A small LoRA adapter of random numbers, which changes the answers of a model on this machine."""
 
 from __future__ import annotations
 

@@ -51,9 +51,3 @@ def test_scores_must_repeat_the_first_subjects(monkeypatch: pytest.MonkeyPatch) 
         serve(monkeypatch, {"/recsys": {"scores": other}})
         with pytest.raises(BenchError, match=r"user 1: ours computes .*, peer computes"):
             found.check("ours", "dlrm", "http://x")
-
-
-def test_an_error_is_told_with_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, {})
-    with pytest.raises(BenchError, match="status 404, b'nothing here'"):
-        Answers().check("ours", "echo", "http://x")

@@ -4,10 +4,7 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.bench.processes import BenchError
-from tests.bench.systems.edge import Route, _change, configuration, in_words_of_2_8, is_older_than_3
+from tests.bench.systems.edge import Route, configuration, in_words_of_2_8
 
 ROUTE = Route("echo", "/echo", port=8080, probe_port=9100, addresses=["127.0.0.2:8080", "127.0.0.3:8080"])
 
@@ -31,20 +28,3 @@ def test_the_access_log_of_an_older_haproxy_has_the_same_fields() -> None:
     assert list(filled) == wanted
     assert filled["status"] == 0
     assert filled["replica"] == "0"
-
-
-def test_a_line_that_is_not_there_any_more_is_told() -> None:
-    with pytest.raises(BenchError, match="no line for 'bind :1'"):
-        _change("bind :1", "", "bind :2\n")
-
-
-@pytest.mark.parametrize(
-    ("said", "older"),
-    [
-        ("HAProxy version 2.8.25-5cf5d0683 2026/06/26 - https://haproxy.org/\nStatus: x", True),
-        ("HAProxy version 3.0.11-1 2025/04/28 - https://haproxy.org/", False),
-        ("HAProxy version 10.0.0", False),
-    ],
-)
-def test_versions(said: str, older: bool) -> None:
-    assert is_older_than_3(said) is older

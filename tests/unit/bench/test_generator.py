@@ -76,7 +76,7 @@ async def test_an_open_loop_sends_as_many_as_are_due() -> None:
     assert record.latency.get_total_count() == record.first_byte.get_total_count() == 100
 
 
-async def test_whoever_came_while_the_server_stalled_is_counted_with_the_wait() -> None:
+async def test_requests_that_fall_due_during_a_stall_count_with_their_wait() -> None:
     async def stalls_once(number: int) -> bytes:
         if number == 0:
             await asyncio.sleep(0.3)
@@ -122,7 +122,7 @@ async def test_other_statuses_are_errors() -> None:
     assert record.errors == {"status 503": 10}
 
 
-async def test_nobody_listens() -> None:
+async def test_a_server_that_does_not_listen_is_an_error_for_each_request() -> None:
     async with serving(at_once) as url:
         pass
     record = await open_loop(url, rate=50, seconds=0.1, warm_seconds=0.0, max_connections=4)

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.bench.llm import measure
-from tests.bench.llm.cases import FREE, PARTS, POLICIES, SUBJECTS, WAYS, OptionsError, order, read
+from tests.bench.llm.cases import FREE, SUBJECTS, WAYS
 from tests.bench.llm.figures import Samples, lines, tables
 from tests.bench.llm.load import WORKLOADS, Asking, Seen, http_user
 from tests.bench.llm.measure import Sample
@@ -50,27 +50,6 @@ def verdicts(*samples: Sample) -> dict[str, bool | None]:
     return {line.what: line.met for line in lines(Samples(samples), 2)}
 
 
-def test_words() -> None:
-    assert read([]).parts == PARTS
-    assert read(["ROUNDS=2", "SECONDS=4", "ONLY=linear", "PEER=0", "OUT=/x"]).rounds == 2
-    quick = read(["QUICK=1", "ROUNDS="])
-    assert (quick.rounds, quick.seconds, quick.peer) == (1, 1.5, False)
-    assert "vllm" not in quick.parts, "it takes minutes to start"
-    assert read(["QUICK=1", "ONLY=vllm"]).parts == ("vllm",)
-
-
-def test_every_wrong_word_is_named() -> None:
-    with pytest.raises(OptionsError) as raised:
-        read(["ROUNDS=0", "SECONDS=x", "ONLY=linear,none", "PEER=2", "WHAT=1"])
-    for name in ("ROUNDS", "SECONDS", "none", "PEER", "WHAT"):
-        assert name in str(raised.value)
-
-
-def test_rounds_alternate() -> None:
-    assert order(["a", "b"], 1) == ["a", "b"]
-    assert order(["a", "b"], 2) == ["b", "a"]
-
-
 @pytest.mark.parametrize(
     ("p50", "p99", "peer_cpu", "met"),
     [(52.9, 64.0, 20.0, [True, True, True]), (53.5, 70.0, 4.0, [False, False, False])],
@@ -79,11 +58,6 @@ def test_what_the_way_adds(p50: float, p99: float, peer_cpu: float, met: list[bo
     floor = sample("overhead", "floor")
     ours = [sample("overhead", each, first=histogram(*[p50] * 98, p99, p99)) for each in ("gateway", "haproxy")]
     assert list(verdicts(floor, *ours, sample("overhead", "peer", cpu_s={"rest": peer_cpu})).values()) == met
-
-
-def test_without_the_peer_its_line_is_open() -> None:
-    found = verdicts(sample("overhead", "floor"), sample("overhead", "gateway"))
-    assert found["64 streams: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"] is None
 
 
 @pytest.mark.parametrize(("peer_cpu", "met"), [(20.0, True), (4.0, False)])
@@ -157,12 +131,6 @@ def test_an_engine_that_cannot_be_looked_at_meanwhile_spoils_the_measurement(mon
     monkeypatch.setattr(measure, "_numbers", numbers)
     with pytest.raises(BenchError, match="found status 503"), measure.Engines(["http://engine/metrics"]):
         assert failed.wait(10)
-
-
-def test_tables_have_a_row_for_all_that_was_measured() -> None:
-    found = [sample("overhead", "floor"), sample("overhead", "gateway"), sample("linear", "1")]
-    found += [sample("prefix", "nothing shared", policy) for policy in POLICIES]
-    assert [len(table.rows) for table in tables(Samples(found), 2)] == [2, 1, 2]
 
 
 def event(content: str) -> bytes:

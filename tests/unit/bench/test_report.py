@@ -48,18 +48,6 @@ def test_open_loops_are_one_histogram() -> None:
     assert [float(cell) for cell in row[4:7]] == pytest.approx([1.0, 100.0, 100.0], rel=0.01)
 
 
-def test_without_a_peer_our_own_figures_are_still_there() -> None:
-    text = markdown(results(sample("ours", rate=1500.0)))
-    assert rows(text, "echo | 64")[0][:5] == ["echo", "64", "1,500", "", "not measured"]
-
-
-def test_what_could_not_be_measured_is_said_first() -> None:
-    found = results(sample())
-    found.failures.append("round 1, echo, Ray Serve: it did not start. Its last words:\n  | oh")
-    head = markdown(found).split("## Targets")[0]
-    assert "- Not measured: round 1, echo, Ray Serve: it did not start. Its last words:" in head
-
-
 def test_costs_leave_the_generator_out_of_the_sum() -> None:
     costs = {"ingress": 60.0, "child": 30.0, "haproxy": 10.0, "generator": 5.0}
     prints = (Footprint(1, "ours", "echo", "idle", {"child": {"pss_mb": 40.0, "largest_rss_mb": 50.0}}),)
@@ -77,12 +65,6 @@ def test_costs_leave_the_generator_out_of_the_sum() -> None:
         "0",
     ]
     assert "Resident set of one idle echo replica: Pierhead: child 50 MB." in text
-
-
-def test_notes_stand_in_the_report() -> None:
-    assert "\n## Notes\n\nThe time goes to parsing.\n" in markdown(
-        results(sample()), notes="The time goes to parsing.\n"
-    )
 
 
 def test_a_noisy_machine_is_told() -> None:

@@ -1,17 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.bench.samples import Footprint
 from tests.bench.statistics import Samples, Spread, latency, limit_on, rate, resident
 from tests.unit.bench.worlds import sample
-
-
-def test_a_spread_is_median_lowest_and_highest() -> None:
-    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0, 3)
-    assert Spread.of([]) is None
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -87,10 +80,3 @@ def test_resident_memory_is_by_role() -> None:
 )
 def test_a_limit_on_a_part_of_the_machine(cores: float, expected: float) -> None:
     assert limit_on(cores, one_core=2000.0, all_cores=3500.0, machine_cores=2) == expected
-
-
-@given(st.floats(0, 64), st.floats(0, 64), st.floats(1, 1e4), st.floats(1, 4), st.integers(1, 64))
-def test_more_cores_never_lower_a_limit(a: float, b: float, one: float, gain: float, machine: int) -> None:
-    low, high = sorted((a, b))
-    limits = [limit_on(cores, one, one * gain, machine) for cores in (low, high)]
-    assert limits[0] <= limits[1] + 1e-6

@@ -11,10 +11,6 @@ def line(found: list[Line], what: str, wanted: str) -> Line:
     return one
 
 
-def test_nothing_measured_is_neither_met_nor_missed() -> None:
-    assert {each.met for each in lines(results())} == {None}
-
-
 def test_a_ratio_on_its_bound_is_met_and_below_it_is_not() -> None:
     for ours, met in ((1500.0, True), (1499.0, False)):
         found = lines(results(sample("ours", rate=ours), sample("peer", rate=100.0)))
