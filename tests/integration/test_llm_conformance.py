@@ -93,20 +93,14 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     await cluster.close()
 
 
-async def test_chat(stack: Stack) -> None:
-    answer = await stack.client.chat.completions.create(model="default", messages=ASK, max_tokens=12)
-    [choice] = answer.choices
-    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
-    assert choice.message.content
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 12
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
-    assert answer.model == "qwen"
-
-
 async def test_a_stream_says_what_the_whole_answer_says(stack: Stack) -> None:
     create = stack.client.chat.completions.create
-    whole = await create(model="qwen", messages=ASK, max_completion_tokens=40)
+    whole = await create(model="default", messages=ASK, max_completion_tokens=40)
+    assert (whole.model, whole.choices[0].message.role, whole.choices[0].finish_reason) == (
+        "qwen",
+        "assistant",
+        "length",
+    )
     options: Any = {"include_usage": True}
     stream = await create(model="qwen", messages=ASK, max_completion_tokens=40, stream=True, stream_options=options)
     chunks = [chunk async for chunk in stream]

@@ -64,6 +64,12 @@ class Stand:
         server = await self.cluster.start(app, service="gateway", **gateway)
         self.base = f"http://127.0.0.1:{server.http_port}"
 
+    async def start_with_keys(self, folder: Path, *, gateways: int = 1, **limits: Any) -> None:
+        """Starts a gateway that knows the key "one", whose name is a."""
+        file = keys_file(folder / "keys.json", {"key": "one", "name": "a", **limits})
+        self.settings = replace(self.settings, keys_file=file, gateways=gateways)
+        await self.start()
+
     async def post(self, path: str, body: object, **options: Any) -> tuple[int, bytes, Any]:
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         async with self.client.post(self.base + path, data=data, **options) as answer:
@@ -149,49 +155,24 @@ async def test_members_that_are_the_operators_reach_no_engine(gateway: Stand, pa
     assert asked.overrides == ""
 
 
-async def test_a_form_with_arguments_for_the_engine_is_refused(gateway: Stand) -> None:
-    form = aiohttp.FormData()
-    form.add_field("file", b"\x00", filename="a.wav")
-    form.add_field("model", "qwen")
-    form.add_field("vllm_xargs", '{"kv_transfer_params": "x"}')
-    async with gateway.client.post(gateway.base + "/v1/audio/transcriptions", data=form) as answer:
-        error = error_of(await answer.read())
-    assert (answer.status, error["code"], error["param"]) == (400, "invalid_form", "vllm_xargs")
-    assert gateway.qwen.asked == []
+WHOLE = json.dumps({"rpc": "Embeddings", "text": "".join(FakeLLMServer.words)}).encode()
 
 
-async def test_an_adapter_is_told_to_router_and_engine(gateway: Stand) -> None:
-    assert (await gateway.post(CHAT, chat(model="default:support")))[0] == 200
-    _, asked = gateway.qwen.asked[-1]
-    context = gateway.qwen.contexts[-1]
-    assert asked.model == "qwen:support"
-    assert context is not None
-    assert context.model_id == "support"
-
-
-async def test_a_stream_goes_out_byte_for_byte(gateway: Stand) -> None:
-    status, body, headers = await gateway.post(CHAT, chat(stream=True))
-    assert (status, body) == (200, ALL)
-    assert headers["Content-Type"] == "text/event-stream"
+@pytest.mark.parametrize(
+    ("path", "body", "expected", "content_type"),
+    [
+        (CHAT, chat(stream=True), ALL, "text/event-stream"),
+        ("/v1/embeddings", chat(stream=True), WHOLE, "application/json"),
+        ("/v1/audio/speech", chat(fake="sound"), b"\x00\x01\x02", "audio/mpeg"),
+    ],
+    ids=["events", "no events", "sound"],
+)
+async def test_an_answer_goes_out_byte_for_byte(
+    gateway: Stand, path: str, body: object, expected: bytes, content_type: str
+) -> None:
+    status, answer, headers = await gateway.post(path, body)
+    assert (status, answer, headers["Content-Type"]) == (200, expected, content_type)
     assert "x-request-id" in headers
-
-
-async def test_what_cannot_be_streamed_comes_whole(gateway: Stand) -> None:
-    _, body, headers = await gateway.post("/v1/embeddings", chat(stream=True))
-    assert (json.loads(body)["rpc"], headers["Content-Type"]) == ("Embeddings", "application/json")
-
-
-async def test_a_client_that_reads_nothing_is_cut_off(gateway: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pierhead.http.events.LAST_EVENT_S", 0.1)
-    gateway.qwen.words = ("x" * 100_000,) * 400
-    body = json.dumps(chat(stream=True)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-request-timeout-seconds: 0.5\r\nContent-Length: {len(body)}\r\n\r\n"
-    host, port = gateway.base.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    writer.write(head.encode() + body)
-    await until(lambda: bool(gateway.counted()), "the request has ended")
-    assert gateway.counted() == {("qwen", "llm-qwen", "", "504", ""): 1}
-    writer.close()
 
 
 async def test_an_event_waits_for_no_other(gateway: Stand) -> None:
@@ -202,22 +183,6 @@ async def test_an_event_waits_for_no_other(gateway: Stand) -> None:
         assert first + await answer.read() == ALL
 
 
-async def test_what_is_no_json_goes_out_as_it_comes(gateway: Stand) -> None:
-    status, body, headers = await gateway.post("/v1/audio/speech", chat(fake="sound"))
-    assert (status, body, headers["Content-Type"]) == (200, b"\x00\x01\x02", "audio/mpeg")
-
-
-async def test_a_form_names_its_model(gateway: Stand) -> None:
-    form = aiohttp.FormData()
-    form.add_field("file", b"\x00--\r\n\r\n" * 100, filename="a.wav", content_type="audio/wav")
-    form.add_field("model", "qwen")
-    async with gateway.client.post(gateway.base + "/v1/audio/transcriptions", data=form) as answer:
-        assert answer.status == 200
-    rpc, asked = gateway.qwen.asked[-1]
-    assert (rpc, asked.path) == ("PassThrough", "/v1/audio/transcriptions")
-    assert asked.content_type.startswith("multipart/form-data; boundary=")
-
-
 async def test_a_form_goes_on_with_the_models_own_name(gateway: Stand) -> None:
     """LLMRequest.model takes the place of a member of JSON; a form has to say it itself."""
     for asked in ("default", "default:support", "qwen"):
@@ -226,7 +191,8 @@ async def test_a_form_goes_on_with_the_models_own_name(gateway: Stand) -> None:
         form.add_field("model", asked)
         async with gateway.client.post(gateway.base + "/v1/audio/transcriptions", data=form) as answer:
             assert answer.status == 200
-        _, got = gateway.qwen.asked[-1]
+        rpc, got = gateway.qwen.asked[-1]
+        assert (rpc, got.path) == ("PassThrough", "/v1/audio/transcriptions")
         assert got.model == asked.replace("default", "qwen")
         assert form_fields(got.body, got.content_type, ("model",))["model"].text == got.model
         assert b"\x00\xff" * 500 in got.body
@@ -251,10 +217,11 @@ async def test_no_path_leads_out_of_the_api(gateway: Stand, path: str) -> None:
     assert gateway.qwen.asked == []
 
 
-async def test_the_router_is_told_the_adapter_and_nothing_else(gateway: Stand) -> None:
-    """Calls for a model that nobody holds all go to one replica: no client may say so for the base model."""
-    for model, told in (("qwen", None), ("qwen:support", "support")):
+async def test_calls_are_routed_by_the_adapter_and_never_by_the_clients_own_header(gateway: Stand) -> None:
+    """All calls for a model that no replica holds go to one replica: a client must not choose that for a model."""
+    for model, told in (("qwen", None), ("default:support", "support")):
         await gateway.post(CHAT, chat(model=model), headers={"x-multiplexed-model-id": "invented"})
+        assert gateway.qwen.asked[-1][1].model == model.replace("default", "qwen")
         context = gateway.qwen.contexts[-1]
         assert context is not None
         assert context.model_id == told
@@ -301,20 +268,14 @@ async def test_unknown_models_paths_and_methods(gateway: Stand) -> None:
     assert {labels[0] for labels in gateway.counted()} == {""}, "no series for what clients invent"
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")])
-async def test_health_as_vllm_tells_it(stand: Stand, tmp_path: Path, method: str, path: str) -> None:
-    """Load generators and cloud platforms ask before they send a key."""
-    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", {"key": "one", "name": "a"}))
-    await stand.start()
-    async with stand.client.request(method, stand.base + path) as answer:
-        assert (answer.status, await answer.read()) == (200, b"")
-
-
-async def test_version_and_load_as_vllm_tells_them(stand: Stand, tmp_path: Path) -> None:
-    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", {"key": "one", "name": "a"}))
-    await stand.start()
+async def test_health_needs_no_key_and_version_and_load_do(stand: Stand, tmp_path: Path) -> None:
+    """As vLLM's: load generators and cloud platforms check the health before they send a key."""
+    await stand.start_with_keys(tmp_path)
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        async with stand.client.request(method, stand.base + path) as answer:
+            assert (answer.status, await answer.read()) == (200, b"")
     for path in ("/version", "/load"):
-        assert (await stand.get(path))[0] == 401, "they speak of the operator's machine"
+        assert (await stand.get(path))[0] == 401
     ask = {"headers": bearer("one")}
     assert await stand.get("/version", **ask) == (200, {"version": version("pierhead")})
     assert await stand.get("/load", **ask) == (200, {"server_load": 0})
@@ -428,6 +389,7 @@ async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
         told, body, headers = await stand.post(CHAT, chat(fake=fake))
         assert (told, error_of(body)["code"]) == (status, code)
         assert ("Retry-After" in headers) == (code in ("backpressure", "unavailable"))
+    assert stand.metrics.tokens.values == {}, "what was refused has used nothing"
     status, body, headers = await stand.post(CHAT, chat(model="away"))
     assert (status, error_of(body)["code"], headers["Retry-After"]) == (503, "no_replica", "1")
     status, body, _ = await stand.post(CHAT, chat(fake="wait"), headers={"x-request-timeout-seconds": "0.2"})
@@ -449,16 +411,6 @@ async def test_a_model_whose_service_is_set_to_zero_is_refused_at_once(stand: St
     assert "`make scale SERVICE=llm-away N=1` does" in error["message"]
 
 
-async def test_a_full_gateway_says_so_as_openai_would(stand: Stand) -> None:
-    await stand.start(max_ongoing_requests=1)
-    one = asyncio.create_task(stand.post(CHAT, chat(fake="wait")))
-    await asyncio.wait_for(stand.qwen.waiting.wait(), PATIENCE_S)
-    status, body, headers = await stand.post(CHAT, chat())
-    assert (status, error_of(body)["type"], headers["Retry-After"]) == (503, "server_error", "1")
-    stand.qwen.gate.set()
-    assert (await one)[0] == 200
-
-
 @pytest.mark.parametrize(("fake", "code"), [("raise", "internal"), ("wait", "deadline_exceeded")])
 async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str, code: str) -> None:
     headers = {"x-request-timeout-seconds": "0.5"}
@@ -477,31 +429,16 @@ async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str,
     }  # fmt: skip
 
 
-async def test_a_stream_that_its_client_leaves_before_its_end_is_accounted(gateway: Stand) -> None:
-    """The engine counts at the end; who never reads the end would have used nothing."""
+async def test_a_stream_that_its_client_leaves_is_cancelled_and_accounted(gateway: Stand) -> None:
+    """The engine counts at the end, which a client could avoid by leaving just before it."""
     async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
         await asyncio.wait_for(answer.content.readexactly(len(event("The"))), PATIENCE_S)
+    await asyncio.wait_for(gateway.qwen.cancelled.wait(), PATIENCE_S)
     await until(lambda: bool(gateway.counted()), "it is counted")
     assert gateway.counted() == {("qwen", "llm-qwen", "", "499", ""): 1}
     assert gateway.metrics.tokens.values == {
         ("qwen", "llm-qwen", "prompt", ""): 9, ("qwen", "llm-qwen", "completion", ""): 2,
     }  # fmt: skip
-
-
-async def test_what_was_refused_has_used_nothing(gateway: Stand) -> None:
-    for fake in ("refuse", "raise", "full", "nothing"):
-        await gateway.post(CHAT, chat(fake=fake))
-    assert len(gateway.counted()) == 3
-    assert gateway.metrics.tokens.values == {}
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_cancels_the_call(gateway: Stand, stream: bool) -> None:
-    one = asyncio.create_task(gateway.post(CHAT, chat(stream=stream, fake="wait")))
-    await asyncio.wait_for(gateway.qwen.waiting.wait(), PATIENCE_S)
-    one.cancel()
-    await asyncio.wait_for(gateway.qwen.cancelled.wait(), PATIENCE_S)
-    await until(lambda: ("qwen", "llm-qwen", "", "499", "") in gateway.counted(), "it is counted as left")
 
 
 async def test_models(stand: Stand) -> None:
@@ -585,9 +522,7 @@ async def test_keys_and_scopes(stand: Stand, tmp_path: Path) -> None:
 
 
 async def test_rate_limits(stand: Stand, tmp_path: Path) -> None:
-    limited = {"key": "one", "name": "a", "requests_per_minute": 4, "tokens_per_minute": 240}
-    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited), gateways=2)
-    await stand.start()
+    await stand.start_with_keys(tmp_path, gateways=2, requests_per_minute=4, tokens_per_minute=240)
     ask = {"headers": bearer("one")}
     status, _, headers = await stand.post(CHAT, chat(), **ask)
     told = {name: value for name, value in headers.items() if name.startswith("x-ratelimit")}
@@ -614,9 +549,7 @@ async def test_rate_limits(stand: Stand, tmp_path: Path) -> None:
 
 
 async def test_a_key_has_so_many_requests_in_progress_at_most(stand: Stand, tmp_path: Path) -> None:
-    limited = {"key": "one", "name": "a", "max_concurrent": 4}
-    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited), gateways=2)
-    await stand.start()
+    await stand.start_with_keys(tmp_path, gateways=2, max_concurrent=4)
     ask = {"headers": bearer("one")}
     async with asyncio.TaskGroup() as group:
         held = [group.create_task(stand.post(CHAT, chat(fake="wait"), **ask)) for _ in range(2)]
@@ -634,9 +567,7 @@ async def test_a_key_has_so_many_requests_in_progress_at_most(stand: Stand, tmp_
 
 
 async def test_limits_are_told_whatever_the_answer(stand: Stand, tmp_path: Path) -> None:
-    limited = {"key": "one", "name": "a", "requests_per_minute": 100}
-    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited))
-    await stand.start()
+    await stand.start_with_keys(tmp_path, requests_per_minute=100)
     answers = {"refuse": 400, "raise": 500, "full": 503, "nothing": 503, "wait": 504}
     left = 100
     for fake, expected in answers.items():
@@ -651,15 +582,14 @@ async def test_limits_are_told_whatever_the_answer(stand: Stand, tmp_path: Path)
 @pytest.mark.parametrize("how", ["leaves", "is short of time"])
 async def test_a_prompt_that_its_client_gives_up_is_not_free(stand: Stand, tmp_path: Path, how: str) -> None:
     """The engine has read it, and may have made the whole answer but for its end."""
-    limited = {"key": "one", "name": "a", "tokens_per_minute": 6000}
-    stand.settings = replace(stand.settings, keys_file=keys_file(tmp_path / "keys.json", limited))
-    await stand.start()
+    await stand.start_with_keys(tmp_path, tokens_per_minute=6000)
     messages = [{"role": "user", "content": "x" * 4000}]
     asked = chat(fake="wait", max_tokens=3000, messages=messages)
     if how == "leaves":
         one = asyncio.create_task(stand.post(CHAT, asked, headers=bearer("one")))
         await asyncio.wait_for(stand.qwen.waiting.wait(), PATIENCE_S)
         one.cancel()
+        await asyncio.wait_for(stand.qwen.cancelled.wait(), PATIENCE_S)
     else:
         await stand.post(CHAT, asked, headers={**bearer("one"), "x-request-timeout-seconds": "0.3"})
     await until(lambda: bool(stand.counted()), "it is counted")
@@ -691,30 +621,16 @@ async def test_prefill_first(gateway: Stand) -> None:
     assert gateway.metrics.prefill.values == {("big", "llm-big", "done"): 1}
 
 
-async def test_nothing_to_hand_over(gateway: Stand) -> None:
+async def test_requests_without_a_transfer(gateway: Stand) -> None:
+    """What prefill hands over is the state of one sequence: several choices or prompts are decode's alone."""
     assert (await gateway.post(CHAT, chat(model="big")))[0] == 200
-    assert gateway.big.asked[0][1].overrides == ""
     await gateway.post("/v1/embeddings", chat(model="big"))
     await gateway.post(CHAT, chat(model="big", n=2))
-    assert [len(gateway.prefill.asked), len(gateway.big.asked)] == [1, 3]
+    await gateway.post("/v1/completions", {"model": "big", "prompt": ["a", "b"]})
+    assert [len(gateway.prefill.asked), len(gateway.big.asked)] == [1, 4]
+    assert {asked.overrides for _, asked in gateway.big.asked} == {""}
     assert gateway.metrics.prefill.values == {
-        ("big", "llm-big", "nothing_to_hand_over"): 1, ("big", "llm-big", "several_choices"): 1,
-    }  # fmt: skip
-
-
-async def test_several_prompts_are_read_by_decode_alone(gateway: Stand) -> None:
-    """What prefill hands over is the state of one of them: the others would be answered out of its cache."""
-    gateway.prefill.transfer = TRANSFER
-    prompts: list[object] = [["a", "b"], [[1, 2], [3]]]
-    for prompt in prompts:
-        assert (await gateway.post("/v1/completions", {"model": "big", "prompt": prompt}))[0] == 200
-    assert gateway.prefill.asked == []
-    assert [asked.overrides for _, asked in gateway.big.asked] == ["", ""]
-    for prompt in ("a", ["a"], [1, 2]):
-        assert (await gateway.post("/v1/completions", {"model": "big", "prompt": prompt}))[0] == 200
-    assert len(gateway.prefill.asked) == 3
-    assert gateway.metrics.prefill.values == {
-        ("big", "llm-big", "several_choices"): 2, ("big", "llm-big", "done"): 3,
+        ("big", "llm-big", "nothing_to_hand_over"): 1, ("big", "llm-big", "several_choices"): 2,
     }  # fmt: skip
 
 
@@ -736,50 +652,37 @@ async def test_an_error_of_prefill_reaches_the_client(gateway: Stand) -> None:
 
 
 @pytest.mark.parametrize("fallback", [True, False])
-async def test_prefill_that_cannot_now(stand: Stand, fallback: bool) -> None:
-    """It sleeps, or it went away: nothing that the client was told hangs on it."""
-    stand.settings = replace(stand.settings, prefill_fallback=fallback)
+@pytest.mark.parametrize(("prefill", "outcome"), [("llm-prefill", "unavailable"), ("llm-away", "no_replica")])
+async def test_without_prefill_decode_does_the_whole_or_it_is_an_error(
+    stand: Stand, fallback: bool, prefill: str, outcome: str
+) -> None:
+    Clients.use(Settings(max_queued_requests=0))  # a call without a replica is refused at once
+    models = read_models({VARIABLE: json.dumps({"big": {"service": "llm-big", "prefill": prefill}})})
+    stand.settings = replace(stand.settings, models=models, prefill_fallback=fallback)
     stand.prefill.unavailable = "the engine sleeps"
     await stand.start()
     status, body, _ = await stand.post(CHAT, chat(model="big", stream=True))
     assert (status, body == ALL) == ((200, True) if fallback else (503, False))
     assert [asked.overrides for _, asked in stand.big.asked] == ([""] if fallback else [])
-    outcome = "unavailable" if fallback else "error"
-    assert stand.metrics.prefill.values == {("big", "llm-big", outcome): 1}
-
-
-@pytest.mark.parametrize("fallback", [True, False])
-async def test_no_prefill_replica(stand: Stand, fallback: bool) -> None:
-    Clients.use(Settings(max_queued_requests=0))  # a call without a replica is refused at once
-    models = read_models({VARIABLE: json.dumps({"big": {"service": "llm-big", "prefill": "llm-away"}})})
-    stand.settings = replace(stand.settings, models=models, prefill_fallback=fallback)
-    await stand.start()
-    status, _, _ = await stand.post(CHAT, chat(model="big"))
-    assert status == (200 if fallback else 503)
-    assert [asked.overrides for _, asked in stand.big.asked] == ([""] if fallback else [])
-    outcome = "no_replica" if fallback else "error"
-    assert stand.metrics.prefill.values == {("big", "llm-big", outcome): 1}
+    assert stand.metrics.prefill.values == {("big", "llm-big", outcome if fallback else "error"): 1}
 
 
 # ---- metrics
 
 
-async def test_metrics_of_a_stream(gateway: Stand) -> None:
+async def test_metrics_of_a_stream_and_of_an_adapter_that_clients_invent(gateway: Stand) -> None:
     await gateway.post(CHAT, chat(model="default:support", stream=True))
+    await gateway.post(CHAT, chat(model="qwen:invented", fake="refuse"))
     labels = ("qwen:support", "llm-qwen")
-    assert gateway.counted() == {(*labels, "", "200", "stop"): 1}
+    assert gateway.counted() == {(*labels, "", "200", "stop"): 1, ("qwen", "llm-qwen", "", "400", ""): 1}
     assert gateway.metrics.tokens.values == {
         (*labels, "prompt", ""): 7, (*labels, "completion", ""): 5, (*labels, "cached", ""): 3,
     }  # fmt: skip
-    samples = {sample.name: sample.value for metric in gateway.metrics.collect() for sample in metric.samples}
+    found = [sample for metric in gateway.metrics.collect() for sample in metric.samples]
+    samples = {sample.name: sample.value for sample in found if sample.labels.get("model") == "qwen:support"}
     for name in ("time_to_first_token", "time_per_output_token", "request"):
         assert samples[f"pierhead_llm_{name}_seconds_count"] == 1
         assert 0 <= samples[f"pierhead_llm_{name}_seconds_sum"] < 5
-
-
-async def test_refused_adapters_make_no_series(gateway: Stand) -> None:
-    await gateway.post(CHAT, chat(model="qwen:invented", fake="refuse"))
-    assert gateway.counted() == {("qwen", "llm-qwen", "", "400", ""): 1}
 
 
 # ---- a replica that dies

@@ -27,14 +27,8 @@ SOURCE = "memory://bucket/qwen"
 WEIGHTS = bytes(range(256)) * 400
 
 
-class Told:
-    """What the start was told."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, float | None, float]] = []
-
-    def __call__(self, doing: str, done: float | None, total: float) -> None:
-        self.lines.append((doing, done, total))
+def silent(doing: str, done: float | None, total: float) -> None:
+    """A report of progress that nobody reads."""
 
 
 @pytest.fixture
@@ -46,33 +40,23 @@ def bucket() -> Iterator[Any]:
     files.store.clear()
 
 
-@pytest.fixture
-def told() -> Told:
-    return Told()
-
-
-def test_a_directory_is_taken_as_it_is(tmp_path: Path, told: Told) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    assert fetch(str(tmp_path), tmp_path / "cache", told) == tmp_path
-
-
-@pytest.mark.parametrize(
-    ("make", "words"), [(False, "does not exist inside the container; mount it"), (True, "is empty; put the model's")]
-)
-def test_a_directory_without_a_model_is_told(tmp_path: Path, told: Told, make: bool, words: str) -> None:
+def test_a_directory_is_taken_as_it_is_if_it_has_a_model(tmp_path: Path) -> None:
     directory = tmp_path / "qwen"
-    if make:
-        directory.mkdir()
-    with pytest.raises(LLMStartError, match=words):
-        fetch(str(directory), tmp_path / "cache", told)
+    with pytest.raises(LLMStartError, match="does not exist inside the container; mount it"):
+        fetch(str(directory), tmp_path / "cache", silent)
+    directory.mkdir()
+    with pytest.raises(LLMStartError, match="is empty; put the model's"):
+        fetch(str(directory), tmp_path / "cache", silent)
+    (directory / "config.json").write_text("{}")
+    assert fetch(str(directory), tmp_path / "cache", silent) == directory
 
 
 class Breaks:
-    """File systems whose large object breaks off after `after` bytes, until `broken` is False. In the place of all of
-    a class: each fetch has one of its own."""
+    """Opens the large object of file systems so that it breaks off at byte 50,000 until `broken` is False."""
 
-    def __init__(self, files: Any, after: int, error: OSError) -> None:
-        self.files, self.real, self.after, self.error = files, files.open, after, error
+    def __init__(self, files: Any) -> None:
+        self.real = files.open
+        self.error: Exception = ConnectionResetError("the line broke")
         self.seeks: list[int] = []
         self.broken = True
 
@@ -90,7 +74,7 @@ class _Stream(io.BytesIO):
         self.breaks = breaks
 
     def read(self, count: int | None = -1) -> bytes:
-        if self.breaks.broken and self.tell() >= self.breaks.after:
+        if self.breaks.broken and self.tell() >= 50_000:
             raise self.breaks.error
         return super().read(1000)
 
@@ -99,128 +83,125 @@ class _Stream(io.BytesIO):
         return super().seek(at, whence)
 
 
+@pytest.fixture
+def breaks(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> Breaks:
+    made = Breaks(bucket)
+    monkeypatch.setattr(type(bucket), "open", made.open)  # of the class: each fetch has a file system of its own
+    return made
+
+
+class SlowDown(Exception):
+    """An error of a library's own: no OSError."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionResetError("the line broke"), "could not be fetched: ConnectionResetError: the line broke"),
+        (SlowDown("too many requests"), "could not be fetched: SlowDown: too many requests; the next try goes on"),
+        (OSError(errno.ENOSPC, "No space left on device"), "no space left in .* enlarge the cache volume"),
+    ],
+    ids=["network", "library", "disk"],
+)
+def test_a_fetch_that_breaks_off_says_why(breaks: Breaks, tmp_path: Path, error: Exception, words: str) -> None:
+    breaks.error = error
+    with pytest.raises(LLMStartError, match=words):
+        fetch(SOURCE, tmp_path, silent)
+
+
 def test_an_interrupted_fetch_goes_on_within_the_file(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    bucket: Any, breaks: Breaks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    breaks = Breaks(bucket, after=50_000, error=ConnectionResetError("the line broke"))
-    monkeypatch.setattr(type(bucket), "open", breaks.open)
-    with pytest.raises(LLMStartError, match="could not be fetched: ConnectionResetError: the line broke"):
-        fetch(SOURCE, tmp_path, told)
+    with pytest.raises(LLMStartError, match="could not be fetched"):
+        fetch(SOURCE, tmp_path, silent)
     breaks.broken = False
-    found = fetch(SOURCE, tmp_path, told)
-    assert (found / "weights" / "model.safetensors").read_bytes() == WEIGHTS
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=len(WEIGHTS) - 40_000))
+    found = fetch(SOURCE, tmp_path, silent)
+    assert (found / "weights" / "model.safetensors").read_bytes() == WEIGHTS, "what is there needs no room again"
     assert breaks.seeks == [0, 50_000]
-    bucket.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS[::-1])
-    assert (fetch(SOURCE, tmp_path, told) / "weights" / "model.safetensors").read_bytes() == WEIGHTS[::-1]
-    assert breaks.seeks == [0, 50_000, 0], "another content is not continued"
 
 
-def test_a_full_disk_says_so(bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    breaks = Breaks(bucket, after=50_000, error=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(type(bucket), "open", breaks.open)
-    with pytest.raises(LLMStartError, match=r"no space left in .* enlarge the cache volume"):
-        fetch(SOURCE, tmp_path, told)
-
-
-def test_too_little_room_is_told_before_anything_is_fetched(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=1000))
-    with pytest.raises(LLMStartError, match=r"needs 0\.0 GiB and .* has 0\.0 GiB free"):
-        fetch(SOURCE, tmp_path, told)
-    assert told.lines == []
-
-
-def test_what_an_interrupted_fetch_has_needs_no_room_again(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    breaks = Breaks(bucket, after=90_000, error=ConnectionResetError("the line broke"))
-    monkeypatch.setattr(type(bucket), "open", breaks.open)
+def test_an_interrupted_fetch_of_another_content_is_not_continued(bucket: Any, breaks: Breaks, tmp_path: Path) -> None:
     with pytest.raises(LLMStartError, match="could not be fetched"):
-        fetch(SOURCE, tmp_path, told)
-    breaks.broken = False
-    real = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=len(WEIGHTS) - 80_000))
-    assert (fetch(SOURCE, tmp_path, told) / "weights" / "model.safetensors").read_bytes() == WEIGHTS
-
-
-def test_sources_of_like_names_have_directories_of_their_own(bucket: Any, tmp_path: Path, told: Told) -> None:
-    bucket.pipe("/bucket/team_a/weights", b"one")
-    bucket.pipe("/bucket/team/a/weights", b"two")
-    one, two = fetch("memory://bucket/team_a", tmp_path, told), fetch("memory://bucket/team/a", tmp_path, told)
-    assert ((one / "weights").read_bytes(), (two / "weights").read_bytes()) == (b"one", b"two")
-
-
-def test_a_file_that_lost_its_content_is_fetched_again(bucket: Any, tmp_path: Path, told: Told) -> None:
-    """A machine that loses its power may keep a name and no content."""
-    weights = fetch(SOURCE, tmp_path, told) / "weights" / "model.safetensors"
-    weights.write_bytes(b"")
-    fetch(SOURCE, tmp_path, told)
-    assert weights.read_bytes() == WEIGHTS
-
-
-def test_parts_of_former_contents_do_not_stay(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    breaks = Breaks(bucket, after=50_000, error=ConnectionResetError("the line broke"))
-    monkeypatch.setattr(type(bucket), "open", breaks.open)
-    with pytest.raises(LLMStartError, match="could not be fetched"):
-        fetch(SOURCE, tmp_path, told)
+        fetch(SOURCE, tmp_path, silent)
     breaks.broken = False
     assert len(list(tmp_path.rglob("*.pierhead-part"))) == 1
-    bucket.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS + b"more")
-    fetch(SOURCE, tmp_path, told)
+    bucket.pipe("/bucket/qwen/weights/model.safetensors", WEIGHTS[::-1])
+    assert (fetch(SOURCE, tmp_path, silent) / "weights" / "model.safetensors").read_bytes() == WEIGHTS[::-1]
+    assert breaks.seeks == [0, 0]
     assert not list(tmp_path.rglob("*.pierhead-part"))
 
 
-def test_who_has_waited_goes_by_what_is_stored_then(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("bucket")
+def test_too_little_room_is_an_error_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=1000))
+    told: list[object] = []
+    with pytest.raises(LLMStartError, match=r"needs 0\.0 GiB and .* has 0\.0 GiB free"):
+        fetch(SOURCE, tmp_path, lambda *line: told.append(line))
+    assert told == []
+
+
+def test_sources_of_like_names_have_directories_of_their_own(bucket: Any, tmp_path: Path) -> None:
+    bucket.pipe("/bucket/team_a/weights", b"one")
+    bucket.pipe("/bucket/team/a/weights", b"two")
+    one, two = fetch("memory://bucket/team_a", tmp_path, silent), fetch("memory://bucket/team/a", tmp_path, silent)
+    assert ((one / "weights").read_bytes(), (two / "weights").read_bytes()) == (b"one", b"two")
+
+
+@pytest.mark.usefixtures("bucket")
+def test_a_file_that_lost_its_content_is_fetched_again(tmp_path: Path) -> None:
+    """A machine that loses its power may keep a name and no content."""
+    weights = fetch(SOURCE, tmp_path, silent) / "weights" / "model.safetensors"
+    weights.write_bytes(b"")
+    fetch(SOURCE, tmp_path, silent)
+    assert weights.read_bytes() == WEIGHTS
+
+
+def test_after_a_wait_for_another_replica_the_bucket_is_listed_again(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
     monkeypatch.setattr(cache, "ASK_AGAIN_S", 0.01)
     (tmp_path / "locks").mkdir()
     with (tmp_path / "locks" / cache.file_name(SOURCE)).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
         def meanwhile(doing: str, done: float | None, total: float) -> None:
-            told(doing, done, total)
+            told.append(doing)
             if doing.startswith("waiting"):
                 bucket.pipe("/bucket/qwen/config.json", b"changed")
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
         found = fetch(SOURCE, tmp_path, meanwhile)
-    assert told.lines[0][0].startswith("waiting")
+    assert told[0].startswith("waiting")
     assert (found / "config.json").read_bytes() == b"changed"
 
 
-def test_a_directory_may_become_a_file(bucket: Any, tmp_path: Path, told: Told) -> None:
-    fetch(SOURCE, tmp_path, told)
+def test_a_directory_may_become_a_file(bucket: Any, tmp_path: Path) -> None:
+    fetch(SOURCE, tmp_path, silent)
     bucket.rm("/bucket/qwen/weights/model.safetensors")
     bucket.pipe("/bucket/qwen/weights", b"all of them")
-    assert (fetch(SOURCE, tmp_path, told) / "weights").read_bytes() == b"all of them"
+    assert (fetch(SOURCE, tmp_path, silent) / "weights").read_bytes() == b"all of them"
 
 
-def test_an_error_of_the_library_s_own_is_told_as_any_other(
-    bucket: Any, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class SlowDown(Exception):
-        """No OSError."""
-
-    breaks = Breaks(bucket, after=50_000, error=SlowDown("too many requests"))  # type: ignore[arg-type]
-    monkeypatch.setattr(type(bucket), "open", breaks.open)
-    with pytest.raises(LLMStartError, match="could not be fetched: SlowDown: too many requests; the next try goes on"):
-        fetch(SOURCE, tmp_path, told)
-
-
-def test_an_unknown_store_is_told(tmp_path: Path, told: Told) -> None:
-    with pytest.raises(LLMStartError, match="this image cannot read nonsense://"):
-        fetch("nonsense://bucket/other", tmp_path, told)
-
-
-def test_a_cache_that_cannot_be_written_is_told(bucket: Any, tmp_path: Path, told: Told) -> None:
+@pytest.mark.usefixtures("bucket")
+@pytest.mark.parametrize(
+    ("source", "cache", "words"),
+    [
+        ("nonsense://bucket/other", "cache", "this image cannot read nonsense://"),
+        (SOURCE, "file", "could not be fetched into"),
+        ("org/model", "cache", "the Hugging Face hub cannot be reached for org/model, and .* does not"),
+    ],
+    ids=["store", "cache", "hub"],
+)
+def test_a_source_that_cannot_be_had_says_why(hub: Any, tmp_path: Path, source: str, cache: str, words: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LLMStartError, match="could not be fetched into"):
-        fetch(SOURCE, tmp_path / "file", told)
+    with pytest.raises(LLMStartError, match=words):
+        fetch(source, tmp_path / cache, silent)
 
 
 # ------------------------------------------------------------------------------------------------- Hugging Face's hub
@@ -258,11 +239,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
     return library
 
 
-def test_without_the_hub_a_model_of_the_cache_is_served(hub: Any, tmp_path: Path, told: Told) -> None:
+@pytest.mark.usefixtures("hub")
+def test_without_the_hub_a_model_of_the_cache_is_served(tmp_path: Path) -> None:
     (tmp_path / "hub" / "org" / "model").mkdir(parents=True)
-    assert fetch("org/model", tmp_path, told) == tmp_path / "hub" / "org" / "model"
-
-
-def test_without_the_hub_a_model_that_is_not_in_the_cache_says_what_to_do(hub: Any, tmp_path: Path, told: Told) -> None:
-    with pytest.raises(LLMStartError, match=r"the Hugging Face hub cannot be reached for org/model, and .* does not"):
-        fetch("org/model", tmp_path, told)
+    assert fetch("org/model", tmp_path, silent) == tmp_path / "hub" / "org" / "model"

@@ -1,4 +1,4 @@
-"""vLLM 0.32's own messages, as it gave them, and what OpenAI's clients read."""
+"""vLLM 0.32's own messages, the long ones shortened, and what OpenAI's clients read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from services.llm.server.engines.vllm.errors import MOST_CHARACTERS, openai_erro
 INVALID = "invalid_request_error"
 
 
+def findings(*lines: str) -> str:
+    """A page of findings as vLLM writes it."""
+    return "\n  ".join([f"{len(lines)} validation error{'s' * (len(lines) > 1)}:", *lines])
+
+
 @pytest.mark.parametrize(
     ("message", "param", "said", "code", "where"),
     [
         (
-            "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 input "
-            "tokens. (parameter=input_tokens, value=2049)",
+            "This model's maximum context length is 2048 tokens. Reduce the prompt. (parameter=input_tokens, value=49)",
             "input_tokens",
-            "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049 input "
-            "tokens.",
+            "This model's maximum context length is 2048 tokens. Reduce the prompt.",
             "context_length_exceeded",
             "input_tokens",
         ),
@@ -31,9 +34,9 @@ INVALID = "invalid_request_error"
             "max_tokens",
         ),
         (
-            'Grammar error: at 1(8): invalid regex "([" (in regex): regex parse error:\n    ([\n     ^\nerror: unclosed',
+            'Grammar error: invalid regex "([" (in regex): regex parse error:\n    ([\n     ^\nerror: unclosed class',
             None,
-            'Grammar error: at 1(8): invalid regex "([" (in regex): regex parse error: ([ ^ error: unclosed',
+            'Grammar error: invalid regex "([" (in regex): regex parse error: ([ ^ error: unclosed class',
             "invalid_value",
             None,
         ),
@@ -45,42 +48,42 @@ INVALID = "invalid_request_error"
             "logit_bias",
         ),
         (
-            "1 validation error:\n  {'type': 'float_parsing', 'loc': 'body.temperature', 'msg': 'Input should be a "
-            "valid number', 'input': 'hot'}",
+            findings("{'type': 'float_parsing', 'loc': 'body.temperature', 'msg': 'Not a number', 'input': 'hot'}"),
             "body.temperature",
-            "temperature: Input should be a valid number, found 'hot'",
+            "temperature: Not a number, found 'hot'",
             "invalid_type",
             "temperature",
         ),
         (
-            "2 validation errors:\n  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid "
-            "string', 'input': '<dict of 1 items>'}\n  {'type': 'list_type', 'loc': 'body.stop', 'msg': 'Input should "
-            "be a valid list', 'input': '<dict of 1 items>'}",
+            findings(
+                "{'type': 'string_type', 'loc': 'body.stop', 'msg': 'Not a string', 'input': '<dict of 1 items>'}",
+                "{'type': 'list_type', 'loc': 'body.stop', 'msg': 'Not a list', 'input': '<dict of 1 items>'}",
+            ),
             "body.stop",
-            "stop: Input should be a valid string or: Input should be a valid list, found an object",
+            "stop: Not a string or: Not a list, found an object",
             "invalid_type",
             "stop",
         ),
         (
-            "11 validation errors:\n  {'type': 'missing', 'loc': 'body.messages.0.ChatCompletionUserMessageParam.role', "
-            "'msg': 'Field required', 'input': '<dict of 1 items>'}\n  {'type': 'missing', 'loc': "
-            "'body.messages.0.ChatCompletionToolMessageParam.tool_call_id', 'msg': 'Field required'}\n  ...and 1 more",
+            findings(
+                "{'type': 'missing', 'loc': 'body.messages.0.ChatCompletionUserMessageParam.role', 'msg': 'Required'}",
+                "{'type': 'missing', 'loc': 'body.messages.0.ChatCompletionToolMessageParam.id', 'msg': 'Required'}",
+                "...and 1 more errors",
+            ),
             "body.messages.0.ChatCompletionUserMessageParam.role",
-            "messages[0].role: Field required",
+            "messages[0].role: Required",
             "missing_required_parameter",
             "messages[0].role",
         ),
         (
-            "1 validation error:\n  {'type': 'less_than_equal', 'loc': 'body.seed', 'msg': 'Input should be less than "
-            "or equal to 9', 'input': '10', 'ctx': {'le': 9}}",
+            findings("{'type': 'less_than_equal', 'loc': 'body.seed', 'msg': 'At most 9', 'input': '10', 'ctx': {}}"),
             "body.seed",
-            "seed: Input should be less than or equal to 9, found '10'",
+            "seed: At most 9, found '10'",
             "invalid_value",
             "seed",
         ),
         (
-            "1 validation error:\n  {'type': 'value_error', 'loc': 'body', 'msg': 'Value error, it is wrong', 'input': "
-            "'<dict of 2 items>', 'ctx': {'error': ValueError('it is...[truncated]",
+            findings("{'type': 'value_error', 'loc': 'body', 'msg': 'Value error, it is wrong', 'ctx': ...[truncated]"),
             "body",
             "it is wrong",
             "invalid_value",

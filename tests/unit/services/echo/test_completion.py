@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from services.echo.completion import DONE, CompletionStream
+from services.echo.completion import CompletionStream
 
 
 def chunk(event: bytes) -> object:
@@ -12,7 +12,7 @@ def chunk(event: bytes) -> object:
     return json.loads(event.removeprefix(b"data: "))
 
 
-def test_an_event_is_one_chunk_object() -> None:
+def test_an_event_is_one_chunk_object_and_the_last_one_is_finished() -> None:
     events = CompletionStream("cmpl-1", 1_700_000_000, "echo")
     assert chunk(events.event("hi 0", last=False)) == {
         "id": "cmpl-1",
@@ -21,10 +21,6 @@ def test_an_event_is_one_chunk_object() -> None:
         "model": "echo",
         "choices": [{"index": 0, "text": "hi 0", "logprobs": None, "finish_reason": None}],
     }
-
-
-def test_only_the_last_event_is_finished() -> None:
-    events = CompletionStream("cmpl-1", 1_700_000_000, "echo")
     last = chunk(events.event("hi 1", last=True))
     assert isinstance(last, dict)
     assert last["choices"][0]["finish_reason"] == "stop"
@@ -36,7 +32,3 @@ def test_text_of_any_kind_stays_within_its_event() -> None:
         found = chunk(events.event(text, last=False))
         assert isinstance(found, dict)
         assert found["choices"][0]["text"] == text
-
-
-def test_done_is_what_clients_look_for() -> None:
-    assert DONE == b"data: [DONE]\n\n"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,18 @@ async def ranker(small_tables: None) -> AsyncIterator[Ranker]:
     made.close()
 
 
-class RecordingScorer:
-    """Keeps the row counts of each batch that a scorer is given."""
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The row counts of each batch that a scorer is given."""
+    seen: list[list[int]] = []
+    score = Scorer.score_now
 
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-        self.batches: list[list[int]] = []
+    def recorded(self: Scorer, blocks: Sequence[Rows]) -> list[npt.NDArray[np.float32]]:
+        seen.append([len(block.dense) for block in blocks])
+        return score(self, blocks)
 
-    async def score(self, blocks: list[Rows]) -> list[npt.NDArray[np.float32]]:
-        self.batches.append([len(block.dense) for block in blocks])
-        return await self._scorer.score(blocks)
-
-    def close(self) -> None:
-        self._scorer.close()
+    monkeypatch.setattr(Scorer, "score_now", recorded)
+    return seen
 
 
 # ------------------------------------------------------------------------------------------------------------ scoring
@@ -80,42 +79,15 @@ async def test_requests_of_any_size_together_score_as_they_do_alone(ranker: Rank
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-async def test_requests_that_arrive_together_share_a_batch(ranker: Ranker) -> None:
-    recording = ranker._scorer = RecordingScorer(ranker._scorer)  # type: ignore[assignment, arg-type]
+async def test_requests_share_batches_that_are_bounded_in_number_and_rows(
+    ranker: Ranker, batches: list[list[int]]
+) -> None:
+    batches.clear()
     await asyncio.gather(*(ranker.Rank(rank_request(32, seed), None) for seed in range(250)))
-    assert [len(batch) for batch in recording.batches] == [100, 100, 50]
-
-
-async def test_a_batch_is_bounded_in_rows(ranker: Ranker) -> None:
-    recording = ranker._scorer = RecordingScorer(ranker._scorer)  # type: ignore[assignment, arg-type]
-    sizes = [4096, 3000, 1000, 97, 1]
-    await asyncio.gather(*(ranker.Rank(rank_request(rows), None) for rows in sizes))
-    assert recording.batches == [[4096], [3000, 1000], [97, 1]]
-    assert all(sum(batch) <= MAX_BATCH_ROWS for batch in recording.batches)
-
-
-async def test_a_bad_request_fails_alone(ranker: Ranker) -> None:
-    bad = rank_request()
-    bad.sparse.CopyFrom(sparse_tensor(np.full((2, 26), 100_000, dtype=np.int64)))
-    good, refused = await asyncio.gather(
-        ranker.Rank(rank_request(), None), ranker.Rank(bad, None), return_exceptions=True
-    )
-    assert isinstance(good, RankReply)
-    assert isinstance(refused, BadRequest)
-
-
-async def test_a_request_that_is_cancelled_harms_no_other(ranker: Ranker) -> None:
-    calls = [asyncio.ensure_future(ranker.Rank(rank_request(8, seed), None)) for seed in range(3)]
-    await asyncio.sleep(0)
-    calls[1].cancel()
-    replies = await asyncio.gather(*calls, return_exceptions=True)
-    assert isinstance(replies[1], asyncio.CancelledError)
-    for seed in (0, 2):
-        reply = replies[seed]
-        assert isinstance(reply, RankReply)
-        np.testing.assert_allclose(
-            scores_of(reply), scores_of(await ranker.Rank(rank_request(8, seed), None)), atol=1e-6
-        )
+    assert [len(batch) for batch in batches] == [100, 100, 50]
+    batches.clear()
+    await asyncio.gather(*(ranker.Rank(rank_request(rows), None) for rows in (4096, 3000, 1000, 97, 1)))
+    assert batches == [[4096], [3000, 1000], [97, 1]]
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -14,6 +14,7 @@ from pierhead import BadRequest
 from services.recsys.ingress.rank_body import parse_rank_body
 
 FORM = 'an object {"dense": [[13 numbers], ...], "sparse": [[26 integers], ...]}'
+NO_JSON = f"body: expected JSON, {FORM}, found text that is not JSON"
 FLOAT32 = "a number that float32 can hold (at most 3.402823e+38 either way)"
 DENSE_ROW: list[Any] = [0.5] * 13
 SPARSE_ROW: list[Any] = list(range(26))
@@ -60,21 +61,12 @@ def test_rows_become_arrays() -> None:
         (body(dense=dense_with(True)), "dense[0][4]: expected a number, found true"),
         (body(dense=dense_with([1])), "dense[0][4]: expected a number, found a list of 1"),
         (body(dense=dense_with({})), "dense[0][4]: expected a number, found an object"),
-        (
-            body(dense=dense_with("x" * 100)),
-            'dense[0][4]: expected a number, found "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...',
-        ),
+        (body(dense=dense_with("x" * 100)), f'dense[0][4]: expected a number, found "{"x" * 39}...'),
         (body(dense=dense_with(float("nan"))), "dense[0][4]: expected a finite number, found NaN"),
         (body(dense=dense_with(float("inf"))), "dense[0][4]: expected a finite number, found Infinity"),
         (body(dense=dense_with(float("-inf"))), "dense[0][4]: expected a finite number, found -Infinity"),
-        (
-            body(dense=dense_with(1e39)),
-            f"dense[0][4]: expected {FLOAT32}, found 1e+39",
-        ),
-        (
-            body(dense=dense_with(10**400)),
-            f"dense[0][4]: expected {FLOAT32}, found an integer of more than 38 digits",
-        ),
+        (body(dense=dense_with(1e39)), f"dense[0][4]: expected {FLOAT32}, found 1e+39"),
+        (body(dense=dense_with(10**400)), f"dense[0][4]: expected {FLOAT32}, found an integer of more than 38 digits"),
         (body(sparse=sparse_with(100_000)), "sparse[0][4]: expected an integer from 0 to 99999, found 100000"),
         (body(sparse=sparse_with(-1)), "sparse[0][4]: expected an integer from 0 to 99999, found -1"),
         (body(sparse=sparse_with(10**30)), f"sparse[0][4]: expected an integer from 0 to 99999, found 1{'0' * 30}"),
@@ -87,10 +79,8 @@ def test_rows_become_arrays() -> None:
         (b"null", f"body: expected {FORM}, found null"),
         (b"{}", f"dense: missing; expected {FORM}"),
         (b'{"dense": [[1]]}', f"sparse: missing; expected {FORM}"),
-        (
-            b"",
-            f"body: expected JSON, {FORM}, found text that is not JSON: Expecting value: line 1 column 1 (char 0)",
-        ),
+        (b"", f"{NO_JSON}: Expecting value: line 1 column 1 (char 0)"),
+        (b"\xff", f"{NO_JSON}: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
         (b"[" * 100_000, f"body: expected {FORM}, found JSON that is nested too deeply"),
     ],
 )
@@ -98,11 +88,6 @@ def test_a_wrong_body_is_told_in_one_message(wrong: bytes, message: str) -> None
     with pytest.raises(BadRequest) as caught:
         parse_rank_body(wrong)
     assert str(caught.value) == message
-
-
-def test_bytes_that_are_no_text_are_refused() -> None:
-    with pytest.raises(BadRequest, match=r"^body: expected JSON, .*, found text that is not JSON: 'utf-8' codec"):
-        parse_rank_body(b'{"dense": "\xff\xfe\xfd"}')
 
 
 json_values = st.recursive(
