@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from controller.desired.answers import Answers
 from controller.desired.rollout import Tally
 from controller.model.observed import Observed
@@ -35,40 +37,31 @@ def test_what_a_version_answered_in_an_earlier_attempt_is_not_held_against_it() 
     assert book.of("v2") == Tally(5 + 30, 1 + 1)
 
 
-def test_too_little_to_compare_and_its_whole_life_counts() -> None:
+@pytest.mark.parametrize(
+    ("counts", "tally"),
+    [
+        ([(5000, 9), (5003, 9)], Tally(5003, 9)),
+        ([(500, 5), (600, 6), (40, 1), (70, 1)], Tally(170, 2)),
+        ([(0, 0), (200, 2), None], Tally(200, 2)),
+    ],
+    ids=["too few to compare: its whole life counts", "a count that began anew is added", "a replica that has left"],
+)
+def test_the_former_versions_answers(counts: list[tuple[int, int] | None], tally: Tally) -> None:
     book = Answers("v2", 0.0)
-    book.look([told(OLD, 5000, 9)], Observed())
-    book.look([told(OLD, 5003, 9)], Observed())
-    assert book.of("v1") == Tally(5003, 9)
-
-
-def test_replicas_that_have_left_stay_in_the_book() -> None:
-    book = Answers("v2", 0.0)
-    book.look([told(OLD, 0, 0)], Observed())
-    book.look([told(OLD, 200, 2)], Observed())
-    book.look([told(NEW, 1, 0)], Observed())
-    assert book.of("v1") == Tally(200, 2)
-
-
-def test_a_count_that_began_anew_is_added() -> None:
-    book = Answers("v2", 0.0)
-    for answered, errors in ((500, 5), (600, 6), (40, 1), (70, 1)):
-        book.look([told(OLD, answered, errors)], Observed())
-    assert book.of("v1") == Tally(170, 2)
+    for count in counts:
+        book.look([told(OLD, *count)] if count else [told(NEW, 1, 0)], Observed())
+    assert book.of("v1") == tally
 
 
 def test_haproxy_counts_where_the_image_does_not() -> None:
     book = Answers("v2", 0.0)
     for answered in (100, 150):
-        seen = Observed(routing=routing(replace(server(OLD), answered=answered, errors=2)))
-        book.look([OLD], seen)
+        book.look([OLD], Observed(routing=routing(replace(server(OLD), answered=answered, errors=2))))
     assert book.of("v1") == Tally(50, 0)
 
 
-def test_a_replica_that_stops_answering_keeps_what_it_said() -> None:
+def test_a_replica_that_stops_answering_keeps_its_counts() -> None:
     book = Answers("v2", 0.0)
-    edge = Observed(routing=routing(server(OLD)))
-    book.look([told(OLD, 100, 0)], edge)
-    book.look([told(OLD, 150, 0)], edge)
-    book.look([OLD], edge)
+    for seen in (told(OLD, 100, 0), told(OLD, 150, 0), OLD):
+        book.look([seen], Observed(routing=routing(server(OLD))))
     assert book.of("v1") == Tally(50, 0)

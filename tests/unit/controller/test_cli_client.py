@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import threading
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -16,7 +15,6 @@ from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
 from controller.loop import LOOK_LIMIT_S
 from controller.spec import compose
 from tests.harness.http_answers import sends, serving
-from tests.harness.waiting import PATIENCE_S
 
 
 def refusal(message: str) -> bytes:
@@ -40,7 +38,6 @@ def test_what_is_asked_for_and_with_what() -> None:
     ("status", "body", "kind", "words"),
     [
         (404, refusal("there is no service"), BadInput, "there is no service"),
-        (403, refusal("not from there"), BadInput, "not from there"),
         (502, refusal("the engine said no"), CommandError, "the engine said no"),
         (500, b"<html>", CommandError, "the API answered 500, without a reason"),
         (500, b"[]", CommandError, "the API answered 500, without a reason"),
@@ -55,7 +52,7 @@ def test_refusals(status: int, body: bytes, kind: type[CommandError], words: str
     assert words in str(caught.value)
 
 
-def test_what_works_in_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_has_just_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "POLL_S", 0.01)
     answers: list[tuple[int, bytes, dict[str, str]]] = [
         (503, refusal("just started"), {"Retry-After": "1"}),
@@ -69,34 +66,18 @@ def test_what_works_in_a_moment_is_asked_again(monkeypatch: pytest.MonkeyPatch) 
         assert not isinstance(caught.value, NotYet), "nobody said that it passes"
 
 
-def test_silence_is_told_from_refusal() -> None:
+def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(Unreachable, match="start the stack with `make up`"):
+        with pytest.raises(Unreachable, match=r"does not answer at .*start the stack with `make up`"):
             Client(url, timeout_s=0.1).get("/")
-    with pytest.raises(Unreachable, match="does not answer at"):
-        Client(url).get("/")
-
-
-def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
-    taken, ended = threading.Event(), threading.Event()
-
-    def answer(handler: BaseHTTPRequestHandler) -> None:
-        taken.set()
-        ended.wait()
-
-    with serving(answer) as url:
-        try:
-            for ask in (Client(url, change_timeout_s=0.2).post, Client(url, change_timeout_s=0.2).put):
-                with pytest.raises(Unreachable, match=r"has not answered within 0.2 s: it may have taken this") as late:
-                    ask("/api/v1/deploy", {})
-                assert "make up" not in str(late.value), "it runs"
-            assert taken.wait(PATIENCE_S)
-        finally:
-            ended.set()
-    with serving(lambda handler: None) as url, pytest.raises(Unreachable, match=r"\(.*\): it may have taken this"):
-        Client(url).post("/api/v1/deploy", {})
+        for ask in (Client(url, change_timeout_s=0.2).post, Client(url, change_timeout_s=0.2).put):
+            with pytest.raises(Unreachable, match=r"has not answered within 0.2 s: it may have taken this") as late:
+                ask("/api/v1/deploy", {})
+            assert "make up" not in str(late.value), "it runs"
     with pytest.raises(Unreachable, match="start the stack with `make up`"):
+        Client(url).post("/api/v1/deploy", {})
+    with serving(lambda handler: None) as url, pytest.raises(Unreachable, match=r"\(.*\): it may have taken this"):
         Client(url).post("/api/v1/deploy", {})
 
 
@@ -106,16 +87,7 @@ def test_a_change_is_waited_for_as_long_as_the_controller_may_take() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    [
-        "gpu-box:8100",
-        "http://[::1",
-        "http://:8100",
-        "http://gpu-box:8100\n",
-        "http://gpu box",
-        "http://gpu-box:x",
-        "http://gpu-box:99999",
-        "ftp://a",
-    ],
+    ["gpu-box:8100", "http://[::1", "http://:8100", "http://gpu-box\n", "http://gpu box", "http://a:99999", "ftp://a"],
 )
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(BadInput) as caught:

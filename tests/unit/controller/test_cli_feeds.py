@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cli.errors import BadInput
-from controller.cli.feeds import chosen, event_line, last_failure, leaves_a_gap, new_lines, readable, since_time, timed
+from controller.cli.feeds import chosen, event_line, last_failure, leaves_a_gap, new_lines, readable, since_time
 from tests.unit.controller.cli_documents import AT, event
 
 
@@ -23,19 +23,12 @@ def test_followed_logs_lose_no_line(log: list[str], seen: int, tail: int) -> Non
     assert len(fresh) <= max(len(log) - seen, 0) or not before
 
 
-def test_followed_logs_of_distinct_lines_are_exact() -> None:
-    log = [str(number) for number in range(20)]
-    assert new_lines(log[:10][-8:], log[:12][-8:]) == ["10", "11"]
+def test_new_lines_are_those_after_the_last_one_shown() -> None:
+    log = [(f"2026-01-31T18:00:0{number}.000000000Z", "tick") for number in range(9)]
+    assert new_lines(log[:5], log[3:7]) == log[5:7], "equal lines are told apart by their times"
     assert new_lines([], log) == log
     assert new_lines(log, log) == []
-    assert new_lines(log[:5], log[10:]) == log[10:], "more was logged than is shown at once"
-
-
-def test_followed_logs_of_equal_lines_are_told_apart_by_their_times() -> None:
-    log = [(f"2026-01-31T18:00:0{number}.000000000Z", "tick") for number in range(9)]
-    assert new_lines(log[:5], log[3:7]) == log[5:7]
-    assert new_lines(log[:5], []) == []
-    assert new_lines(log[:5], log[5:]) == log[5:]
+    assert new_lines(log[:3], log[5:]) == log[5:], "more was logged than is sent at once"
 
 
 def test_lines_that_were_not_sent_are_told() -> None:
@@ -44,10 +37,6 @@ def test_lines_that_were_not_sent_are_told() -> None:
     assert not leaves_a_gap(log[:5], log[6:], log[6:], after=5.0)
     assert not leaves_a_gap(log[:5], log[5:], log[4:], after=4.0)
     assert not leaves_a_gap([], log, log, after=0.0)
-
-
-def test_each_line_of_a_log_has_its_time() -> None:
-    assert timed({"lines": ["a"], "times": ["t"]}) == [("t", "a")]
 
 
 @pytest.mark.parametrize(
@@ -97,24 +86,19 @@ def test_an_event_on_its_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ago_s"),
-    [("90", 90), ("90s", 90), ("10m", 600), ("2h30m", 9000), ("1d", 86_400), ("1d2h3m4s", 93_784), ("0", 0)],
+    ("text", "since"),
+    [
+        *[("90", AT - 90), ("10m", AT - 600), ("2h30m", AT - 9000), ("1d2h3m4s", AT - 93_784), ("0", AT)],
+        *[("30000d", 0), ("99999999999999999d", 0), ("1960-01-01", 0)],  # the API takes no time before 1970
+        ("2026-01-31T18:00", datetime(2026, 1, 31, 18).timestamp()),  # noqa: DTZ001 - local is meant
+    ],
 )
-def test_a_time_ago(text: str, ago_s: int) -> None:
-    assert since_time(text, AT) == AT - ago_s
-
-
-@pytest.mark.parametrize("text", ["30000d", "99999999999999999d", "1960-01-01"])
-def test_before_all_times_is_from_the_first_one_on(text: str) -> None:
-    assert since_time(text, AT) == 0, "the API takes no time before"
-
-
-def test_a_time_of_day_is_local() -> None:
-    assert since_time("2026-01-31T18:00", AT) == datetime(2026, 1, 31, 18).timestamp()  # noqa: DTZ001 - local is meant
+def test_since_when(text: str, since: float) -> None:
+    assert since_time(text, AT) == since
 
 
 @pytest.mark.parametrize("text", ["", "soon", "10 m", "-5m", "m", "1m1h", "²m", "2026-13-01", "9" * 40])
-def test_what_is_no_time_is_told(text: str) -> None:
+def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"^--since: expected a time ago such as 10m"):
         since_time(text, AT)
 

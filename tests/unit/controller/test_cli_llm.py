@@ -33,27 +33,29 @@ def run(*arguments: str, code: int = 0, cwd: Path = ROOT, project: Path | None =
     return done.stdout if code == 0 else done.stderr
 
 
-def test_the_shortest_command_gives_a_gateway_and_a_service_with_a_gpu() -> None:
-    document = yaml.safe_load(run("--model", "Qwen/Qwen2.5-7B-Instruct"))
+def gpus_of(service: dict[str, Any]) -> int:
+    """How many GPUs a service of a compose file reserves for each replica."""
+    if "deploy" not in service:
+        return 0
+    return int(service["deploy"]["resources"]["reservations"]["devices"][0]["count"])
+
+
+def test_the_readmes_command_writes_a_gateway_and_a_service_with_a_gpu() -> None:
+    command = r"^\./pierhead llm build (?P<options>.*) > compose/apps/(?P<app>\w+)\.yaml\nmake up APPS=(?P=app)$"
+    shown = re.search(command, README, re.MULTILINE)
+    assert shown is not None
+    document = yaml.safe_load(run(*shown["options"].split()))
     gateway, service = (document["services"][name] for name in ("llm-gateway", "llm-qwen2-5-7b-instruct"))
     assert json.loads(gateway["environment"]["PIERHEAD_LLM_MODELS_OF_LLM_QWEN2_5_7B_INSTRUCT"]) == {
         "qwen2.5-7b-instruct": "llm-qwen2-5-7b-instruct"
     }
     assert gateway["x-serve"]["route"] == "/"
-    assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 1
+    assert gpus_of(service) == 1
+    assert service["x-serve"]["replicas"] == 2
     assert service["x-serve"]["llm"] == {
         "model_loading": {"model_id": "qwen2.5-7b-instruct", "model_source": "Qwen/Qwen2.5-7B-Instruct"}
     }
     assert service["scale"] == gateway["scale"] == 0
-
-
-def test_the_command_of_the_readme_writes_what_it_says() -> None:
-    command = r"^\./pierhead llm build (?P<options>.*) > compose/apps/(?P<app>\w+)\.yaml\nmake up APPS=(?P=app)$"
-    shown = re.search(command, README, re.MULTILINE)
-    assert shown is not None
-    service = yaml.safe_load(run(*shown["options"].split()))["services"]["llm-qwen2-5-7b-instruct"]
-    assert service["x-serve"]["replicas"] == 2
-    assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 1
 
 
 def test_every_option_arrives() -> None:
@@ -81,23 +83,26 @@ def test_every_option_arrives() -> None:
     }
     assert block["autoscale"] == {"min": 1, "max": 3, "target_ongoing_requests": 64}
     assert block["router"] == {"policy": "power_of_two"}
-    assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 4
+    assert gpus_of(service) == 4
     assert service["shm_size"] == "16gb"
 
 
-def test_a_model_for_the_cpu_asks_for_no_gpu() -> None:
-    document = yaml.safe_load(run("--model", "/models/small", "--gpus", "0"))
-    assert "deploy" not in document["services"]["llm-small"]
+@pytest.mark.parametrize(
+    ("options", "reserved"),
+    [
+        ("", 1),
+        ("--gpus 0", 0),
+        ("--engine mock", 0),
+        ("--engine mock --gpus 1", 1),
+        ("--engine openai --engine-arg base_url=http://sglang:30000", 0),
+    ],
+)
+def test_gpus_are_reserved_where_the_engine_or_the_user_wants_them(options: str, reserved: int) -> None:
+    document = yaml.safe_load(run("--model", "/models/small", *options.split()))
+    assert gpus_of(document["services"]["llm-small"]) == reserved
 
 
-@pytest.mark.parametrize("engine", [["openai", "--engine-arg", "base_url=http://sglang:30000"], ["mock"]])
-def test_what_needs_no_gpu_reserves_none(engine: list[str]) -> None:
-    assert "deploy" not in yaml.safe_load(run("--model", "m", "--engine", *engine))["services"]["llm-m"]
-    written = yaml.safe_load(run("--model", "m", "--engine", *engine, "--gpus", "1"))
-    assert "deploy" in written["services"]["llm-m"], "who asks for one gets it"
-
-
-def test_what_compose_would_take_for_a_variable_arrives_as_it_is(tmp_path: Path) -> None:
+def test_what_compose_would_take_for_a_variable_arrives_as_it_is() -> None:
     template = "{% for $x in y %} ${HOME} $$ {% endfor %}"
     written = run("--model", "/m/q", "--engine-arg", f"chat_template={template}", "--lora", "/ad$HOME")
     llm = yaml.safe_load(written)["services"]["llm-q"]["x-serve"]["llm"]
@@ -105,64 +110,48 @@ def test_what_compose_would_take_for_a_variable_arrives_as_it_is(tmp_path: Path)
     assert llm["lora"]["dynamic_lora_loading_path"] == "/ad$$HOME"
 
 
-def test_a_file_is_not_written_over_unless_that_is_meant(tmp_path: Path) -> None:
-    file = tmp_path / "apps" / "qwen.yaml"
-    file.parent.mkdir()
-    told = run("--model", "/models/qwen", "--file", str(file))
-    assert told == f"{file}: service llm-qwen serves qwen. Start it: make up APPS=qwen\n"
-    before = file.read_text()
-    assert f"--file: {file} is there already" in run("--model", "/models/other", "--file", str(file), code=2)
-    assert file.read_text() == before
-    run("--model", "/models/other", "--file", str(file), "--force")
-    assert "/models/other" in file.read_text()
-
-
-def test_a_file_is_named_as_the_controller_will_find_it(tmp_path: Path) -> None:
+def test_a_file_is_written_where_the_controller_finds_it_and_over_another_only_with_force(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     apps, mine = clone / "compose" / "apps", clone / "mine" / "apps"
     for directory in (apps, mine):
         directory.mkdir(parents=True)
     (apps / "away.yaml").symlink_to(tmp_path / "away.yaml")
-    assert run("--model", "/m/q", "--file", "q.yaml", cwd=apps, project=clone).endswith("Start it: make up APPS=q\n")
-    told = run("--model", "/m/q", "--file", str(mine / "q.yaml"), project=clone)
-    assert told.endswith("Start it: add mine/apps/q.yaml to COMPOSE_FILE in .env, then make up\n")
+    said = run("--model", "/m/q", "--file", "q.yaml", cwd=apps, project=clone)
+    assert said == "q.yaml: service llm-q serves q. Start it: make up APPS=q\n"
+    before = (apps / "q.yaml").read_text()
+    assert "--file: q.yaml is there already" in run("--model", "/m/r", "--file", "q.yaml", code=2, cwd=apps)
+    assert (apps / "q.yaml").read_text() == before
+    run("--model", "/m/r", "--file", "q.yaml", "--force", cwd=apps)
+    assert "/m/r" in (apps / "q.yaml").read_text()
+    said = run("--model", "/m/q", "--file", str(mine / "q.yaml"), project=clone)
+    assert said.endswith("Start it: add mine/apps/q.yaml to COMPOSE_FILE in .env, then make up\n")
     for outside in (tmp_path / "q.yaml", apps / "away.yaml"):
-        told = run("--model", "/m/q", "--file", str(outside), code=2, project=clone)
-        assert f"--file: {outside} is outside of the clone, {clone}, and the controller sees only that" in told
+        said = run("--model", "/m/q", "--file", str(outside), code=2, project=clone)
+        assert f"--file: {outside} is outside of the clone, {clone}, and the controller sees only that" in said
         assert not outside.exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("options", "words"),
     [
-        (["--model", "./qwen"], "model_loading.model_source: expected a directory inside the container"),
-        (["--model", "/m/q", "--engine", "VLLM"], 'engine: expected "vllm", "openai", "mock", or an import path'),
-        (["--model", "/m/q", "--engine", "nonsense"], 'engine: expected "vllm", "openai", "mock", or an import path'),
-        (["--model", "/m/q", "--engine", "openai"], "x-serve.llm.engine_kwargs.base_url: expected the address of the"),
-        (["--model", "/m/q", "--engine-arg", "max_model_len"], "--engine-arg: expected KEY=VALUE"),
-        (["--model", "/m/q", "--policy", "nearest"], "x-serve.router.policy: expected one of"),
-        (["--model", "/m/q", "--replicas", "4", "--max-replicas", "2"], "x-serve.autoscale.max: expected an integer"),
-        (["--model", "/m/q", "--service", "My_Service"], "expected a service name of lower-case letters"),
-        (
-            ["--model", "/m/q", "--service", "llm-gateway"],
-            "expected another name, as the gateway of the app has this one",
-        ),
-        (["--model", "/m/q", "--engine-arg", "a-b=1", "--engine-arg", "a_b=2"], "--engine-arg: a_b is given twice"),
-        (["--model", "/m/gateway"], "expected another name, as the gateway of the app has this one"),
+        ("--model ./qwen", "model_loading.model_source: expected a directory inside the container"),
+        ("--model /m/q --engine VLLM", 'engine: expected "vllm", "openai", "mock", or an import path'),
+        ("--model /m/q --engine openai", "x-serve.llm.engine_kwargs.base_url: expected the address of the"),
+        ("--model /m/q --engine-arg max_model_len", "--engine-arg: expected KEY=VALUE"),
+        ("--model /m/q --engine-arg a-b=1 --engine-arg a_b=2", "--engine-arg: a_b is given twice"),
+        ("--model /m/q --policy nearest", "x-serve.router.policy: expected one of"),
+        ("--model /m/q --replicas 4 --max-replicas 2", "x-serve.autoscale.max: expected an integer"),
+        ("--model /m/q --service My_Service", "expected a service name of lower-case letters"),
+        ("--model /m/gateway", "expected another name, as the gateway of the app has this one"),
     ],
 )
-def test_what_the_controller_would_refuse_is_not_written(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_what_the_controller_would_refuse_is_not_written(tmp_path: Path, options: str, words: str) -> None:
     file = tmp_path / "app.yaml"
-    assert words in run(*arguments, "--file", str(file), code=2)
+    assert words in run(*options.split(), "--file", str(file), code=2)
     assert not file.exists()
 
 
 def test_two_services_cannot_have_one_model() -> None:
-    def service() -> dict[str, Any]:
-        return llm_service(LLMConfig(model_loading=ModelLoading(model_id="qwen")))
-
-    assert set(llm_app({"a": service()})["services"]) == {"llm-gateway", "a"}
+    first, second = (llm_service(LLMConfig(model_loading=ModelLoading(model_id="qwen"))) for _ in range(2))
     with pytest.raises(ValueError, match='model "qwen": expected one service for each model, found a and b'):
-        llm_app({"a": service(), "b": service()})
-    with pytest.raises(ValueError, match='service "llm-gateway": expected another name'):
-        llm_app({"llm-gateway": service()})
+        llm_app({"a": first, "b": second})

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from pierhead import Unavailable
 from pierhead.llm.v1.llm_pb2 import LLMRequest, Operation, OperationDone
 from pierhead.llm_config import LLMConfig, ModelLoading
@@ -35,13 +36,18 @@ class Replica:
         self._held = held
         self.address = ""
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    async def start(self) -> grpc.aio.Server:
         operate = grpc.unary_unary_rpc_method_handler(
             self._operate,
             request_deserializer=Operation.FromString,
             response_serializer=OperationDone.SerializeToString,
         )
-        return grpc.method_handlers_generic_handler("pierhead.llm.v1.LLMServer", {"Operate": operate})
+        handler = grpc.method_handlers_generic_handler("pierhead.llm.v1.LLMServer", {"Operate": operate})
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((handler,))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        return server
 
     async def _operate(self, request: Operation, context: Any) -> OperationDone:
         self.asked.append(request)
@@ -59,13 +65,9 @@ Start = Callable[[Replica], Any]
 async def start() -> AsyncIterator[Start]:
     servers = []
 
-    async def start(servicer: Replica) -> Replica:
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((servicer.handler(),))
-        servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        servers.append(server)
-        return servicer
+    async def start(replica: Replica) -> Replica:
+        servers.append(await replica.start())
+        return replica
 
     yield start
     for server in servers:
@@ -77,10 +79,9 @@ class Api:
 
     def __init__(self) -> None:
         self.service: dict[str, Any] = {}
+        self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
-        if request.match_info["name"] != "llm-qwen":
-            return web.json_response({"error": {"message": "there is no service of that name"}}, status=404)
         return web.json_response(self.service)
 
     def has(self, *replicas: dict[str, Any], **changes: Any) -> None:
@@ -91,20 +92,17 @@ class Api:
 async def api() -> AsyncIterator[Api]:
     made = Api()
     app = web.Application()
-    app.router.add_get("/api/v1/services/{name}", made.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"  # type: ignore[attr-defined]
-    yield made
-    await runner.cleanup()
+    app.router.add_get("/api/v1/services/llm-qwen", made.answer)
+    async with TestServer(app) as server:
+        made.url = str(server.make_url("")).rstrip("/")
+        yield made
 
 
 async def run(api: Api, *arguments: str) -> tuple[int, str, str]:
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "PATH": "/usr/bin:/bin"}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "controller.cli", "llm", *arguments),
-        env=environment | {"PIERHEAD_API_URL": api.url},  # type: ignore[attr-defined]
+        env=environment | {"PIERHEAD_API_URL": api.url},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd="/",
@@ -120,28 +118,24 @@ async def test_every_ready_replica_is_asked(api: Api, start: Start) -> None:
     api.has(replica("p-llm-1", address=one.address), replica("p-llm-2", address=two.address), starting)
     code, told, problem = await run(api, "sleep", "llm-qwen", "--level", "2")
     assert (code, problem) == (0, "")
-    header, *lines = told.splitlines()
-    assert header.split() == ["REPLICA", "ADDRESS", "SLEEP"]
-    assert [line.split() for line in lines] == [
+    assert [line.split() for line in told.splitlines()] == [
+        ["REPLICA", "ADDRESS", "SLEEP"],
         ["p-llm-1", one.address, "done"],
         ["p-llm-2", two.address, "done"],
     ]
-    for asked in (one.asked, two.asked):
-        assert asked == [Operation(sleep=Operation.Sleep(level=2))]
-
-
-async def test_wake_and_reset_are_asked_for(api: Api, start: Start) -> None:
-    one = await start(Replica())
+    assert one.asked == two.asked == [Operation(sleep=Operation.Sleep(level=2))]
     api.has(replica("p-llm-1", address=one.address))
     code, told, _ = await run(api, "wake", "llm-qwen", "-o", "json")
-    assert code == 0
-    assert json.loads(told) == {
-        "service": "llm-qwen",
-        "operation": "wake",
-        "replicas": [{"name": "p-llm-1", "address": one.address, "done": True, "message": ""}],
-    }
+    assert (code, json.loads(told)) == (
+        0,
+        {
+            "service": "llm-qwen",
+            "operation": "wake",
+            "replicas": [{"name": "p-llm-1", "address": one.address, "done": True, "message": ""}],
+        },
+    )
     assert (await run(api, "reset-prefix-cache", "llm-qwen"))[0] == 0
-    assert [each.WhichOneof("what") for each in one.asked] == ["wake", "reset_prefix_cache"]
+    assert [each.WhichOneof("what") for each in one.asked[1:]] == ["wake", "reset_prefix_cache"]
 
 
 async def test_a_replica_of_a_language_model_sleeps_and_wakes(api: Api, tmp_path: Path) -> None:
@@ -169,18 +163,14 @@ async def test_one_that_refuses_says_why_and_the_others_do_it(api: Api, start: S
     assert len(two.asked) == 1
 
 
-async def test_one_that_cannot_be_reached_says_where(api: Api, free: str) -> None:
-    api.has(replica("p-llm-1", address=free))
-    code, told, problem = await run(api, "wake", "llm-qwen")
+async def test_one_that_does_not_answer_says_why(api: Api, start: Start) -> None:
+    nowhere = f"127.0.0.1:{free_port()}"
+    api.has(replica("p-llm-1", address=nowhere))
+    code, _, problem = await run(api, "wake", "llm-qwen")
     assert code == 1
-    assert free in told
-    assert "the controller's container" in problem
-
-
-async def test_one_that_does_not_answer_in_time(api: Api, start: Start) -> None:
+    assert f"({nowhere} is reached from the controller's container: run the command there)" in problem
     held = asyncio.Event()
-    one = await start(Replica(held=held))
-    api.has(replica("p-llm-1", address=one.address))
+    api.has(replica("p-llm-1", address=(await start(Replica(held=held))).address))
     code, told, _ = await run(api, "wake", "llm-qwen", "--timeout", "0.5")
     held.set()
     assert code == 4
@@ -190,19 +180,8 @@ async def test_one_that_does_not_answer_in_time(api: Api, start: Start) -> None:
 async def test_what_cannot_be_asked_for(api: Api) -> None:
     api.has(replica("p-llm-1", "STARTING"))
     code, _, problem = await run(api, "wake", "llm-qwen")
-    assert (code, problem) == (
-        1,
-        "llm-qwen has no ready replica to wake; `pierhead why llm-qwen` says why\n",
-    )
-    assert (await run(api, "wake", "nobody"))[::2] == (2, "there is no service of that name\n")
-    assert (await run(api, "sleep", "llm-qwen", "--level", "3"))[0] == 2
+    assert (code, problem) == (1, "llm-qwen has no ready replica to wake; `pierhead why llm-qwen` says why\n")
     api.has(replica("p-llm-1"), protocol="http")
     code, _, problem = await run(api, "wake", "llm-qwen")
     assert code == 2
     assert "is no language model" in problem
-
-
-@pytest.fixture
-def free() -> str:
-    """An address that nobody listens at."""
-    return f"127.0.0.1:{free_port()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -10,8 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from controller.cli import prometheus
-from controller.cli.prometheus import Reading, Traffic, address, expression, parse, read
+from controller.cli.prometheus import Traffic, address, expression, read
 from tests.harness.http_answers import sends, serving
 
 ANSWER = {
@@ -51,12 +51,7 @@ def test_one_query_gives_everything() -> None:
     [
         (200, b"<html>", "is not Prometheus"),
         (200, b"[]", "is not Prometheus"),
-        (200, b'{"data": {"result": [{"metric": {}}]}}', "is not Prometheus"),
-        (
-            200,
-            b'{"data": {"result": [{"metric": {"service": "a", "what": "x"}, "value": [1, "1"]}]}}',
-            "not Prometheus",
-        ),
+        (200, b'{"data": {"result": [{"metric": {"service": "a", "what": "x"}, "value": [1, "1"]}]}}', "not Prometh"),
         (503, b"starting", "answered 503"),
     ],
 )
@@ -67,39 +62,26 @@ def test_answers_that_are_none(status: int, body: bytes, words: str) -> None:
     assert reading.services == {}
 
 
-def test_a_prometheus_that_hangs_is_not_waited_for() -> None:
-    release = threading.Event()
-
-    def hang(handler: BaseHTTPRequestHandler) -> None:
-        release.wait(20)
-        handler.close_connection = True
-
-    with serving(hang) as url:
-        reading = read(url, timeout_s=0.1)
-        release.set()
-    assert "does not answer" in reading.problem or "did not answer" in reading.problem
-
-
 def test_a_name_that_takes_for_ever_to_look_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
-    def look_up(*arguments: Any) -> Reading:
+    def look_up(*arguments: Any, **options: Any) -> None:
         release.wait(20)
-        return Reading()
+        raise OSError("no such name")
 
-    monkeypatch.setattr(prometheus, "_ask", look_up)
-    assert (
-        "did not answer at http://prometheus:9090 within 0.01 s" in read("http://prometheus:9090", "1m", 0.01).problem
-    )
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    reading = read("http://prometheus:9090", "1m", 0.01)
     release.set()
+    assert "did not answer at http://prometheus:9090 within 0.01 s" in reading.problem
 
 
-def test_nobody_there() -> None:
+def test_without_an_answer_the_reason_is_named() -> None:
     with serving(lambda handler: None) as url:
         pass
     assert f"does not answer at {url} (" in read(url).problem
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        assert "not answer" in read(f"http://127.0.0.1:{mute.getsockname()[1]}", timeout_s=0.1).problem
     assert "does not say where Prometheus is" in read("").problem
-    assert "expected http://host:port, found 'prometheus'" in read("prometheus").problem
 
 
 def test_where_prometheus_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +92,3 @@ def test_where_prometheus_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address() == "", "the stack's own name means nothing elsewhere"
     monkeypatch.setenv("PIERHEAD_PROMETHEUS_URL", "http://gpu-box:9090/")
     assert address() == "http://gpu-box:9090"
-
-
-def test_parsing_is_strict() -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        parse({"status": "error"})

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from rich.console import RenderableType
 
 from controller.cli import tables, top
-from controller.cli.obstacles import obstacles
 from controller.cli.output import plain
 from controller.cli.prometheus import Reading, Traffic
-from controller.cli.rows import age, rate, seconds, version, who_decides
+from controller.cli.rows import age, rate, seconds, who_decides
 from controller.cli.why import Case
 from controller.cli.why import page as why_page
 from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, replica, rolling, row, settled
@@ -186,15 +185,19 @@ def test_why_of_a_crash_loop_has_the_log() -> None:
         replicas=[replica("p-web-1", "STARTING", message="not ready yet: 503 from :9100/readyz")],
     )
     failed = event("p-web-0: exited by itself with code 1; its last log lines:\nTraceback\nboom", "replica_failed")
-    found = case(failing, failed)
-    assert [obstacle.words for obstacle in obstacles(failing)] == [
-        "could not start p-web-2 3 times, next try in 12 s: no space left",
-        "a replica failed 4 times in a row, last 12 s ago: exited by itself with code 1; last line: boom",
-        "p-web-1: not ready yet: 503 from :9100/readyz",
-    ]
-    text = shown(why_page(found, 200), 200)
+    text = shown(why_page(case(failing, failed), 200), 200)
     assert (
-        "Last failure\n  30 s ago: p-web-0: exited by itself with code 1; its last log lines:\n    | Traceback\n"
+        picture("""
+        What is in the way
+          could not start p-web-2 3 times, next try in 12 s: no space left
+          a replica failed 4 times in a row, last 12 s ago: exited by itself with code 1; last line: boom
+          p-web-1: not ready yet: 503 from :9100/readyz
+
+        Last failure
+          30 s ago: p-web-0: exited by itself with code 1; its last log lines:
+            | Traceback
+            | boom
+        """)
         in text
     )
     assert "(2 more lines)" in text
@@ -208,72 +211,62 @@ def test_why_of_a_healthy_service_is_short() -> None:
     assert "Last failure" not in text
 
 
-def test_why_of_a_rollout_says_how_to_end_it() -> None:
-    text = shown(why_page(case(rolling()), 120), 120)
-    assert "1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready, for 60 s" in text
-    assert "`pierhead abort ranker` ends it" in text
-
-
 @pytest.mark.parametrize(
     ("phase", "offered"),
     [("WAITING", ["abort"]), ("BAKING", ["abort", "promote"]), ("ROLLING", ["abort"]), ("ROLLING_BACK", [])],
 )
-def test_why_offers_what_the_controller_would_take(phase: str, offered: list[str]) -> None:
+def test_why_of_a_rollout_offers_what_the_controller_would_take(phase: str, offered: list[str]) -> None:
     text = shown(why_page(case(rolling(phase=phase)), 120), 120)
+    assert f"1a2b3c4d -> 9f8e7d6c {phase}: 1 of 2 ready, for 60 s" in text
     assert [way for way in ("abort", "promote") if f"pierhead {way} ranker" in text] == offered
 
 
 POLICY = {"min": 1, "max": 8, "target": 2, "load": 0.0, "wanted": 2, "paused": False, "basis": "", "problem": ""}
+PAUSED = "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web auto`"
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("override", "autoscale", "words"),
     [
-        ({}, "the compose files say so"),
-        ({"override": 4}, "set by scale; the compose files say 2 (`pierhead scale web auto` goes back to them)"),
+        (None, {}, "the compose files say so"),
+        (4, {}, "set by scale; the compose files say 2 (`pierhead scale web auto` goes back to them)"),
         (
-            {"autoscale": {**POLICY, "load": 44.25, "wanted": 3}},
+            None,
+            {"load": 44.25, "wanted": 3},
             "the autoscaler decides, 1 to 8; the load is 44.2 requests, which are for 3 replicas if they last",
         ),
         (
-            {"override": 4, "autoscale": {**POLICY, "target": 4, "load": 1, "wanted": 1, "paused": True}},
-            (
-                "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web auto`; "
-                "the load is 1.0 requests, which are for 1 replicas"
-            ),
+            4,
+            {"target": 4, "load": 1, "wanted": 1, "paused": True},
+            f"{PAUSED}; the load is 1.0 requests, which are for 1 replicas",
         ),
         (
-            {"autoscale": {**POLICY, "problem": "demand.py:3: KeyError: 'x'"}},
-            (
-                "the autoscaler decides, 1 to 8; its policy gives no number: demand.py:3: KeyError: 'x'; "
-                "2 are held meanwhile"
-            ),
+            None,
+            {"problem": "KeyError: 'x'"},
+            "the autoscaler decides, 1 to 8; its policy gives no number: KeyError: 'x'; 2 are held meanwhile",
         ),
         (
-            {"override": 4, "autoscale": {**POLICY, "paused": True, "problem": "Prometheus does not answer"}},
-            (
-                "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web auto`; "
-                "its policy gives no number: Prometheus does not answer"
-            ),
+            4,
+            {"paused": True, "problem": "Prometheus does not answer"},
+            f"{PAUSED}; its policy gives no number: Prometheus does not answer",
         ),
         (
-            {"autoscale": {**POLICY, "wanted": 3, "basis": "demand:want asks for 3"}},
+            None,
+            {"wanted": 3, "basis": "demand:want asks for 3"},
             "the autoscaler decides, 1 to 8; demand:want asks for 3; 3 replicas if that lasts",
         ),
-        (
-            {"autoscale": {**POLICY, "basis": "the query gives 12"}},
-            "the autoscaler decides, 1 to 8; the query gives 12",
-        ),
+        (None, {"basis": "the query gives 12"}, "the autoscaler decides, 1 to 8; the query gives 12"),
     ],
 )
-def test_who_decides_how_many(changes: dict[str, Any], words: str) -> None:
-    assert who_decides(row(**changes)) == words
+def test_who_decides_how_many(override: int | None, autoscale: dict[str, Any], words: str) -> None:
+    decided = row(override=override, autoscale={**POLICY, **autoscale} if autoscale else None)
+    assert who_decides(decided) == words
 
 
 # ------------------------------------------------------------------------------------------------- top, gpus, routes
 
 
-def test_top_shows_traffic() -> None:
+def test_top_shows_traffic_and_without_prometheus_the_rest() -> None:
     text = shown(top.page(document(row(), ranker(), gpus=GPUS), TRAFFIC, 80), 80)
     assert text.splitlines()[0].endswith(": 3 of 4 replicas ready, 1 of 1 GPUs held")
     assert (
@@ -284,15 +277,12 @@ def test_top_shows_traffic() -> None:
         """)
         in text
     )
-
-
-def test_top_without_prometheus_says_so_and_shows_the_rest() -> None:
     text = shown(top.page(document(row()), Reading(problem="Prometheus does not answer"), 80), 80)
     assert "web      HEALTHY  2/2    0          0        -      -    -" in text
     assert "no rates and quantiles: Prometheus does not answer" in text
 
 
-def test_gpus_with_memory_and_slots_where_they_are_told() -> None:
+def test_gpus_with_memory_and_slots_where_they_are_known() -> None:
     shared = gpu(
         UUID,
         name="H100",
@@ -302,43 +292,32 @@ def test_gpus_with_memory_and_slots_where_they_are_told() -> None:
         slots=[{"replica": "p-ranker-1", "amount": "24 GiB"}, {"replica": "p-echo-1", "amount": "16 GiB"}],
     )
     foreign = {**shared, "uuid": "MIG-1", "name": "", "slots": [], "used_bytes": None}
-    told = document(gpus=[shared, foreign], gpu_memory_problem="nvidia-smi does not answer")
-    assert shown(tables.gpus(told, 200), 200) == picture(f"""
+    faulty = gpu("GPU-2", fault="Xid 79", memory_bytes=80 * 2**30, free_bytes=80 * 2**30)
+    found = document(gpus=[shared, foreign, faulty], gpu_memory_problem="nvidia-smi does not answer")
+    assert shown(tables.gpus(found, 200), 200) == picture(f"""
         GPU                                       KIND  MEMORY    IN USE    FREE      HELD BY
         {UUID}  H100  80.0 GiB  20.5 GiB  40.0 GiB  p-ranker-1 (24 GiB), p-echo-1 (16 GiB)
         MIG-1                                     -     80.0 GiB  -         40.0 GiB  other processes
+        GPU-2                                     -     80.0 GiB  -         80.0 GiB  nobody (not used: Xid 79)
         nvidia-smi does not answer
         """)
-    assert shown(tables.gpus(document(gpus=[*GPUS, gpu("GPU-2")]), 200), 200) == (
-        picture(f"""
-        GPU                                       KIND  HELD BY
-        {UUID}  H100  p-ranker-1a2b3c4d-1
-        GPU-2                                     -     free
-        """)
-    )
+    assert "GPU-2         -     free\n" in shown(tables.gpus(document(gpus=[*GPUS, gpu("GPU-2")]), 80), 80)
     assert "knows no GPU" in shown(tables.gpus(document(), 80), 80)
 
 
 def server(name: str, **changes: Any) -> dict[str, Any]:
-    plain = {"name": name, "address": "172.18.0.7:8080", "state": "ready", "up": True, "sessions": 3, "queued": 0}
-    return {**plain, **changes}
+    plain = {"state": "ready", "up": True, "weight": 1, "sessions": 3, "queued": 0}
+    return {"name": name, "address": "172.18.0.7:8080", **plain, **changes}
 
 
 def route(match: str, service: str, *servers: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    plain = {
-        "protocol": "http" if match.startswith("/") else "grpc",
-        "match": match,
-        "service": service,
-        "strip_prefix": False,
-        "in_haproxy": True,
-        "queued": 0,
-        "servers": list(servers),
-    }
-    return {**plain, **changes}
+    protocol = "http" if match.startswith("/") else "grpc"
+    plain = {"strip_prefix": False, "in_haproxy": True, "queued": 0, "servers": list(servers)}
+    return {"protocol": protocol, "match": match, "service": service, **plain, **changes}
 
 
 def test_routes_and_the_servers_behind_them() -> None:
-    web = (server("p-web-1", weight=1), server("p-web-2", up=False, sessions=0, weight=1))
+    web = (server("p-web-1"), server("p-web-2", up=False, sessions=0))
     listed = [
         route("/web", "web", *web, queued=4),
         route("p.v1.Web", "web", *web, queued=4),
@@ -365,23 +344,10 @@ def test_routes_of_a_haproxy_that_is_away() -> None:
 
 
 def test_revisions() -> None:
+    new = {"version": "9f8e7d6c", "image": "pierhead/web:latest", "image_id": "sha256:0123456789abcdef"}
     listed = [
-        {
-            "version": "9f8e7d6c",
-            "image": "pierhead/web:latest",
-            "image_id": "sha256:0123456789abcdef",
-            "first_at": AT - 300,
-            "current": True,
-            "stable": False,
-        },
-        {
-            "version": "1a2b3c4d",
-            "image": "",
-            "image_id": "",
-            "first_at": AT - 7200,
-            "current": False,
-            "stable": True,
-        },
+        {**new, "first_at": AT - 300, "current": True, "stable": False},
+        {"version": "1a2b3c4d", "image": "", "image_id": "", "first_at": AT - 7200, "current": False, "stable": True},
     ]
     assert shown(tables.revisions({"service": "web", "revisions": listed}, AT, 80), 80) == picture("""
         VERSION   AGE    IMAGE                IMAGE ID      NOW
@@ -392,10 +358,6 @@ def test_revisions() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- cells
-
-
-def test_a_version_that_is_not_known() -> None:
-    assert version(row(version=None)) == "-"
 
 
 def test_figures() -> None:

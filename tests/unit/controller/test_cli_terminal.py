@@ -11,7 +11,6 @@ import pty
 import re
 import struct
 import termios
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, cast
@@ -26,7 +25,7 @@ from controller.cli.progress import Progress
 from controller.cli.wait import Part, Verdict
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control
-from tests.unit.controller.test_cli import Command, served
+from tests.unit.controller.test_cli import COMMAND, Command, served
 from tests.unit.controller.worlds import service
 
 
@@ -35,80 +34,48 @@ def control(tmp_path: Path) -> Control:
     return Control.of(tmp_path, service("web"), service("api", replicas=1))
 
 
-class Terminal:
-    """A command on a terminal of 80 columns, and what it has written there."""
-
-    def __init__(self, reader: asyncio.StreamReader, process: asyncio.subprocess.Process) -> None:
-        self._reader = reader
-        self._process = process
-
-    async def ended(self) -> tuple[int, str]:
-        """Exit code and everything that was written."""
-        written = b""
-        async with asyncio.timeout(30):
-            with contextlib.suppress(OSError):  # how Linux says that the terminal's last writer has gone
-                while chunk := await self._reader.read(4096):
-                    written += chunk
-            return await self._process.wait(), written.decode().replace("\r\n", "\n")
-
-
-@contextlib.asynccontextmanager
-async def on_a_terminal(pierhead: Command, *arguments: str, **environment: str) -> AsyncIterator[Terminal]:
+async def on_a_terminal(pierhead: Command, *arguments: str, **environment: str) -> str:
+    """What a command that succeeds writes to a terminal of 80 columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     env = {**pierhead.environment(), "TERM": "xterm", **environment}
     for name in ("COLUMNS", "LINES", *(["NO_COLOR"] if "NO_COLOR" not in environment else [])):
         env.pop(name, None)
-    process = await pierhead.begin_with(*arguments, env=env, stream=theirs)
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd="/"
+    )
     os.close(theirs)
     reader = asyncio.StreamReader()
+    written = b""
     with os.fdopen(ours, "rb", buffering=0) as file:
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), file
         )
-        try:
-            yield Terminal(reader, process)
-        finally:
-            transport.close()
+        async with asyncio.timeout(30):
+            with contextlib.suppress(OSError):  # how Linux says that the terminal's last writer has gone
+                while chunk := await reader.read(4096):
+                    written += chunk
+            assert await process.wait() == 0
+        transport.close()
+    return written.decode().replace("\r\n", "\n")
 
 
-async def test_colours_are_for_terminals_and_not_with_no_color(control: Control) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
-        async with on_a_terminal(pierhead, "status") as terminal:
-            code, written = await terminal.ended()
-        assert code == 0
-        assert "\x1b[32mHEALTHY" in written
-        async with on_a_terminal(pierhead, "status", NO_COLOR="1") as terminal:
-            code, written = await terminal.ended()
-        assert "\x1b[3" not in written
-        assert max(len(re.sub(r"\x1b\[\d*m", "", line)) for line in written.splitlines()) <= 80
-        assert "\x1b" not in (await pierhead("status")).out
-
-
-async def test_pictures_replace_each_other(control: Control) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
-        async with on_a_terminal(pierhead, "top", "-n", "2", "--interval", "0.2") as terminal:
-            code, written = await terminal.ended()
-        assert code == 0
-        assert written.count("replicas ready") >= 2
-        assert "\x1b[1A" in written, "the cursor goes up to draw again"
-
-
-async def test_a_traceback_in_a_log_is_lines_for_people_and_json_in_a_pipe(control: Control) -> None:
+async def test_what_is_for_terminals_only(control: Control) -> None:
     line = '{"level": "error", "logger": "a", "message": "no", "error": "Traceback\\nValueError"}'
     control.engine.behaviours["api"] = Behaviour(output=f"{line}\n")
     async with served(control) as pierhead:
+        await control.settled("web", 2)
         await control.settled("api", 1)
-        async with on_a_terminal(pierhead, "logs", "api") as terminal:
-            code, written = await terminal.ended()
-        assert code == 0
-        assert [shown.split(" | ")[1] for shown in written.splitlines()] == [
-            "ERROR   a no",
-            "  Traceback",
-            "  ValueError",
-        ]
+        assert "\x1b[32mHEALTHY" in await on_a_terminal(pierhead, "status")
+        written = await on_a_terminal(pierhead, "status", NO_COLOR="1")
+        assert "\x1b[3" not in written
+        assert max(len(re.sub(r"\x1b\[\d*m", "", line)) for line in written.splitlines()) <= 80
+        assert "\x1b" not in (await pierhead("status")).out
+        written = await on_a_terminal(pierhead, "top", "-n", "2", "--interval", "0.2")
+        assert written.count("replicas ready") >= 2
+        assert "\x1b[1A" in written, "the cursor goes up to draw again"
+        logged = (await on_a_terminal(pierhead, "logs", "api")).splitlines()
+        assert [shown.split(" | ")[1] for shown in logged] == ["ERROR   a no", "  Traceback", "  ValueError"]
         assert (await pierhead("logs", "api")).out.endswith(f" | {line}\n")
 
 

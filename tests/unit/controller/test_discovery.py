@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -22,7 +23,7 @@ from pierhead.metrics import RuntimeMetrics
 
 from controller.model.told import Endpoint, ServiceEndpoints
 from controller.model.world import PublishedStats
-from controller.status.discovery import STATS_PERIOD_S, Board, DiscoveryServer
+from controller.status.discovery import Board, DiscoveryServer
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import service
@@ -62,81 +63,47 @@ async def test_whole_state_at_once_then_changes() -> None:
     board = Board(epoch=7)
     board.publish({"web": of(endpoint(1), endpoint(2))})
     async with serving(board) as stub:
-        call = aiter(stub.Watch(request("web")))
-        first = await read(call)
+        call = aiter(stub.Watch(request("web", "nobody")))
+        first, unknown = await read(call), await read(call)
         assert (first.service, first.generation, first.epoch, first.unknown) == ("web", 1, 7, False)
-        assert [(e.replica, e.address, e.state) for e in first.endpoints] == [
-            ("p-web-v-1", "10.0.0.1:50051", READY),
-            ("p-web-v-2", "10.0.0.2:50051", READY),
+        assert [(e.replica, e.address, e.node, e.state) for e in first.endpoints] == [
+            ("p-web-v-1", "10.0.0.1:50051", "node-1", READY),
+            ("p-web-v-2", "10.0.0.2:50051", "node-2", READY),
         ]
+        assert (unknown.unknown, unknown.generation, unknown.policy) == (True, 0, "")
+        assert (unknown.scaled_to_zero_by, unknown.HasField("max_queued_requests")) == ("", False)
         board.publish({"web": of(endpoint(1), endpoint(2))})
         board.publish({"web": of(endpoint(1), endpoint(2, draining=True))})
         second = await read(call)
-        assert second.generation == 2, "what did not change is not told"
+        assert second.generation == 2, "what did not change is not sent"
         assert [e.state for e in second.endpoints] == [READY, DRAINING]
+        board.publish({})
+        third = await read(call)
+        assert (third.unknown, len(third.endpoints), third.generation) == (True, 0, 3)
 
 
-async def test_the_bound_of_the_line_and_the_machines_are_told() -> None:
-    board = Board()
-    board.publish({"web": of(endpoint(1))})
-    async with serving(board) as stub:
-        call = aiter(stub.Watch(request("web", "nobody")))
-        first = await read(call)
-        assert (first.max_queued_requests, [e.node for e in first.endpoints]) == (-1, ["node-1"])
-        unknown = await read(call)
-        assert unknown.unknown
-        assert not unknown.HasField("max_queued_requests")
-        board.publish({"web": of(endpoint(1), line=0)})
-        second = await read(call)
-        assert second.HasField("max_queued_requests")
-        assert (second.max_queued_requests, second.generation) == (0, 2), "a new bound alone is told too"
-
-
-async def test_how_replicas_are_chosen_is_told_and_told_again_when_it_changes() -> None:
-    board = Board()
-    board.publish({"web": of(endpoint(1))})
-    async with serving(board) as stub:
-        call = aiter(stub.Watch(request("web", "nobody")))
-        assert (await read(call)).policy == "power_of_two"
-        assert (await read(call)).policy == "", "of a service that is not known nothing is said"
-        board.publish({"web": replace(of(endpoint(1)), policy="my.routing:Mine")})
-        second = await read(call)
-        assert (second.policy, second.generation) == ("my.routing:Mine", 2)
-
-
-async def test_who_has_set_a_service_to_zero_is_told_and_told_again_when_it_changes() -> None:
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("max_queued_requests", -1, 0),
+        ("policy", "power_of_two", "my.routing:Mine"),
+        ("policy_kwargs", "", '{"balance":1.5}'),
+        ("scaled_to_zero_by", "", "`make scale`"),
+    ],
+)
+async def test_a_change_of_a_setting_alone_is_sent(name: str, before: Any, after: Any) -> None:
     board = Board()
     board.publish({"web": of()})
     async with serving(board) as stub:
-        call = aiter(stub.Watch(request("web", "nobody")))
-        assert (await read(call)).scaled_to_zero_by == ""
-        unknown = await read(call)
-        assert (unknown.unknown, unknown.scaled_to_zero_by) == (True, "")
-        board.publish({"web": replace(of(), scaled_to_zero_by="`make scale`")})
-        second = await read(call)
-        assert (second.scaled_to_zero_by, second.generation) == ("`make scale`", 2)
-        board.publish({"web": of()})
-        assert (await read(call)).scaled_to_zero_by == ""
-
-
-async def test_services_come_and_go() -> None:
-    board = Board()
-    board.publish({})
-    async with serving(board) as stub:
         call = aiter(stub.Watch(request("web")))
-        states = [await read(call)]
-        for published in ({"web": of()}, {"web": of(endpoint(1))}, {}):
-            board.publish(published)
-            states.append(await read(call))
-    assert [(s.unknown, len(s.endpoints), s.generation) for s in states] == [
-        (True, 0, 0),
-        (False, 0, 1),
-        (False, 1, 2),
-        (True, 0, 3),
-    ]
+        assert getattr(await read(call), name) == before
+        for generation, value in ((2, after), (3, before)):
+            board.publish({"web": replace(of(), **{name: value})})
+            state = await read(call)
+            assert (getattr(state, name), state.generation) == (value, generation)
 
 
-async def test_nothing_is_told_before_the_world_was_seen() -> None:
+async def test_nothing_is_sent_before_the_world_was_seen() -> None:
     board = Board()
     async with serving(board) as stub:
         call = aiter(stub.Watch(request("web", "nobody")))
@@ -171,7 +138,7 @@ async def test_bad_requests_say_what_is_wrong(services: tuple[str, ...], words: 
         assert words in (caught.value.details() or "")
 
 
-async def test_a_slow_caller_is_owed_only_the_newest() -> None:
+async def test_a_slow_caller_is_sent_only_the_newest() -> None:
     board = Board()
     board.publish({"web": of(), "api": of()})
     watcher = board.watch(["web", "api", "web"])
@@ -182,67 +149,45 @@ async def test_a_slow_caller_is_owed_only_the_newest() -> None:
     assert len(due) == 2
 
 
-class TestPublishedNumbers:
-    """They change all the time, and every watcher would be woken each time."""
-
-    @staticmethod
-    def with_stats(version: int, *, draining: bool = False) -> dict[str, ServiceEndpoints]:
-        stats = PublishedStats({"running": float(version)}, version) if version else PublishedStats()
-        return {"web": of(replace(endpoint(1, draining=draining), stats=stats))}
-
-    async def test_a_change_of_them_alone_is_told_once_a_second_and_then_the_newest(self) -> None:
-        now = [100.0]
-        board = Board(clock=lambda: now[0])
-        watcher = board.watch(["web"])
-        told = []
-        for version in range(33):
-            board.publish(self.with_stats(version))
-            if watcher._due:
-                (state,) = await watcher.take()
-                told.append((now[0], state.endpoints[0].stats_version, dict(state.endpoints[0].stats)))
-            now[0] += 0.125
-        assert told == [
-            (100.0, 0, {}),
-            (101.0, 8, {"running": 8.0}),
-            (102.0, 16, {"running": 16.0}),
-            (103.0, 24, {"running": 24.0}),
-            (104.0, 32, {"running": 32.0}),
-        ]
-
-    async def test_the_last_change_is_told_though_nothing_else_happens(self) -> None:
-        now = [100.0]
-        board = Board(clock=lambda: now[0])
-        board.publish(self.with_stats(1))
-        board.publish(self.with_stats(2))
-        assert board.state("web").endpoints[0].stats_version == 1
-        now[0] += STATS_PERIOD_S
-        board.publish(self.with_stats(2))
-        assert board.state("web").endpoints[0].stats_version == 2
-
-    async def test_they_go_with_what_is_told_earlier(self) -> None:
-        board = Board(clock=lambda: 100.0)
-        board.publish(self.with_stats(1))
-        board.publish(self.with_stats(2, draining=True))
-        (told,) = board.state("web").endpoints
-        assert (told.state, told.stats_version) == (DRAINING, 2)
+def with_stats(version: int, *, draining: bool = False) -> dict[str, ServiceEndpoints]:
+    stats = PublishedStats({"running": float(version)}, version) if version else PublishedStats()
+    return {"web": of(replace(endpoint(1, draining=draining), stats=stats))}
 
 
-async def test_what_replicas_publish_comes_from_their_probes_to_who_watches(tmp_path: Path) -> None:
+def test_a_change_of_published_numbers_alone_is_sent_once_a_second_and_then_the_newest() -> None:
+    """They change all the time, and each change would wake every watcher."""
+    now = [100.0]
+    board = Board(clock=lambda: now[0])
+    sent = []
+    for version in range(33):
+        board.publish(with_stats(version))
+        (replica,) = board.state("web").endpoints
+        sent.append((replica.stats_version, dict(replica.stats)))
+        now[0] += 0.125
+    assert list(map(dict, dict.fromkeys(tuple(stats.items()) for _, stats in sent))) == [
+        {},
+        *({"running": float(version)} for version in (8, 16, 24, 32)),
+    ]
+    board.publish(with_stats(33))
+    board.publish(with_stats(34, draining=True))
+    (replica,) = board.state("web").endpoints
+    assert (replica.state, replica.stats_version) == (DRAINING, 34), "they go with what is sent earlier"
+
+
+async def test_published_numbers_come_from_the_probes(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=2))
     async with control.running() as controller:
         await control.settled("web", 2)
 
-        def told() -> list[dict[str, float]]:
-            return [dict(one.stats) for one in controller.board.state("web").endpoints]
+        def sent() -> list[tuple[int, dict[str, float]]]:
+            return [(one.stats_version, dict(one.stats)) for one in controller.board.state("web").endpoints]
 
-        control.published["web"] = PublishedStats({"waiting": 1.0}, 1)
-        await until(lambda: told() == [{"waiting": 1.0}] * 2)
-        control.published["web"] = PublishedStats({"waiting": 2.0}, 2)
-        await until(lambda: told() == [{"waiting": 2.0}] * 2)
-        assert {one.stats_version for one in controller.board.state("web").endpoints} == {2}
+        for version in (1, 2):
+            control.published["web"] = PublishedStats({"waiting": float(version)}, version)
+            await until(lambda: sent() == [(version, {"waiting": float(version)})] * 2)  # noqa: B023 - awaited here
 
 
-async def test_callers_through_a_handle_hear_that_a_service_was_scaled_to_zero(tmp_path: Path) -> None:
+async def test_calls_of_a_service_that_was_scaled_to_zero_fail_with_the_reason(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=1), service("off", replicas=0))
     async with control.running() as controller:
         server = DiscoveryServer(controller.board, "127.0.0.1", 0)
@@ -267,12 +212,6 @@ async def test_callers_through_a_handle_hear_that_a_service_was_scaled_to_zero(t
         finally:
             await close_handles()
             await server.stop()
-
-
-async def test_what_the_policy_is_made_with_is_told() -> None:
-    board = Board()
-    board.publish({"web": replace(of(), policy="prefix", policy_kwargs='{"balance":1.5}')})
-    assert board.state("web").policy_kwargs == '{"balance":1.5}'
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), st.lists(st.integers(1, 3), unique=True)), max_size=12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,18 +11,18 @@ from controller.status.documents import timed_lines
 TIME, LATER = "2026-01-31T18:00:00.000000001Z", "2026-01-31T18:00:00.000000002Z"
 
 
-def test_each_line_has_its_time() -> None:
-    assert list(timed_lines(f"{TIME} one\n{LATER} two\n")) == [(TIME, "one"), (LATER, "two")]
-    assert list(timed_lines("")) == []
-
-
-def test_lines_as_people_see_them() -> None:
-    assert list(timed_lines(f"{TIME} 10 %\r20 %\n{LATER} \n")) == [(TIME, "10 %"), (TIME, "20 %"), (LATER, "")]
-    assert list(timed_lines("no time\n")) == [("", "no time")]
-
-
-def test_a_line_that_was_logged_in_pieces_is_one() -> None:
-    assert list(timed_lines(f"{TIME} aaa{TIME} bbb\n")) == [(TIME, "aaabbb")]
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        (f"{TIME} one\n{LATER} two\n", [(TIME, "one"), (LATER, "two")]),
+        (f"{TIME} 10 %\r20 %\n{LATER} \n", [(TIME, "10 %"), (TIME, "20 %"), (LATER, "")]),
+        ("no time\n", [("", "no time")]),
+        (f"{TIME} aaa{TIME} bbb\n", [(TIME, "aaabbb")]),  # the engine logs a long line in pieces
+    ],
+)
+def test_lines_and_their_times(text: str, lines: list[tuple[str, str]]) -> None:
+    assert list(timed_lines(text)) == lines
 
 
 @given(st.lists(st.text(st.characters(codec="ascii", exclude_categories=["Cc"]))))

@@ -1,4 +1,4 @@
-"""What people and machines are told of a snapshot: rows, endpoints, targets, events of change, forgiveness."""
+"""What the API, Discovery and Prometheus are shown of a snapshot, the events of its changes, and forgiven failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from controller.status.endpoints import endpoints, scrape_targets
 from controller.status.services import service_rows
 from controller.status.transitions import transitions
 from controller.status.view import GpuSlotUse, View, gpu_uses, notices
-from tests.unit.controller.worlds import IMAGE_ID, NOW, gpu_service, gpus, replica, service, version
+from tests.unit.controller.worlds import IMAGE_ID, NOW, gpu_service, replica, service, version
 
 WEB = service("web", metrics_port=9100)
 RANKER = gpu_service("ranker", metrics_port=9100)
@@ -71,6 +71,8 @@ def test_a_converged_service_needs_no_words() -> None:
         ("RUNNING", "10.0.0.1:8080", 0),
         ("RUNNING", "10.0.0.2:8080", 0),
     ]
+    row = row_of(observed(replica(WEB, 1, version="old00000")), desired(WEB, web=1))
+    assert (row.ready, row.converged) == (1, False), "an outdated replica serves, and is to be replaced"
 
 
 @pytest.mark.parametrize(
@@ -112,24 +114,15 @@ def test_a_routed_replica_runs_when_haproxy_sends_to_it() -> None:
     assert row_of(observed(replica(RANKER, 1), routing=None), desired(RANKER, ranker=1)).ready == 1
 
 
-def test_an_outdated_replica_serves_and_is_not_the_end() -> None:
-    row = row_of(observed(replica(WEB, 1, version="old00000")), desired(WEB, web=1))
-    assert (row.ready, row.converged) == (1, False)
-
-
 def test_pending_replicas_say_why_once() -> None:
     plan = Plan(pending=(PendingReplica("ranker", "it asks for 1 GPU and 0 of 2 are free", blocked=True),) * 2)
     row = row_of(observed(replica(RANKER, 1)), desired(RANKER, ranker=3), plan)
     assert row.message == "2 pending: it asks for 1 GPU and 0 of 2 are free"
     assert row.blocked == "it asks for 1 GPU and 0 of 2 are free"
     assert [one.state for one in row.replicas] == ["RUNNING", "PENDING", "PENDING"]
-
-
-def test_nothing_is_hopeless_while_somebody_is_on_his_way_out() -> None:
-    plan = Plan(pending=(PendingReplica("ranker", "no GPU", blocked=True),))
     leaving = replica(WEB, 9)
     row = service_rows(desired(RANKER), observed(leaving, retirements=retired(leaving)), plan, (), {}, NOW)[0]
-    assert (row.name, row.blocked) == ("ranker", "")
+    assert (row.name, row.blocked) == ("ranker", ""), "the retiring replica may hold what is missing"
 
 
 def test_a_replica_that_is_being_created_is_shown() -> None:
@@ -151,16 +144,6 @@ def test_a_replica_that_is_being_created_is_shown() -> None:
         assert row.message == "1 being created"
 
 
-def test_an_image_that_went_missing_is_told_while_everything_runs() -> None:
-    world = replace(observed(replica(WEB, 1), replica(WEB, 2)), images={WEB.image: None})
-    row = service_rows(desired(WEB), world, Plan(), (), {}, NOW)[0]
-    assert row.ready == 2
-    assert row.message == (
-        "image image/web is not on this machine: what runs stays as it is, nothing new can be started; "
-        "build it (`make build`)"
-    )
-
-
 def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
     pull = PullImage(target="web", service="web", image="nowhere/web", spec=WEB, cause="missing")
     refusal = Refusal(pull, ImageNotFound("nowhere/web: manifest unknown"), 3, NOW + 4)
@@ -169,6 +152,12 @@ def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
     assert row.message == "could not pull nowhere/web for web 3 times, next try in 4 s: nowhere/web: manifest unknown"
     row = row_of(observed(), desired(WEB, web=1), refusals=(replace(refusal, error=EngineError("no route")),))
     assert row.blocked == ""
+    row = row_of(replace(observed(replica(WEB, 1), replica(WEB, 2)), images={WEB.image: None}), desired(WEB))
+    assert row.ready == 2
+    assert row.message == (
+        "image image/web is not on this machine: what runs stays as it is, nothing new can be started; "
+        "build it (`make build`)"
+    )
 
 
 def test_a_crash_loop_is_named() -> None:
@@ -180,40 +169,29 @@ def test_a_crash_loop_is_named() -> None:
     assert "is being replaced: exited by itself" in row_of(observed(failures=once), desired(WEB, web=1)).message
 
 
-def test_where_the_number_is_from() -> None:
-    row = row_of(observed(replica(WEB, 1)), desired(WEB, web=1), web=1)
-    assert (row.message, row.override) == ("set by scale; the compose files say 2", 1)
-
-
 @pytest.mark.parametrize(
-    ("held", "scaled", "words"),
+    ("held", "scaled", "set_to", "words"),
     [
-        (37, AutoscaleStatus(0, 3, 1, 37.0, 1), "1 starting, woken by 37 held requests"),
-        (1, AutoscaleStatus(0, 3, 1, 1.0, 1), "1 starting, woken by 1 held request"),
-        (2, AutoscaleStatus(1, 3, 1, 1.0, 1), "1 starting, 2 held requests wait for it"),
-        (2, None, "1 starting, 2 held requests wait for it"),
+        (37, AutoscaleStatus(0, 3, 1, 37.0, 1), None, "1 starting, woken by 37 held requests"),
+        (1, AutoscaleStatus(0, 3, 1, 1.0, 1), None, "1 starting, woken by 1 held request"),
+        (2, AutoscaleStatus(1, 3, 1, 1.0, 1), None, "1 starting, 2 held requests wait for it"),
+        (2, None, None, "1 starting, 2 held requests wait for it"),
+        (1, AutoscaleStatus(0, 3, 1, 1.0, 1, paused=True), 1, "1 starting, 1 held request waits for it"),
+        (3, AutoscaleStatus(0, 3, 0, 3.0, 1, paused=True), 0, "3 held requests wait; set to 0 by scale"),
+        (3, None, 0, "3 held requests wait; set to 0 by scale"),
+        (0, None, 1, "1 starting"),
+        (0, None, 0, "set by scale; the compose files say 2"),
     ],
 )
-def test_what_haproxy_holds_for_a_service_is_said(held: int, scaled: AutoscaleStatus | None, words: str) -> None:
-    starting = replica(WEB, 1, health=Health.UNKNOWN)
-    world = observed(starting, routing=replace(routing(), held={"svc_web": Held(now=held)}))
-    (row,) = service_rows(desired(WEB, web=1), world, Plan(), (), {}, NOW, {"web": scaled} if scaled else {})
-    assert row.message == words
-
-
-@pytest.mark.parametrize("scaled", [AutoscaleStatus(0, 3, 0, 3.0, 1, paused=True), None])
-def test_what_is_set_to_zero_by_scale_is_woken_by_nothing(scaled: AutoscaleStatus | None) -> None:
-    world = observed(routing=replace(routing(), held={"svc_web": Held(now=3)}))
+def test_what_haproxy_holds_and_what_scale_has_set_are_said(
+    held: int, scaled: AutoscaleStatus | None, set_to: int | None, words: str
+) -> None:
+    starting = [] if set_to == 0 else [replica(WEB, 1, health=Health.UNKNOWN)]
+    world = observed(*starting, routing=replace(routing(), held={"svc_web": Held(now=held)}))
+    overrides = {} if set_to is None else {"web": set_to}
     autoscaled = {"web": scaled} if scaled else {}
-    (row,) = service_rows(desired(WEB, web=0), world, Plan(), (), {"web": 0}, NOW, autoscaled)
-    assert row.message == "3 held requests wait; set to 0 by scale"
-
-
-def test_a_number_set_by_scale_is_no_waking() -> None:
-    world = observed(routing=replace(routing(), held={"svc_web": Held(now=1)}))
-    scaled = {"web": AutoscaleStatus(0, 3, 1, 1.0, 1, paused=True)}
-    (row,) = service_rows(desired(WEB, web=1), world, Plan(), (), {"web": 1}, NOW, scaled)
-    assert row.message == "1 held request waits for it"
+    (row,) = service_rows(desired(WEB, web=len(starting)), world, Plan(), (), overrides, NOW, autoscaled)
+    assert (row.message, row.override) == (words, set_to)
 
 
 def test_a_removed_service_is_shown_until_it_is_gone() -> None:
@@ -222,14 +200,15 @@ def test_a_removed_service_is_shown_until_it_is_gone() -> None:
     assert row.message == "the compose files no longer have it: its replicas drain and are removed"
 
 
-def test_endpoints() -> None:
-    ready, leaving, starting, told, gone = (replica(RANKER, number) for number in range(1, 6))
+def test_endpoints_are_the_replicas_that_serve_or_drain() -> None:
+    ready, leaving, starting, told, gone, failed = (replica(RANKER, number) for number in range(1, 7))
     world = observed(
         ready,
         leaving,
         replace(starting, health=Health.UNKNOWN),
         replace(told, reported_draining=True),
         replace(gone, state=ContainerState.EXITED),
+        replace(failed, health=Health.FAILED),
         replica(WEB, 1),
         retirements=retired(leaving, NOW),
     )
@@ -245,27 +224,20 @@ def test_endpoints() -> None:
     assert six[0].address == "[fd00::1]:50051"
 
 
-def test_endpoints_carry_the_bound_of_the_line_the_policy_and_the_machine() -> None:
+def test_endpoints_carry_what_callers_choose_and_wait_by() -> None:
     spec = replace(RANKER, max_queued_requests=7, router_policy="prefix", router_policy_kwargs='{"balance":2}')
     stats = PublishedStats({"running": 3.0}, 5)
     (told,) = endpoints(desired(spec), observed(replica(spec, 1, node="gpu-7", stats=stats))).values()
     assert (told.max_queued_requests, told.policy, told.policy_kwargs) == (7, "prefix", '{"balance":2}')
     assert [(one.node, one.stats) for one in told.replicas] == [("gpu-7", stats)]
-
-
-def test_endpoints_carry_who_has_set_a_service_to_zero() -> None:
-    wanted = desired(RANKER, WEB, service("asleep"), ranker=0, web=0, asleep=0)
-    wanted = replace(wanted, switched_off=frozenset({"ranker", "web"}))
-    told = endpoints(wanted, observed(), {"ranker": 0})
-    assert {name: one.scaled_to_zero_by for name, one in told.items()} == {
+    off = replace(
+        desired(RANKER, WEB, service("asleep"), ranker=0, web=0, asleep=0), switched_off=frozenset({"ranker", "web"})
+    )
+    assert {name: one.scaled_to_zero_by for name, one in endpoints(off, observed(), {"ranker": 0}).items()} == {
         "ranker": "`make scale`",
         "web": "`replicas: 0` in the compose files",
         "asleep": "",
     }
-
-
-def test_a_failed_replica_is_no_endpoint() -> None:
-    assert endpoints(desired(RANKER), observed(replica(RANKER, 1, health=Health.FAILED)))["ranker"].replicas == ()
 
 
 def test_targets() -> None:
@@ -285,31 +257,22 @@ def test_targets() -> None:
     )
 
 
-def test_gpus_and_their_holders() -> None:
-    world = observed(replica(RANKER, 1, gpus=("GPU-0",)), gpus=gpus(3), foreign_gpu_holders={"GPU-2": "training"})
-    assert [(gpu.uuid, gpu.holder) for gpu in gpu_uses(world)] == [
-        ("GPU-0", f"p-ranker-{version(RANKER)}-1"),
-        ("GPU-1", ""),
-        ("GPU-2", "training"),
-    ]
-
-
-def test_memory_of_gpus_and_the_slots_that_hold_it() -> None:
+def test_gpus_their_holders_and_their_memory() -> None:
     gib = 1024**3
     machine = tuple(Gpu(f"GPU-{n}", name="L4", memory_bytes=24 * gib) for n in range(2))
-    part = Gpu("MIG-0", memory_bytes=10 * gib, parent="GPU-m")
+    part, plain = Gpu("MIG-0", memory_bytes=10 * gib, parent="GPU-m"), Gpu("GPU-p")
     memory, share = GpuSlot(memory_bytes=8 * gib), GpuSlot(fraction=0.25)
     one, two = (replica(RANKER, n, gpus=("GPU-1",), gpu_slot=slot) for n, slot in ((1, memory), (2, share)))
+    whole = replica(RANKER, 3, gpus=("GPU-p",))
     reading = GpuReading(NOW, {"GPU-0": 20 * gib, "GPU-1": 3 * gib})
-    world = observed(one, two, gpus=(*machine, part), gpu_reading=reading, foreign_gpu_holders={"GPU-m": "training"})
-    zero, first, last = gpu_uses(world)
+    seen = {"gpus": (*machine, part, plain), "gpu_reading": reading, "foreign_gpu_holders": {"GPU-m": "training"}}
+    zero, first, parts, last = gpu_uses(observed(one, two, whole, **seen))
     assert (zero.holder, zero.memory_bytes, zero.used_bytes, zero.free_bytes) == ("", 24 * gib, 20 * gib, 4 * gib)
     assert first.slots == (GpuSlotUse(one.name, "8 GiB"), GpuSlotUse(two.name, "0.25"))
     assert first.holder == f"{one.name}, {two.name}"
-    assert (first.used_bytes, first.free_bytes) == (3 * gib, 10 * gib), "what slots hold is not free"
-    assert (last.holder, last.used_bytes, last.free_bytes) == ("training", None, 0), "who has all has its parts"
-    (unknown,) = gpu_uses(observed(gpus=gpus(1)))
-    assert (unknown.memory_bytes, unknown.used_bytes, unknown.free_bytes) == (None, None, None)
+    assert (first.used_bytes, first.free_bytes) == (3 * gib, 10 * gib), "memory that a slot reserves is not free"
+    assert (parts.holder, parts.used_bytes, parts.free_bytes) == ("training", None, 0), "the GPU's holder has its parts"
+    assert (last.holder, last.memory_bytes, last.used_bytes, last.free_bytes) == (whole.name, None, None, None)
 
 
 def test_notices() -> None:
@@ -337,19 +300,25 @@ def kinds(before: View, after: View) -> list[str]:
     return [change.kind for change in transitions(before, after)]
 
 
-def test_what_changed_is_told_once() -> None:
+def test_each_change_is_one_event() -> None:
     starting, ready = view(replica(WEB, 1, health=Health.UNKNOWN)), view(replica(WEB, 1))
-    assert kinds(starting, starting) == []
     (change,) = transitions(starting, ready)
     assert (change.kind, change.message) == (
         "replica_ready",
         f"p-web-{version(WEB)}-1 is ready, 100.0 s after its start",
     )
-    assert kinds(ready, view(replica(WEB, 1, health=Health.FAILED))) == ["replica_not_ready"]
-    assert kinds(ready, view(replica(WEB, 1), routing=None)) == ["haproxy_silent"]
-    assert kinds(view(replica(WEB, 1), routing=None), ready) == ["haproxy_answers"]
+    blocked = view(plan=Plan(pending=(PendingReplica("web", "no GPU", blocked=True),)))
     other = replace(routing(replica(WEB, 1)), pid=2)
-    assert kinds(ready, view(replica(WEB, 1), routing=other)) == ["haproxy_restarted"]
+    for before, after, expected in (
+        (starting, starting, []),
+        (blocked, blocked, []),
+        (view(), blocked, ["replica_pending"]),
+        (ready, view(replica(WEB, 1, health=Health.FAILED)), ["replica_not_ready"]),
+        (ready, view(replica(WEB, 1), routing=None), ["haproxy_silent"]),
+        (view(replica(WEB, 1), routing=None), ready, ["haproxy_answers"]),
+        (ready, view(replica(WEB, 1), routing=other), ["haproxy_restarted"]),
+    ):
+        assert kinds(before, after) == expected
 
 
 def test_the_first_view_is_an_adoption() -> None:
@@ -360,35 +329,36 @@ def test_the_first_view_is_an_adoption() -> None:
     assert kinds(empty, view(routing=None)) == ["haproxy_silent"]
 
 
-def test_a_block_is_told_when_it_begins() -> None:
-    plan = Plan(pending=(PendingReplica("web", "no GPU", blocked=True),))
-    assert kinds(view(), view(plan=plan)) == ["replica_pending"]
-    assert kinds(view(plan=plan), view(plan=plan)) == []
-
-
 # ------------------------------------------------------------------------------------------------------------ recovery
 
 
-def forgiven(*ready_since: float | None, failed_at: float, wanted: int) -> bool:
+@pytest.mark.parametrize(
+    ("ready_since", "failed_at", "wanted", "forgiven"),
+    [
+        ([NOW - STEADY_S], NOW - 70, 1, True),
+        ([NOW - STEADY_S + 1], NOW - 70, 1, False),
+        ([NOW - 500], NOW - 61, 2, False),
+        ([NOW - 500, None], NOW - 61, 2, False),
+        ([NOW - 500], NOW - 61, 1, True),
+        ([NOW - 500], NOW - 59, 1, False),
+    ],
+    ids=[
+        "its replacement is steady",
+        "its replacement is new",
+        "it has no replacement",
+        "its replacement is not ready",
+        "no replica is missing",
+        "it failed a moment ago",
+    ],
+)
+def test_when_failures_are_forgiven(
+    ready_since: list[float | None], failed_at: float, wanted: int, forgiven: bool
+) -> None:
     containers = [replica(WEB, n, health=Health.READY if at else Health.UNKNOWN) for n, at in enumerate(ready_since, 1)]
     times = {container.id: at for container, at in zip(containers, ready_since, strict=True)}
-    world = observed(*containers, failures={("web", version(WEB)): FailureRecord(2, failed_at, "code 1")})
-    return recovered(desired(WEB, web=wanted), world, times.get, NOW) == {("web", version(WEB))}
-
-
-def test_failures_are_forgiven_when_the_replacement_stands() -> None:
-    assert forgiven(NOW - STEADY_S, failed_at=NOW - 70, wanted=1)
-    assert not forgiven(NOW - STEADY_S + 1, failed_at=NOW - 70, wanted=1)
-
-
-def test_a_healthy_sibling_forgives_nothing() -> None:
-    assert not forgiven(NOW - 500, failed_at=NOW - 61, wanted=2)
-    assert not forgiven(NOW - 500, None, failed_at=NOW - 61, wanted=2)
-
-
-def test_a_service_that_has_all_it_wants_is_forgiven() -> None:
-    assert forgiven(NOW - 500, failed_at=NOW - 61, wanted=1)
-    assert not forgiven(NOW - 500, failed_at=NOW - 59, wanted=1)
+    key = ("web", version(WEB))
+    world = observed(*containers, failures={key: FailureRecord(2, failed_at, "code 1")})
+    assert recovered(desired(WEB, web=wanted), world, times.get, NOW) == ({key} if forgiven else set())
 
 
 def test_addresses_are_those_the_replicas_were_made_for() -> None:
