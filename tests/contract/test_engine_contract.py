@@ -205,17 +205,9 @@ def compose_name(project: str, service: str, *, one_off: bool) -> str:
 
 
 def service_spec(service: str, image: str, container: dict[str, Any], *, has_build: bool) -> ServiceSpec:
-    return ServiceSpec(
-        name=service,
-        image=image,
-        protocol="http",
-        port=8080,
-        replicas=1,
-        probe=ProbeSpec(9100, "/readyz"),
-        gpu=GpuRequest(1) if service == "pinned" else None,
-        has_build=has_build,
-        container=container,
-    )
+    gpu = GpuRequest(1) if service == "pinned" else None
+    probe = ProbeSpec(9100, "/readyz")
+    return ServiceSpec(service, image, "http", 8080, 1, probe, gpu=gpu, has_build=has_build, container=container)
 
 
 @pytest.fixture(scope="module")
@@ -313,59 +305,35 @@ async def remove(world: World, name: str, container_id: str, *, force: bool = Fa
 # ---------------------------------------------------------------------------------------------------- create and start
 
 
-async def test_an_empty_world(world: World) -> None:
-    state = await observe(world)
-    assert (state.containers, state.strays, state.images) == ((), (), {})
-
-
-async def test_a_created_replica_is_not_a_running_one(world: World) -> None:
+async def test_a_replica_is_created_and_started_once(world: World) -> None:
     before = time.time()
     name = await create(world, "runs", number=7)
-    one = await get(world, name)
-    assert (one.service, one.version, one.number, one.state) == ("runs", "0a1b2c3d", 7, ContainerState.CREATED)
-    assert (one.ip, one.started_at, one.exit_code, one.oom_killed, one.gpus) == (None, None, None, False, ())
-    assert before - 2 <= one.created_at <= time.time() + 2
-    assert one.node, "it knows the machine that it was made on"
-    assert (one.graceful_shutdown_timeout_s, one.stop_grace_period_s) == (20.0, 30.0)
+    made = await get(world, name)
+    assert (made.service, made.version, made.number, made.state) == ("runs", "0a1b2c3d", 7, ContainerState.CREATED)
+    assert (made.ip, made.started_at, made.exit_code, made.oom_killed, made.gpus) == (None, None, None, False, ())
+    assert before - 2 <= made.created_at <= time.time() + 2
+    assert made.node, "it knows the machine that it was made on"
+    assert (made.graceful_shutdown_timeout_s, made.stop_grace_period_s) == (20.0, 30.0)
 
-
-async def test_a_started_replica_has_an_address(world: World) -> None:
-    name = await start(world, "runs")
-    one = await get(world, name)
-    assert one.state is ContainerState.RUNNING
-    assert one.ip is not None
-    assert one.ip.count(".") == 3
-    assert one.started_at is not None
-    assert one.started_at >= one.created_at
-    assert one.exit_code is None
-
-
-async def test_replicas_have_addresses_of_their_own(world: World) -> None:
-    names = await asyncio.gather(*(start(world, "runs", number=number) for number in (1, 2, 3)))
-    state = await observe(world)
-    assert [one.name for one in state.containers] == sorted(names)
-    assert len({one.ip for one in state.containers}) == 3
-
-
-async def test_creating_the_same_replica_twice_is_done(world: World) -> None:
-    name = await start(world, "runs")
-    first = await get(world, name)
-    assert await create(world, "runs") == name
-    assert await get(world, name) == first
-
-
-async def test_a_name_taken_by_somebody_else_is_an_error_that_names_it(world: World) -> None:
-    name = await create(world, "pinned", gpus=(Gpu("GPU-0"),))
-    action = create_action(world, "pinned", gpus=(Gpu("GPU-1"),))
-    with pytest.raises(EngineError, match=rf"create of replica {name}: another container .* `docker rm -f {name}`"):
-        await world.engine.perform(action, world.project)
-
-
-async def test_starting_a_running_replica_is_done(world: World) -> None:
-    name = await start(world, "runs")
-    first = await get(world, name)
     await world.engine.perform(StartContainer(target=name), world.project)
-    assert await get(world, name) == first
+    started = await get(world, name)
+    assert (started.state, started.exit_code) == (ContainerState.RUNNING, None)
+    assert started.ip is not None
+    assert started.ip.count(".") == 3
+    assert started.started_at is not None
+    assert started.started_at >= started.created_at
+
+    assert await start(world, "runs", number=7) == name
+    assert await get(world, name) == started, "again is done"
+
+
+async def test_replicas_have_addresses_of_their_own_and_belong_to_their_project(world: World) -> None:
+    names = await asyncio.gather(*(start(world, "runs", number=number) for number in (1, 2, 3)))
+    for services in (set(BEHAVIOURS), set[str]()):
+        state = await world.engine.observe(world.project, services, [])
+        assert [one.name for one in state.containers] == sorted(names), "also when their service is gone"
+        assert len({one.ip for one in state.containers}) == 3
+    assert (await world.engine.observe(f"{world.project}-other", set(BEHAVIOURS), [])).containers == ()
 
 
 async def test_starting_a_replica_that_is_gone_is_an_error(world: World) -> None:
@@ -390,48 +358,32 @@ async def test_a_missing_image_says_what_to_do(world: World, has_build: bool, to
     assert f"service runs: image {MISSING_IMAGE} is not on this machine" in str(raised.value)
     assert todo in str(raised.value)
     assert (await observe(world)).containers == ()
-
-
-async def test_an_image_that_compose_builds_is_never_pulled(world: World) -> None:
-    spec = world.spec("runs", MISSING_IMAGE, has_build=True)
-    with pytest.raises(ImageNotFound, match="make build"):
-        await world.engine.perform(PullImage(target="runs", image=MISSING_IMAGE, spec=spec), world.project)
+    if has_build:
+        with pytest.raises(ImageNotFound, match="make build"):  # what Compose builds is never pulled
+            await world.engine.perform(PullImage(target="runs", image=MISSING_IMAGE, spec=spec), world.project)
 
 
 # --------------------------------------------------------------------------------------------------------- how it ends
 
 
-async def test_sigterm_lets_it_finish(world: World) -> None:
-    name = await start(world, "drains")
-    await world.ready(name)
+@pytest.mark.parametrize(
+    ("service", "signals", "exit_code"),
+    [("drains", ["SIGTERM"], 0), ("quits", ["SIGTERM"], 0), ("stubborn", ["SIGTERM", "SIGKILL"], 137)],
+    ids=["it finishes", "its stop signal is another one", "only SIGKILL ends it"],
+)
+async def test_signals_end_it(world: World, service: str, signals: list[str], exit_code: int) -> None:
+    name = await start(world, service)
+    if service != "stubborn":
+        await world.ready(name)
     one = await get(world, name)
-    await send(world, name, one.id, "SIGTERM")
+    for signal in signals:
+        await send(world, name, one.id, signal)
     gone = await ended(world, name)
-    assert (gone.exit_code, gone.oom_killed, gone.ip, gone.id) == (0, False, None, one.id)
-    assert gone.started_at == one.started_at
+    assert (gone.exit_code, gone.oom_killed, gone.ip) == (exit_code, False, None)
+    assert (gone.id, gone.started_at) == (one.id, one.started_at)
 
 
-async def test_it_is_asked_to_end_by_the_signal_that_it_listens_to(world: World) -> None:
-    name = await start(world, "quits")
-    await world.ready(name)
-    await send(world, name, (await get(world, name)).id, "SIGTERM")
-    assert (await ended(world, name)).exit_code == 0
-
-
-async def test_sigkill_ends_what_sigterm_does_not(world: World) -> None:
-    name = await start(world, "stubborn")
-    one = await get(world, name)
-    await send(world, name, one.id, "SIGTERM")
-    await send(world, name, one.id, "SIGKILL")
-    assert (await ended(world, name)).exit_code == 137
-
-
-async def test_an_exit_code_is_told(world: World) -> None:
-    name = await start(world, "fails")
-    assert (await ended(world, name)).exit_code == 3
-
-
-async def test_running_out_of_memory_is_told(world: World) -> None:
+async def test_running_out_of_memory_is_seen(world: World) -> None:
     if isinstance(world, DockerWorld) and not (await asyncio.to_thread(world.client.info))["MemoryLimit"]:
         pytest.skip("this kernel has no memory limits")
     name = await start(world, "greedy")
@@ -445,24 +397,20 @@ async def test_running_out_of_memory_is_told(world: World) -> None:
     assert (await eventually(out_of_memory)).exit_code == 137
 
 
-async def test_a_replica_started_again_is_seen_again(world: World) -> None:
+async def test_a_replica_that_ends_by_itself_and_is_started_again(world: World) -> None:
     name = await start(world, "fails")
     first = await ended(world, name)
     await world.engine.perform(StartContainer(target=name), world.project)
     second = await ended(world, name)
-    assert second.id == first.id
+    assert (first.exit_code, second.exit_code, second.id) == (3, 3, first.id)
     assert second.started_at is not None
     assert first.started_at is not None
     assert second.started_at > first.started_at
-
-
-@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
-async def test_signals_to_what_does_not_run_are_done(world: World, signal: str) -> None:
-    name = await start(world, "fails")
-    one = await ended(world, name)
-    await send(world, name, one.id, signal)
-    await remove(world, name, one.id)
-    await send(world, name, one.id, signal)
+    for signal in ("SIGTERM", "SIGKILL"):
+        await send(world, name, first.id, signal)
+    await remove(world, name, first.id)
+    for signal in ("SIGTERM", "SIGKILL"):
+        await send(world, name, first.id, signal)
 
 
 async def test_removal(world: World) -> None:
@@ -492,12 +440,6 @@ async def test_a_replica_without_its_network_has_no_address(world: World) -> Non
 # ----------------------------------------------------------------------------------------------------- what is observed
 
 
-async def test_replicas_of_a_service_that_is_gone_are_still_ours(world: World) -> None:
-    name = await create(world, "runs")
-    state = await world.engine.observe(world.project, [], [])
-    assert [one.name for one in state.containers] == [name]
-
-
 async def test_strays_are_composes_own_containers_of_our_services(world: World) -> None:
     def prepare() -> str:
         world.compose_container("runs", one_off=True)
@@ -524,17 +466,16 @@ def remove_project(client: APIClient, project: str) -> None:
         client.remove_container(left["Id"], force=True, v=True)
 
 
-async def test_another_projects_replicas_are_not_ours(world: World) -> None:
-    await create(world, "runs")
-    assert (await world.engine.observe(f"{world.project}-other", set(BEHAVIOURS), [])).containers == ()
-
-
-async def test_images_are_known_by_id_or_not_at_all(world: World) -> None:
+async def test_images_are_known_by_name_and_by_id(world: World) -> None:
     state = await observe(world, world.image, MISSING_IMAGE, "Not/A valid name")
     image_id = state.images[world.image]
     assert image_id is not None
     assert image_id.startswith("sha256:")
     assert state.images == {world.image: image_id, MISSING_IMAGE: None, "Not/A valid name": None}
+    for there in (world.image, image_id):
+        assert await world.engine.has_image(there)
+    for not_there in (MISSING_IMAGE, f"sha256:{'0' * 64}", "No Such Name"):
+        assert not await world.engine.has_image(not_there)
 
 
 async def test_gpus_are_listed_and_pinned(world: World) -> None:
@@ -548,13 +489,15 @@ async def test_gpus_are_listed_and_pinned(world: World) -> None:
 
 
 @pytest.mark.parametrize("slot", [GpuSlot(memory_bytes=16 * 1024**3), GpuSlot(fraction=0.25)])
-async def test_what_a_replica_has_of_its_gpu_is_read_back(world: World, slot: GpuSlot) -> None:
+async def test_the_slot_of_a_replica_is_read_back_and_another_slot_is_another_replica(
+    world: World, slot: GpuSlot
+) -> None:
     name = await create(world, "pinned", gpus=(Gpu("GPU-0"),), gpu_slot=slot)
     found = await get(world, name)
     assert (found.gpus, found.gpu_slot) == (("GPU-0",), slot)
-    whole = create_action(world, "pinned", gpus=(Gpu("GPU-0"),))
-    with pytest.raises(EngineError, match=rf"create of replica {name}: another container"):
-        await world.engine.perform(whole, world.project)
+    for other in (create_action(world, "pinned", gpus=(Gpu(uuid),)) for uuid in ("GPU-0", "GPU-1")):
+        with pytest.raises(EngineError, match=rf"create of replica {name}: another container .* `docker rm -f {name}`"):
+            await world.engine.perform(other, world.project)
 
 
 async def test_memory_in_use_that_cannot_be_read_says_why(world: World) -> None:
@@ -562,7 +505,7 @@ async def test_memory_in_use_that_cannot_be_read_says_why(world: World) -> None:
     await observe(world)
     with pytest.raises(EngineError, match="the memory of the GPUs"):
         await world.engine.used_gpu_memory()
-    assert (await observe(world)).foreign_gpu_holders == {}, "whoever asks holds nothing"
+    assert (await observe(world)).foreign_gpu_holders == {}, "the container that reads holds nothing"
 
 
 async def test_logs_have_a_tail(world: World) -> None:
@@ -584,16 +527,6 @@ async def test_logs_have_a_tail(world: World) -> None:
     assert await world.engine.logs(one.id, 10, one.started_at + 3600) == ""
     await remove(world, name, one.id, force=True)
     assert await world.engine.logs(one.id, 10) == ""
-
-
-async def test_an_image_is_here_by_its_name_and_by_its_id(world: World) -> None:
-    image = world.spec("runs").image
-    image_id = (await observe(world, image)).images[image]
-    assert image_id is not None
-    for there in (image, image_id):
-        assert await world.engine.has_image(there)
-    for not_there in ("pierhead-test/never-was", f"sha256:{'0' * 64}", "No Such Name"):
-        assert not await world.engine.has_image(not_there)
 
 
 async def test_exists_means_a_container_of_composes_own(world: World) -> None:

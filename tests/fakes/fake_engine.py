@@ -1,8 +1,8 @@
 """A container engine in memory, for tests of the planner and the loop, and for large worlds.
 
-It passes tests/contract/test_engine_contract.py, as the real engine does. Time is the caller's: containers get ready,
-drain and end by an injected clock, when somebody next looks. What a service's containers do is a `Behaviour`; what
-happens to one of them is done by name: `kill`, `crash`, `run_out_of_memory`, `hang`, `lose_network`, ...
+It passes tests/contract/test_engine_contract.py, as the real engine does. Containers get ready, drain and end by the
+caller's clock, at the next call. A `Behaviour` is what a service's containers do; `kill`, `crash`, `run_out_of_memory`,
+`hang`, `lose_network`, ... do something to one of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -108,24 +108,29 @@ class FakeContainer:
         self.state, self.exit_code, self.oom_killed, self.ip = ContainerState.EXITED, code, oom, None
 
 
+_SEEN = {each.name for each in fields(ReplicaContainer)} & {each.name for each in fields(FakeContainer)} - {
+    *("created_at", "started_at"),
+    "user_config",
+}
+"""What is seen of a container as it is: the probe reports its user_config, and times are of the wall clock."""
+
+
 @dataclass(slots=True)
 class FakeEngine:
     """See `ClusterEngine`. Public fields may be set by tests; `done` is every action that was asked for."""
 
     clock: Callable[[], float]
     images: dict[str, str] = field(default_factory=dict)
-    pullable: set[str] = field(default_factory=set)
-    """Images that a pull brings."""
     gpus: tuple[Gpu, ...] = ()
     gpu_memory: dict[str, int] | None = None
-    """Bytes in use by UUID; None = there is no nvidia-smi to ask."""
+    """Bytes in use by UUID; None = there is no nvidia-smi."""
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
     """By version, else by service; `Behaviour()` for the others."""
     bad_gpus: dict[str, Behaviour] = field(default_factory=dict)
     """GPU UUID -> what containers on it do, whatever they would do elsewhere."""
     node: str = "fake-node"
     clock_set_by_s: float = 0.0
-    """What somebody has set the machine's wall clock forward by (or back); what containers do goes on as it was."""
+    """By how much the machine's wall clock was set forward (or back); what containers do goes on as it was."""
     reachable: bool = True
     has_socket: bool = True
     done: list[EngineAction] = field(default_factory=list)
@@ -134,7 +139,7 @@ class FakeEngine:
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
     reading_s: float = 0.0
-    """How long an answer to `observe` takes; it tells of the world as it was when it was asked."""
+    """How long `observe` takes; it returns the world as it was at the call."""
     _ids: dict[str, str] = field(default_factory=dict)
     """Of all containers, by name."""
     _ending: set[str] = field(default_factory=set)
@@ -174,12 +179,15 @@ class FakeEngine:
                 self._failures.remove(planned)
                 raise planned[1]
         match action:
-            case PullImage():
-                self._pull(action)
+            case PullImage() if action.spec.has_build:
+                raise image_missing(action.spec)
+            case PullImage():  # the registry has no image
+                what = f"pull of image {action.image} for service {action.service}"
+                raise ImageNotFound(f"{what} failed: manifest unknown")
             case CreateContainer():
                 self._create(action, project)
             case StartContainer():
-                self._start(self._named(action.target, f"start of replica {action.target}"))
+                self._start(self._replica_named(action.target))
             case SignalContainer():
                 self._signal(action)
             case RemoveContainer():
@@ -242,7 +250,8 @@ class FakeEngine:
         """Have an image; another `content` is another build. Returns its id."""
         self.images[reference] = f"sha256:{hashlib.sha256(f'{reference} {content}'.encode()).hexdigest()}"
         self._image_ids.add(self.images[reference])
-        self._emit_to_all(EngineEvent("image tag", "", reference))
+        for _, queue in self._subscribers:
+            _put(queue, EngineEvent("image tag", "", reference))
         return self.images[reference]
 
     def remove_image(self, image_id: str) -> None:
@@ -259,7 +268,7 @@ class FakeEngine:
         one_off: bool = False,
         behaviour: Behaviour | None = None,
     ) -> FakeContainer:
-        """Start a container that is not ours: a stray, one of Compose's own, somebody's training run."""
+        """Start a container that is not ours: a stray, one of Compose's own, a user's training run."""
         one = FakeContainer(
             id=self._next_id(),
             name=name,
@@ -281,7 +290,7 @@ class FakeEngine:
         self._failures.append((kind, error))
 
     def go_away(self, *, with_its_socket: bool = False) -> None:
-        """The daemon stops answering, containers go on. With its socket: this one client never hears of it again."""
+        """The daemon stops answering, containers go on. With its socket: this client never reaches it again."""
         self.reachable, self.has_socket = False, not with_its_socket
         self._break_streams("the stream ended")
 
@@ -365,7 +374,7 @@ class FakeEngine:
         self._advance()
 
     def _advance(self) -> None:
-        """Let end what has ended by now."""
+        """End the containers whose time has come."""
         now = self.clock()
         for one in [self.containers[container_id] for container_id in sorted(self._ending)]:  # in order of their ages
             if one.ends_at is None or one.ends_at > now:
@@ -379,18 +388,10 @@ class FakeEngine:
     def _next_id(self) -> str:
         return f"{next(self._numbers):064x}"
 
-    def _named(self, name: str, what: str) -> FakeContainer:
-        try:
-            return self.by_name(name)
-        except KeyError:
-            raise EngineError(f"{what} failed: the Docker Engine says: No such container: {name}") from None
-
-    def _pull(self, action: PullImage) -> None:
-        if action.spec.has_build:
-            raise image_missing(action.spec)
-        if action.image not in self.pullable:
-            raise ImageNotFound(f"pull of image {action.image} for service {action.service} failed: manifest unknown")
-        self.add_image(action.image)
+    def _replica_named(self, name: str) -> FakeContainer:
+        if name not in self._ids:
+            raise EngineError(f"start of replica {name} failed: the Docker Engine says: No such container: {name}")
+        return self.by_name(name)
 
     def _create(self, action: CreateContainer, project: str) -> None:
         spec = action.spec
@@ -448,7 +449,7 @@ class FakeEngine:
         self._advance()
 
     def _free_address(self) -> str:
-        """The lowest that nobody has: a new replica may get the address of one that has just gone."""
+        """The lowest free one: a new replica may get the address of a replica that was just removed."""
         taken = {one.ip for one in self.containers.values()}
         addresses = (f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}" for number in itertools.count(2))
         return next(address for address in addresses if address not in taken)
@@ -483,16 +484,12 @@ class FakeEngine:
         self._emit("die", one)
 
     def _emit(self, kind: str, one: FakeContainer) -> None:
-        for project, queue in tuple(self._subscribers):
+        for project, queue in self._subscribers:
             if project == one.project or one.gpus:
                 _put(queue, EngineEvent(kind, one.id, one.name))
 
-    def _emit_to_all(self, event: EngineEvent) -> None:
-        for _, queue in tuple(self._subscribers):
-            _put(queue, event)
-
     def _break_streams(self, why: str) -> None:
-        for _, queue in tuple(self._subscribers):
+        for _, queue in self._subscribers:
             _empty(queue)
             queue.put_nowait(EngineUnreachable(f"event stream: the Docker Engine does not answer ({why})"))
 
@@ -505,24 +502,9 @@ def _log_time(at: float, number: int) -> str:
 
 def _replica(one: FakeContainer) -> ReplicaContainer:
     return ReplicaContainer(
-        id=one.id,
-        name=one.name,
-        service=one.service,
-        version=one.version,
-        number=one.number,
-        state=one.state,
-        ip=one.ip,
-        port=one.port,
-        probe=one.probe,
-        graceful_shutdown_timeout_s=one.graceful_shutdown_timeout_s,
-        stop_grace_period_s=one.stop_grace_period_s,
-        node=one.node,
-        gpus=one.gpus,
-        gpu_slot=one.gpu_slot,
+        **{name: getattr(one, name) for name in _SEEN},
         created_at=one.created_at + one.created_by_s,
         started_at=None if one.started_at is None else one.started_at + one.started_by_s,
-        exit_code=one.exit_code,
-        oom_killed=one.oom_killed,
     )
 
 

@@ -36,7 +36,7 @@ def test_the_smallest_service() -> None:
 
 
 # Lines of a compose file, what the engine's create call has for them.
-OF_THE_CONTAINER = {
+OF_THE_CONTAINER: dict[str, dict[str, Any]] = {
     "command: [a, b c]": {"Cmd": ["a", "b c"]},
     "entrypoint: [/e]": {"Entrypoint": ["/e"]},
     "entrypoint: []": {"Entrypoint": []},
@@ -52,7 +52,7 @@ OF_THE_CONTAINER = {
     "healthcheck: {start_interval: 500ms}": {"Healthcheck": {"StartInterval": 500_000_000}},
     "healthcheck: {disable: true}": {"Healthcheck": {"Test": ["NONE"]}},
 }
-OF_THE_HOST = {
+OF_THE_HOST: dict[str, dict[str, Any]] = {
     "shm_size: '1073741824'": {"ShmSize": 1073741824},
     "{init: true, read_only: true, privileged: true}": {"Init": True, "ReadonlyRootfs": True, "Privileged": True},
     "{cap_add: [NET_ADMIN], cap_drop: [ALL]}": {"CapAdd": ["NET_ADMIN"], "CapDrop": ["ALL"]},

@@ -33,134 +33,122 @@ def on(gpu: str, number: int = 1, **changes: object) -> ReplicaContainer:
     return replica(SPEC, number, gpus=(gpu,), **changes)
 
 
-def gone(uuid: str) -> dict[str, GpuFault]:
-    return {uuid: GpuFault(uuid, "the engine does not list it any more", NOW, "gone")}
+def marks(*changes: Mark | Unmark) -> list[tuple[str, str]]:
+    """UUID and kind of each mark."""
+    return [(change.fault.uuid, change.fault.kind) for change in changes if isinstance(change, Mark)]
 
 
 class TestGone:
-    def test_one_that_vanishes_from_under_a_replica_is_marked_after_a_while(self) -> None:
+    def test_a_gpu_that_vanishes_from_under_a_replica_is_marked_after_a_while(self) -> None:
         watch, replicas = GpuWatch(), (on("GPU-0"), on("GPU-1", 2))
         assert watch.look(world(*replicas), NO_FAULTS, NOW) == ()
         left = world(*replicas, listed=gpus(1))
-        assert watch.look(left, NO_FAULTS, NOW + 1) == ()
-        assert watch.look(left, NO_FAULTS, NOW + GONE_AFTER_S) == ()
+        for second in (1, GONE_AFTER_S):
+            assert watch.look(left, NO_FAULTS, NOW + second) == ()
         (mark,) = watch.look(left, NO_FAULTS, NOW + 1 + GONE_AFTER_S)
-        assert isinstance(mark, Mark)
-        assert (mark.fault.uuid, mark.fault.kind) == ("GPU-1", "gone")
-        assert replicas[1].name in mark.fault.reason
+        assert marks(mark) == [("GPU-1", "gone")]
+        assert replicas[1].name in str(mark)
 
-    def test_a_list_that_is_short_for_a_moment_marks_nothing(self) -> None:
-        watch, held = GpuWatch(), on("GPU-1")
-        for second in range(0, 600, 30):
-            listed = gpus(1) if second % 60 else gpus(2)
-            assert watch.look(world(held, listed=listed), NO_FAULTS, NOW + second) == ()
+    @pytest.mark.parametrize(
+        ("first", "later"),
+        [
+            (gpus(2), [gpus(1), gpus(2)]),
+            (gpus(2), [()]),
+            (gpus(2), [(Gpu("0"), Gpu("1"))]),
+            (gpus(1), [gpus(1)]),
+        ],
+        ids=["the list is short now and then", "no GPU is listed", "they are listed by other names", "never seen"],
+    )
+    def test_a_list_that_is_wrong_marks_nothing(self, first: tuple[Gpu, ...], later: list[tuple[Gpu, ...]]) -> None:
+        watch, replicas = GpuWatch(), (on("GPU-0"), on("GPU-1", 2))
+        for second, listed in enumerate([first, *later * 10]):
+            assert watch.look(world(*replicas, listed=listed), NO_FAULTS, NOW + 30.0 * second) == ()
 
-    @pytest.mark.parametrize("listed", [(), (Gpu("0"), Gpu("1"))], ids=["nothing is listed", "other names"])
-    def test_when_all_vanish_it_is_the_list(self, listed: tuple[Gpu, ...]) -> None:
-        watch = GpuWatch()
-        watch.look(world(on("GPU-0"), on("GPU-1", 2)), NO_FAULTS, NOW)
-        for second in (1, 100, 1000):
-            assert watch.look(world(on("GPU-0"), on("GPU-1", 2), listed=listed), NO_FAULTS, NOW + second) == ()
+    def test_a_gpu_that_is_back_is_used_again_unless_an_operator_has_marked_it(self) -> None:
+        for kind, changes in (("gone", (Unmark("GPU-1", "the engine lists it again"),)), ("marked", ())):
+            watch, faults = GpuWatch(), {"GPU-1": GpuFault("GPU-1", "loud fan", NOW, kind)}
+            assert watch.look(world(listed=gpus(1)), faults, NOW) == ()
+            assert watch.look(world(), faults, NOW) == changes
 
-    def test_one_that_this_controller_never_saw_has_not_vanished(self) -> None:
-        watch = GpuWatch()
-        for second in (0, 100, 1000):
-            assert watch.look(world(on("GPU-9")), NO_FAULTS, NOW + second) == ()
-
-    def test_it_is_used_again_when_it_is_back(self) -> None:
-        watch = GpuWatch()
-        assert watch.look(world(listed=gpus(1)), gone("GPU-1"), NOW) == ()
-        assert watch.look(world(), gone("GPU-1"), NOW) == (Unmark("GPU-1", "the engine lists it again"),)
-
-    def test_what_somebody_has_marked_stays_marked(self) -> None:
-        watch, faults = GpuWatch(), {"GPU-1": GpuFault("GPU-1", "loud fan", NOW, "marked")}
-        for listed in (gpus(1), gpus(2)):
-            assert watch.look(world(listed=listed), faults, NOW) == ()
+    def test_a_replica_can_stay_on_a_gpu_unless_it_is_gone(self) -> None:
+        gone = {"GPU-1": GpuFault("GPU-1", "the engine does not list it any more", NOW, "gone")}
+        assert struck(on("GPU-1"), gone) == "its GPU GPU-1 is gone: the engine does not list it any more"
+        assert struck(on("GPU-0"), gone) == ""
+        assert struck(on("GPU-1"), {"GPU-1": GpuFault("GPU-1", "loud fan", NOW, "marked")}) == ""
 
 
-def after_failures(watch: GpuWatch, gpu: str, times: int = STRIKES) -> None:
+def after_failures(gpu: str, times: int = STRIKES) -> GpuWatch:
+    watch = GpuWatch()
     for _ in range(times):
         watch.failed(on(gpu))
+    return watch
+
+
+DEAD = on("GPU-0", health=Health.UNKNOWN)
 
 
 class TestFailing:
     def test_failures_in_a_row_while_another_gpu_works_mark_it(self) -> None:
-        watch, dead = GpuWatch(), on("GPU-0", health=Health.UNKNOWN)
-        after_failures(watch, "GPU-0", STRIKES - 1)
-        assert watch.look(world(dead, on("GPU-1", 2)), NO_FAULTS, NOW) == ()
-        after_failures(watch, "GPU-0", 1)
-        (mark,) = watch.look(world(dead, on("GPU-1", 2)), NO_FAULTS, NOW)
-        assert isinstance(mark, Mark)
-        assert mark.fault.kind == "failing"
-        assert mark.fault.reason == "replicas of ranker failed on it 3 times in a row, and work on GPU-1"
+        watch = after_failures("GPU-0", STRIKES - 1)
+        assert watch.look(world(DEAD, on("GPU-1", 2)), NO_FAULTS, NOW) == ()
+        watch.failed(on("GPU-0"))
+        (mark,) = watch.look(world(DEAD, on("GPU-1", 2)), NO_FAULTS, NOW)
+        reason = "replicas of ranker failed on it 3 times in a row, and work on GPU-1"
+        assert mark == Mark(GpuFault("GPU-0", reason, NOW, "failing"))
 
-    def test_a_version_on_trial_says_nothing_of_its_gpu(self) -> None:
-        watch, dead = GpuWatch(), on("GPU-0", health=Health.UNKNOWN)
-        after_failures(watch, "GPU-0")
-        assert watch.look(world(dead), NO_FAULTS, NOW, {"ranker": "another"}) == ()
-        (mark,) = watch.look(world(dead), NO_FAULTS, NOW, {"ranker": dead.version})
-        assert isinstance(mark, Mark)
+    def test_failures_of_a_version_on_trial_do_not_count_against_its_gpu(self) -> None:
+        watch = after_failures("GPU-0")
+        assert watch.look(world(DEAD), NO_FAULTS, NOW, {"ranker": "another"}) == ()
+        assert marks(*watch.look(world(DEAD), NO_FAULTS, NOW, {"ranker": DEAD.version})) == [("GPU-0", "failing")]
 
-    def test_one_that_works_in_between_begins_anew(self) -> None:
-        watch = GpuWatch()
-        after_failures(watch, "GPU-0", STRIKES - 1)
+    def test_a_replica_that_works_in_between_begins_the_count_anew(self) -> None:
+        watch = after_failures("GPU-0", STRIKES - 1)
         watch.look(world(on("GPU-0"), on("GPU-1", 2)), NO_FAULTS, NOW)
-        after_failures(watch, "GPU-0", 1)
-        assert watch.look(world(on("GPU-0", health=Health.UNKNOWN), on("GPU-1", 2)), NO_FAULTS, NOW) == ()
+        watch.failed(on("GPU-0"))
+        assert watch.look(world(DEAD, on("GPU-1", 2)), NO_FAULTS, NOW) == ()
 
     def test_the_only_gpu_is_never_given_up(self) -> None:
-        watch, dead = GpuWatch(), on("GPU-0", health=Health.UNKNOWN)
-        after_failures(watch, "GPU-0", 10)
-        assert watch.look(world(dead, listed=gpus(1)), NO_FAULTS, NOW) == ()
+        assert after_failures("GPU-0", 10).look(world(DEAD, listed=gpus(1)), NO_FAULTS, NOW) == ()
 
-    def test_a_version_that_fails_everywhere_is_to_blame_itself(self) -> None:
-        watch, dead = GpuWatch(), on("GPU-0", health=Health.UNKNOWN)
-        after_failures(watch, "GPU-0")
-        (mark,) = watch.look(world(dead), NO_FAULTS, NOW)
+    def test_a_version_that_fails_on_every_gpu_marks_none(self) -> None:
+        watch = after_failures("GPU-0")
+        (mark,) = watch.look(world(DEAD), NO_FAULTS, NOW)
         assert isinstance(mark, Mark)
         faults = {"GPU-0": mark.fault}
-        after_failures(watch, "GPU-1", STRIKES - 1)
-        assert watch.look(world(dead), faults, NOW) == ()
-        after_failures(watch, "GPU-1", 1)
-        (unmark,) = watch.look(world(dead), faults, NOW)
+        for _ in range(STRIKES):
+            assert watch.look(world(DEAD), faults, NOW) == ()
+            watch.failed(on("GPU-1"))
+        (unmark,) = watch.look(world(DEAD), faults, NOW)
         assert isinstance(unmark, Unmark)
         assert "fails on other GPUs as well" in unmark.why
-        assert watch.look(world(dead), NO_FAULTS, NOW) == ()
+        assert watch.look(world(DEAD), NO_FAULTS, NOW) == ()
 
 
 class TestPlan:
-    def test_no_replica_is_placed_on_a_marked_one(self) -> None:
-        spec = gpu_service(replicas=1)
-        marked = observed(specs=(spec,), gpus=gpus(2), gpu_faults={"GPU-0": "it fell off the bus"})
-        text = str(plan(desired(spec), marked, NOW))
-        assert "GPU-1" in text
-        assert "GPU-0" not in text
+    SPEC = gpu_service(replicas=1)
 
-    def test_who_waits_is_told_which_are_not_used(self) -> None:
-        spec = gpu_service(replicas=1)
-        marked = observed(specs=(spec,), gpus=gpus(1), gpu_faults={"GPU-0": "it fell off the bus"})
-        assert "not used because of a fault: GPU-0" in str(plan(desired(spec), marked, NOW))
+    def planned(self, *replicas: ReplicaContainer, listed: int) -> str:
+        """The plan where GPU-0 is marked."""
+        marked = observed(*replicas, specs=(self.SPEC,), gpus=gpus(listed), gpu_faults={"GPU-0": "it fell off the bus"})
+        return str(plan(desired(self.SPEC), marked, NOW))
+
+    def on_the_marked(self, **changes: object) -> ReplicaContainer:
+        return replica(self.SPEC, 1, gpus=("GPU-0",), gpu_fault="its GPU GPU-0 is gone", **changes)
+
+    def test_no_replica_is_placed_on_a_marked_gpu(self) -> None:
+        assert "GPU-1" in self.planned(listed=2)
+        assert "GPU-0" not in self.planned(listed=2)
+        assert "not used because of a fault: GPU-0" in self.planned(listed=1)
 
     def test_a_replica_whose_gpu_is_gone_goes_where_one_is_free(self) -> None:
-        spec = gpu_service(replicas=1)
-        lost = replica(spec, 1, gpus=("GPU-0",), gpu_fault="its GPU GPU-0 is gone")
-        faults = {"GPU-0": "gone"}
-        text = str(plan(desired(spec), observed(lost, specs=(spec,), gpus=gpus(2), gpu_faults=faults), NOW))
-        assert "its GPU GPU-0 is gone" in text
-        assert "GPU-1" in text
+        moved = self.planned(self.on_the_marked(), listed=2)
+        assert "its GPU GPU-0 is gone" in moved
+        assert "GPU-1" in moved
 
-    def test_without_another_one_it_stays_for_as_long_as_it_answers(self) -> None:
-        spec = gpu_service(replicas=1)
-        faults = {"GPU-0": "gone"}
-        for health, leaves in ((Health.READY, False), (Health.FAILED, True)):
-            lost = replica(spec, 1, gpus=("GPU-0",), gpu_fault="its GPU GPU-0 is gone", health=health)
-            text = str(plan(desired(spec), observed(lost, specs=(spec,), gpus=gpus(1), gpu_faults=faults), NOW))
-            assert (lost.name in text) is leaves
-
-    def test_only_what_is_gone_strikes_the_replica_on_it(self) -> None:
-        assert struck(on("GPU-1"), gone("GPU-1")).startswith("its GPU GPU-1 is gone: ")
-        assert struck(on("GPU-0"), gone("GPU-1")) == ""
-        assert struck(on("GPU-1"), {"GPU-1": GpuFault("GPU-1", "loud fan", NOW, "marked")}) == ""
+    @pytest.mark.parametrize(("health", "leaves"), [(Health.READY, False), (Health.FAILED, True)])
+    def test_without_a_free_gpu_it_stays_for_as_long_as_it_answers(self, health: Health, leaves: bool) -> None:
+        lost = self.on_the_marked(health=health)
+        assert (lost.name in self.planned(lost, listed=1)) is leaves
 
 
 def test_marks_outlive_the_controller(tmp_path: Path) -> None:
@@ -199,21 +187,11 @@ async def test_a_gpu_that_vanishes_is_marked_and_its_replica_moves(
         await until(lambda: not any("is not used" in notice for notice in controller.view.notices))
 
 
-async def test_a_gpu_on_which_replicas_die_is_left_for_one_on_which_they_live(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, gpu_service(replicas=1))
-    control.engine.gpus = gpus(2)
-    control.engine.bad_gpus = {"GPU-0": Behaviour(exits_after_s=0.0, exit_code=1, output="CUDA error 719\n")}
-    async with control.running() as controller:
-        await control.settled("ranker", 1, within_s=15.0)
-        assert {u for c in control.engine.containers.values() for u in c.gpus} == {"GPU-1"}
-        assert list(control.store.gpu_faults) == ["GPU-0"]
-        controller.commands.unmark_gpu("GPU-0")
-        assert dict(control.store.gpu_faults) == {}
-
-
-async def test_a_failure_counts_although_the_world_forgets_the_replica_before_its_removal_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_forgotten_early", [False, True])
+async def test_a_gpu_on_which_replicas_die_is_left_for_one_on_which_they_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_forgotten_early: bool
 ) -> None:
+    """Forgotten early: a snapshot without the replica comes before its removal has ended."""
     control = Control.of(tmp_path, gpu_service(replicas=1))
     control.engine.gpus = gpus(2)
     control.engine.bad_gpus = {"GPU-0": Behaviour(exits_after_s=0.0, exit_code=1, output="CUDA error 719\n")}
@@ -227,14 +205,17 @@ async def test_a_failure_counts_although_the_world_forgets_the_replica_before_it
     def seen() -> set[str]:
         return {one.id for one in control.view.observed.containers} if control.view.observed else set()
 
-    monkeypatch.setattr(FakeEngine, "perform", late)
-    async with control.running():
+    if is_forgotten_early:
+        monkeypatch.setattr(FakeEngine, "perform", late)
+    async with control.running() as controller:
         await control.settled("ranker", 1, within_s=20.0)
         assert {u for c in control.engine.containers.values() for u in c.gpus} == {"GPU-1"}
         assert list(control.store.gpu_faults) == ["GPU-0"]
+        controller.commands.unmark_gpu("GPU-0")
+        assert dict(control.store.gpu_faults) == {}
 
 
-async def test_somebody_may_mark_a_gpu(tmp_path: Path) -> None:
+async def test_an_operator_marks_gpus_and_removes_the_marks(tmp_path: Path) -> None:
     control = Control.of(tmp_path, gpu_service(replicas=1))
     control.engine.gpus = gpus(2)
     async with control.running() as controller:
@@ -248,7 +229,7 @@ async def test_somebody_may_mark_a_gpu(tmp_path: Path) -> None:
         controller.commands.mark_gpu("GPU-1", "loud fan")
         controller.commands.scale("ranker", 2)
         await until(lambda: any("not used because of a fault" in row.message for row in controller.view.services))
-        assert set(control.engine.containers) == set(held), "what is there stays"
+        assert set(control.engine.containers) == set(held), "replicas stay where they are"
         controller.commands.unmark_gpu("GPU-1")
         controller.commands.unmark_gpu("GPU-0")
         await control.settled("ranker", 2)
