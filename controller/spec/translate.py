@@ -18,7 +18,7 @@ from .definition import RESERVED_ENVIRONMENT
 from .problems import Problems, ServiceSource, at
 
 # Key -> (section of the body, name there, reader). Section "" is the body itself.
-_PLAIN: Mapping[str, tuple[str, str, Callable[[Problems, str, Any], Any]]] = {
+PLAIN: Mapping[str, tuple[str, str, Callable[[Problems, str, Any], Any]]] = {
     "annotations": ("HostConfig", "Annotations", Problems.text_map),
     "cap_add": ("HostConfig", "CapAdd", Problems.texts),
     "cap_drop": ("HostConfig", "CapDrop", Problems.texts),
@@ -76,7 +76,7 @@ IGNORED: Mapping[str, str] = {
 }
 """Keys without a meaning for a replica, or read elsewhere, with the reason."""
 
-_FORBIDDEN: Mapping[str, str] = {
+FORBIDDEN: Mapping[str, str] = {
     "container_name": "replicas have names of their own (<project>-<service>-<version>-<n>); remove it",
     "hostname": "all replicas would have the same one; remove it (callers use the service name)",
     "mac_address": "all replicas would have the same one; remove it",
@@ -114,15 +114,15 @@ def translate(source: ServiceSource, image: str, extra_environment: Mapping[str,
     for key in sorted(source.definition, key=str):
         value = source.definition[key]
         path = at(source.path, str(key))
-        if key in _FORBIDDEN:
-            problems.add(path, f"not possible with x-serve: {_FORBIDDEN[key]}")
+        if key in FORBIDDEN:
+            problems.add(path, f"not possible with x-serve: {FORBIDDEN[key]}")
         elif key in IGNORED or str(key).startswith("x-") or (value is None and key in _OMITTED_WHEN_NULL):
             continue
-        elif key in _PLAIN:
-            section, name, read = _PLAIN[key]
+        elif key in PLAIN:
+            section, name, read = PLAIN[key]
             _put(body, section, name, read(problems, path, value))
-        elif key in _STRUCTURED:
-            _STRUCTURED[key](source, path, value, body, problems)
+        elif key in STRUCTURED:
+            STRUCTURED[key](source, path, value, body, problems)
         else:
             problems.add(path, "not supported with x-serve; remove it")
     body["Env"] = _environment(source, extra_environment, problems)
@@ -319,7 +319,7 @@ def _reservations(path: str, value: Any, body: dict[str, Any], problems: Problem
             problems.add(at(path, str(key)), "not supported with x-serve; remove it")
 
 
-_STRUCTURED: Mapping[str, Callable[[ServiceSource, str, Any, dict[str, Any], Problems], None]] = {
+STRUCTURED: Mapping[str, Callable[[ServiceSource, str, Any, dict[str, Any], Problems], None]] = {
     "command": _command("Cmd"),
     "configs": lambda *_: None,  # attachments.py
     "cpus": _cpus,

@@ -6,17 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from controller.errors import SpecError
-from controller.model.spec import GpuSlot, Spec
+from controller.model.spec import GpuRequest, GpuSlot, Spec
 from controller.spec.compose import ComposeProject
 from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).parents[2]
+SLOT = GpuSlot(memory_bytes=1024**3)
 ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
 
 
@@ -50,13 +50,10 @@ async def problem(directory: Path, text: str | None, **environment: str) -> str:
     return told
 
 
-def users_own(directory: Path, environment: Mapping[str, str] = ENVIRONMENT) -> str:
+def users_own(directory: Path, *options: str) -> str:
     """What the user's own `docker compose config` prints."""
-    command = ["docker", "compose", "config"]
-    done = subprocess.run(
-        command, cwd=directory, env=dict(environment), capture_output=True, text=True, check=True, timeout=60
-    )
-    return done.stdout
+    command = ["docker", "compose", "config", *options]
+    return subprocess.check_output(command, cwd=directory, env=ENVIRONMENT, text=True, timeout=60)
 
 
 async def test_scale_zero_is_accepted_in_both_forms(tmp_path: Path) -> None:
@@ -70,11 +67,6 @@ async def test_scale_zero_is_accepted_in_both_forms(tmp_path: Path) -> None:
     spec = await load(tmp_path)
     assert (spec.project, sorted(spec.services)) == ("shop", ["a", "b", "c"])
     assert (spec.services["b"].replicas, spec.services["b"].route) == (3, "/b")
-
-
-async def test_the_yaml_form_keeps_x_keys(tmp_path: Path) -> None:
-    write(tmp_path / "compose.yaml", "services: {a: {image: a, scale: 0, x-serve: {replicas: 2}}}")
-    assert "x-serve" in users_own(tmp_path)
 
 
 async def test_relative_names_mean_what_they_mean_to_the_user(tmp_path: Path) -> None:
@@ -122,15 +114,7 @@ async def test_include_extends_anchors_and_overrides_come_free(tmp_path: Path) -
 
 
 async def test_values_arrive_as_they_were_written(tmp_path: Path) -> None:
-    values = {
-        "DOLLAR": "a$b",
-        "DOUBLE": "a$$b",
-        "YES": "yes",
-        "DATE": "2020-01-01",
-        "OCTAL": "010",
-        "EQUALS": "=",
-        "E": "1e6",
-    }
+    values = {"DOLLAR": "a$b", "DOUBLE": "a$$b", "YES": "yes", "DATE": "2020-01-01", "OCTAL": "010", "E": "1e6"}
     environment = {name: value.replace("$", "$$") for name, value in values.items()}
     write(
         tmp_path / "compose.yaml",
@@ -144,40 +128,33 @@ async def test_values_arrive_as_they_were_written(tmp_path: Path) -> None:
     assert (service.startup_deadline_s, service.request_timeout_s) == (100_000, 2)
 
 
-async def test_gpus_as_compose_prints_them(tmp_path: Path) -> None:
-    device = "{driver: nvidia, COUNT capabilities: [gpu]}"
-    text = (
-        "services: {a: {image: a, scale: 0, x-serve: {}, "
-        f"deploy: {{resources: {{reservations: {{devices: [{device}]}}}}}}}}}}"
-    )
-    write(tmp_path / "compose.yaml", text.replace("COUNT", "count: 2,"))
-    gpu = (await load(tmp_path)).services["a"].gpu
-    assert gpu is not None
-    assert gpu.count == 2
-    for said in ("", "count: all,"):
-        told = await problem(tmp_path, text.replace("COUNT", said))
-        assert told.startswith("services.a.deploy.resources.reservations.devices[0].count: expected the number of GPUs")
+def reservation(device: str) -> str:
+    return f"deploy: {{resources: {{reservations: {{devices: [{{capabilities: [gpu]{device}}}]}}}}}}"
 
 
 @pytest.mark.parametrize(
-    ("reservation", "device_ids"),
+    ("x_serve", "reserved", "gpu"),
     [
-        ("deploy: {resources: {reservations: {devices: [{driver: nvidia, capabilities: [gpu]}]}}}", ()),
-        ("gpus: all", ()),
+        ("", reservation(", driver: nvidia, count: 2"), GpuRequest(2)),
+        ("gpu: {memory: 1GiB}", reservation(", driver: nvidia"), GpuRequest(1, slot=SLOT)),
+        ("gpu: {memory: 1GiB}", "gpus: all", GpuRequest(1, slot=SLOT)),
         (
-            "deploy: {resources: {reservations: {devices: [{capabilities: [gpu], device_ids: [GPU-1, GPU-2]}]}}}",
-            ("GPU-1", "GPU-2"),
+            "gpu: {memory: 1GiB}",
+            reservation(", device_ids: [GPU-1, GPU-2]"),
+            GpuRequest(1, ("GPU-1", "GPU-2"), slot=SLOT),
         ),
     ],
 )
-async def test_a_reservation_beside_a_slot_as_compose_prints_it(
-    tmp_path: Path, reservation: str, device_ids: tuple[str, ...]
-) -> None:
-    text = f"services: {{a: {{image: a, scale: 0, x-serve: {{gpu: {{memory: 16GiB}}}}, {reservation}}}}}"
-    write(tmp_path / "compose.yaml", text)
-    gpu = (await load(tmp_path)).services["a"].gpu
-    assert gpu is not None
-    assert (gpu.count, gpu.device_ids, gpu.slot) == (1, device_ids, GpuSlot(memory_bytes=16 * 1024**3))
+async def test_gpus_as_compose_prints_them(tmp_path: Path, x_serve: str, reserved: str, gpu: GpuRequest) -> None:
+    write(tmp_path / "compose.yaml", f"services: {{a: {{image: a, scale: 0, x-serve: {{{x_serve}}}, {reserved}}}}}")
+    assert (await load(tmp_path)).services["a"].gpu == gpu
+
+
+@pytest.mark.parametrize("count", ["", ", count: all"])
+async def test_all_gpus_as_compose_prints_them(tmp_path: Path, count: str) -> None:
+    text = f"services: {{a: {{image: a, scale: 0, x-serve: {{}}, {reservation(', driver: nvidia' + count)}}}}}"
+    told = await problem(tmp_path, text)
+    assert told.startswith("services.a.deploy.resources.reservations.devices[0].count: expected the number of GPUs")
 
 
 async def test_limits_of_cpu_and_memory_as_compose_prints_them(tmp_path: Path) -> None:
@@ -206,39 +183,40 @@ async def test_the_same_files_give_the_same_spec(tmp_path: Path) -> None:
 REST = ", scale: 0, x-serve: {}}}"
 
 
-async def test_a_missing_variable(tmp_path: Path) -> None:
-    told = await problem(tmp_path, "services: {a: {image: '${TAG:?which release}'" + REST)
-    assert told == (
-        'services.a.image: variable "TAG" has no value (which release): the controller takes variables from '
-        f"{tmp_path}/.env and from its own environment, not from the shell that ran `docker compose up`; write TAG=... "
-        f"into {tmp_path}/.env"
-    )
+VARIABLES = "the controller takes variables from DIR/.env and from its own environment, not from the shell that ran"
 
 
 async def test_a_variable_that_became_empty_is_a_warning(tmp_path: Path) -> None:
     write(tmp_path / "compose.yaml", "services: {a: {image: 'a${TAG}'" + REST)
-    assert (await load(tmp_path)).warnings == (
+    (warning,) = (await load(tmp_path)).warnings
+    assert warning.startswith(f'variable "TAG" is not set and became empty: {VARIABLES}'.replace("DIR", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "said"),
+    [
         (
-            f'variable "TAG" is not set and became empty: the controller takes variables from {tmp_path}/.env and from '
-            "its own environment, not from the shell that ran `docker compose up`"
+            "services: {a: {image: '${TAG:?which release}'" + REST,
+            {},
+            f'services.a.image: variable "TAG" has no value (which release): {VARIABLES}',
         ),
-    )
-
-
-async def test_a_missing_file(tmp_path: Path) -> None:
-    rest = (
-        f"relative names start at {tmp_path} (COMPOSE_FILE) or at the file that names it (include, extends, env_file), "
-        f"and the controller sees what lies in {tmp_path} only"
-    )
-    assert await problem(tmp_path, None, COMPOSE_FILE="nope.yaml") == f"{tmp_path}/nope.yaml: no such file; {rest}"
-    assert await problem(tmp_path, "include: [gone.yaml]") == f"{tmp_path}/gone.yaml: no such file; {rest}"
-    told = await problem(tmp_path, "services: {a: {image: a, env_file: gone.env" + REST)
-    assert told == f"{tmp_path}/gone.env: no such file; {rest}"
-
-
-async def test_no_file_at_all(tmp_path: Path) -> None:
-    # Compose looks in the directories above as well; there is none in a temporary one.
-    assert await problem(tmp_path, None) == f"{tmp_path}: no configuration file provided: not found"
+        (None, {"COMPOSE_FILE": "nope.yaml"}, "DIR/nope.yaml: no such file; relative names start at DIR "),
+        ("include: [gone.yaml]", {}, "DIR/gone.yaml: no such file; "),
+        ("services: {a: {image: a, env_file: gone.env" + REST, {}, "DIR/gone.env: no such file; "),
+        # Compose looks in the directories above as well; there is none in a temporary one.
+        (None, {}, "DIR: no configuration file provided: not found"),
+        (
+            "services: {a: {image: a, scale: 0, x-serve: {replicas: two}}}",
+            {},
+            'services.a.x-serve.replicas: expected an integer >= 0, found "two"',
+        ),
+    ],
+    ids=["variable", "file", "included file", "env_file", "no file at all", "x-serve"],
+)
+async def test_problems_say_where_and_what(
+    tmp_path: Path, text: str | None, environment: dict[str, str], said: str
+) -> None:
+    assert (await problem(tmp_path, text, **environment)).startswith(said.replace("DIR", str(tmp_path)))
 
 
 async def test_malformed_yaml_says_file_line_and_column(tmp_path: Path) -> None:
@@ -264,18 +242,9 @@ async def test_what_compose_itself_refuses_is_in_its_own_words_with_the_file(
     assert f"{tmp_path}/compose.yaml: " in told
 
 
-async def test_our_own_messages_arrive_through_compose(tmp_path: Path) -> None:
-    told = await problem(tmp_path, "services: {ranker: {image: a, scale: 0, x-serve: {replicas: two}}}")
-    assert told == 'services.ranker.x-serve.replicas: expected an integer >= 0, found "two"'
-
-
 @pytest.mark.parametrize("lines", ENV_LINES)
 def test_the_lines_of_an_env_file_that_the_scripts_read_too(tmp_path: Path, lines: str) -> None:
     (tmp_path / ".env").write_bytes(f"{lines}\n".encode())
-    text = 'services: {a: {image: b, labels: {name: "${NAME-}"}}}'
-    write(tmp_path / "compose.yaml", text)
-    command = ["docker", "compose", "config", "--format", "json"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert json.loads(done.stdout)["services"]["a"]["labels"]["name"] == ENV_LINES[lines]
+    write(tmp_path / "compose.yaml", 'services: {a: {image: b, labels: {name: "${NAME-}"}}}')
+    found = json.loads(users_own(tmp_path, "--format", "json"))
+    assert found["services"]["a"]["labels"]["name"] == ENV_LINES[lines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import replace
 from random import Random
 
@@ -20,7 +21,7 @@ from controller.desired.autoscale import (
     situation_of,
     wanted_replicas,
 )
-from controller.model.spec import AutoscaleSpec
+from controller.model.spec import Aggregation, AutoscaleSpec
 
 SPEC = AutoscaleSpec(min=1, max=10, target_ongoing_requests=10)
 
@@ -104,52 +105,61 @@ class Service:
 CALM = replace(SPEC, panic_threshold=1e9, look_back_period_s=5.0)
 
 
-def test_more_load_has_to_last_for_the_delay() -> None:
+SLEEPS = replace(CALM, min=0, downscale_delay_s=20, downscale_to_zero_delay_s=300)
+
+Story = list[tuple[int, float, int]]
+"""Seconds, the load meanwhile, and the target after them."""
+
+
+@pytest.mark.parametrize(
+    ("spec", "first", "story"),
+    [
+        (CALM, 2, [(20, 20, 2), (29, 40, 2), (8, 40, 4)]),
+        (CALM, 2, [(20, 40, 2), (10, 20, 2)] * 20),
+        (replace(CALM, downscale_delay_s=100), 4, [(99, 10, 4), (10, 10, 1)]),
+        (SLEEPS, 3, [(40, 0, 1), (250, 0, 1), (60, 0, 0), (1000, 0, 0)]),
+        (replace(SPEC, downscale_delay_s=0.0), 1, [(5, 80, 8), (24, 0, 8), (10, 0, 1)]),
+        (replace(SPEC, max=4), 6, [(1, 60, 4)]),
+    ],
+    ids=[
+        "more load has to last for the delay",
+        "a load that comes and goes changes nothing",
+        "less load has to last for longer",
+        "the last replica goes by a delay of its own",
+        "nothing is taken away until a burst is over for the look-back period",
+        "edited bounds count at once",
+    ],
+)
+def test_targets_over_time(spec: AutoscaleSpec, first: int, story: Story) -> None:
+    service = Service(spec, first)
+    for seconds, load, target in story:
+        service.run(seconds, load)
+        assert service.target == target, service.words
+
+
+def test_a_change_says_why() -> None:
     service = Service(CALM, 2)
-    service.run(20, 20)
-    service.run(29, 40)
-    assert service.target == 2
-    service.run(8, 40)
-    assert service.target == 4
+    service.run(60, 40)
+    service.spec = replace(SPEC, max=3)
+    service.run(1, 40)
     assert service.words == [
-        "40.0 requests (40.0 in work, 0.0 waiting) over 5 s (mean), 10 per replica wanted, 2 running; above for 30 s"
+        "40.0 requests (40.0 in work, 0.0 waiting) over 5 s (mean), 10 per replica wanted, 2 running; above for 30 s",
+        "the bounds are 1 to 3 now",
     ]
 
 
-def test_a_load_that_comes_and_goes_changes_nothing() -> None:
-    service = Service(CALM, 2)
-    for _ in range(20):
-        service.run(20, 40)
-        service.run(10, 20)
-    assert service.changes == []
-
-
-def test_less_load_has_to_last_for_longer() -> None:
-    service = Service(replace(CALM, downscale_delay_s=100), 4)
-    service.run(99, 10)
-    assert service.target == 4
-    service.run(10, 10)
-    assert service.target == 1
-
-
-def test_the_last_replica_goes_by_a_delay_of_its_own() -> None:
-    service = Service(replace(CALM, min=0, downscale_delay_s=20, downscale_to_zero_delay_s=300), 3)
-    service.run(40, 0)
-    assert service.target == 1
-    service.run(250, 0)
-    assert service.target == 1
-    service.run(60, 0)
-    assert service.target == 0
-    service.run(1000, 0)
-    assert [target for _, target in service.changes] == [1, 0]
-
-
-def test_any_load_wakes_a_service_without_replicas_at_once() -> None:
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ({"waiting": 1}, "1.0 requests (0.0 in work, 1.0 waiting), no replica running"),
+        ({"held": 1}, "woken by 1 held request: 1.0 requests (0.0 in work, 1.0 waiting), no replica running"),
+    ],
+)
+def test_any_load_wakes_a_service_without_replicas_at_once(load: dict[str, float], words: str) -> None:
     service = Service(replace(CALM, min=0), 0)
     service.run(10, 0)
-    service.run(1, 0, waiting=1)
-    assert service.target == 1
-    assert service.words[-1] == "1.0 requests (0.0 in work, 1.0 waiting), no replica running"
+    service.run(1, 0, **load)
+    assert (service.target, service.words[-1]) == (1, words)
 
 
 WAKING = replace(SPEC, min=0, max=50, target_ongoing_requests=2)
@@ -183,12 +193,6 @@ def test_more_follow_when_the_first_is_measured_to_be_too_few() -> None:
     )
 
 
-def test_one_held_request_is_told_as_one() -> None:
-    service = Service(WAKING, 0)
-    service.run(1, 0, held=1)
-    assert service.words == ["woken by 1 held request: 1.0 requests (0.0 in work, 1.0 waiting), no replica running"]
-
-
 def test_a_clock_that_was_set_back_after_a_wake_delays_and_does_not_block() -> None:
     service = Service(WAKING, 0)
     service.run(2, 0, held=5)
@@ -217,42 +221,14 @@ def test_the_first_step_from_zero_is_one_whatever_waits(
     assert [target for _, target in service.changes] == [1]
 
 
-def test_a_burst_does_not_wait_for_the_delay() -> None:
-    service = Service(replace(SPEC, max=8), 1)
-    service.run(30, 8)
-    service.run(4, 80, starts_in_s=20)
-    assert service.target == 8
-    assert service.changes[-1][0] - 1030 <= 4
-
-
 @pytest.mark.parametrize("starts_in_s", [0.5, 1.0, 2.0, 20.0])
-def test_a_burst_is_answered_in_full_also_when_its_first_replicas_are_there_before_its_mean_is(
-    starts_in_s: float,
-) -> None:
+def test_a_burst_is_answered_at_once_and_in_full_however_soon_its_first_replicas_are_there(starts_in_s: float) -> None:
     service = Service(replace(SPEC, max=8, target_ongoing_requests=8, look_back_period_s=20), 1)
     service.run(30, 3)
     service.run(5, 30, starts_in_s=starts_in_s)
     assert service.target == 4
     service.run(20, 30)
     assert service.target == 4
-
-
-def test_nothing_is_taken_away_until_the_burst_is_over_for_the_look_back_period() -> None:
-    service = Service(replace(SPEC, downscale_delay_s=0.0, look_back_period_s=30.0), 1)
-    service.run(5, 80)
-    assert service.target == 8
-    service.run(24, 0)
-    assert service.target == 8
-    service.run(10, 0)
-    assert service.target == 1
-
-
-def test_edited_bounds_count_at_once() -> None:
-    service = Service(SPEC, 6)
-    service.spec = replace(SPEC, max=4)
-    service.run(1, 60)
-    assert service.target == 4
-    assert service.words == ["the bounds are 1 to 4 now"]
 
 
 def test_a_clock_that_was_set_back_delays_and_does_not_break() -> None:
@@ -274,36 +250,33 @@ def test_when_the_next_decision_is_due() -> None:
 
 
 class TestHistory:
-    def test_a_sample_holds_until_the_next(self) -> None:
+    @pytest.mark.parametrize(
+        ("window_s", "how", "total"),
+        [
+            (30, "mean", 50 / 3),
+            (12, "mean", 130 / 12),
+            (30, "max", 40),
+            (30, "min", 5),
+            (5, "max", 5),
+        ],
+    )
+    def test_a_sample_holds_until_the_next(self, window_s: float, how: Aggregation, total: float) -> None:
         history = LoadHistory()
-        for at, total in [(0.0, 10), (20.0, 40)]:
-            history.add(at, Load(running=total), 60)
-        assert history.over(30, 30).total == pytest.approx((20 * 10 + 10 * 40) / 30)
-        assert history.over(10, 30).total == 40
-        assert history.over(15, 30).total == pytest.approx((5 * 10 + 10 * 40) / 15)
-
-    def test_the_other_functions(self) -> None:
-        history = LoadHistory()
-        for at, total in [(0.0, 10), (10.0, 40), (20.0, 5)]:
-            history.add(at, Load(waiting=total), 60)
-        assert history.over(30, 30, "max") == Load(waiting=40)
-        assert history.over(30, 30, "min") == Load(waiting=5)
-        assert history.over(5, 30, "max") == Load(waiting=5)
-
-    def test_nothing_is_no_load(self) -> None:
-        assert LoadHistory().over(30, 100) == Load()
+        for at, waiting in [(0.0, 5), (10.0, 40), (20.0, 5)]:
+            history.add(at, Load(waiting=waiting), 60)
+        assert history.over(window_s, 30, how).total == pytest.approx(total)
 
     def test_the_first_sample_counts_for_all_there_is(self) -> None:
         history = LoadHistory()
+        assert history.over(30, 100) == Load()
         history.add(100.0, Load(running=8), 60)
-        assert history.over(30, 100.0).total == 8
-        assert history.over(30, 101.0).total == 8
+        assert history.over(30, 100.0).total == history.over(30, 101.0).total == 8
 
-    def test_bursts_of_ticks_do_not_make_it_grow(self) -> None:
+    def test_it_does_not_grow_with_the_number_of_ticks(self) -> None:
         history = LoadHistory()
         for tick in range(10_000):
             history.add(tick * 0.01, Load(running=tick), 30)
-        assert len(history._samples) <= 30 / 0.25 + 3
+        assert len(pickle.dumps(history)) < 100 * 30 / 0.25
         assert history.over(30, 100.0).total == pytest.approx(8500, rel=0.01)
 
     @given(

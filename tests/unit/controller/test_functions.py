@@ -86,48 +86,36 @@ class TestFunctions:
     @pytest.mark.parametrize(
         ("text", "problem"),
         [
-            ("def wanted(situation):\n    raise KeyError('a')\n", "PATH raised KeyError: 'a' at FILE:2"),
-            ("def wanted(situation):\n    raise SystemExit\n", "PATH raised SystemExit at FILE:2"),
-            ("def wanted(situation):\n    return 2.5\n", "PATH returned 2.5; a policy returns an integer"),
-            ("def wanted(situation):\n    return True\n", "PATH returned true; a policy returns an integer"),
-            ("def wanted(situation):\n    pass\n", "PATH returned null; a policy returns an integer"),
-            ("def wanted(situation):\n    return [3]\n", "PATH returned a list; a policy returns an integer"),
+            ("{def}: raise KeyError('a')", "PATH raised KeyError: 'a' at FILE:1"),
+            ("{def}: raise SystemExit", "PATH raised SystemExit at FILE:1"),
+            ("{def}: return 2.5", "PATH returned 2.5; a policy returns an integer"),
+            ("{def}: return True", "PATH returned true; a policy returns an integer"),
+            ("{def}: pass", "PATH returned null; a policy returns an integer"),
+            ("{def}: return [3]", "PATH returned a list; a policy returns an integer"),
+            ("{def}: return 10**5000", "PATH returned an integer beyond 1e+15, which no number of replicas is"),
+            ("{def}: return -10**5000", "PATH returned an integer beyond 1e+15, which no number of replicas is"),
+            ("wanted = 3", "PATH is no function: FILE has 3"),
+            ("other = 3", "PATH is no function: FILE has nothing of that name"),
+            ("async {def}: return 3", "PATH is an async function; a policy is a plain one, called in a thread"),
             (
-                "def wanted(situation):\n    return 10**5000\n",
-                "PATH returned an integer beyond 1e+15, which no number of replicas is",
-            ),
-            (
-                "def wanted(situation):\n    return -10**5000\n",
-                "PATH returned an integer beyond 1e+15, which no number of replicas is",
-            ),
-            ("wanted = 3\n", "PATH is no function: FILE has 3"),
-            ("other = 3\n", "PATH is no function: FILE has nothing of that name"),
-            (
-                "async def wanted(situation):\n    return 3\n",
-                "PATH is an async function; a policy is a plain one, called in a thread",
-            ),
-            (
-                "def wanted(situation, least):\n    return 3\n",
+                "def wanted(situation, least): return 3",
                 "PATH cannot be called with a situation and policy_kwargs (none): missing a required argument: 'least'",
             ),
-            ("raise ValueError('no')\n", "PATH cannot be imported: ValueError: no at FILE:1"),
+            ("raise ValueError('no')", "PATH cannot be imported: ValueError: no at FILE:1"),
         ],
     )
-    def test_what_is_no_answer(
+    def test_functions_that_give_no_number(
         self, functions: Functions, written: Callable[[str], str], tmp_path: Path, text: str, problem: str
     ) -> None:
-        path = written(text)
+        path = written(text.replace("{def}", "def wanted(situation)"))
         file = tmp_path / f"{path.partition(':')[0]}.py"
         assert failing(functions, path) == problem.replace("PATH", path).replace("FILE", str(file))
 
-    def test_a_module_that_is_not_there(self, functions: Functions, tmp_path: Path) -> None:
-        assert failing(functions, "policies_test_nowhere:wanted") == (
-            "policies_test_nowhere:wanted cannot be imported: ModuleNotFoundError: No module named "
-            f"'policies_test_nowhere' (looked in {tmp_path})"
+    def test_a_module_that_is_not_there_is_found_once_it_is(self, functions: Functions, tmp_path: Path) -> None:
+        assert failing(functions, "policies_test_later:wanted") == (
+            "policies_test_later:wanted cannot be imported: ModuleNotFoundError: No module named "
+            f"'policies_test_later' (looked in {tmp_path})"
         )
-
-    def test_a_repaired_module_is_found_at_the_next_call(self, functions: Functions, tmp_path: Path) -> None:
-        failing(functions, "policies_test_later:wanted")
         (tmp_path / "policies_test_later.py").write_text("def wanted(situation):\n    return 4\n")
         assert functions.call(FunctionPolicy("policies_test_later:wanted"), situation()) == 4
 
@@ -183,87 +171,78 @@ class Held:
 
     def __init__(self) -> None:
         self.begun: list[Situation] = []
-        self._calls: asyncio.Queue[int | PolicyError] = asyncio.Queue()
+        self.caller = Caller(lambda policy, seen: pytest.fail("`run` answers in its place"), self._run)
+        self._answers: asyncio.Queue[int | PolicyError] = asyncio.Queue()
 
-    def call(self, policy: FunctionPolicy, seen: Situation) -> int:
-        raise AssertionError("internal: `run` answers in its place")
-
-    async def run(self, call: Any) -> int:
+    async def _run(self, call: Any) -> int:
         self.begun.append(call.args[1])
-        answer = await self._calls.get()
+        answer = await self._answers.get()
         if isinstance(answer, PolicyError):
             raise answer
         return answer
 
-    async def answer(self, caller: Caller, answer: int | PolicyError) -> None:
+    async def answer(self, answer: int | PolicyError) -> None:
         """Let the call under way return."""
-        self._calls.put_nowait(answer)
-        await until(lambda: not caller.tasks)
+        self._answers.put_nowait(answer)
+        await until(lambda: not self.caller.tasks)
 
 
 class TestCalls:
     async def test_each_call_sees_the_latest_look_and_a_new_answer_wakes_the_loop(self) -> None:
         held = Held()
-        caller = Caller(held.call, held.run)
+        caller = held.caller
         assert caller.wanted() is None
-        await held.answer(caller, 3)
+        await held.answer(3)
         assert (caller.wanted(), caller.woken) == (3, 1)
-        caller.now += PAUSE_S
+        caller.now += PAUSE_S / 2
         assert caller.wanted() == 3
-        await held.answer(caller, 3)
+        assert not caller.tasks, "a new answer does not make the loop ask at once"
+        caller.now += PAUSE_S / 2
+        assert caller.wanted() == 3
+        await held.answer(3)
         assert caller.woken == 1
         caller.now += PAUSE_S
         assert caller.wanted() == 3
-        await held.answer(caller, 4)
+        await held.answer(4)
         assert (caller.wanted(), caller.woken) == (4, 2)
         assert [seen.now for seen in held.begun] == [1000.0, 1000.0 + PAUSE_S, 1000.0 + 2 * PAUSE_S]
 
-    async def test_a_new_answer_does_not_make_the_loop_ask_at_once(self) -> None:
-        held = Held()
-        caller = Caller(held.call, held.run)
-        caller.wanted()
-        await held.answer(caller, 3)
-        caller.now += PAUSE_S / 2
-        assert caller.wanted() == 3
-        assert not caller.tasks
-
     async def test_while_a_call_has_not_returned_none_is_made_and_the_last_answer_counts_for_a_while(self) -> None:
         held = Held()
-        caller = Caller(held.call, held.run)
+        caller = held.caller
         caller.wanted()
-        await held.answer(caller, 3)
+        await held.answer(3)
         caller.now += 1.0
         assert caller.wanted() == 3
         caller.now += LIMIT_S - 1.0
         assert caller.wanted() == 3
         caller.now += 3.0
         assert caller.problem() == "any:quick has not returned for 7 s"
-        await until(lambda: len(held.begun) == 2)
-        await held.answer(caller, 4)
+        await held.answer(4)
         assert (caller.wanted(), len(held.begun)) == (4, 2)
         await caller.end()
 
     async def test_a_call_without_a_number_counts_until_one_has_it(self) -> None:
         held = Held()
-        caller = Caller(held.call, held.run)
+        caller = held.caller
         caller.wanted()
-        await held.answer(caller, PolicyError("any:quick raised ValueError"))
+        await held.answer(PolicyError("any:quick raised ValueError"))
         assert caller.problem() == "any:quick raised ValueError"
         caller.now += 1.0
         assert caller.problem() == "any:quick raised ValueError"
-        await held.answer(caller, 4)
+        await held.answer(4)
         assert (caller.wanted(), caller.woken) == (4, 2)
 
     async def test_another_policy_of_the_service_does_not_wait_for_the_call_of_the_former(self) -> None:
         held = Held()
-        caller = Caller(held.call, held.run)
+        caller = held.caller
         caller.calls.sync({"quick": service("quick", autoscale=AutoscaleSpec(policy=QUICK))})
         caller.wanted()
         other = FunctionPolicy(QUICK.path, {"least": 2})
         caller.calls.sync({"quick": service("quick", autoscale=AutoscaleSpec(policy=other))})
         await until(lambda: not caller.tasks)
         assert caller.wanted(other) is None
-        await held.answer(caller, 5)
+        await held.answer(5)
         assert caller.wanted(other) == 5
 
     async def test_a_thread_that_never_returns_holds_up_no_other_function(self, never: threading.Event) -> None:

@@ -59,20 +59,16 @@ def test_a_function_that_has_not_answered_yet_holds_the_target() -> None:
     assert (answer.wanted, answer.because) == (5, "any:one has not answered yet")
 
 
-def test_without_a_ready_replica_there_is_nothing_to_measure() -> None:
-    spec = replace(SPEC, policy=GPU)
-    assert measured(None).ask("llm", situation(spec, load=1.0, running=0, target=0)).wanted == 1
-    assert measured(None).ask("llm", situation(spec, load=0.0, running=0, target=0)).wanted == 0
-
-
-def test_a_value_that_was_not_read_yet_holds_the_target() -> None:
-    assert measured(None).ask("llm", situation(replace(SPEC, policy=GPU), running=2, target=5)).wanted == 5
-
-
-@pytest.mark.parametrize(("load", "wanted"), [(0.0, 0), (0.5, 1)])
-def test_the_last_replica_stays_while_there_are_requests(load: float, wanted: int) -> None:
-    answer = measured(0.0).ask("llm", situation(replace(SPEC, policy=GPU), load=load, running=1, target=1))
-    assert answer.wanted == wanted
+@pytest.mark.parametrize(
+    ("value", "load", "running", "target", "wanted"),
+    [(None, 1.0, 0, 0, 1), (None, 0.0, 0, 0, 0), (None, 0.0, 2, 5, 5), (0.0, 0.0, 1, 1, 0), (0.0, 0.5, 1, 1, 1)],
+    ids=["asleep, a request", "asleep", "not read yet", "no request", "the last replica has a request"],
+)
+def test_where_the_value_alone_does_not_decide(
+    value: float | None, load: float, running: int, target: int, wanted: int
+) -> None:
+    seen = situation(replace(SPEC, policy=GPU), load=load, running=running, target=target)
+    assert measured(value).ask("llm", seen).wanted == wanted
 
 
 def test_without_a_policy_the_load_decides() -> None:

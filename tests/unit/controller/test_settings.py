@@ -10,23 +10,13 @@ from controller.errors import SettingsError
 from controller.settings import Settings
 
 
-def test_defaults(tmp_path: Path) -> None:
-    settings = Settings.from_env({"COMPOSE_PROJECT_NAME": "pierhead", "PIERHEAD_PROJECT_DIR": str(tmp_path)})
-    assert settings == Settings(project="pierhead", project_dir=tmp_path)
-    assert (settings.api_port, settings.discovery_port, settings.api_token) == (8100, 8101, None)
-
-
 def test_empty_means_default(tmp_path: Path) -> None:
+    needed = {"COMPOSE_PROJECT_NAME": "pierhead", "PIERHEAD_PROJECT_DIR": str(tmp_path)}
     settings = Settings.from_env(
-        {
-            "COMPOSE_PROJECT_NAME": "p",
-            "PIERHEAD_PROJECT_DIR": str(tmp_path),
-            "PIERHEAD_API_TOKEN": "",
-            "PIERHEAD_LOG_LEVEL": "",
-            "PIERHEAD_CDI_DIRS": "",
-        }
+        {**needed, "PIERHEAD_API_TOKEN": "", "PIERHEAD_LOG_LEVEL": "", "PIERHEAD_CDI_DIRS": ""}
     )
-    assert settings.api_token is None
+    assert settings == Settings.from_env(needed) == Settings(project="pierhead", project_dir=tmp_path)
+    assert (settings.api_port, settings.discovery_port, settings.api_token) == (8100, 8101, None)
     assert settings.cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 

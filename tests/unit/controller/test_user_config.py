@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from controller.errors import ReplicaError
 from controller.model.actions import GiveUserConfig
 from controller.model.desired import VersionGoal
 from controller.model.spec import NO_USER_CONFIG, RolloutSpec, ServiceSpec, digest
+from controller.model.told import UserConfigStatus
 from controller.model.world import Health, ReplicaContainer, UserConfigReport, current_version
 from controller.observe.probe import HttpProbe
 from controller.plan import plan
@@ -42,20 +44,16 @@ ERROR = "Part.reconfigure raised ValueError: no such threshold"
 # -------------------------------------------------------------------------------------------------------- the block
 
 
-def config_of(x_serve: dict[str, Any]) -> str:
-    return ranker(x_serve).user_config
-
-
-def test_the_same_settings_are_the_same_text_whatever_their_order() -> None:
+def test_equal_settings_are_the_same_text_in_any_order() -> None:
     written: dict[str, Any] = {"b": [1, 2.5, None, True], "a": {"ü": "x"}}
-    text = config_of({"user_config": written})
+    text = ranker({"user_config": written}).user_config
     assert text == '{"a":{"\\u00fc":"x"},"b":[1,2.5,null,true]}'
     assert json.loads(text) == written
-    assert config_of({"user_config": dict(reversed(written.items()))}) == text
-    assert config_of({}) == config_of({"user_config": {}}) == NO_USER_CONFIG
+    assert ranker({"user_config": dict(reversed(written.items()))}).user_config == text
+    assert ranker({}).user_config == ranker({"user_config": {}}).user_config == NO_USER_CONFIG
 
 
-def test_it_is_no_part_of_the_version_and_reaches_new_replicas_all_the_same() -> None:
+def test_it_is_no_part_of_the_version_and_reaches_new_replicas() -> None:
     without, with_it = ranker({}), ranker({"user_config": {"threshold": 1}})
     assert with_it.definition_hash == without.definition_hash
     assert with_it.container == without.container
@@ -66,18 +64,7 @@ def test_it_is_no_part_of_the_version_and_reaches_new_replicas_all_the_same() ->
 
 JSON_ONLY = "expected what JSON can hold: {}; write it in quotes, found a mapping"
 AN_IMAGE = {"user_config": {"a": 1}, "health": {"probe": {"path": "/health", "port": 80}}}
-TOO_LARGE = (
-    "expected at most 65536 bytes as JSON (these are 65544; put what is large into a file that the service mounts, and "
-    "the file's name here), found a mapping"
-)
-NOT_MANAGED = (
-    "has no effect on an image that is not built on Pierhead's runtime (managed: false): its program cannot receive "
-    "a change while it runs; write environment, or a file that it reads"
-)
-NOT_TOLD = (
-    "needs the probe path of a managed replica (/readyz), which reports the user_config in force; remove "
-    "health.probe.path"
-)
+DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"a": inner}, range(5000), {})
 
 
 @pytest.mark.parametrize(
@@ -87,21 +74,19 @@ NOT_TOLD = (
         ({"user_config": {"a": {"b": [1, float("nan")]}}}, JSON_ONLY.format("user_config.a.b[1] is nan")),
         ({"user_config": {"a": {3: 1}}}, JSON_ONLY.format("user_config.a has the key 3")),
         ({"user_config": {"a": b"x"}}, JSON_ONLY.format("user_config.a is a bytes")),
-        ({"user_config": {"a": "x" * LARGEST_USER_CONFIG}}, TOO_LARGE),
-        ({**AN_IMAGE, "managed": False}, NOT_MANAGED),
-        ({**AN_IMAGE, "managed": True}, NOT_TOLD),
+        (
+            {"user_config": {"a": "x" * 65536}},
+            "expected at most 65536 bytes as JSON (these are 65544; put what is large",
+        ),
+        ({"user_config": DEEP}, "expected a mapping that is nested less deeply, found a mapping"),
+        ({**AN_IMAGE, "managed": False}, "has no effect on an image that is not built on Pierhead's runtime"),
+        ({**AN_IMAGE, "managed": True}, "needs the probe path of a managed replica (/readyz), which reports the user_"),
     ],
+    ids=["list", "nan", "key", "bytes", "large", "deep", "foreign image", "other probe"],
 )
 def test_wrong_ones(x_serve: dict[str, Any], problem: str) -> None:
-    assert problems(x_serve) == [f"services.ranker.x-serve.user_config: {problem}"]
-
-
-def test_one_that_is_nested_too_deeply_is_told() -> None:
-    deep: dict[str, Any] = {}
-    for _ in range(5000):
-        deep = {"a": deep}
-    (problem,) = problems({"user_config": deep})
-    assert "user_config: expected" in problem
+    (found,) = problems(x_serve)
+    assert found.startswith(f"services.ranker.x-serve.user_config: {problem}")
 
 
 def test_controller_and_runtime_agree() -> None:
@@ -128,14 +113,11 @@ def planned(*containers: ReplicaContainer, goal: VersionGoal | None = None) -> s
     return "\n".join(line for line in str(made).splitlines() if "user_config" in line)
 
 
-def test_whoever_was_given_another_one_is_given_it() -> None:
-    assert (
-        planned(
-            replica(WEB, 1, user_config=told(A)),
-            replica(WEB, 2, user_config=told(B, A)),
-        )
-        == f"#1 give user_config {DB} to p-web-{V}-1: it was given {DA}, and shall have {DB}; no restart"
-    )
+def test_a_replica_that_was_given_another_one_is_given_it() -> None:
+    found = planned(replica(WEB, 1, user_config=told(A)), replica(WEB, 2, user_config=told(B, A)))
+    assert found == f"#1 give user_config {DB} to p-web-{V}-1: it was given {DA}, and shall have {DB}; no restart"
+    starts = planned(replica(WEB, 1, health=Health.UNKNOWN, user_config=told(A)))
+    assert f"to p-web-{V}-1" in starts
 
 
 @pytest.mark.parametrize(
@@ -147,14 +129,10 @@ def test_whoever_was_given_another_one_is_given_it() -> None:
         {"user_config": told(A), "ip": None},
         {"user_config": told(A), "health": Health.FAILED},
     ],
-    ids=["does not tell", "refuses it", "another version", "no address", "goes"],
+    ids=["reports none", "refuses it", "another version", "no address", "has failed"],
 )
-def test_nobody_else_is(leaves: Mapping[str, Any]) -> None:
+def test_no_other_replica_is(leaves: Mapping[str, Any]) -> None:
     assert planned(replica(WEB, 1, **leaves), replica(WEB, 2, user_config=told(B))) == ""
-
-
-def test_one_that_starts_is_given_it_too() -> None:
-    assert f"to p-web-{V}-1" in planned(replica(WEB, 1, health=Health.UNKNOWN, user_config=told(A)))
 
 
 def test_while_a_version_is_tried_each_has_its_own() -> None:
@@ -204,27 +182,30 @@ def test_how_far_it_has_come() -> None:
     assert set(status.changes) == {"threshold: 1 -> 2", "threshold: nothing -> 2"}
 
 
-def test_an_image_that_takes_none_is_told() -> None:
-    old, unread = replica(WEB, 1, user_config=None), replica(WEB, 2, user_config=None, ongoing=None)
-    status = user_config_status([old, unread], WEB, VersionGoal(V), {}, {}, NOW)
+def status_of(*containers: ReplicaContainer, spec: ServiceSpec = WEB) -> UserConfigStatus | None:
+    return user_config_status(containers, spec, VersionGoal(V), {}, {}, NOW)
+
+
+def test_an_image_of_before_user_config_is_reported() -> None:
+    status = status_of(replica(WEB, 1, user_config=None), replica(WEB, 2, user_config=None, ongoing=None))
     assert status is not None
     assert status.refused == (f"p-web-{V}-1: the runtime in its image is of before user_config; build the image anew",)
     assert (status.applied, status.replicas) == (0, 1)
 
 
-def test_without_one_there_is_nothing_to_say() -> None:
-    plain = replace(WEB, user_config=NO_USER_CONFIG)
-    containers = [replica(plain, 1, user_config=told(NO_USER_CONFIG)), replica(plain, 2)]
-    assert user_config_status(containers, plain, VersionGoal(V), {}, {}, NOW) is None
-
-
-def test_what_this_controller_has_not_seen_is_said_to_be_so() -> None:
-    status = user_config_status([replica(WEB, 1, user_config=told(A))], WEB, VersionGoal(V), {}, {}, NOW)
+def test_a_user_config_that_this_controller_has_not_seen_has_no_differences() -> None:
+    status = status_of(replica(WEB, 1, user_config=told(A)))
     assert status is not None
     assert status.changes == ("from one that this controller has not seen",)
 
 
-def test_differences_are_told_by_path() -> None:
+def test_without_one_there_is_no_status() -> None:
+    plain = replace(WEB, user_config=NO_USER_CONFIG)
+    containers = [replica(plain, 1, user_config=told(NO_USER_CONFIG)), replica(plain, 2)]
+    assert status_of(*containers, spec=plain) is None
+
+
+def test_differences_are_named_by_path() -> None:
     then = '{"model":{"name":"small","top_k":5},"same":1,"gone":[1]}'
     now = '{"model":{"name":"large","top_k":5},"same":1,"new":{}}'
     assert differences(then, now) == ["gone: [1] -> nothing", 'model.name: "small" -> "large"', "new: nothing -> {}"]
@@ -241,7 +222,7 @@ JSONS = st.recursive(
 
 
 @given(st.dictionaries(st.text(min_size=1), JSONS), st.dictionaries(st.text(min_size=1), JSONS))
-def test_any_two_can_be_told_apart_in_words(then: dict[str, Any], now: dict[str, Any]) -> None:
+def test_differences_of_any_two_are_bounded(then: dict[str, Any], now: dict[str, Any]) -> None:
     assert differences(json.dumps(then), json.dumps(then)) == []
     assert len(differences(json.dumps(then), json.dumps(now))) <= 21
 
@@ -299,8 +280,13 @@ async def test_a_change_reaches_those_that_run_and_restarts_none(control: Contro
         }  # fmt: skip
         assert row(control)["state"] == "HEALTHY"
 
+        control.controller.commands.scale("web", 4)
+        await control.settled("web", 4)
+        assert in_force(control) == [B] * 4
+        assert len(control.given) == 2, "those that come later have it from their start"
+
         control.source.edit(web())
-        await until(lambda: in_force(control) == [NO_USER_CONFIG] * 2)
+        await until(lambda: in_force(control) == [NO_USER_CONFIG] * 4)
         await until(lambda: row(control)["user_config"] is None)
         assert "web: no user_config is set any more" in said(control, "user_config_applied")
 
@@ -344,34 +330,21 @@ async def test_a_controller_that_dies_half_way_is_followed_by_one_that_goes_on(c
         assert not said(control, "user_config_refused")
 
 
-async def test_a_replica_that_does_not_answer_is_tried_again(control: Control) -> None:
+async def test_a_replica_that_does_not_answer_is_tried_again(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    give, asked = control.give, []
+
+    async def unreachable_twice(address: str, text: str) -> UserConfigReport:
+        asked.append(address)
+        if len(asked) <= 2:
+            raise ReplicaError(f"http://{address}/user-config does not answer")
+        return await give(address, text)
+
+    monkeypatch.setattr(control, "give", unreachable_twice)
     async with control.running():
         await control.settled("web", 2)
-        first = min(control.engine.containers.values(), key=lambda container: container.number)
-        give, asked = control.give, []
-
-        async def deaf(address: str, text: str) -> UserConfigReport:
-            asked.append(address)
-            if address == f"{first.ip}:9100" and asked.count(address) < 3:
-                raise ReplicaError(f"http://{address}/user-config does not answer: nobody is there; it is tried again")
-            return await give(address, text)
-
-        control.controller.executor._perform.__self__._give = deaf  # type: ignore[attr-defined]
         control.source.edit(web(B))
         await until(lambda: in_force(control) == [B, B])
         assert any("does not answer" in message for message in said(control, "give_user_config"))
-
-
-async def test_those_that_come_later_have_it_from_their_start(control: Control) -> None:
-    async with control.running():
-        await control.settled("web", 2)
-        control.source.edit(web(B))
-        await until(lambda: in_force(control) == [B, B])
-        given = len(control.given)
-        control.controller.commands.scale("web", 4)
-        await control.settled("web", 4)
-        assert in_force(control) == [B] * 4
-        assert len(control.given) == given
 
 
 async def test_a_version_has_the_user_config_that_was_written_beside_it(control: Control) -> None:
