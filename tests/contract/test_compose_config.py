@@ -171,13 +171,6 @@ async def test_the_reference_can_be_loaded() -> None:
     assert (spec.project, sorted(spec.services), spec.warnings) == ("reference", names, ())
 
 
-async def test_the_same_files_give_the_same_spec(tmp_path: Path) -> None:
-    write(tmp_path / "compose.yaml", "services: {a: {image: a, scale: 0, environment: {B: 1, A: 2}, x-serve: {}}}")
-    first = await load(tmp_path)
-    write(tmp_path / "compose.yaml", "services: {a: {x-serve: {}, environment: {A: 2, B: 1}, scale: 0, image: a}}")
-    assert await load(tmp_path) == first
-
-
 # ------------------------------------------------------------------------------------------------- what goes wrong
 
 REST = ", scale: 0, x-serve: {}}}"

@@ -172,21 +172,13 @@ async def test_a_machine_without_the_command(tmp_path: Path) -> None:
 
 
 async def test_a_project_directory_that_is_not_mounted(tmp_path: Path) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError, match=r"PIERHEAD_PROJECT_DIR: .*/x is not a directory here; mount it at its own abs"):
         await project(tmp_path / "x", "").load()
-    assert caught.value.problems == (
-        f"PIERHEAD_PROJECT_DIR: {tmp_path}/x is not a directory here; mount it at its own absolute path",
-    )
 
 
 async def test_output_that_is_no_yaml(tmp_path: Path) -> None:
     with pytest.raises(ControllerError, match="printed what is not YAML"):
         await project(tmp_path, "print('a: [')").load()
-
-
-def test_the_controllers_environment_names_the_project(tmp_path: Path) -> None:
-    assert ComposeProject.from_environment({"PIERHEAD_PROJECT_DIR": str(tmp_path)}).project_dir == tmp_path
-    assert ComposeProject.from_environment({}).project_dir == Path.cwd()
 
 
 # ---------------------------------------------------------------------------------------------------- files and changes
@@ -253,13 +245,6 @@ def test_the_fingerprint_sees_a_file_replaced_by_another_of_the_same_age_and_siz
     os.utime(shop / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
     (shop / "new").rename(target)
     assert files.fingerprint() != before
-
-
-def test_the_fingerprint_does_not_depend_on_who_asks(shop: Path) -> None:
-    first = ProjectFiles(shop, {})
-    first.fingerprint()
-    write(shop / "compose" / "more" / "inc.yaml", "services: {b: {image: b}}")
-    assert first.fingerprint() == ProjectFiles(shop, {}).fingerprint()
 
 
 def test_files_that_include_each_other_end(tmp_path: Path) -> None:

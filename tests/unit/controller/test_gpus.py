@@ -290,34 +290,25 @@ class TestHolders:
 
 
 class TestReadingDirectories:
-    def read(self, *directories: Path) -> tuple[dict[str, str], list[str]]:
-        warnings: list[str] = []
-        return CdiFiles(GpuSources(KIND, directories)).read(warnings.append), warnings
-
-    def test_yaml_and_json_files_only(self, tmp_path: Path) -> None:
-        (tmp_path / "a.yaml").write_text(cdi({A: "/dev/nvidia0"}))
-        (tmp_path / "b.json").write_text(json.dumps(yaml.safe_load(cdi({B: "/dev/nvidia1"}))))
-        (tmp_path / "c.yml").write_text(cdi({"GPU-c": "/dev/nvidia2"}))
+    def test_yaml_and_json_files_are_read_again_when_they_change(self, tmp_path: Path) -> None:
+        files, path = CdiFiles(GpuSources(KIND, (tmp_path, tmp_path / "missing"))), tmp_path / "a.yaml"
+        path.write_text(cdi({A: "n0"}))
+        (tmp_path / "b.json").write_text(json.dumps(yaml.safe_load(cdi({B: "n1"}))))
+        (tmp_path / "c.yml").write_text(cdi({"GPU-c": "n2"}))
         (tmp_path / "d.yaml.bak").write_text("{{{")
-        assert self.read(tmp_path, tmp_path / "missing") == ({A: "/dev/nvidia0", B: "/dev/nvidia1"}, [])
+        assert files.read(pytest.fail) == {A: "n0", B: "n1"}
+        path.write_text(cdi({A: "n0", "GPU-d": "n3"}))
+        assert set(files.read(pytest.fail)) == {A, B, "GPU-d"}
+        path.unlink()
+        assert set(files.read(pytest.fail)) == {B}
 
     @pytest.mark.parametrize("content", [b"kind: [", b"\xff\xfe", b"kind: 3"])
     def test_a_malformed_file_is_named_and_the_others_count(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "bad.yaml").write_bytes(content)
         (tmp_path / "good.yaml").write_text(cdi({A: ""}))
-        devices, (warning,) = self.read(tmp_path)
-        assert devices == {A: ""}
-        assert warning.startswith(f"CDI file {tmp_path / 'bad.yaml'} is ignored: ")
-
-    def test_changes_are_seen(self, tmp_path: Path) -> None:
-        files = CdiFiles(GpuSources(KIND, (tmp_path,)))
-        path = tmp_path / "a.yaml"
-        path.write_text(cdi({A: ""}))
-        assert set(files.read(pytest.fail)) == {A}
-        path.write_text(cdi({A: "", B: ""}))
-        assert set(files.read(pytest.fail)) == {A, B}
-        path.unlink()
-        assert files.read(pytest.fail) == {}
+        warnings: list[str] = []
+        assert CdiFiles(GpuSources(KIND, (tmp_path,))).read(warnings.append) == {A: ""}
+        assert [line.partition(" is ignored: ")[0] for line in warnings] == [f"CDI file {tmp_path / 'bad.yaml'}"]
 
 
 class StubClient:

@@ -317,19 +317,6 @@ async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Con
         assert len(control.given) == 2, "it was given once, and tried again over there"
 
 
-async def test_a_controller_that_dies_half_way_is_followed_by_one_that_goes_on(control: Control) -> None:
-    async with control.running():
-        await control.settled("web", 2)
-    control.source.edit(web(B))
-    one = min(control.engine.containers.values(), key=lambda container: container.number)
-    await control.give(f"{one.ip}:9100", B)  # as far as the one before has come
-    control.given.clear()
-    async with control.running():
-        await until(lambda: in_force(control) == [B, B])
-        assert [text for _, text in control.given] == [B]
-        assert not said(control, "user_config_refused")
-
-
 async def test_a_replica_that_does_not_answer_is_tried_again(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     give, asked = control.give, []
 
