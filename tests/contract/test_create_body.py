@@ -23,6 +23,7 @@ from tests.debian_image import debian_image
 pytestmark = pytest.mark.engine
 
 
+ENVIRONMENT = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
 DEFINITION = """
 name: PROJECT
 services:
@@ -40,7 +41,7 @@ services:
     stop_grace_period: 45s
     shm_size: 128m
     environment: {A: "1", B: "x=$$y", PATH: null}
-    labels: {pierhead.tested: "yes", pierhead_test: create-body}
+    labels: {tested: "yes", pierhead_test: create-body}
     volumes:
       - ./data:/data:ro
       - cache:/cache
@@ -79,10 +80,8 @@ def client() -> Iterator[APIClient]:
         opened = open_client()
     except EngineUnreachable as error:
         pytest.skip(str(error))
-    try:
-        yield opened
-    finally:
-        opened.close()
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -92,7 +91,6 @@ def twins(client: APIClient, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     (tmp_path / "data").mkdir()
     (tmp_path / "token").write_text("secret")
     text = DEFINITION.replace("PROJECT", project).replace("IMAGE", debian_image(client))
-    text = text.replace("pierhead.tested", "tested")
     (tmp_path / "compose.yaml").write_text(text.replace("SERVE", ""))
     compose(tmp_path, "up", "--no-start", "--no-build")
     try:
@@ -108,7 +106,7 @@ def compose(directory: Path, *arguments: str) -> str:
     done = subprocess.run(
         ["docker", "compose", *arguments],
         cwd=directory,
-        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
@@ -119,8 +117,7 @@ def compose(directory: Path, *arguments: str) -> str:
 
 
 async def make_replica(client: APIClient, directory: Path, project: str) -> tuple[str, dict[str, Any]]:
-    environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    spec = (await ComposeProject(directory, environment).load()).services["twin"]
+    spec = (await ComposeProject(directory, ENVIRONMENT).load()).services["twin"]
     name = replica_name(project, "twin", "abcd1234", 1)
     body = create_body(spec, name, "abcd1234", 1, (), project)
     client.create_container_from_config(body, name=name)  # type: ignore[no-untyped-call]
@@ -176,9 +173,10 @@ async def test_compose_knows_what_the_engine_had_to_make_for_a_replica(
     labels = client.inspect_volume(f"{project}_cache")["Labels"]
     assert labels == {"com.docker.compose.project": project, "com.docker.compose.volume": "cache"}
     compose(directory, "down", "--volumes", "--remove-orphans", "--timeout", "0")
-    for gone in (client.inspect_container, client.inspect_volume):
-        with pytest.raises(docker.errors.NotFound):
-            gone(name if gone == client.inspect_container else f"{project}_cache")
+    with pytest.raises(docker.errors.NotFound):
+        client.inspect_container(name)
+    with pytest.raises(docker.errors.NotFound):
+        client.inspect_volume(f"{project}_cache")
 
 
 async def test_up_leaves_replicas_alone_and_makes_their_networks(client: APIClient, twins: tuple[str, Path]) -> None:

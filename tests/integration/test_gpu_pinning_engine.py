@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ import yaml
 from docker import APIClient
 from docker.errors import NotFound
 
-from controller.engines.base import CONNECTED
+from controller.engines.base import CONNECTED, EngineState
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
 from controller.errors import EngineError, EngineUnreachable
@@ -55,8 +54,11 @@ class Machine:
     kind: str
     image: str
 
-    def name(self, number: int) -> str:
-        return replica_name(self.project, "ranker", "0a1b2c3d", number)
+    async def observe(self) -> EngineState:
+        return await self.engine.observe(self.project, ["ranker"], [])
+
+    async def gpus(self) -> tuple[Gpu, ...]:
+        return (await self.observe()).gpus
 
     def spec(self) -> ServiceSpec:
         container = {
@@ -72,7 +74,7 @@ class Machine:
 
     async def run(self, number: int, *gpus: Gpu) -> str:
         """Create and start a replica on these GPUs."""
-        name = self.name(number)
+        name = replica_name(self.project, "ranker", "0a1b2c3d", number)
         action = CreateContainer(
             target=name, service="ranker", version="0a1b2c3d", number=number, gpus=gpus, spec=self.spec()
         )
@@ -111,11 +113,12 @@ class Machine:
 
     async def confession(self, name: str) -> list[str]:
         """The lines a container printed, once it has printed all."""
-        deadline = time.monotonic() + PATIENCE_S
-        while len(lines := (await asyncio.to_thread(self.client.logs, name)).decode().split()) < 2:
-            assert time.monotonic() < deadline, f"{name} printed only {lines}"
-            await asyncio.sleep(0.02)
-        return lines
+
+        def printed() -> list[str]:
+            lines = self.client.logs(name).decode().split()
+            return lines if len(lines) >= 2 else []
+
+        return await asyncio.to_thread(eventually, printed, f"{name} has printed two lines")
 
 
 @pytest.fixture
@@ -206,26 +209,20 @@ async def machine(client: APIClient, cdi_kind: str) -> AsyncIterator[Machine]:
         client.remove_container(left["Id"], force=True, v=True)
 
 
-async def test_replicas_of_another_stack_hold_their_devices(machine: Machine) -> None:
-    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+async def test_a_replica_sees_its_two_devices_and_another_stack_sees_that_it_holds_them(machine: Machine) -> None:
+    gpus = await machine.gpus()
     name = await machine.run(1, gpus[1], gpus[3])
+    assert (await machine.confession(name))[:2] == ["pierhead-gpu1", "pierhead-gpu3"]
     seen = await machine.engine.observe(f"{machine.project}-other", ["ranker"], [])
     assert (seen.containers, seen.foreign_gpu_holders) == ((), {gpus[1].uuid: name, gpus[3].uuid: name})
 
 
-async def test_two_devices_for_one_replica(machine: Machine) -> None:
-    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
-    name = await machine.run(1, gpus[1], gpus[3])
-    assert (await machine.confession(name))[:2] == ["pierhead-gpu1", "pierhead-gpu3"]
-
-
 @pytest.mark.parametrize("asked", ["uuid", "index"])
 async def test_a_foreign_holder_is_seen_and_its_end_wakes(machine: Machine, asked: str) -> None:
-    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+    gpus = await machine.gpus()
     foreign = await asyncio.to_thread(machine.run_foreign, gpus[2].uuid if asked == "uuid" else "2")
-    state = await machine.engine.observe(machine.project, ["ranker"], [])
-    assert state.foreign_gpu_holders == {gpus[2].uuid: foreign}
-    assert state.containers == ()
+    state = await machine.observe()
+    assert (state.containers, state.foreign_gpu_holders) == ((), {gpus[2].uuid: foreign})
 
     stream = aiter(machine.engine.events(machine.project))
     async with asyncio.timeout(PATIENCE_S):
@@ -236,25 +233,23 @@ async def test_a_foreign_holder_is_seen_and_its_end_wakes(machine: Machine, aske
             event = await anext(stream)
     assert (event.kind, event.name) == ("die", foreign)
     await stream.aclose()  # type: ignore[attr-defined]
-    state = await machine.engine.observe(machine.project, ["ranker"], [])
-    assert state.foreign_gpu_holders == {}
+    assert (await machine.observe()).foreign_gpu_holders == {}
 
 
 async def test_memory_is_read_by_the_nvidia_smi_that_cdi_brings_along(machine: Machine, smi: Smi) -> None:
-    gpus = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
+    gpus = await machine.gpus()
     assert {gpu.memory_bytes for gpu in gpus} == {None}
     smi.say(*((gpu.uuid, 1000 * (index + 1), 10 * index) for index, gpu in enumerate(gpus)))
     used = await machine.engine.used_gpu_memory()
     assert used == {gpu.uuid: 10 * index * MIB for index, gpu in enumerate(gpus)}
-    told = (await machine.engine.observe(machine.project, ["ranker"], [])).gpus
-    assert [(gpu.uuid, gpu.name, gpu.memory_bytes) for gpu in told] == [
+    assert [(gpu.uuid, gpu.name, gpu.memory_bytes) for gpu in await machine.gpus()] == [
         (gpu.uuid, "Card", 1000 * (index + 1) * MIB) for index, gpu in enumerate(gpus)
     ]
     assert await asyncio.to_thread(machine.probes) == []
 
 
 async def test_memory_that_nothing_tells_is_an_error_that_says_so(machine: Machine) -> None:
-    await machine.engine.observe(machine.project, ["ranker"], [])
+    await machine.gpus()
     with pytest.raises(EngineError, match=r"nvidia-smi ended with exit code 1.*cat: /pierhead-smi/list"):
         await machine.engine.used_gpu_memory()
 

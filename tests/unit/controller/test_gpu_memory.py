@@ -20,10 +20,6 @@ from tests.unit.controller.worlds import gpu_service, gpus, observed, replica, s
 RANKER = gpu_service()
 
 
-def spec_of(service: ServiceSpec) -> Spec:
-    return Spec("p", {service.name: service})
-
-
 WAITING, AT_REST = Plan(awaits_gpu_memory=True), Plan()
 
 
@@ -49,26 +45,29 @@ class Watched:
         self.wakes += 1
 
     async def reads(
-        self, plan: Plan, *, after_s: float = 0.0, wanted: Spec | None = None, world: Observed | None = None
+        self, plan: Plan, *, after_s: float = 0.0, service: ServiceSpec = RANKER, world: Observed | None = None
     ) -> bool:
         """Whether a look at that time begins a reading; waits for its end."""
         self.now += after_s
         before = len(self.tasks)
-        self.watch.refresh(wanted or spec_of(RANKER), world or observed(gpus=gpus(1)), plan)
+        self.watch.refresh(Spec("p", {service.name: service}), world or observed(gpus=gpus(1)), plan)
         await asyncio.gather(*self.tasks)
         return len(self.tasks) > before
 
 
-async def test_a_reading_is_awaited_until_it_is_there_and_wakes() -> None:
-    watched = Watched()
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+async def test_a_reading_is_awaited_until_it_is_there_and_wakes(watched: Watched) -> None:
     assert watched.watch.seen(observed()).gpu_reading is AWAITED
     assert await watched.reads(WAITING)
     assert watched.wakes == 1
     assert watched.watch.seen(observed()).gpu_reading == GpuReading(1_000.0, {"GPU-0": 7})
 
 
-async def test_a_start_that_waits_is_worth_a_reading_each_few_seconds_and_rest_one_a_minute() -> None:
-    watched = Watched()
+async def test_a_start_that_waits_is_worth_a_reading_each_few_seconds_and_rest_one_a_minute(watched: Watched) -> None:
     assert await watched.reads(AT_REST)
     assert not await watched.reads(WAITING, after_s=WAITING_S - 0.1)
     assert await watched.reads(WAITING, after_s=0.1)
@@ -76,23 +75,17 @@ async def test_a_start_that_waits_is_worth_a_reading_each_few_seconds_and_rest_o
     assert await watched.reads(AT_REST, after_s=0.1)
 
 
-async def test_one_reading_at_a_time() -> None:
-    watched = Watched()
+async def test_one_reading_at_a_time_and_none_without_gpus_or_a_service_that_asks_for_them(watched: Watched) -> None:
+    assert not await watched.reads(WAITING, service=service("web"))
+    assert not await watched.reads(WAITING, world=observed())
     for _ in range(3):
-        watched.watch.refresh(spec_of(RANKER), observed(gpus=gpus(1)), WAITING)
+        watched.watch.refresh(Spec("p", {"ranker": RANKER}), observed(gpus=gpus(1)), WAITING)
     assert len(watched.tasks) == 1
     await asyncio.gather(*watched.tasks)
 
 
-async def test_nobody_reads_for_nobody() -> None:
-    watched = Watched()
-    assert not await watched.reads(WAITING, wanted=spec_of(service("web")))
-    assert not await watched.reads(WAITING, world=observed())
-
-
 @pytest.mark.parametrize("worked", [False, True])
-async def test_what_cannot_be_read_is_said_and_tried_again_later(worked: bool) -> None:
-    watched = Watched()
+async def test_what_cannot_be_read_is_said_and_tried_again_later(watched: Watched, worked: bool) -> None:
     if worked:
         await watched.reads(WAITING)
     watched.engine.gpu_memory = None
@@ -107,8 +100,7 @@ async def test_what_cannot_be_read_is_said_and_tried_again_later(worked: bool) -
     assert watched.watch.seen(observed()).gpu_reading == GpuReading(watched.now, {"GPU-0": 1})
 
 
-async def test_a_reading_from_before_a_holder_ended_is_not_believed() -> None:
-    watched = Watched()
+async def test_a_reading_from_before_a_holder_ended_is_not_believed(watched: Watched) -> None:
     holder = replica(RANKER, 1, gpus=("GPU-0",))
     ended = replace(holder, state=ContainerState.EXITED, exit_code=1)
     for before, after in (
@@ -122,12 +114,12 @@ async def test_a_reading_from_before_a_holder_ended_is_not_believed() -> None:
         assert watched.watch.seen(after).gpu_reading is AWAITED
         assert await watched.reads(WAITING), "at once, however short ago the last one was"
         assert watched.watch.seen(after).gpu_reading == GpuReading(watched.now, {"GPU-0": 7})
-        assert watched.watch.seen(before).gpu_reading is not AWAITED, "who comes changes nothing"
+        assert watched.watch.seen(before).gpu_reading is not AWAITED, "a new holder changes nothing"
 
 
-async def test_a_defect_in_reading_is_a_problem_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched()
-
+async def test_a_defect_in_reading_is_a_problem_and_tried_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def used_gpu_memory(engine: FakeEngine) -> dict[str, int]:
         raise KeyError("N/A")
 
