@@ -289,6 +289,10 @@ class FakeEngine:
         """Let the next action of that kind fail, before it changes anything. May be called several times."""
         self._failures.append((kind, error))
 
+    def fail_no_more(self) -> None:
+        """Forget the failures that `fail_next` has left."""
+        self._failures.clear()
+
     def go_away(self, *, with_its_socket: bool = False) -> None:
         """The daemon stops answering, containers go on. With its socket: this client never reaches it again."""
         self.reachable, self.has_socket = False, not with_its_socket

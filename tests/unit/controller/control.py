@@ -421,6 +421,14 @@ class Control:
         events = [stored.event for stored in self.controller.events.select(limit=1000)]
         return [event for event in events if kind in (None, event.kind)]
 
+    def said(self, kind: str) -> list[str]:
+        """Messages of the events of one kind."""
+        return [event.message for event in self.events(kind)]
+
+    def set_disk_full(self, is_full: bool) -> None:
+        """Whether the store's file can be written."""
+        self.store._file.db.execute(f"PRAGMA query_only = {'ON' if is_full else 'OFF'}")
+
     def kinds(self, outcome: str | None = None) -> list[str]:
         """Kinds of the events so far."""
         return [event.kind for event in self.events() if outcome in (None, event.outcome)]

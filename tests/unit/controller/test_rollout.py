@@ -76,11 +76,13 @@ def test_a_rollout_goes_through_every_phase() -> None:
         (SETTLING, ("v2", None)),
     ],
 )
-def test_what_new_replicas_are_made_as_and_what_is_kept(phase: RolloutPhase, expected: tuple[str, str | None]) -> None:
+def test_the_version_of_new_replicas_and_the_version_that_is_kept(
+    phase: RolloutPhase, expected: tuple[str, str | None]
+) -> None:
     assert goal_version(in_phase(phase), "v2") == expected
 
 
-def test_what_is_ready_counts_as_proved_where_nothing_is_known() -> None:
+def test_without_a_record_the_version_with_ready_replicas_counts_as_proven() -> None:
     assert advance(ServiceRollout(), facts("v1"), RULES, 0)[0].stable == "v1"
     state, _ = advance(ServiceRollout(), facts("v2"), RULES, 0)
     assert (state.stable, state.rollout and state.rollout.phase) == ("v1", STARTING)
@@ -88,11 +90,6 @@ def test_what_is_ready_counts_as_proved_where_nothing_is_known() -> None:
     assert advance(ServiceRollout(), nothing, RULES, 0)[0] == ServiceRollout()
     assert goal_version(ServiceRollout(), "v1") == ("v1", None)
     assert goal_version(ServiceRollout(), None) == (None, None)
-
-
-def test_without_replicas_the_new_version_is_taken_at_once() -> None:
-    state, phases = walk(V1, (0, facts(target=0, counts={})))
-    assert (state.stable, phases) == ("v2", [""])
 
 
 def test_where_nothing_of_the_former_version_runs_the_new_one_starts_at_once() -> None:
@@ -113,26 +110,19 @@ def test_where_nothing_of_the_former_version_runs_the_new_one_starts_at_once() -
 
 
 @pytest.mark.parametrize(
-    ("seen", "why"),
+    "seen",
     [
-        (facts(counts={}, waits_for="ranker goes first"), "a caller follows its callees"),
-        (facts(counts=counts(v1=(1, 0))), "one of the former version is on its way"),
-        (facts(counts=counts(v1=(1, 0), v2=(1, 1))), "one of the former version is on its way"),
+        facts(counts={}, waits_for="ranker goes first"),
+        facts(counts=counts(v1=(1, 0))),
+        facts(counts=counts(v1=(1, 0), v2=(1, 1))),
     ],
+    ids=["a callee goes first", "the former version starts", "both versions are there"],
 )
-def test_else_the_former_version_goes_on(seen: Facts, why: str) -> None:
-    state, _ = advance(V1, seen, RULES, 0)
-    assert state.stable == "v1", why
+def test_the_new_version_does_not_start_at_once(seen: Facts) -> None:
+    assert advance(V1, seen, RULES, 0)[0].stable == "v1"
 
 
-def test_new_versions_that_wait_to_be_asked_for_do_so_without_replicas_too() -> None:
-    rules = replace(RULES, is_manual=True)
-    assert advance(V1, facts(counts={}), rules, 0) == (V1, ())
-    asked, _ = advance(rollout.retried(V1, "v2", 0), facts(counts={}), rules, 0)
-    assert asked.stable == "v2"
-
-
-def test_a_version_that_was_taken_without_replicas_proves_itself_with_the_first() -> None:
+def test_a_version_taken_at_zero_replicas_is_proven_by_its_first_replicas() -> None:
     at_zero, _ = walk(V1, (0, facts(target=0, counts={})))
     assert at_zero == ServiceRollout(stable="v2", previous=("v1",), is_unproven=True)
     proved, _ = walk(at_zero, (1, facts(counts=counts(v2=(2, 1)))))
@@ -151,8 +141,8 @@ def test_a_version_that_was_taken_without_replicas_proves_itself_with_the_first(
     assert walk(alone, (5, failing))[0] == replace(alone, tried_since=5), "there is nothing to go back to"
 
 
-def test_an_outage_while_a_version_gets_its_first_chance_does_not_lead_back_to_the_oldest_one() -> None:
-    """What they all load their models from does not answer: v2 worked before, and works when that is back."""
+def test_an_outage_during_a_first_try_does_not_lead_back_to_the_oldest_version() -> None:
+    """The store of all models does not answer. v2 worked before, and works when the store is back."""
     asleep = ServiceRollout(stable="v3", previous=("v2", "v1"), is_unproven=True)
     fails = {version: FailureRecord(3, 6.0, "no connection to the store") for version in ("v1", "v2", "v3")}
     down = facts("v3", counts=counts(v3=(1, 0)), failures=fails)
@@ -165,7 +155,7 @@ def test_an_outage_while_a_version_gets_its_first_chance_does_not_lead_back_to_t
     assert state.rejected.version == "v3"
 
 
-def test_a_version_that_never_ran_is_none_to_go_back_to() -> None:
+def test_a_rollback_never_goes_to_a_version_that_never_ran() -> None:
     """Built twice while the service sleeps."""
     asleep = facts(target=0, counts={})
     state, _ = walk(V1, (0, asleep), (1, replace(asleep, offered="v3")))
@@ -230,15 +220,6 @@ def test_a_replica_that_fails_after_it_was_ready_ends_the_rollout(phase: Rollout
     )
 
 
-def test_more_errors_than_the_former_version_end_the_rollout() -> None:
-    serving = counts(v1=(2, 2), v2=(1, 1))
-    tallies = {"v1": Tally(1000, 2), "v2": Tally(400, 40)}
-    state, notes = advance(in_phase(BAKING), facts(counts=serving, tallies=tallies), RULES, 3)
-    assert state.rollout
-    assert state.rollout.phase is ROLLING_BACK
-    assert "it fails 40 of 400 requests (10.0 %), the former version 2 of 1000 requests (0.2 %)" in notes[0].message
-
-
 @pytest.mark.parametrize(
     ("new", "old", "is_worse"),
     [
@@ -272,13 +253,22 @@ def test_fishers_exact_test(new: Tally, old: Tally, expected: float) -> None:
     assert rollout.chance_of(new, old) == pytest.approx(expected)
 
 
-def test_without_auto_rollback_it_stays() -> None:
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ({"failures": {"v2": FailureRecord(9, 5.0, "code 1")}}, "it does not become ready (9 tries); last: code 1"),
+        ({"no_place": "it asks for 4 GPUs"}, "it does not fit for 60 s (startup.deadline_s): it asks for 4 GPUs"),
+    ],
+    ids=["fails", "no place"],
+)
+def test_without_auto_rollback_a_version_in_trouble_stays(trouble: dict[str, Any], words: str) -> None:
     rules = replace(RULES, spec=replace(RULES.spec, auto_rollback=False))
-    failing = {"v2": FailureRecord(9, 5.0, "code 1")}
-    assert walk(in_phase(STARTING), (6, facts(failures=failing)), rules=rules)[1] == ["STARTING"]
+    state, phases = walk(in_phase(STARTING), (6, facts(**trouble)), (500, facts(**trouble)), rules=rules)
+    assert phases == ["STARTING", "STARTING"]
+    assert rollout.trouble_of(state, facts(**trouble), rules, 500) == words
 
 
-def test_a_rejected_version_waits_until_it_is_asked_for_or_another_comes() -> None:
+def test_a_rejected_version_waits_until_an_operator_asks_for_it_or_the_files_change() -> None:
     rejected = replace(V1, rejected=Rejection("v2", "code 1", 5))
     assert walk(rejected, (6, facts()))[0] == rejected
     assert goal_version(rejected, "v2") == ("v1", None)
@@ -288,7 +278,7 @@ def test_a_rejected_version_waits_until_it_is_asked_for_or_another_comes() -> No
     assert walk(again, (7, facts()))[1] == ["STARTING"]
 
 
-def test_another_version_in_the_middle_takes_its_place() -> None:
+def test_a_third_version_in_the_middle_of_a_rollout_takes_its_place() -> None:
     state, phases = walk(in_phase(ROLLING), (5, facts("v3", counts=counts(v1=(1, 1), v2=(1, 1)))))
     assert phases == ["STARTING"]
     assert state.rollout
@@ -311,14 +301,13 @@ def test_a_callee_goes_first() -> None:
     assert walk(in_phase(WAITING), (3, facts("v1")))[0] == V1, "nothing had begun"
 
 
-def test_new_versions_wait_to_be_asked_for() -> None:
+@pytest.mark.parametrize("there", [counts(v1=(2, 2)), {}], ids=["replicas", "no replicas"])
+def test_with_manual_rollouts_a_new_version_waits_until_an_operator_asks_for_it(there: dict[str, Count]) -> None:
     manual = replace(RULES, is_manual=True)
-    assert walk(V1, (0, facts()), rules=manual)[0] == V1
+    assert walk(V1, (0, facts(counts=there)), rules=manual)[0] == V1
     asked = rollout.retried(V1, "v2", 1)
-    state, phases = walk(asked, (1, facts()), (2, facts("v3")), rules=manual)
-    assert phases == ["STARTING", "STARTING"]
-    assert state.rollout
-    assert state.rollout.to == "v2", "v3 was not asked for"
+    state, _ = walk(asked, (1, facts(counts=there)), (2, facts("v3", counts=there)), rules=manual)
+    assert (state.rollout.to if state.rollout else state.stable) == "v2", "no operator asked for v3"
 
 
 def test_more_replicas_than_fit_do_not_keep_a_rollout_from_its_end() -> None:
@@ -328,7 +317,7 @@ def test_more_replicas_than_fit_do_not_keep_a_rollout_from_its_end() -> None:
     assert walk(in_phase(ROLLING), (1, starting))[1] == ["ROLLING"]
 
 
-def test_what_failed_in_an_earlier_attempt_is_not_held_against_the_next_one() -> None:
+def test_failures_of_an_earlier_attempt_do_not_count_in_the_next_one() -> None:
     rejected = replace(V1, rejected=Rejection("v2", "it crashed", 90))
     before = {"v2": FailureRecord(3, 89.0, "no such model")}
     state, phases = walk(rollout.retried(rejected, "v2", 100), (100, facts(failures=before)))
@@ -347,7 +336,7 @@ def test_an_abort_goes_back_and_rejects() -> None:
     assert rollout.aborted(state, 5) is None, "it is going back already"
 
 
-def test_an_earlier_version_is_taken_without_a_watch_and_the_files_wait() -> None:
+def test_a_return_to_an_earlier_version_skips_the_bake_time_and_the_files_wait() -> None:
     at_v2 = ServiceRollout(stable="v2", previous=("v1",))
     state = rollout.returned(at_v2, "v1", "v2", 0)
     serving = counts(v2=(2, 2))
@@ -367,24 +356,7 @@ def test_an_earlier_version_is_taken_without_a_watch_and_the_files_wait() -> Non
     assert rollout.returned(failed, "v1", "v3", 2).rejected == failed.rejected, "why it failed is worth more"
 
 
-@pytest.mark.parametrize("end", ["fails", "is aborted"])
-def test_a_return_that_ends_badly_does_not_bring_back_what_was_rolled_back(end: str) -> None:
-    """v3 of the files was rolled back to v2; somebody goes on to v1, which does not work either."""
-    at_v2 = ServiceRollout(stable="v2", rejected=Rejection("v3", "it crashed", 1), previous=("v1",))
-    state = rollout.returned(at_v2, "v1", "v3", 5)
-    serving = counts(v2=(2, 2))
-    if end == "fails":
-        failing_v1 = {"v1": FailureRecord(3, 6.0, "code 1")}
-        state, phases = walk(state, (7, facts("v3", counts=counts(v1=(1, 0), v2=(2, 2)), failures=failing_v1)))
-        assert phases == ["ROLLING_BACK"]
-    else:
-        state = rollout.aborted(state, 7) or state
-    state, phases = walk(state, (8, facts("v3", counts=serving)), (9, facts("v3", counts=serving)))
-    assert phases == ["", ""], "nobody has asked for v3"
-    assert (state.stable, state.rejected) == ("v2", at_v2.rejected)
-
-
-def test_a_return_to_what_the_files_give_that_fails_is_told_as_a_failure() -> None:
+def test_a_failed_return_to_the_version_of_the_files_is_rejected_as_a_failure() -> None:
     at_v1 = ServiceRollout(stable="v1", rejected=Rejection("v2", "an operator asked for it", 1, is_asked=True))
     state = rollout.returned(at_v1, "v2", "v2", 5)
     failing_v2 = {"v2": FailureRecord(3, 6.0, "code 1")}
@@ -392,7 +364,7 @@ def test_a_return_to_what_the_files_give_that_fails_is_told_as_a_failure() -> No
     assert state.rejected == Rejection("v2", "it does not become ready (3 tries); last: code 1", 7)
 
 
-def test_a_promotion_ends_the_watch() -> None:
+def test_a_promotion_ends_the_bake_time() -> None:
     state = rollout.promoted(in_phase(BAKING), 3)
     assert state
     assert state.rollout
@@ -406,7 +378,7 @@ def failing(count: int, **changes: Any) -> Facts:
     return facts(counts=counts(v1=(1, 1), v2=(1, 1)), failures=failures, **changes)
 
 
-def test_a_failure_that_came_with_those_of_others_is_not_held_against_it_and_the_next_one_is() -> None:
+def test_a_failure_together_with_others_is_excused_and_the_next_one_is_not() -> None:
     together = (6, failing(1, is_shared=True))
     assert walk(in_phase(ROLLING), together, (20, failing(1)))[1] == ["ROLLING"] * 2, "it stays excused"
     assert walk(in_phase(ROLLING), together, (20, failing(2)))[1] == ["ROLLING", "ROLLING_BACK"]
@@ -420,22 +392,17 @@ NO_ROOM = "it asks for 4 GPUs and 0 of 4 are free"
 
 
 @pytest.mark.parametrize("phase", [STARTING, ROLLING])
-def test_a_version_that_finds_no_place_is_rolled_back_in_time(phase: RolloutPhase) -> None:
+def test_a_version_that_finds_no_place_is_rolled_back_after_the_startup_deadline(phase: RolloutPhase) -> None:
     there = counts(v1=(2, 2)) if phase is STARTING else counts(v1=(1, 1), v2=(1, 1))
-    stuck = facts(counts=there, no_place=NO_ROOM)
-    state, phases = walk(in_phase(phase), (10, stuck), (69, stuck), (70, stuck))
-    assert phases == [phase.value, phase.value, "" if phase is STARTING else "ROLLING_BACK"]
-    assert state.rejected
-    assert state.rejected.reason == f"it does not fit for 60 s (startup.deadline_s): {NO_ROOM}"
-
-
-def test_the_time_without_a_place_begins_anew_when_something_moves() -> None:
-    stuck, moving = facts(no_place=NO_ROOM), facts()
-    state, phases = walk(in_phase(STARTING), (10, stuck), (69, moving), (71, stuck), (130, stuck))
-    assert phases == ["STARTING"] * 4
+    stuck, moving = facts(counts=there, no_place=NO_ROOM), facts(counts=there)
+    state, phases = walk(in_phase(phase), (10, stuck), (69, moving), (71, stuck), (130, stuck))
+    assert phases == [phase.value] * 4, "the time begins anew when something moves"
     assert state.rollout
     assert state.rollout.stuck_since == 71
-    assert walk(state, (131, stuck))[0].rejected
+    state, phases = walk(state, (131, stuck))
+    assert phases == ["" if phase is STARTING else "ROLLING_BACK"]
+    assert state.rejected
+    assert state.rejected.reason == f"it does not fit for 60 s (startup.deadline_s): {NO_ROOM}"
 
 
 def test_a_version_whose_later_replicas_haproxy_never_reaches_is_rolled_back_in_time() -> None:
@@ -446,14 +413,6 @@ def test_a_version_whose_later_replicas_haproxy_never_reaches_is_rolled_back_in_
     assert phases == ["ROLLING"] * 4 + ["ROLLING_BACK"]
     assert state.rejected
     assert state.rejected.reason == ("it is ready, and for 60 s (startup.deadline_s) HAProxy has not sent to all of it")
-
-
-def test_a_version_that_finds_no_place_stays_where_nobody_wants_it_back() -> None:
-    manual = replace(RULES, spec=RolloutSpec(bake_s=10, auto_rollback=False))
-    stuck = facts(no_place=NO_ROOM)
-    state, phases = walk(in_phase(STARTING), (10, stuck), (500, stuck), rules=manual)
-    assert phases == ["STARTING", "STARTING"]
-    assert rollout.trouble_of(state, stuck, manual, 500).startswith("it does not fit")
 
 
 versions = st.sampled_from(["v1", "v2", "v3"])
@@ -476,7 +435,7 @@ asks = st.sampled_from(["", "", "", "retry", "abort", "promote", "return"])
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(anything, asks), max_size=25), st.booleans(), st.booleans())
-def test_it_never_gets_stuck_and_never_loses_what_works(
+def test_a_rollout_never_gets_stuck_and_never_loses_the_version_that_works(
     moments: list[tuple[Facts, str]], auto_rollback: bool, is_manual: bool
 ) -> None:
     rules = Rules(RolloutSpec(bake_s=2, auto_rollback=auto_rollback), 30, is_manual=is_manual)
@@ -495,7 +454,7 @@ def test_it_never_gets_stuck_and_never_loses_what_works(
         state, _ = advance(state, seen, rules, now)
         waits = seen.offered if ask in ("", "abort", "promote") and before.rejection_of(seen.offered) else None
         if waits and waits not in (before.rollout.to if before.rollout else None, before.stable, *before.previous):
-            assert goal_version(state, seen.offered)[0] != waits, "what was rolled back comes when it is asked for"
+            assert goal_version(state, seen.offered)[0] != waits, "a rolled back version returns only on request"
         assert before.stable is None or state.stable is not None, "what works is never forgotten"
         goal, keep = goal_version(state, seen.offered)
         if state.rollout and state.rollout.phase in rollout.ON_TRIAL:

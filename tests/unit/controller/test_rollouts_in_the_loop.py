@@ -1,4 +1,4 @@
-"""Rollouts by the whole controller on fakes: versions that work, that do not, and people who change their mind."""
+"""Rollouts by the whole controller on fakes: versions that work, versions that do not, and operators who intervene."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from controller.routing.base import RoutingAction
 from controller.spec.parse import parse
 from controller.status.documents import plan_words
 from tests.fakes.fake_engine import Behaviour
-from tests.harness.virtual_time import wall_clock
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
@@ -45,7 +44,7 @@ def control(tmp_path: Path) -> Control:
 
 
 def versions(control: Control, name: str = "web") -> set[str]:
-    """Versions of the replicas that are there and up."""
+    """Versions of the replicas that are up."""
     return {c.version for c in control.engine.containers.values() if c.service == name and c.state.is_up}
 
 
@@ -54,23 +53,26 @@ def phase(control: Control, name: str = "web") -> str:
     return rollout.phase.value if rollout else ""
 
 
-def said(control: Control, kind: str) -> list[str]:
-    return [s.event.message for s in control.controller.events.select(limit=1000) if s.event.kind == kind]
-
-
-def refused(control: Control) -> int:
-    """How often in a row the engine has refused to make a container."""
-    return max((refusal.failures for refusal in control.view.refusals), default=0)
-
-
-def state_of(control: Control, name: str = "web") -> str:
-    return next(row.state for row in control.view.services if row.name == name)
-
-
-def messages(control: Control, name: str = "web") -> str:
+def message(control: Control, name: str = "web") -> str:
     """What the status says of a service and each of its replicas."""
     rows = [row for row in control.view.services if row.name == name]
     return " ".join([row.message for row in rows] + [one.message for row in rows for one in row.replicas])
+
+
+def state_of(control: Control) -> str:
+    return control.view.services[0].state
+
+
+def refusals(control: Control) -> int:
+    """How often in a row an action has failed."""
+    return max((refusal.failures for refusal in control.view.refusals), default=0)
+
+
+def taking(control: Control) -> set[str]:
+    """Names of the servers that get requests from outside."""
+    return {
+        server.name for server in control.router.servers.values() if server.up and server.state is ServerState.READY
+    }
 
 
 async def stable_at(control: Control, spec: ServiceSpec, within_s: float = 10.0) -> None:
@@ -84,7 +86,20 @@ async def stable_at(control: Control, spec: ServiceSpec, within_s: float = 10.0)
     assert versions(control, spec.name) == {wanted}
 
 
-async def test_a_new_definition_is_rolled_out_and_told(control: Control) -> None:
+async def least_ready(control: Control, name: str, is_over: Callable[[], bool]) -> int:
+    """Wait until `is_over`; return how few replicas were ready meanwhile."""
+    least = control.row(name)[1]
+
+    def look() -> bool:
+        nonlocal least
+        least = min(least, control.row(name)[1])
+        return is_over()
+
+    await until(look, 20.0)
+    return least
+
+
+async def test_a_new_definition_is_rolled_out_and_reported(control: Control) -> None:
     async with control.running() as controller:
         await stable_at(control, web())
         new = web("d2")
@@ -92,12 +107,12 @@ async def test_a_new_definition_is_rolled_out_and_told(control: Control) -> None
         await stable_at(control, new)
         old = version(control, web())
         assert controller.deployer.state("web").previous == (old,)
-        assert said(control, "rolled_out")[0].startswith(f"web: {old} -> {version(control, new)} is done")
+        assert control.said("rolled_out")[0].startswith(f"web: {old} -> {version(control, new)} is done")
         await until(lambda: state_of(control) == "HEALTHY")
         assert control.kinds("failed") == []
 
 
-async def test_after_down_what_the_files_give_by_then_starts_at_once(tmp_path: Path) -> None:
+async def test_after_down_the_version_of_the_files_starts_at_once(tmp_path: Path) -> None:
     """The caller does not wait for its callee's rollout: there is none."""
     before = [service("caller", rollout=LONG, callees=("web",)), web(rollout=LONG)]
     control = Control.of(tmp_path, *before)
@@ -110,101 +125,115 @@ async def test_after_down_what_the_files_give_by_then_starts_at_once(tmp_path: P
     async with control.running():
         for spec in after:
             await stable_at(control, spec)
-        made = " ".join(said(control, "create_container"))
+        made = " ".join(control.said("create_container"))
         for old, new in zip(before, after, strict=True):
-            assert made.count(version(control, old)) == old.replicas, "those of the time before"
+            assert made.count(version(control, old)) == old.replicas, "the replicas from before `make down`"
             assert made.count(version(control, new)) == new.replicas
             begun = f"{old.name}: {version(control, old)} -> {version(control, new)}: at once, as nothing of "
-            assert [told for told in said(control, "rollout") if told.startswith(begun)]
+            assert [words for words in control.said("rollout") if words.startswith(begun)]
 
 
-async def test_while_it_bakes_the_old_ones_all_serve(control: Control) -> None:
-    async with control.running():
+async def test_a_canary_serves_its_share_beside_all_old_replicas_until_it_is_promoted(control: Control) -> None:
+    def weights() -> list[int]:
+        return sorted(server.weight for server in control.router.servers.values())
+
+    async with control.running() as controller:
         await stable_at(control, web())
-        new = web("d2", rollout=LONG)
+        new = web("d2", rollout=replace(LONG, canary_weight=10))
         control.source.edit(new)
         await until(lambda: phase(control) == "BAKING")
-        await until(lambda: len(control.router.ready("web")) == 3)
+        await until(lambda: weights() == [2, 9, 9])
         assert state_of(control) == "UPDATING"
-        control.controller.commands.promote("web")
+        old = version(control, web())
+        victim = next(name for name in taking(control) if old in name)
+        control.engine.crash(victim, code=3)
+        await until(lambda: victim not in taking(control))
+        await until(lambda: sum(old in name for name in taking(control)) == 2)
+        assert phase(control) == "BAKING", "the replica that died is replaced by one of its own version"
+        controller.commands.promote("web")
         await until(lambda: phase(control) == "SETTLING")
         await until(lambda: versions(control) == {version(control, new)})
-        assert len(control.router.ready("web")) == 2
+        await until(lambda: weights() == [1, 1])
 
 
-async def test_a_version_that_never_gets_ready_is_rolled_back_and_never_served(control: Control) -> None:
-    async with control.running():
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [(BROKEN, "exited by itself with code 1"), (Behaviour(start_error="exec: not found"), "could not start it")],
+    ids=["crashes", "cannot start"],
+)
+async def test_a_version_that_never_gets_ready_is_rolled_back_and_never_serves(
+    control: Control, behaviour: Behaviour, words: str
+) -> None:
+    async with control.running() as controller:
         await stable_at(control, web())
         kept = set(control.engine.containers)
-        bad = web("d2")
-        control.engine.behaviours[version(control, bad)] = BROKEN
-        control.source.edit(bad)
-        await until(lambda: said(control, "rolled_back"), within_s=15)
-        assert set(control.engine.containers) == kept, "the old ones were not touched"
-        assert not [server for server in control.router.servers if version(control, bad) in server[1]]
-        assert "it does not become ready (3 tries); last: exited by itself with code 1" in said(control, "rollback")[0]
-        assert "no such model" in said(control, "rollback")[0]
+        bad = version(control, web("d2"))
+        control.engine.behaviours[bad] = behaviour
+        control.source.edit(web("d2"))
+        await until(lambda: control.said("rolled_back"), within_s=20)
+        await until(lambda: set(control.engine.containers) == kept)  # the old replicas, untouched
+        assert not [name for _, name in control.router.servers if bad in name]
+        assert "it does not become ready (3 tries); last: " in control.said("rollback")[0]
+        assert words in control.said("rollback")[0]
+        assert behaviour.output.strip() in control.said("rollback")[0]
         await until(lambda: state_of(control) == "DEPLOY_FAILED")
-        assert 'pierhead_service_rolled_back{service="web"} 1.0' in control.controller.publisher.metrics.page().decode()
-        row = next(row for row in control.view.services if row.name == "web")
-        assert "try it again with `pierhead deploy web`" in row.message
-        assert row.converged
+        assert 'pierhead_service_rolled_back{service="web"} 1.0' in controller.publisher.metrics.page().decode()
+        await until(lambda: "try it again with `pierhead deploy web`" in message(control))
+        assert control.view.services[0].converged
         control.source.edit(web("d3"))
         await stable_at(control, web("d3"))
 
 
-async def test_a_version_that_answers_with_errors_is_rolled_back(control: Control) -> None:
-    async with control.running():
-        await stable_at(control, web())
-        good, bad = version(control, web()), version(control, web("d2"))
-        control.answers[good] = (1000, 1)
-        control.source.edit(web("d2", rollout=LONG))
+async def test_a_version_with_more_errors_is_rolled_back_and_a_second_try_counts_anew(control: Control) -> None:
+    old, new = (web(definition, rollout=RolloutSpec(bake_s=5.0)) for definition in ("d1", "d2"))
+    control.source.edit(old)
+    async with control.running() as controller:
+        await stable_at(control, old)
+        good, bad = version(control, old), version(control, new)
+        control.work["web"] = 4  # in flight, so replicas that leave drain
+        control.answers = {good: (1000, 1), bad: (0, 0)}
+        control.source.edit(new)
         await until(lambda: phase(control) == "BAKING")
-        control.answers[good], control.answers[bad] = (1400, 2), (200, 0)
-        await until(lambda: "fails 0 of 200" in control.controller.deployer.directions.rows["web"].message)
+        control.answers = {good: (1400, 2), bad: (200, 0)}
+        await until(lambda: "fails 0 of 200" in controller.deployer.directions.rows["web"].message)
         control.answers[bad] = (400, 100)
-        await until(lambda: said(control, "rolled_back"))
-        assert "it fails 100 of 400 requests (25.0 %), the former version" in said(control, "rollback")[0]
-        await until(lambda: versions(control) == {good})
-        await control.settled("web", 2)
+        await until(lambda: phase(control) == "ROLLING_BACK")
+        assert "it fails 100 of 400 requests (25.0 %), the former version" in control.said("rollback")[0]
+        await controller.commands.deploy(["web"])
+        await until(lambda: phase(control) in ("STARTING", "BAKING"))
+        assert bad in versions(control), "the replicas of the first attempt have not left yet"
+        control.answers[bad] = (0, 0)
+        control.work.clear()
+        await stable_at(control, new, within_s=60)
+        assert len(control.said("rollback")) == 1
 
 
 async def test_a_new_probe_that_nothing_answers_is_asked_of_new_replicas_alone(control: Control) -> None:
-    """HAProxy goes on with the former probe, which those that serve answer; that must not be how new ones are made."""
+    """HAProxy goes on with the probe that the serving replicas answer. New replicas are made with the new one."""
     async with control.running():
         await stable_at(control, web())
         control.source.edit(web("d2", probe=replace(web().probe, port=9999)))
-        await until(
-            lambda: any(
-                isinstance(a, CreateContainer) and a.version != version(control, web()) for a in control.engine.done
-            )
-        )
-        made = [one for one in control.engine.containers.values() if one.version != version(control, web())]
+        old = version(control, web())
+        await until(lambda: any(isinstance(a, CreateContainer) and a.version != old for a in control.engine.done))
+        made = [one for one in control.engine.containers.values() if one.version != old]
         assert [one.probe for one in made] == [(9999, "/readyz")]
 
 
-def taking(control: Control) -> set[str]:
-    """Names of the servers that get requests from outside."""
-    return {
-        server.name for server in control.router.servers.values() if server.up and server.state is ServerState.READY
-    }
-
-
 async def test_a_version_that_haproxy_refuses_takes_nothing_away(control: Control) -> None:
-    async with control.running() as controller:
+    async with control.running():
         await stable_at(control, web())
         await until(lambda: len(taking(control)) == 2)
         old = taking(control)
         control.router.failing[AddServer] = RoutingError("no more servers (test)")
         control.source.edit(web("d2"))
-        await until(lambda: len([refusal for refusal in controller.view.refusals if refusal.failures >= 3]) == 1)
+        await until(lambda: refusals(control) >= 3)
         assert taking(control) == old
         assert (phase(control), state_of(control)) == ("STARTING", "UPDATING")
         control.router.failing.clear()
         await stable_at(control, web("d2"))
 
 
-async def test_a_version_that_only_haproxy_finds_ill_is_rolled_back(
+async def test_a_version_whose_check_by_haproxy_fails_is_rolled_back(
     control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     perform = control.router.perform
@@ -221,15 +250,14 @@ async def test_a_version_that_only_haproxy_finds_ill_is_rolled_back(
         old = taking(control)
         monkeypatch.setattr(control.router, "perform", and_down)
         control.source.edit(new)
-        await until(lambda: "HAProxy's own check of it fails" in messages(control))
-        await until(lambda: bool(said(control, "rolled_back")))
-        assert said(control, "rolled_back")[0].endswith("1 s after its begin HAProxy does not send to it")
+        await until(lambda: "HAProxy's own check of it fails" in message(control))
+        await until(lambda: control.said("rolled_back"))
+        assert control.said("rolled_back")[0].endswith("1 s after its begin HAProxy does not send to it")
         assert taking(control) == old
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("surge", [1, 5])
-async def test_the_old_ones_are_drained_once_haproxy_sends_to_the_new_ones(
+@pytest.mark.parametrize(("replicas", "surge"), [(1, 1), (2, 5), (4, 1)])
+async def test_old_replicas_drain_only_once_haproxy_sends_to_the_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int, surge: int
 ) -> None:
     pace = RolloutSpec(max_surge=surge, bake_s=0.0)
@@ -255,34 +283,28 @@ async def test_an_engine_in_trouble_for_seconds_is_no_reason_to_reject_a_version
         for _ in range(4):
             control.engine.fail_next(CreateContainer, EngineError("context deadline exceeded (test)"))
         control.source.edit(web("d2"))
-        await until(lambda: refused(control) == 4, within_s=15)
+        await until(lambda: refusals(control) == 4, within_s=15)
         await stable_at(control, web("d2"), within_s=20)
-        assert said(control, "rollback") == []
+        assert control.said("rollback") == []
 
 
-async def test_an_image_that_cannot_be_made_is_rolled_back(control: Control) -> None:
-    ahead_s = 0.0
-    control.clock = lambda: wall_clock() + ahead_s
-    async with control.running():
+async def test_a_version_that_the_engine_refuses_for_long_is_rolled_back_and_may_be_tried_again(
+    control: Control,
+) -> None:
+    async with control.running() as controller:
         await stable_at(control, web())
+        for _ in range(50):
+            control.engine.fail_next(CreateContainer, EngineError("no space left on device (test)"))
         control.source.edit(web("d2"))
-        for _ in range(6):
-            control.engine.fail_next(CreateContainer, EngineError("no such volume (test)"))
-        await until(lambda: refused(control) == 3, within_s=15)
-        assert said(control, "rollback") == []
-        ahead_s = REFUSED_FOR_S
-        await until(lambda: said(control, "rolled_back"), within_s=15)
-        assert "it does not become ready (3 tries); last: it cannot be made" in said(control, "rollback")[0]
+        await until(lambda: control.said("rolled_back"), within_s=3 * REFUSED_FOR_S)
+        assert "it does not become ready (6 tries); last: it cannot be made" in control.said("rollback")[0]
+        control.engine.fail_no_more()
+        await controller.commands.deploy(["web"])
+        await stable_at(control, web("d2"), within_s=3 * REFUSED_FOR_S)
+        assert len(control.said("rollback")) == 1
 
 
-async def test_an_image_that_the_engine_cannot_start_is_rolled_back(control: Control) -> None:
-    async with control.running():
-        await stable_at(control, web())
-        bad = web("d2")
-        control.engine.behaviours[version(control, bad)] = Behaviour(start_error="exec: not found")
-        control.source.edit(bad)
-        await until(lambda: said(control, "rolled_back"), within_s=20)
-        assert versions(control) == {version(control, web())}
+# ------------------------------------------------------------------------------------------ what operators ask for
 
 
 async def test_an_abort_and_a_deploy(control: Control) -> None:
@@ -306,7 +328,7 @@ async def test_an_abort_and_a_deploy(control: Control) -> None:
             await controller.commands.deploy(["wen"])
 
 
-async def test_whoever_goes_back_twice_does_not_get_the_first_version_again(control: Control) -> None:
+async def test_going_back_twice_does_not_bring_the_first_version_back(control: Control) -> None:
     """From v3 to v2, and then to v1, which does not work any more."""
     async with control.running() as controller:
         made = []
@@ -318,48 +340,10 @@ async def test_whoever_goes_back_twice_does_not_get_the_first_version_again(cont
         await stable_at(control, web("d2"))
         control.engine.behaviours[made[0]] = BROKEN
         await controller.commands.roll_back("web", made[0])
-        await until(lambda: said(control, "rolled_back"), within_s=30)
+        await until(lambda: control.said("rolled_back"), within_s=30)
         await asyncio.sleep(60)
         assert controller.deployer.state("web").stable == made[1]
         assert versions(control) == {made[1]}
-
-
-async def test_a_version_that_is_tried_again_is_judged_by_its_new_answers(control: Control) -> None:
-    """It had errors for want of something that is there by now: who asks for it again does not wait for the drain."""
-    old, new = (web(definition, rollout=RolloutSpec(bake_s=5.0)) for definition in ("d1", "d2"))
-    control.source.edit(old)
-    async with control.running() as controller:
-        await stable_at(control, old)
-        made = version(control, new)
-        control.work["web"] = 4  # what has begun goes on, so who leaves drains
-        control.answers[made] = (0, 0)
-        control.source.edit(new)
-        await until(lambda: phase(control) == "BAKING")
-        control.answers = {version(control, old): (1000, 0), made: (400, 300)}
-        await until(lambda: phase(control) == "ROLLING_BACK")
-        assert "it fails 300 of 400 requests" in said(control, "rollback")[-1]
-        await controller.commands.deploy(["web"])
-        await until(lambda: phase(control) in ("STARTING", "BAKING"))
-        assert made in versions(control), "those of the first attempt have not left yet"
-        control.answers[made] = (0, 0)
-        control.work.clear()
-        await stable_at(control, new, within_s=60)
-        assert len(said(control, "rollback")) == 1
-
-
-async def test_a_version_that_the_engine_refused_is_tried_when_somebody_asks_again(control: Control) -> None:
-    async with control.running() as controller:
-        await stable_at(control, web())
-        no = EngineError("no space left on device (test)")
-        for _ in range(50):
-            control.engine.fail_next(CreateContainer, no)
-        new = web("d2")
-        control.source.edit(new)
-        await until(lambda: said(control, "rolled_back"), within_s=3 * REFUSED_FOR_S)
-        control.engine._failures.clear()
-        await controller.commands.deploy(["web"])
-        await stable_at(control, new, within_s=3 * REFUSED_FOR_S)
-        assert len(said(control, "rollback")) == 1
 
 
 async def test_back_to_an_earlier_version_and_its_image(control: Control) -> None:
@@ -392,17 +376,13 @@ async def test_a_version_whose_image_was_pruned_cannot_come_back_and_says_so(con
         pruned = control.engine.images["image/web"]
         control.engine.add_image("image/web", "2")
         await stable_at(control, web())
-        second = version(control, web())
         await controller.commands.roll_back("web", None)
         control.engine.remove_image(pruned)  # before the loop has made a replica of it
         words = f"image {pruned}, which this version was made of, is not on this machine any more"
-        await until(lambda: words in controller.view.services[0].message)
-        assert (
-            "this version cannot come back; `pierhead revisions web` lists others"
-            in controller.view.services[0].message
-        )
-        assert "make build" not in controller.view.services[0].message
-        assert versions(control) == {second}, "what serves stays"
+        await until(lambda: words in message(control))
+        assert "this version cannot come back; `pierhead revisions web` lists others" in message(control)
+        assert "make build" not in message(control)
+        assert versions(control) == {version(control, web())}, "the serving replicas stay"
 
 
 async def test_a_version_whose_record_cannot_be_read_is_not_gone_back_to(control: Control) -> None:
@@ -419,12 +399,11 @@ async def test_a_version_whose_record_cannot_be_read_is_not_gone_back_to(control
         assert not phase(control)
 
 
-async def test_a_service_with_a_policy_of_its_own_goes_back_as_any_other(control: Control) -> None:
+async def test_a_service_with_an_autoscaling_policy_goes_back_as_any_other(control: Control) -> None:
     scaled = {"autoscale": {"min": 2, "max": 4, "policy": {"prometheus": {"query": "up", "target": 1}}}}
     config = {"services": {"web": {"image": "image/web", "scale": 0, "x-serve": {"route": "/web", **scaled}}}}
-    parsed = parse("p", config).services["web"].autoscale
-    assert parsed is not None
-    first, second = web("d1", autoscale=parsed), web("d2", autoscale=parsed)
+    autoscale = parse("p", config).services["web"].autoscale
+    first, second = web("d1", autoscale=autoscale), web("d2", autoscale=autoscale)
     control.source.edit(first)
     async with control.running() as controller:
         await stable_at(control, first)
@@ -434,51 +413,23 @@ async def test_a_service_with_a_policy_of_its_own_goes_back_as_any_other(control
         await until(lambda: versions(control) == {version(control, first)} and not phase(control), within_s=15)
 
 
-async def test_an_image_that_is_missing_keeps_nobody_from_scaling(control: Control) -> None:
+async def test_a_missing_image_does_not_keep_a_service_from_scaling(control: Control) -> None:
     async with control.running() as controller:
         await stable_at(control, web())
         works = version(control, web())
         control.source.edit(web(image="image/typo"))
-        message = f"image image/typo is not on this machine: version {works} goes on; build it (`make build`)"
-        await until(lambda: controller.view.services[0].message == message)
+        words = f"image image/typo is not on this machine: version {works} goes on; build it (`make build`)"
+        await until(lambda: controller.view.services[0].message == words)
         controller.commands.scale("web", 3)
         await control.settled("web", 3)
         assert versions(control) == {works}
 
 
-async def test_a_replica_that_dies_on_trial_is_replaced_as_it_was(control: Control) -> None:
-    async with control.running():
-        await stable_at(control, web())
-        control.source.edit(web("d2", rollout=LONG))
-        await until(lambda: phase(control) == "BAKING")
-        old = version(control, web())
-        victim = next(name for name in control.router.ready("web") if old in name)
-        control.engine.crash(victim, code=3)
-        await until(lambda: victim not in control.router.ready("web"))
-        await until(lambda: sum(old in name for name in control.router.ready("web")) == 2)
-        assert phase(control) == "BAKING"
-
-
-async def test_a_canary_gets_its_share(control: Control) -> None:
-    async with control.running():
-        await stable_at(control, web())
-        control.source.edit(web("d2", rollout=replace(LONG, canary_weight=10)))
-        await until(lambda: phase(control) == "BAKING")
-
-        def shares() -> list[int]:
-            return sorted(server.weight for server in control.router.servers.values())
-
-        await until(lambda: shares() == [2, 9, 9])
-        control.controller.commands.promote("web")
-        await until(lambda: phase(control) == "SETTLING")
-        await until(lambda: shares() == [1, 1])
-
-
-async def test_the_callee_goes_first(tmp_path: Path) -> None:
+async def test_a_callee_is_rolled_out_before_its_caller(tmp_path: Path) -> None:
     ranker = service("ranker", rollout=QUICK)
     caller = web(callees=("ranker", "postgres"))
     control = Control.of(tmp_path, ranker, caller)
-    async with control.running():
+    async with control.running() as controller:
         await stable_at(control, ranker)
         await stable_at(control, caller)
         new_ranker, new_caller = replace(ranker, definition_hash="d2"), replace(caller, definition_hash="d2")
@@ -489,62 +440,29 @@ async def test_the_callee_goes_first(tmp_path: Path) -> None:
         await stable_at(control, new_caller)
         created = [a.service for a in control.engine.done if isinstance(a, CreateContainer)][-4:]
         assert created == ["ranker", "ranker", "web", "web"]
-
-
-async def test_a_caller_waits_for_a_callee_that_was_rolled_back(tmp_path: Path) -> None:
-    ranker, caller = service("ranker", rollout=QUICK), web(callees=("ranker",))
-    control = Control.of(tmp_path, ranker, caller)
-    async with control.running() as controller:
-        await stable_at(control, ranker)
-        await stable_at(control, caller)
-        bad, new_caller = replace(ranker, definition_hash="d2"), replace(caller, definition_hash="d2")
+        # A callee that was rolled back keeps its caller waiting until an operator deploys the caller.
+        bad, newer_caller = replace(ranker, definition_hash="d3"), replace(caller, definition_hash="d3")
         control.engine.behaviours[version(control, bad)] = BROKEN
-        control.source.edit(bad, new_caller)
-        await until(lambda: said(control, "rolled_back"), within_s=15)
+        control.source.edit(bad, newer_caller)
+        await until(lambda: control.said("rolled_back"), within_s=15)
         await until(lambda: "was rolled back; it goes on with" in controller.deployer.directions.rows["web"].message)
         assert phase(control) == "WAITING"
         await controller.commands.deploy(["web"])
-        await stable_at(control, new_caller)
+        await stable_at(control, newer_caller)
 
 
-async def test_new_versions_wait_where_that_is_asked_for(control: Control) -> None:
+async def test_with_manual_rollouts_new_versions_wait_for_deploy(control: Control) -> None:
     control.is_manual = True
     async with control.running() as controller:
         await stable_at(control, web())
-        new = web("d2", container={"Cmd": ["serve", "--new"]})
+        old, new = version(control, web()), web("d2", container={"Cmd": ["serve", "--new"]})
         control.source.edit(new)
         await until(lambda: "waits for `pierhead deploy web`" in controller.deployer.directions.rows["web"].message)
         await until(lambda: "waits for" in plan_words(controller.view, ()))
         beforehand = plan_words(controller.view, ()).splitlines()
-        assert beforehand[0].startswith(
-            f"rollout of web: {version(control, web())} -> {version(control, new)} waits for"
-        )
+        assert beforehand[0].startswith(f"rollout of web: {old} -> {version(control, new)} waits for")
         assert beforehand[1:] == ["  command: nothing -> serve --new"]
-        assert versions(control) == {version(control, web())}
-        await controller.commands.deploy(["web"])
-        await stable_at(control, new)
-
-
-async def test_whoever_edits_and_deploys_means_what_the_files_say_now(control: Control) -> None:
-    control.is_manual = True
-    async with control.running() as controller:
-        await stable_at(control, web())
-        new = web("d2")
-        control.source.edit(new)
-        words = await controller.commands.deploy(["web"])
-        assert words == {"web": f"{version(control, web())} -> {version(control, new)} begins"}
-        await stable_at(control, new)
-        control.source.edit(error=SpecError(["services.web.image: expected a name, found nothing"]))
-        with pytest.raises(SpecError, match="expected a name"):
-            await controller.commands.deploy(None)
-
-
-async def test_nothing_is_deployed_from_a_world_that_cannot_be_seen(control: Control) -> None:
-    control.is_manual = True
-    async with control.running() as controller:
-        await stable_at(control, web())
-        new = web("d2")
-        control.source.edit(new)
+        assert versions(control) == {old}
         control.engine.go_away()
         with pytest.raises(EngineUnreachable, match=r"nothing was changed: the Docker Engine does not answer"):
             await controller.commands.deploy(["web"])
@@ -553,6 +471,17 @@ async def test_nothing_is_deployed_from_a_world_that_cannot_be_seen(control: Con
         await until(lambda: "waits for `pierhead deploy web`" in controller.deployer.directions.rows["web"].message)
         await controller.commands.deploy(["web"])
         await stable_at(control, new)
+        # Files that were edited a moment before `deploy` are read first.
+        control.source.edit(web("d3"))
+        words = await controller.commands.deploy(["web"])
+        assert words == {"web": f"{version(control, new)} -> {version(control, web('d3'))} begins"}
+        await stable_at(control, web("d3"))
+        control.source.edit(error=SpecError(["services.web.image: expected a name, found nothing"]))
+        with pytest.raises(SpecError, match="expected a name"):
+            await controller.commands.deploy(None)
+
+
+# -------------------------------------------------------------------------------------------------- a full machine
 
 
 async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:
@@ -568,40 +497,28 @@ async def test_a_full_machine_is_rolled_one_by_one(tmp_path: Path) -> None:
         )
         await stable_at(control, new)
         assert least == 2
-        causes = [s.event.message for s in controller.events.select(limit=1000) if s.event.kind == "begin_retirement"]
-        assert any("no GPU is free for one more, so they are replaced one by one" in cause for cause in causes)
+        assert "no GPU is free for one more, so they are replaced one by one" in "".join(
+            control.said("begin_retirement")
+        )
 
 
 async def test_a_single_replica_on_a_full_machine_stays_and_says_so(tmp_path: Path) -> None:
     ranker = gpu_service(replicas=1, rollout=QUICK)
     control = Control.of(tmp_path, ranker)
     control.engine.gpus = gpus(1)
-    async with control.running() as controller:
+    async with control.running():
         await control.settled("ranker", 1)
         control.source.edit(replace(ranker, definition_hash="d2"))
         remedy = "the only replica stays until then, unless x-serve.rollout.max_unavailable is 1"
-        await until(lambda: remedy in controller.view.services[0].message)
+        await until(lambda: remedy in message(control, "ranker"))
         assert versions(control, "ranker") == {version(control, ranker)}
         allowed = replace(ranker, definition_hash="d2", rollout=replace(QUICK, max_unavailable=1))
         control.source.edit(allowed)
         await stable_at(control, allowed)
 
 
-async def least_ready(control: Control, name: str, over: Callable[[], bool]) -> int:
-    """Wait for the end of something; return how few replicas were ready meanwhile."""
-    least = control.row(name)[1]
-
-    def look() -> bool:
-        nonlocal least
-        least = min(least, control.row(name)[1])
-        return over()
-
-    await until(look, 20.0)
-    return least
-
-
 @pytest.mark.parametrize("unavailable", [0, 1])
-async def test_a_version_that_does_not_fit_displaces_nobody_and_is_rolled_back(
+async def test_a_version_that_does_not_fit_replaces_no_replica_and_is_rolled_back(
     tmp_path: Path, unavailable: int
 ) -> None:
     rollout = replace(QUICK, max_unavailable=unavailable)
@@ -613,39 +530,19 @@ async def test_a_version_that_does_not_fit_displaces_nobody_and_is_rolled_back(
         made = set(control.engine.containers)
         control.source.edit(replace(ranker, gpu=GpuRequest(count=4), definition_hash="d2"))
 
-        def over() -> bool:
+        def is_over() -> bool:
             return controller.deployer.state("ranker").rejected is not None and not phase(control, "ranker")
 
-        assert await least_ready(control, "ranker", over) == 4
-        assert set(control.engine.containers) == made, "nobody was touched"
-        assert "it does not fit for 0.5 s (startup.deadline_s): it asks for 4 GPUs and 0 of 4 are free" in (
-            control.view.services[0].message
-        )
+        assert await least_ready(control, "ranker", is_over) == 4
+        assert set(control.engine.containers) == made
+        words = "it does not fit for 0.5 s (startup.deadline_s): it asks for 4 GPUs and 0 of 4 are free"
+        assert words in message(control, "ranker")
 
 
-@pytest.mark.parametrize("pace", [(1, 0), (0, 1)])
-async def test_who_waits_for_a_gpu_takes_none_from_a_rollout(tmp_path: Path, pace: tuple[int, int]) -> None:
-    ranker = gpu_service(replicas=3, rollout=RolloutSpec(*pace, bake_s=0.1))
-    batch = gpu_service("batch", replicas=0)
-    control = Control.of(tmp_path, ranker, batch)
-    control.engine.gpus = gpus(3)
-    async with control.running() as controller:
-        await control.settled("ranker", 3)
-        controller.commands.scale("batch", 3)
-        await until(lambda: len(controller.view.plan.pending) == 3)
-        new = replace(ranker, definition_hash="d2")
-        control.source.edit(new, batch)
-        wanted = version(control, new)
-
-        def over() -> bool:
-            return controller.deployer.state("ranker").stable == wanted and control.row("ranker") == (3, 3, 3)
-
-        assert await least_ready(control, "ranker", over) == 2
-        assert versions(control, "batch") == set()
-
-
-async def test_who_waits_for_a_gpu_takes_none_from_a_replica_that_crashes_again(tmp_path: Path) -> None:
-    ranker, batch = gpu_service(replicas=3), gpu_service("batch", replicas=0)
+async def test_a_service_that_waits_for_a_gpu_gets_none_that_a_crashed_replica_or_a_rollout_needs(
+    tmp_path: Path,
+) -> None:
+    ranker, batch = gpu_service(replicas=3, rollout=QUICK), gpu_service("batch", replicas=0)
     control = Control.of(tmp_path, ranker, batch)
     control.engine.gpus = gpus(3)
     async with control.running() as controller:
@@ -658,7 +555,14 @@ async def test_who_waits_for_a_gpu_takes_none_from_a_replica_that_crashes_again(
             await until(lambda gone=crashed.id: gone not in control.engine.containers)  # type: ignore[misc]
             assert control.store.failures["ranker", crashed.version].count == failures
             await until(lambda: control.row("ranker") == (3, 3, 3), 20.0)
+        new = replace(ranker, definition_hash="d2")
+        control.source.edit(new, batch)
+        assert await least_ready(control, "ranker", lambda: versions(control, "ranker") == {version(control, new)}) == 2
+        await stable_at(control, new)
         assert versions(control, "batch") == set()
+
+
+# --------------------------------------------------------------------------- what happens to a version, and its fault
 
 
 @pytest.mark.parametrize("is_good", [True, False])
@@ -670,57 +574,51 @@ async def test_a_rollout_survives_a_controller_that_dies_after_every_action(cont
         control.engine.behaviours[version(control, new)] = BROKEN
     control.source.edit(new)
 
-    def over() -> bool:
+    def is_over() -> bool:
         state = control.controller.deployer.state("web")
         ended = state.stable == version(control, new) if is_good else state.rejected is not None
         return ended and state.rollout is None and control.row("web") == (2, 2, 2)
 
-    lives, phases = 0, set[str]()
-    while lives < 100:
+    lives, phases, ended = 0, set[str](), False
+    while lives < 100 and not ended:
         lives += 1
         control.actions_to_live = 1
-        ended = False
         async with control.running():
-            await until(over, within_s=20)
+            await until(is_over, within_s=20)
             ended = True
         phases.add(phase(control))
-        if ended:
-            break
     assert lives >= (10 if is_good else 6), "every action was the last one of a controller"
     assert phases >= ({"STARTING", "ROLLING"} if is_good else {"STARTING"})
     assert versions(control) == {version(control, new if is_good else web())}
     assert len(control.router.ready("web")) == 2
 
 
-# ---------------------------------------------------------------------------------------------- what ends them all
-
-
 @pytest.mark.parametrize("in_phase", ["BAKING", "ROLLING", "SETTLING"])
-async def test_an_engine_that_begins_again_is_not_held_against_a_version(control: Control, in_phase: str) -> None:
-    """Without live-restore it ends every replica there is."""
+async def test_an_engine_restart_does_not_count_as_the_versions_failure(control: Control, in_phase: str) -> None:
+    """Without live-restore the engine ends every replica when it restarts."""
     old = web("d1", replicas=5, rollout=RolloutSpec(bake_s=0.5))
     new = replace(old, definition_hash="d2")
     control.source.edit(old)
     async with control.running():
         await stable_at(control, old)
-        control.engine.behaviours[version(control, new)] = Behaviour(ready_after_s=0.3)
-        control.source.edit(new)
         made = version(control, new)
+        control.engine.behaviours[made] = Behaviour(ready_after_s=0.3)
+        control.source.edit(new)
         # In ROLLING, while there are three of the new version: as many as a version may fail in a row.
-        mine = [made] * (3 if in_phase == "ROLLING" else 1)
+        enough = 3 if in_phase == "ROLLING" else 1
 
         def have_come() -> bool:
             up = [one.version for one in control.engine.containers.values() if one.state.is_up]
-            return phase(control) == in_phase and up.count(made) >= len(mine)
+            return phase(control) == in_phase and up.count(made) >= enough
 
         await until(have_come, within_s=20)
         for one in [one for one in control.engine.containers.values() if one.state.is_up]:
             control.engine.crash(one.name, 137)
         await stable_at(control, new, within_s=30)
-        assert said(control, "rollback") == []
+        assert control.said("rollback") == []
 
 
-async def test_one_that_ends_alone_is_held_against_its_version(control: Control) -> None:
+async def test_a_replica_that_fails_alone_counts_as_its_versions_failure(control: Control) -> None:
     async with control.running():
         await stable_at(control, web())
         new = web("d2", rollout=LONG)
@@ -728,73 +626,39 @@ async def test_one_that_ends_alone_is_held_against_its_version(control: Control)
         await until(lambda: phase(control) == "BAKING")
         made = version(control, new)
         control.engine.crash(next(c.name for c in control.engine.containers.values() if c.version == made), 1)
-        await until(lambda: said(control, "rolled_back"), within_s=15)
-        assert "a replica of it failed in its first minutes" in said(control, "rollback")[0]
+        await until(lambda: control.said("rolled_back"), within_s=15)
+        assert "a replica of it failed in its first minutes" in control.said("rollback")[0]
 
 
-# ---------------------------------------------------------------------------------------------- limits that change
+async def test_callers_and_haproxy_use_the_limits_that_every_serving_replica_can_keep(tmp_path: Path) -> None:
+    def limited(timeout_s: float, most: int) -> ServiceSpec:
+        block = {"route": "/web", "replicas": 2, "request_timeout_s": timeout_s, "max_ongoing_requests": most}
+        definition = {"image": "image/web", "build": {"context": "."}, "scale": 0, "x-serve": block}
+        return parse("p", {"name": "p", "services": {"web": definition}}).services["web"]
 
+    def at_the_edge() -> tuple[float, int]:
+        desired = control.view.desired
+        assert desired is not None
+        return desired.services["web"].request_timeout_s, desired.services["web"].max_ongoing_requests
 
-def limited(timeout_s: float, most: int, bake_s: float = 0.1) -> ServiceSpec:
-    """A managed service with these limits, which its replicas are given as environment."""
-    block = {
-        "route": "/web",
-        "replicas": 2,
-        "request_timeout_s": timeout_s,
-        "max_ongoing_requests": most,
-        "rollout": {"bake_s": bake_s},
-    }
-    definition = {"image": "image/web", "build": {"context": "."}, "scale": 0, "x-serve": block}
-    return parse("p", {"name": "p", "services": {"web": definition}}).services["web"]
+    def published() -> dict[str, int]:
+        """By version: the limit of a replica, as callers get it."""
+        return {one.version: one.max_ongoing_requests for one in control.view.endpoints["web"].replicas}
 
-
-def at_the_edge(control: Control) -> tuple[float, int]:
-    desired = control.view.desired
-    assert desired is not None
-    return desired.services["web"].request_timeout_s, desired.services["web"].max_ongoing_requests
-
-
-def told(control: Control) -> dict[str, int]:
-    """By version: how many requests a replica of it takes, as callers are told."""
-    return {one.version: one.max_ongoing_requests for one in control.view.endpoints["web"].replicas}
-
-
-async def test_limits_are_those_that_all_who_serve_can_keep(tmp_path: Path) -> None:
-    old, new = limited(300.0, 10), limited(1.0, 100, bake_s=3600.0)
+    old, new = limited(300.0, 10), replace(limited(1.0, 100), rollout=LONG)
     control = Control.of(tmp_path, old)
     async with control.running():
         await stable_at(control, old)
         first, second = version(control, old), version(control, new)
         control.source.edit(new)
         await until(lambda: phase(control) == "BAKING")
-        await until(lambda: told(control) == {first: 10, second: 100})
-        assert at_the_edge(control) == (300.0, 10)
-        control.controller.commands.promote("web")
-        await until(lambda: told(control) == {second: 100}, within_s=10)
-        assert at_the_edge(control) == (1.0, 100)
-
-
-async def test_the_limits_of_a_version_that_is_rejected_reach_nobody(tmp_path: Path) -> None:
-    old, bad = limited(300.0, 10), limited(1.0, 100)
-    control = Control.of(tmp_path, old)
-    async with control.running():
-        await stable_at(control, old)
-        control.engine.behaviours[version(control, bad)] = BROKEN
-        control.source.edit(bad)
-        await until(lambda: said(control, "rolled_back"), within_s=15)
-        await until(lambda: at_the_edge(control) == (300.0, 10))
-        assert told(control) == {version(control, old): 10}
-
-
-async def test_requests_of_the_old_version_have_the_time_that_it_gave_them(tmp_path: Path) -> None:
-    old, new = limited(300.0, 10), limited(0.1, 100)
-    new = replace(new, graceful_shutdown_timeout_s=0.3)
-    control = Control.of(tmp_path, old)
-    async with control.running():
-        await stable_at(control, old)
+        await until(lambda: published() == {first: 10, second: 100})
+        assert at_the_edge() == (300.0, 10)
         control.work["web"] = 20
-        control.source.edit(new)
-        await until(lambda: said(control, "begin_retirement"), within_s=10)
-        draining = next(iter(control.store.retirements.values()))
-        await until(lambda: control.clock() - draining.draining_since > 1.0)
-        assert said(control, "signal_container") == []
+        control.controller.commands.promote("web")
+        await until(lambda: control.said("begin_retirement"), within_s=10)
+        await asyncio.sleep(10.0)
+        assert control.said("signal_container") == [], "requests that the old version accepted have its longer timeout"
+        control.work.clear()
+        await until(lambda: published() == {second: 100}, within_s=10)
+        assert at_the_edge() == (1.0, 100)
