@@ -2,16 +2,15 @@
 
 Replicas die, hang, run out of memory; calls fail; engine and HAProxy go away and come back; people scale, deploy good
 and bad versions, roll back and change their mind; the controller is killed between any two actions and started again.
-Whatever happens: no bad version ever gets traffic, no GPU has two owners, nobody is told to stop who was not drained,
-the last ready replica is not given away. When the trouble ends, the world is what was asked for, and nothing is to do.
+Whatever happens: no bad version ever gets traffic, no GPU has two owners, no version gets another one's user_config.
+When the trouble ends, the world is what was asked for, and nothing is to do.
 
-PIERHEAD_TEST_EXAMPLES=1000 --hypothesis-profile=chance makes the long run; `-s` prints what was done.
+PIERHEAD_TEST_EXAMPLES=1000 --hypothesis-profile=chance makes the long run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import logging
 import os
@@ -55,7 +54,6 @@ BAD = {
 }
 SERVICES = ("web", "ranker", "batch")
 ON_GPUS = ("ranker", "batch")
-STATISTICS: collections.Counter[str] = collections.Counter()
 
 names = st.sampled_from(SERVICES)
 picks = st.integers(0, 20)
@@ -74,7 +72,6 @@ class ControllerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        STATISTICS["examples"] += 1
         self._directory = tempfile.TemporaryDirectory(prefix="pierhead-machine-")
         self._loop = VirtualLoop()
         rollout = RolloutSpec(bake_s=5.0)
@@ -121,8 +118,8 @@ class ControllerMachine(RuleBasedStateMachine):
                     async with self.control.running():
                         begun.set()
                         await self._end.wait()
-                except* EngineUnreachable:  # it ends by itself, for Docker to start it again
-                    STATISTICS["controllers ended without an engine"] += 1
+                except* EngineUnreachable:
+                    pass  # it ends by itself, for Docker to start it again
 
             self._life = asyncio.create_task(live())
             await begun.wait()
@@ -166,18 +163,15 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 5.0, 20.0, 90.0]))
     def time_passes(self, seconds: float) -> None:
         self.run(asyncio.sleep(seconds))
-        STATISTICS["virtual seconds"] += int(seconds)
         self.revive()
 
     @rule()
     def controller_is_killed(self) -> None:
-        STATISTICS["controllers killed"] += 1
         self.kill()
         self.start()
 
     @rule(actions=st.integers(1, 6), seconds=st.sampled_from([0.2, 2.0, 30.0]))
     def controller_dies_of_an_action(self, actions: int, seconds: float) -> None:
-        STATISTICS["controllers killed within an action"] += 1
         self.control.actions_to_live = actions
         self.run(asyncio.sleep(seconds))
         self.revive()
@@ -186,30 +180,25 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(name=names, replicas=st.integers(0, 4))
     def scale(self, name: str, replicas: int) -> None:
-        STATISTICS["scale calls"] += 1
         with contextlib.suppress(UnknownService):
             self.control.controller.commands.scale(name, replicas)
 
     @rule(name=names, what=st.sampled_from(["good", "good", *BAD]))
     def deploy(self, name: str, what: str) -> None:
-        STATISTICS["versions deployed"] += 1
         self._count += 1
         self.edit(name, definition_hash=f"m{self._count}")
         version, gpu = self.version(name), self.specs[name].gpu
         self.gpu_counts[version] = gpu.count if gpu else 0
         if what != "good":
-            STATISTICS["bad versions deployed"] += 1
             self.bad.add(version)
             self.control.engine.behaviours[version] = BAD[what]
 
     @rule(name=names, number=st.integers(0, 3))
     def configure(self, name: str, number: int) -> None:
-        STATISTICS["user_configs changed"] += 1
         self.edit(name, user_config=f'{{"number":{number}}}' if number else NO_USER_CONFIG)
 
     @rule(name=st.sampled_from(ON_GPUS), count=st.integers(1, 3))
     def ask_for_gpus(self, name: str, count: int) -> None:
-        STATISTICS["changes of GPUs asked for"] += 1
         self._count += 1
         self.edit(name, gpu=GpuRequest(count=count), definition_hash=f"m{self._count}")
         self.gpu_counts[self.version(name)] = count
@@ -220,7 +209,6 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(name=names, bounds=st.sampled_from([None, (1, 3), (0, 2), (2, 4)]))
     def change_scaling(self, name: str, bounds: tuple[int, int] | None) -> None:
-        STATISTICS["changes of scaling"] += 1
         quick = AutoscaleSpec(look_back_period_s=3.0, upscale_delay_s=1.0, downscale_delay_s=5.0)
         self.edit(name, autoscale=replace(quick, min=bounds[0], max=bounds[1]) if bounds else None)
 
@@ -230,7 +218,6 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def remove_or_bring_back(self, name: str) -> None:
-        STATISTICS["services removed or brought back"] += 1
         self.removed ^= {name}
         self.edit(name)
 
@@ -243,17 +230,14 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(name=names, ask=st.sampled_from(["roll_back", "abort", "promote", "deploy"]))
     def change_mind(self, name: str, ask: str) -> None:
-        STATISTICS["changes of mind"] += 1
         commands = self.control.controller.commands
-        try:
+        with contextlib.suppress(ControllerError):
             if ask == "roll_back":
                 self.run(commands.roll_back(name, None))
             elif ask == "deploy":
                 self.run(commands.deploy([name]))
             else:
                 getattr(commands, ask)(name)
-        except ControllerError:
-            STATISTICS["changes of mind refused"] += 1
 
     @rule(name=names, requests=st.integers(0, 6))
     def work(self, name: str, requests: int) -> None:
@@ -265,7 +249,6 @@ class ControllerMachine(RuleBasedStateMachine):
     def replica_trouble(self, pick: int, what: str) -> None:
         up = [name for name in self.control.engine.names() if self.control.engine.by_name(name).state.is_up]
         if up:
-            STATISTICS[f"replicas: {what}"] += 1
             getattr(self.control.engine, what)(up[pick % len(up)])
             if what in ("hang", "lose_network"):
                 name = up[pick % len(up)]
@@ -273,12 +256,10 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from([CreateContainer, StartContainer, SignalContainer, RemoveContainer]))
     def engine_call_fails(self, kind: type[Any]) -> None:
-        STATISTICS["engine calls that failed"] += 1
         self.control.engine.fail_next(kind, EngineError("something is wrong (test)"))
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
     def engine_goes_away(self, seconds: float) -> None:
-        STATISTICS["engine gone"] += 1
         self.control.engine.go_away()
         self.run(asyncio.sleep(seconds))
         self.control.engine.come_back()
@@ -286,12 +267,10 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 0.2, 0.2, 1.0, 4.0, SLOWEST_S]))
     def engine_is_slow_to_answer(self, seconds: float) -> None:
-        STATISTICS["engine slow to answer"] += bool(seconds)
         self.control.engine.reading_s = seconds
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
     def haproxy_goes_away(self, seconds: float) -> None:
-        STATISTICS["HAProxy gone"] += 1
         self.control.router.up = False
         self.run(asyncio.sleep(seconds))
         self.control.router.up = True
@@ -300,12 +279,10 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 0.2, 0.2, 1.0, 4.0, SLOWEST_S]))
     def haproxy_is_slow_to_answer(self, seconds: float) -> None:
-        STATISTICS["HAProxy slow to answer"] += bool(seconds)
         self.control.router.reading_s = seconds
 
     @rule(action=st.sampled_from([AddServer]), seconds=st.sampled_from([1.0, 10.0]))
     def haproxy_refuses(self, action: type[Any], seconds: float) -> None:
-        STATISTICS["HAProxy refused"] += 1
         self.control.router.failing[action] = RoutingError("no (test)")
         self.run(asyncio.sleep(seconds))
         del self.control.router.failing[action]
@@ -313,7 +290,6 @@ class ControllerMachine(RuleBasedStateMachine):
 
     @rule(by_s=st.sampled_from([-3600.0, -5.0, 5.0, 3600.0]))
     def clock_is_set(self, by_s: float) -> None:
-        STATISTICS["clock set"] += 1
         self.control.set_clock(by_s)
 
     # ------------------------------------------------------------------------------------------- what must always hold
@@ -361,7 +337,7 @@ class ControllerMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """The trouble is over; everything becomes as it was asked for."""
         self.control.work.clear()
-        self.control.engine._failures.clear()
+        self.control.engine.fail_no_more()
         self.control.engine.reading_s = self.control.router.reading_s = 0.0
         self.run(asyncio.sleep(SLOWEST_S))  # an answer may be under way
         self.revive()  # it may have been about to end: of an action, or because the engine was away too long
@@ -376,10 +352,8 @@ class ControllerMachine(RuleBasedStateMachine):
             self.edit(name, max_replicas_per_node=None, rollout=pace)
             if self.control.controller.deployer.state(name).stable is None and self.version(name) in self.bad:
                 self.deploy(name, "good")  # nothing ever worked: only another version can
-        started = self._loop.time()
         self.run(asyncio.sleep(3.0))  # what is shown now may be from before the last trouble
         self.run(self.until(self.all_settled, "everything is as it was asked for"))
-        STATISTICS["longest settling, s"] = max(STATISTICS["longest settling, s"], int(self._loop.time() - started))
         for name in SERVICES:
             versions = {one.version for one in self.control.engine.containers.values() if one.service == name}
             assert len(versions) <= 1
@@ -441,7 +415,6 @@ def quiet() -> Any:
 def test_the_controller_against_chance() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    STATISTICS.clear()
     run_state_machine_as_test(
         ControllerMachine,
         settings=settings(
@@ -453,6 +426,3 @@ def test_the_controller_against_chance() -> None:
             phases=PHASES,
         ),
     )
-    print()
-    for what, count in sorted(STATISTICS.items()):
-        print(f"{count:10,d}  {what}")

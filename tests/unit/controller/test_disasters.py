@@ -18,57 +18,73 @@ from tests.unit.controller.worlds import gpus, service
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_told(tmp_path: Path) -> None:
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    """Two replicas of `web`."""
+    return Control.of(tmp_path, service("web"))
+
+
+async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_reported(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"), service("bad", replicas=1))
     async with control.running() as controller:
         await control.settled("web", 2)
         await control.settled("bad", 1)
-        control.store._file.db.execute("PRAGMA query_only = ON")
-        victim = control.router.ready("web")[0]
-        control.engine.crash(victim, code=3)
+        control.set_disk_full(True)
+        control.engine.crash(control.router.ready("web")[0], code=3)
         await until(lambda: "store_failing" in control.kinds())
         await control.settled("web", 2)
         assert any("look at the disk of the controller's state volume" in notice for notice in controller.view.notices)
         with pytest.raises(StoreError, match="state volume"):
             controller.commands.scale("web", 3)
-        assert control.row("web")[0] == 2, "who was told that it is not kept does not get it"
+        assert control.row("web")[0] == 2, "a number that could not be kept does not count"
+        hangs = control.router.ready("web")[0]
+        container = control.engine.by_name(hangs).id
+        control.engine.hang(hangs)
+        control.router.mark_down(hangs)
+        await until(lambda: container not in control.engine.containers, within_s=20.0)
+        await control.settled("web", 2)
         control.engine.behaviours["bad"] = Behaviour(exits_after_s=0.0, exit_code=1)
         control.engine.crash(control.router.ready("bad")[0])
         await until(lambda: any(record.count >= 3 for record in control.store.failures.values()))
         assert "tick_failed" not in control.kinds()
-        control.store._file.db.execute("PRAGMA query_only = OFF")
+        control.set_disk_full(False)
         await until(lambda: "store_works" in control.kinds())
         await until(lambda: not any("state volume" in notice for notice in controller.view.notices))
+        assert {mark.replica for mark in control.store.retirements.values()} <= {*control.engine.names()} - {hangs}
         controller.commands.scale("web", 3)
         await control.settled("web", 3)
     async with control.running():
         await control.settled("web", 3)
         assert any(record.count >= 3 for (name, _), record in control.store.failures.items() if name == "bad")
-        assert {"store_failing", "store_works"} <= set(control.kinds()), "what happened meanwhile is in the list, too"
+        assert {"store_failing", "store_works"} <= set(control.kinds()), "events of that time are kept, too"
 
 
-async def test_a_replica_can_be_retired_while_nothing_can_be_kept(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web"))
+async def test_a_gpu_mark_that_cannot_be_kept_is_refused(control: Control) -> None:
+    control.engine.gpus = gpus(2)
     async with control.running() as controller:
         await control.settled("web", 2)
-        hanging = control.router.ready("web")[0]
-        container = control.engine.by_name(hanging).id
-        control.store._file.db.execute("PRAGMA query_only = ON")
-        control.engine.hang(hanging)
-        control.router.mark_down(hanging)
-        await until(lambda: container not in control.engine.containers, within_s=20.0)
-        await control.settled("web", 2)
-        control.store._file.db.execute("PRAGMA query_only = OFF")
+        controller.commands.mark_gpu("GPU-1", "loud fan")
+        control.set_disk_full(True)
+        with pytest.raises(StoreError, match="state volume"):
+            controller.commands.mark_gpu("GPU-0", "loud fan")
+        with pytest.raises(StoreError, match="state volume"):
+            controller.commands.unmark_gpu("GPU-1")
+        assert set(control.store.gpu_faults) == {"GPU-1"}
+        control.store.mark_gpu(GpuFault("GPU-0", "the engine does not list it any more", 1.0, "gone"))
+        assert set(control.store.gpu_faults) == {"GPU-0", "GPU-1"}, "a fault that has happened counts all the same"
+        control.set_disk_full(False)
+        controller.commands.mark_gpu("GPU-0", "loud fan")
+        controller.commands.unmark_gpu("GPU-1")
         await until(lambda: not controller.publisher.store_trouble)
-        assert control.store.retirements == {}
+    async with control.running():
+        assert {uuid: fault.kind for uuid, fault in control.store.gpu_faults.items()} == {"GPU-0": "marked"}
 
 
 @pytest.mark.parametrize("engine_is_read", [True, False])
 async def test_a_replica_that_loses_its_network_is_replaced_whether_or_not_the_engine_is_read(
-    tmp_path: Path, engine_is_read: bool
+    control: Control, engine_is_read: bool
 ) -> None:
-    control = Control.of(tmp_path, service("web"))
-    async with control.running() as loop:
+    async with control.running() as controller:
         await control.settled("web", 2)
         victim = control.router.ready("web")[0]
         container = control.engine.by_name(victim).id
@@ -76,21 +92,19 @@ async def test_a_replica_that_loses_its_network_is_replaced_whether_or_not_the_e
         control.router.mark_down(victim)
         if engine_is_read:
             control.engine.add_image("image/another")  # an event, so the engine is read anew
-            await until(
-                lambda: control.router.ready("web") == [name for name in control.engine.names() if name != victim]
-            )
-            assert victim not in {endpoint.replica for endpoint in loop.view.endpoints["web"].replicas}
+            others = [name for name in control.engine.names() if name != victim]
+            await until(lambda: control.router.ready("web") == others)
+            assert victim not in {endpoint.replica for endpoint in controller.view.endpoints["web"].replicas}
         await until(lambda: container not in control.engine.containers, within_s=10.0)
         await control.settled("web", 2)
-        said = [stored.event.message for stored in loop.events.select(limit=1000)]
+        said = [event.message for event in control.events()]
         assert not [message for message in said if "another one has its name" in message]
         if engine_is_read:
             assert any("bad answers in a row, the last: it has no network address" in message for message in said)
             assert any(message.endswith("the replica has lost its network address") for message in said)
 
 
-async def test_a_replica_whose_network_comes_back_in_time_goes_on(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web"))
+async def test_a_replica_whose_network_comes_back_in_time_goes_on(control: Control) -> None:
     async with control.running():
         await control.settled("web", 2)
         victim = control.router.ready("web")[0]
@@ -107,20 +121,19 @@ async def test_a_replica_whose_network_comes_back_in_time_goes_on(tmp_path: Path
         assert control.kinds("failed") == []
 
 
-async def test_an_engine_without_disk_is_named_and_tried_again(tmp_path: Path) -> None:
+async def test_an_engine_without_disk_is_named_and_tried_again(control: Control) -> None:
     said = "failed to create rwlayer: mkdir /var/lib/docker/overlay2/x: no space left on device"
-    control = Control.of(tmp_path, service("web", replicas=1))
     for _ in range(2):
         control.engine.fail_next(CreateContainer, EngineError(refusal("create of replica p-web-1", said)))
-    async with control.running() as controller:
+    async with control.running():
         await until(lambda: "create_container" in control.kinds("failed"))
-        failed = [stored.event.message for stored in controller.events.select() if stored.event.outcome == "failed"]
-        assert "no space left on device" in failed[0]
-        assert "`docker system df`" in failed[0]
-        await control.settled("web", 1, within_s=10.0)
+        failed = next(event.message for event in control.events() if event.outcome == "failed")
+        assert "no space left on device" in failed
+        assert "`docker system df`" in failed
+        await control.settled("web", 2, within_s=10.0)
 
 
-async def test_after_the_engine_was_restarted_all_comes_back_by_itself(tmp_path: Path) -> None:
+async def test_after_an_engine_restart_all_replicas_come_back(tmp_path: Path) -> None:
     """Without live-restore every container has ended, the controller's own included."""
     control = Control.of(tmp_path, service("web", replicas=6), service("api", replicas=1))
     async with control.running():
@@ -135,13 +148,12 @@ async def test_after_the_engine_was_restarted_all_comes_back_by_itself(tmp_path:
         assert len(control.router.ready("web")) == 6
 
 
-async def test_an_image_that_was_pruned_takes_nothing_down_and_is_told(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web"))
+async def test_a_pruned_image_takes_nothing_down_and_is_reported(control: Control) -> None:
     async with control.running() as controller:
         await control.settled("web", 2)
         ready = control.router.ready("web")
         control.engine.images.clear()
-        control.controller.observer.engine_changed()
+        controller.observer.engine_changed()
         await until(lambda: any("is not on this machine" in row.message for row in controller.view.services))
         assert control.router.ready("web") == ready
         control.engine.crash(ready[0])
@@ -151,30 +163,25 @@ async def test_an_image_that_was_pruned_takes_nothing_down_and_is_told(tmp_path:
         await control.settled("web", 2, within_s=20.0)
 
 
-async def test_out_of_memory_is_called_so(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web", replicas=1))
-    control.engine.behaviours["web"] = Behaviour(exits_after_s=0.0, oom=True)
+async def test_the_kernels_kills_for_want_of_memory_are_named_in_a_replica_and_within_it(tmp_path: Path) -> None:
+    remedy = "raise deploy.resources.limits.memory"
+    control = Control.of(tmp_path, service("web", replicas=1), service("api", replicas=1))
+    control.engine.behaviours["api"] = Behaviour(exits_after_s=0.0, oom=True)
     async with control.running() as controller:
-        await until(lambda: any("out of memory" in record.detail for record in control.store.failures.values()))
         await until(lambda: any("out of memory" in row.message for row in controller.view.services))
-        told = [stored.event.message for stored in controller.events.select() if stored.event.kind == "replica_failed"]
-        assert "raise deploy.resources.limits.memory" in told[0]
-
-
-async def test_a_process_that_the_kernel_kills_within_a_replica_is_told(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web", replicas=1))
-    async with control.running() as controller:
+        assert "out of memory" in control.said("replica_failed")[0]
+        assert remedy in control.said("replica_failed")[0]
         await control.settled("web", 1)
         (name,) = control.router.ready("web")
         control.engine.lose_child(name)
         await until(lambda: "out_of_memory" in control.kinds("warning"))
-        event = next(stored.event for stored in controller.events.select() if stored.event.kind == "out_of_memory")
+        (event,) = control.events("out_of_memory")
         assert (event.service, event.target) == ("web", name)
-        assert "raise deploy.resources.limits.memory" in event.message
+        assert remedy in event.message
         assert control.row("web") == (1, 1, 1), "it lives on"
 
 
-async def test_a_service_that_crashes_again_and_again_touches_no_other(tmp_path: Path) -> None:
+async def test_a_service_in_a_crash_loop_says_so_and_touches_no_other(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"), service("bad", replicas=2))
     control.engine.behaviours["bad"] = Behaviour(exits_after_s=0.0, exit_code=1, output="loading\nno such model\n")
     async with control.running() as controller:
@@ -182,34 +189,12 @@ async def test_a_service_that_crashes_again_and_again_touches_no_other(tmp_path:
         web = {container.id for container in control.engine.containers.values() if container.service == "web"}
         await until(lambda: any(record.count >= 5 for record in control.store.failures.values()), within_s=20.0)
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             row = next(row for row in controller.view.services if row.name == "bad")
             waits = any(replica.state == "CRASH_LOOP" for replica in row.replicas)
-            told = row.message.startswith("CRASH_LOOP: ") and "next try in" in row.message
-            return waits and told and "no such model" in row.message
+            said = row.message.startswith("CRASH_LOOP: ") and "next try in" in row.message
+            return waits and said and "no such model" in row.message
 
-        await until(is_told)
+        await until(is_reported)
         assert web <= set(control.engine.containers)
         assert len(control.router.ready("web")) == 2
-
-
-async def test_a_mark_that_cannot_be_kept_is_refused_to_who_asks_for_it(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web"))
-    control.engine.gpus = gpus(2)
-    async with control.running() as controller:
-        await control.settled("web", 2)
-        controller.commands.mark_gpu("GPU-1", "loud fan")
-        control.store._file.db.execute("PRAGMA query_only = ON")
-        with pytest.raises(StoreError, match="state volume"):
-            controller.commands.mark_gpu("GPU-0", "loud fan")
-        with pytest.raises(StoreError, match="state volume"):
-            controller.commands.unmark_gpu("GPU-1")
-        assert set(control.store.gpu_faults) == {"GPU-1"}
-        control.store.mark_gpu(GpuFault("GPU-0", "the engine does not list it any more", 1.0, "gone"))
-        assert set(control.store.gpu_faults) == {"GPU-0", "GPU-1"}, "what has happened is known all the same"
-        control.store._file.db.execute("PRAGMA query_only = OFF")
-        controller.commands.mark_gpu("GPU-0", "loud fan")
-        controller.commands.unmark_gpu("GPU-1")
-        await until(lambda: not controller.publisher.store_trouble)
-    async with control.running():
-        assert {uuid: fault.kind for uuid, fault in control.store.gpu_faults.items()} == {"GPU-0": "marked"}

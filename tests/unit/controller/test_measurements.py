@@ -1,10 +1,11 @@
-"""What Prometheus says: one number or a sentence that says why not; the last good one counts for three periods."""
+"""The value of a query to Prometheus: one number or an error; the last good value counts for three periods."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +30,9 @@ def sample(value: str) -> dict[str, Any]:
     return {"metric": {}, "value": [1.0, value]}
 
 
-@pytest.mark.parametrize(
-    ("body", "value"),
-    [(answer("vector", [sample("91.5")]), 91.5), (answer("scalar", [1.0, "3"]), 3.0)],
-)
-def test_one_number(body: bytes, value: float) -> None:
-    assert number_in(200, body, "http://prom") == value
+def test_one_number() -> None:
+    assert number_in(200, answer("vector", [sample("91.5")]), "http://prom") == 91.5
+    assert number_in(200, answer("scalar", [1.0, "3"]), "http://prom") == 3.0
 
 
 @pytest.mark.parametrize(
@@ -60,66 +58,63 @@ def test_one_number(body: bytes, value: float) -> None:
         (200, answer("vector", [{}]), "http://prom answers 200 with something that is not Prometheus's"),
     ],
 )
-def test_what_is_no_number(status: int, body: bytes, problem: str) -> None:
+def test_an_answer_without_one_number_says_why(status: int, body: bytes, problem: str) -> None:
     with pytest.raises(PolicyError) as failed:
         number_in(status, body, "http://prom")
     assert str(failed.value) == problem
 
 
-class TestPrometheus:
-    async def ask(
-        self, handler: Callable[[web.Request], Awaitable[web.StreamResponse]], policy: PrometheusPolicy = POLICY
-    ) -> float:
-        app = web.Application()
-        app.router.add_post("/api/v1/query", handler)
-        prometheus = Prometheus()
-        try:
-            async with TestServer(app) as server:
-                url = f"http://127.0.0.1:{server.port}"
-                return await prometheus(
-                    "llm", PrometheusPolicy(policy.query, policy.target, url, timeout_s=policy.timeout_s)
-                )
-        finally:
-            await prometheus.close()
+async def ask(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], policy: PrometheusPolicy) -> float:
+    """Ask a Prometheus that answers by `handler`."""
+    app = web.Application()
+    app.router.add_post("/api/v1/query", handler)
+    async with TestServer(app) as server:
+        return await ask_at(f"http://127.0.0.1:{server.port}", policy)
 
-    async def test_the_service_is_named_in_the_query(self) -> None:
-        async def handler(request: web.Request) -> web.Response:
-            form = await request.post()
-            assert form["query"] == 'avg(x{service="llm"}) / $services'
-            return web.Response(body=answer("scalar", [1.0, "4"]))
 
-        assert await self.ask(handler, PrometheusPolicy('avg(x{service="$service"}) / $services', 1.0)) == 4.0
-
-    async def test_an_endless_answer_is_not_read(self) -> None:
-        async def handler(request: web.Request) -> web.StreamResponse:
-            response = web.StreamResponse()
-            await response.prepare(request)
-            while True:
-                await response.write(b"x" * 65536)
-
-        with pytest.raises(PolicyError, match="larger than 1 MiB"):
-            await self.ask(handler)
-
-    async def test_no_answer_in_time(self) -> None:
-        async def handler(request: web.Request) -> web.Response:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        with pytest.raises(PolicyError, match=r"no answer from http://127.0.0.1:[0-9]+ within 0.2 s"):
-            await self.ask(handler, PrometheusPolicy("up", 1.0, timeout_s=0.2))
-
-    async def test_nobody_there(self) -> None:
-        prometheus = Prometheus()
-        with pytest.raises(PolicyError, match=r"no connection to http://127.0.0.1:1: "):
-            await prometheus("llm", PrometheusPolicy("up", 1.0, "http://127.0.0.1:1"))
+async def ask_at(url: str, policy: PrometheusPolicy = POLICY) -> float:
+    prometheus = Prometheus()
+    try:
+        return await prometheus("llm", replace(policy, url=url))
+    finally:
         await prometheus.close()
 
-    @pytest.mark.parametrize("url", ["http://prom..local:9090", f"http://{'a' * 70}:9090", "http://prom:99999"])
-    async def test_an_address_that_is_none(self, url: str) -> None:
-        prometheus = Prometheus()
+
+async def test_the_service_is_named_in_the_query() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        form = await request.post()
+        assert form["query"] == 'avg(x{service="llm"}) / $services'
+        return web.Response(body=answer("scalar", [1.0, "4"]))
+
+    assert await ask(handler, PrometheusPolicy('avg(x{service="$service"}) / $services', 1.0)) == 4.0
+
+
+async def test_an_endless_answer_is_not_read() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 65536)
+
+    with pytest.raises(PolicyError, match="larger than 1 MiB"):
+        await ask(handler, POLICY)
+
+
+async def test_a_prometheus_that_does_not_answer_in_time() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(PolicyError, match=r"no answer from http://127.0.0.1:[0-9]+ within 0.2 s"):
+        await ask(handler, PrometheusPolicy("up", 1.0, timeout_s=0.2))
+
+
+async def test_an_address_without_a_prometheus() -> None:
+    with pytest.raises(PolicyError, match=r"^no connection to http://127.0.0.1:1: "):
+        await ask_at("http://127.0.0.1:1")
+    for url in ("http://prom..local:9090", f"http://{'a' * 70}:9090", "http://prom:99999"):
         with pytest.raises(PolicyError, match=r"^no (valid answer from|connection to) "):
-            await prometheus("llm", PrometheusPolicy("up", 1.0, url))
-        await prometheus.close()
+            await ask_at(url)
 
 
 class Book:
@@ -151,9 +146,19 @@ class Book:
     def value(self, policy: PrometheusPolicy) -> float | None:
         return self.measurements.value("llm", policy, self.now)
 
-    async def end(self) -> None:
-        self.measurements.sync({})
-        await until(lambda: not self.tasks)
+    def found(self, policy: PrometheusPolicy) -> float | None:
+        """The value; None also where there is an error."""
+        with contextlib.suppress(PolicyError):
+            return self.value(policy)
+        return None
+
+
+@pytest.fixture
+async def book() -> AsyncIterator[Book]:
+    book = Book()
+    yield book
+    book.measurements.sync({})
+    await until(lambda: not book.tasks)
 
 
 def services(policy: PrometheusPolicy) -> dict[str, ServiceSpec]:
@@ -163,8 +168,7 @@ def services(policy: PrometheusPolicy) -> dict[str, ServiceSpec]:
 QUICK = PrometheusPolicy("avg(gpu)", 70.0, "http://prom", period_s=0.01)
 
 
-async def test_the_last_good_value_counts_for_three_periods() -> None:
-    book = Book()
+async def test_the_last_good_value_counts_for_three_periods(book: Book) -> None:
     assert book.value(QUICK) is None
     book.answers = [91.0]
     book.measurements.sync(services(QUICK))
@@ -181,59 +185,45 @@ async def test_the_last_good_value_counts_for_three_periods() -> None:
         book.value(QUICK)
     assert str(failed.value) == f"its last value (91) is {book.now - read_at:.0f} s old; the query gives nothing"
     book.answers = [40.0]
-    await until(lambda: book.measurements._watches["llm"].value == 40.0)
-    assert book.value(QUICK) == 40.0
-    await book.end()
+    await until(lambda: book.found(QUICK) == 40.0)
     assert set(book.asked) == {"llm"}
 
 
 @pytest.mark.parametrize(
     ("answers", "problem"), [([], "no answer from http://prom"), ([PolicyError("refused")], "refused")]
 )
-async def test_a_first_value_is_waited_for_while_it_is_needed(answers: list[float | Exception], problem: str) -> None:
-    book = Book()
+async def test_a_first_value_is_waited_for_while_it_is_needed(
+    book: Book, answers: list[float | Exception], problem: str
+) -> None:
     book.answers = answers
     book.measurements.sync(services(POLICY))
     await until(lambda: book.asked)
-    book.now += 1000.0  # nobody needed it meanwhile: no replica was ready
+    book.now += 1000.0  # not needed meanwhile: no replica was ready
     for _ in range(int(FIRST_S) + 1):
         assert book.value(POLICY) is None
         book.now += 1.0
     with pytest.raises(PolicyError) as failed:
         book.value(POLICY)
     assert str(failed.value) == problem
-    await book.end()
-
-
-async def test_a_service_that_wakes_waits_for_a_new_value() -> None:
-    book = Book()
-    book.answers = [91.0]
-    book.measurements.sync(services(POLICY))
-    await until(lambda: book.value(POLICY) == 91.0)
-    book.now += 1000.0
-    assert book.value(POLICY) is None
-    await book.end()
 
 
 @pytest.mark.virtual_time
-async def test_a_question_that_failed_is_not_put_off_for_a_long_period() -> None:
+async def test_a_query_that_failed_is_repeated_soon(book: Book) -> None:
     """Prometheus begins after the controller, and a replica's series after the replica."""
-    book = Book()
     book.answers = [PolicyError("no connection")]
-    book.measurements.sync(services(replace(POLICY, period_s=3600.0)))
+    rare = replace(POLICY, period_s=3600.0)
+    book.measurements.sync(services(rare))
     await until(lambda: book.asked)
     book.answers = [7.0]
-    await until(lambda: book.measurements._watches["llm"].value == 7.0, within_s=2 * AGAIN_S)
+    await until(lambda: book.found(rare) == 7.0, within_s=2 * AGAIN_S)
     asked = len(book.asked)
     await asyncio.sleep(1800.0)
-    assert len(book.asked) == asked, "one that brought a value is"
-    await book.end()
+    assert len(book.asked) == asked, "a query with a value waits for its period"
 
 
-async def test_a_value_is_not_stale_before_the_next_answer_can_be_there() -> None:
+async def test_a_value_is_not_stale_before_the_next_answer_can_be_there(book: Book) -> None:
     """A busy Prometheus takes most of timeout_s for each answer."""
     slow = PrometheusPolicy("avg(gpu)", 70.0, "http://prom", period_s=1.0, timeout_s=4.0)
-    book = Book()
     book.answers = [91.0]
     book.measurements.sync(services(slow))
     await until(lambda: book.value(slow) == 91.0)
@@ -241,11 +231,11 @@ async def test_a_value_is_not_stale_before_the_next_answer_can_be_there() -> Non
     for _ in range(int(slow.period_s + slow.timeout_s)):
         book.now += 1.0
         assert book.value(slow) == 91.0
-    await book.end()
+    book.now += 1000.0
+    assert book.value(slow) is None, "a service that wakes waits for a new value"
 
 
-async def test_an_edited_query_is_asked_afresh_and_a_removed_one_no_more() -> None:
-    book = Book()
+async def test_an_edited_query_is_asked_afresh_and_a_removed_one_no_more(book: Book) -> None:
     book.answers = [1.0]
     book.measurements.sync(services(QUICK))
     await until(lambda: book.value(QUICK) == 1.0)
@@ -257,8 +247,7 @@ async def test_an_edited_query_is_asked_afresh_and_a_removed_one_no_more() -> No
     await until(lambda: not book.tasks)
 
 
-async def test_a_defect_in_asking_is_told_and_asked_over(caplog: pytest.LogCaptureFixture) -> None:
-    book = Book()
+async def test_a_defect_in_asking_is_reported_and_asking_goes_on(book: Book, caplog: pytest.LogCaptureFixture) -> None:
     book.answers = [KeyError("label")]
     book.measurements.sync(services(QUICK))
     await until(lambda: book.asked)
@@ -272,4 +261,3 @@ async def test_a_defect_in_asking_is_told_and_asked_over(caplog: pytest.LogCaptu
     await until(lambda: len(book.asked) >= asked + 2)
     assert book.value(QUICK) == 7.0
     assert caplog.text.count("Traceback") == 1
-    await book.end()

@@ -78,43 +78,27 @@ def test_slots_share_a_gpu_while_they_fit() -> None:
     assert result.pending[0].blocked
 
 
-def test_fractions_fill_a_gpu_whose_memory_nobody_knows() -> None:
+def test_fractions_fill_a_gpu_whose_memory_is_not_known() -> None:
     third = slot_service(GpuSlot(fraction=0.3333))
     result = made(observed(specs=(third,), gpus=gpus(1)), third, llm=4)
     assert places(result) == ["GPU-0", "GPU-0", "GPU-0"]
     assert reasons(result) == ["it asks for 0.3333 of a GPU and 0 of 1 GPUs fit: 1 has 0.0001 free"]
 
 
-def test_ten_tenths_are_a_whole() -> None:
-    tenth = slot_service(GpuSlot(fraction=0.1))
-    for machine in (gpus(1), cards(79)):
-        result = made(observed(specs=(tenth,), gpus=machine), tenth, llm=11)
-        assert len(places(result)) == 10
-        assert len(result.pending) == 1
-
-
-def test_memory_and_fractions_stand_on_one_gpu() -> None:
-    small = slot_service(memory(30), "small")
-    world = observed(holding(HALF, 1, "GPU-0"), specs=(small, HALF), gpus=cards(80))
-    assert places(made(world, small, HALF, small=2, llm=1)) == ["GPU-0"]
-
-
-def test_who_has_a_whole_gpu_has_it_alone() -> None:
+def test_a_whole_gpu_is_not_shared() -> None:
     world = observed(holding(RANKER, 1, "GPU-0"), holding(HALF, 1, "GPU-1"), specs=(RANKER, HALF), gpus=gpus(3))
     result = made(world, RANKER, HALF, ranker=3, llm=4)
     assert places(result) == ["GPU-1", "GPU-2", "GPU-2"], "llm's; the ranker's come later in the alphabet"
     assert reasons(result) == ["it asks for 1 GPU and 0 of 3 are free: 1 held by ranker, 2 shared by llm"] * 2
-    result = made(world, RANKER, replace(HALF, name="z"), ranker=3, z=4)
-    assert places(result)[0] == "GPU-2"
 
 
-def test_a_slot_that_a_label_tells_no_amount_of_is_all_of_it() -> None:
+def test_a_replica_without_a_label_of_its_slot_holds_the_whole_gpu() -> None:
     old = replica(HALF, 1, gpus=("GPU-0",))
     result = made(observed(old, specs=(HALF,), gpus=gpus(1)), HALF, llm=2)
     assert reasons(result) == ["it asks for 0.5 of a GPU and 0 of 1 GPUs fit: 1 held by llm"]
 
 
-def test_shortage_tells_who_holds_what_and_how_much_is_left() -> None:
+def test_a_shortage_names_the_holders_and_what_is_left() -> None:
     llm = slot_service(memory(16))
     held = [holding(RANKER, number, f"GPU-{number}") for number in (1, 2, 3)]
     world = observed(*held, holding(slot_service(memory(21.9), "big"), 1, "GPU-0"), specs=(llm,), gpus=cards(*[24] * 4))
@@ -123,7 +107,7 @@ def test_shortage_tells_who_holds_what_and_how_much_is_left() -> None:
     ]
 
 
-def test_memory_of_gpus_that_do_not_tell_theirs_cannot_be_shared_out() -> None:
+def test_a_gpu_whose_memory_is_not_known_is_not_shared_by_memory() -> None:
     llm = slot_service(memory(16))
     assert reasons(made(observed(specs=(llm,), gpus=gpus(2)), llm, llm=1)) == [
         (
@@ -133,7 +117,7 @@ def test_memory_of_gpus_that_do_not_tell_theirs_cannot_be_shared_out() -> None:
     ]
     kept = holding(llm, 1, "GPU-0")
     half_there = made(observed(kept, specs=(HALF,), gpus=gpus(1)), HALF, llm=2)
-    assert places(half_there) == [], "nobody stands beside a slot that cannot be measured"
+    assert places(half_there) == [], "no replica shares a GPU with a slot that cannot be measured"
 
 
 def test_named_gpus_are_shared_and_no_others() -> None:
@@ -141,7 +125,7 @@ def test_named_gpus_are_shared_and_no_others() -> None:
     assert places(made(observed(specs=(llm,), gpus=gpus(4)), llm, llm=5)) == ["GPU-1", "GPU-1", "GPU-3", "GPU-3"]
 
 
-def test_a_slot_comes_back_on_its_gpu_after_its_former_owner_is_gone() -> None:
+def test_a_replacement_takes_the_slot_of_its_predecessor() -> None:
     dead = holding(HALF, 2, "GPU-1", state=ContainerState.EXITED, exit_code=137)
     world = observed(holding(HALF, 1, "GPU-0"), dead, specs=(HALF,), gpus=gpus(2))
     assert str(made(world, HALF, llm=2)).splitlines()[:2] == [
@@ -173,15 +157,19 @@ def test_a_slot_being_created_counts() -> None:
 # ----------------------------------------------------------------------------------------------------------- placement
 
 
-def test_packing_fills_the_fullest_gpu_on_which_there_is_room() -> None:
+def test_packing_fills_the_fullest_gpu_in_use_and_then_begins_the_smallest_that_fits() -> None:
     tenth = slot_service(GpuSlot(fraction=0.1), "tenth")
     held = [holding(HALF, 1, "GPU-1"), holding(HALF, 2, "GPU-2"), holding(tenth, 1, "GPU-2")]
     world = observed(*held, specs=(tenth, HALF), gpus=gpus(4))
     assert places(made(world, tenth, HALF, llm=2, tenth=7)) == ["GPU-2"] * 4 + ["GPU-1"] * 2
+    llm = slot_service(memory(10))
+    assert places(made(observed(specs=(llm,), gpus=cards(80, 24)), llm, llm=3)) == ["GPU-1", "GPU-1", "GPU-0"]
+    world = observed(holding(llm, 1, "GPU-0"), specs=(llm,), gpus=cards(80, 12))
+    assert places(made(world, llm, llm=2)) == ["GPU-0"], "a GPU in use comes before a tighter one"
 
 
 @pytest.mark.parametrize("placement", ["pack", "spread"])
-def test_a_gpu_that_tells_no_memory_is_one_whose_memory_is_not_known(placement: str) -> None:
+def test_a_gpu_that_reports_no_memory_is_one_whose_memory_is_not_known(placement: str) -> None:
     none = Gpu("GPU-0", memory_bytes=0)
     share = slot_service(GpuSlot(fraction=0.5), placement=placement)
     assert places(made(observed(specs=(share,), gpus=(none,)), share, llm=2)) == ["GPU-0", "GPU-0"]
@@ -196,18 +184,7 @@ def test_spreading_takes_the_gpu_with_the_fewest_of_the_service_then_the_empties
     assert places(made(world, spread, HALF, llm=1, spread=5)) == ["GPU-1", "GPU-2", "GPU-0", "GPU-1", "GPU-2"]
 
 
-def test_a_small_gpu_is_filled_before_a_large_one_is_begun() -> None:
-    llm = slot_service(memory(10))
-    assert places(made(observed(specs=(llm,), gpus=cards(80, 24)), llm, llm=3)) == ["GPU-1", "GPU-1", "GPU-0"]
-
-
-def test_a_gpu_in_use_is_filled_before_a_tighter_one_is_begun() -> None:
-    llm = slot_service(memory(10))
-    world = observed(holding(llm, 1, "GPU-0"), specs=(llm,), gpus=cards(80, 12))
-    assert places(made(world, llm, llm=2)) == ["GPU-0"]
-
-
-def test_what_is_free_comes_before_what_is_about_to_be() -> None:
+def test_a_free_gpu_comes_before_one_that_is_about_to_be_free() -> None:
     dead = holding(HALF, 1, "GPU-0", state=ContainerState.EXITED, exit_code=1)
     others = slot_service(GpuSlot(fraction=0.6), "other")
     world = observed(dead, specs=(HALF, others), gpus=gpus(2))
@@ -246,7 +223,7 @@ def test_mig_devices_are_gpus_and_the_one_they_are_parts_of_is_held_with_them() 
     assert reasons(made(world, RANKER, ranker=2)) == ["it asks for 1 GPU and 0 of 2 are free: 2 held by ranker"]
 
 
-def test_several_mig_devices_are_no_use_to_one_replica() -> None:
+def test_one_replica_never_gets_several_mig_devices() -> None:
     two = gpu_service(gpu=GpuRequest(2))
     parts = tuple(Gpu(f"MIG-{index}") for index in range(4))
     assert places(made(observed(specs=(two,), gpus=(*parts, *gpus(2))), two, ranker=1)) == ["GPU-0+GPU-1"]
@@ -255,18 +232,13 @@ def test_several_mig_devices_are_no_use_to_one_replica() -> None:
     ]
 
 
-def test_a_slot_of_a_mig_device() -> None:
-    part = Gpu("MIG-0", memory_bytes=20 * GIB, parent="GPU-9")
-    assert places(made(observed(specs=(HALF,), gpus=(part,)), HALF, llm=3)) == ["MIG-0", "MIG-0"]
-
-
-# ------------------------------------------------------------------------------------------- memory that others have
+# ----------------------------------------------------------------------------------------- memory of other processes
 
 
 def test_a_whole_gpu_is_given_out_when_its_memory_is_free() -> None:
     world = observed(specs=(RANKER,), gpus=cards(80, 80), gpu_reading=reading(GPU_0=2.25, GPU_1=1.0))
     result = made(world, RANKER, ranker=2)
-    assert places(result) == ["GPU-1"], "what is idle on it is nobody's"
+    assert places(result) == ["GPU-1"], "an idle driver uses a little memory"
     assert reasons(result) == [
         "it asks for 1 GPU and 0 of 2 are free: 1 held by ranker, 1 with 2.2 GiB in use by other processes"
     ]
@@ -284,7 +256,7 @@ def test_a_slot_fits_beside_what_others_use() -> None:
     assert not result.pending[0].blocked
 
 
-def test_what_replicas_use_is_theirs_and_a_little_more() -> None:
+def test_replicas_may_use_a_little_more_than_they_asked_for() -> None:
     llm = slot_service(memory(40))
     running = holding(llm, 1, "GPU-0")
     for used, expected in ((40.9, ["GPU-0"]), (41.1, [])):
@@ -305,7 +277,7 @@ def test_a_former_owner_whose_memory_is_not_free_yet_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("seen", [reading(NOW - FRESH_S - 1, GPU_0=70), GpuReading(at=float("-inf"))])
-def test_nothing_starts_on_what_was_read_long_ago(seen: GpuReading) -> None:
+def test_no_replica_starts_on_an_old_reading_of_the_memory(seen: GpuReading) -> None:
     llm = slot_service(memory(16))
     for machine, spec in ((cards(80), RANKER), (cards(80), llm), (gpus(1), llm)):
         result = made(observed(specs=(spec,), gpus=machine, gpu_reading=seen), spec, **{spec.name: 1})
@@ -321,18 +293,9 @@ def test_where_memory_cannot_be_read_labels_alone_count() -> None:
     world = observed(specs=(RANKER,), gpus=gpus(1), gpu_reading=None)
     assert places(made(world, RANKER, ranker=1)) == ["GPU-0"]
     silent = observed(specs=(RANKER,), gpus=gpus(1), gpu_reading=reading())
-    assert places(made(silent, RANKER, ranker=1)) == ["GPU-0"], "a GPU that tells nothing"
+    assert places(made(silent, RANKER, ranker=1)) == ["GPU-0"], "a GPU without a reading"
 
 
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        (16 * GIB, "16 GiB"),
-        (16 * GIB - 1, "15.9 GiB"),
-        (IDLE_BYTES - 1, "1023 MiB"),
-        (0, "0 MiB"),
-        (3 * GIB // 2, "1.5 GiB"),
-    ],
-)
-def test_sizes_are_rounded_down(size: int, words: str) -> None:
-    assert size_words(size) == words
+def test_sizes_are_rounded_down() -> None:
+    sizes = (16 * GIB, 16 * GIB - 1, IDLE_BYTES - 1, 0, 3 * GIB // 2)
+    assert [size_words(size) for size in sizes] == ["16 GiB", "15.9 GiB", "1023 MiB", "0 MiB", "1.5 GiB"]

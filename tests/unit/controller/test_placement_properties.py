@@ -61,12 +61,19 @@ class Holding:
         return 1.0 if gpu.memory_bytes is None else (self.slot.memory_bytes or 0) / gpu.memory_bytes
 
 
-def holdings_after(world: Observed, result: Plan) -> list[Holding]:
-    """Who holds what when the plan has been carried out."""
+def creations(result: Plan) -> list[CreateContainer]:
+    return [step.action for step in result.steps if isinstance(step.action, CreateContainer)]
+
+
+def staying(world: Observed, result: Plan) -> list[ReplicaContainer]:
     gone = {step.action.target for step in result.steps if isinstance(step.action, RemoveContainer)}
-    kept = [Holding(uuid, c.gpu_slot) for c in world.containers if c.name not in gone for uuid in c.gpus]
-    creates = [step.action for step in result.steps if isinstance(step.action, CreateContainer)]
-    return kept + [Holding(gpu.uuid, create.gpu_slot) for create in creates for gpu in create.gpus]
+    return [container for container in world.containers if container.name not in gone]
+
+
+def holdings_after(world: Observed, result: Plan) -> list[Holding]:
+    """Which GPUs are held when the plan has been carried out."""
+    holders = [*staying(world, result), *run(result)]
+    return [Holding(uuid, container.gpu_slot) for container in holders for uuid in container.gpus]
 
 
 def check(machine: Sequence[Gpu], holdings: Sequence[Holding]) -> None:
@@ -89,24 +96,19 @@ def world_of(machine: tuple[Gpu, ...], wanted: list[tuple[GpuRequest, int]]) -> 
     return desired(*specs, **targets), observed(specs=tuple(specs), gpus=machine)
 
 
-def run(world: Observed, result: Plan) -> tuple[ReplicaContainer, ...]:
-    """Containers when the plan has been carried out."""
-    gone = {step.action.target for step in result.steps if isinstance(step.action, RemoveContainer)}
-    creates = [step.action for step in result.steps if isinstance(step.action, CreateContainer)]
-    return (
-        *(container for container in world.containers if container.name not in gone),
-        *(
-            replica(
-                gpu_service(create.service),
-                create.number,
-                name=create.target,
-                version=create.version,
-                gpus=tuple(gpu.uuid for gpu in create.gpus),
-                gpu_slot=create.gpu_slot,
-            )
-            for create in creates
-        ),
-    )
+def run(result: Plan) -> list[ReplicaContainer]:
+    """The containers that a plan creates."""
+    return [
+        replica(
+            gpu_service(create.service),
+            create.number,
+            name=create.target,
+            version=create.version,
+            gpus=tuple(gpu.uuid for gpu in create.gpus),
+            gpu_slot=create.gpu_slot,
+        )
+        for create in creations(result)
+    ]
 
 
 @settings(max_examples=300, deadline=None)
@@ -129,7 +131,7 @@ def test_no_gpu_is_given_out_more_than_once_and_whole_and_shared_never_mix(
     # Some crash, and the files say something else by now: replacements, surplus and shortage in one plan.
     containers = tuple(
         replace(one, state=ContainerState.EXITED, exit_code=1) if index in crashed else one
-        for index, one in enumerate(run(world, result))
+        for index, one in enumerate([*staying(world, result), *run(result)])
     )
     wanted, empty = world_of(machine, second)
     world = replace(empty, containers=containers)
@@ -138,8 +140,7 @@ def test_no_gpu_is_given_out_more_than_once_and_whole_and_shared_never_mix(
     assert str(result) == str(plan(wanted, replace(world, containers=containers[::-1]), NOW)), "deterministic"
     underway = tuple(step.action for step in result.steps)
     again = plan(wanted, replace(world, in_progress=underway), NOW)
-    creates = [step.action for step in again.steps if isinstance(step.action, CreateContainer)]
-    late = [Holding(gpu.uuid, create.gpu_slot) for create in creates for gpu in create.gpus]
+    late = holdings_after(Observed(), again)
     check(machine, [*holdings_after(world, result), *late])
 
 
@@ -231,10 +232,9 @@ def test_a_large_machine_is_shared_out_like_a_small_one(scene: Scene) -> None:
     check(scene.observed.gpus, holdings_after(scene.observed, result))
     assert str(plan(scene.desired, scene.observed, BENCH_NOW)) == str(result)
     if scene.name == "first start":
-        assert sum(isinstance(step.action, CreateContainer) for step in result.steps) == 500
+        assert len(creations(result)) == 500
     if scene.name == "at rest":
         assert str(result) == "nothing to do"
     if scene.name == "all crashed":
         held = {c.name: (c.gpus, c.gpu_slot) for c in scene.observed.containers}
-        creates = [step.action for step in result.steps if isinstance(step.action, CreateContainer)]
-        assert {one.target: (tuple(gpu.uuid for gpu in one.gpus), one.gpu_slot) for one in creates} == held
+        assert {one.name: (one.gpus, one.gpu_slot) for one in run(result)} == held

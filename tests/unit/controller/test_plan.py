@@ -9,7 +9,6 @@ import pytest
 
 from controller.model.actions import (
     BeginRetirement,
-    CreateContainer,
     PullImage,
     RemoveContainer,
     SetWaitingRoom,
@@ -21,7 +20,6 @@ from controller.model.spec import GpuRequest, ServiceSpec
 from controller.model.world import (
     ContainerState,
     FailureRecord,
-    Gpu,
     Health,
     ReplicaContainer,
     ServerState,
@@ -463,25 +461,6 @@ def test_the_failure_that_is_being_cleared_away_counts_for_the_next_start() -> N
     assert "start" in after(0, NOW - 10, dead), "none after the first"
 
 
-# ---------------------------------------------------------------------------------------------- actions in progress
-
-
-def test_a_creation_in_progress_holds_its_number_and_its_gpu() -> None:
-    its: dict[str, Any] = {"target": f"p-ranker-{RV}-1", "service": "ranker", "version": RV, "number": 1}
-    busy = CreateContainer(**its, gpus=(Gpu(uuid="GPU-0"),), spec=RANKER, cause="x")
-    assert text(desired(RANKER), observed(specs=(RANKER,), gpus=gpus(4), in_progress=(busy,))) == lines(
-        f"#1 create p-ranker-{RV}-2 on GPU-1: 1 of 2 replicas exist",
-        f"#2 after #1 start p-ranker-{RV}-2: 1 of 2 replicas exist",
-    )
-
-
-def test_a_replacement_in_progress_is_not_made_twice_although_its_predecessor_has_its_name() -> None:
-    dead = replica(WEB, 2, state=ContainerState.EXITED, exit_code=137, ip=None)
-    under_way = tuple(step.action for step in plan(desired(WEB), observed(ONE, dead, specs=(WEB,)), NOW).steps)
-    assert {type(action) for action in under_way} >= {RemoveContainer, CreateContainer}
-    assert text(desired(WEB), observed(ONE, dead, specs=(WEB,), in_progress=under_way)) == NOTHING
-
-
 # ---------------------------------------------------------------------------------------------- images, GPUs, versions
 
 
@@ -526,13 +505,6 @@ def test_a_replacement_in_progress_is_not_made_twice_although_its_predecessor_ha
 )
 def test_a_replica_that_cannot_start_says_why(spec: ServiceSpec, world: Observed, expected: str) -> None:
     assert text(first_of(spec), world) == expected
-
-
-def test_each_replica_has_a_gpu_of_its_own_and_the_fifth_waits_with_a_reason() -> None:
-    result = plan(desired(RANKER, ranker=5), observed(specs=(RANKER,), gpus=gpus(4)), NOW)
-    creates = [step.action for step in result.steps if isinstance(step.action, CreateContainer)]
-    assert [create.gpus[0].uuid for create in creates] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
-    assert str(result).splitlines()[-1] == "pending ranker: it asks for 1 GPU and 0 of 4 are free: 4 held by ranker"
 
 
 def test_a_replica_that_hangs_keeps_its_gpu_until_it_is_gone() -> None:

@@ -169,23 +169,6 @@ def test_a_rollback_never_goes_to_a_version_that_never_ran() -> None:
     assert walk(begun, (20, ended))[0].previous == ("v1",)
 
 
-def test_a_version_that_does_not_become_ready_is_rolled_back() -> None:
-    failing = {"v2": FailureRecord(3, 5.0, "exited by itself with code 1")}
-    there = counts(v1=(2, 2), v2=(1, 0))
-    state, notes = advance(in_phase(STARTING), facts(counts=there, failures=failing), RULES, 6)
-    assert state.rollout
-    assert state.rollout.phase is ROLLING_BACK
-    assert state.rejected == Rejection(
-        "v2", "it does not become ready (3 tries); last: exited by itself with code 1", 6
-    )
-    assert notes[0].message.startswith("v2 is rolled back to v1: it does not become ready (3 tries)")
-    assert goal_version(state, "v2") == ("v1", None)
-    gone = facts(counts=counts(v1=(2, 2)))
-    state, phases = walk(state, (7, facts(counts=counts(v1=(2, 2), v2=(1, 0)))), (8, gone), (9, gone))
-    assert phases == ["ROLLING_BACK", "", ""]
-    assert (state.stable, state.rejected and state.rejected.version) == ("v1", "v2")
-
-
 def test_one_failure_that_took_the_whole_startup_deadline_is_enough() -> None:
     seen = facts(
         counts=counts(v1=(2, 2), v2=(1, 0)), failures={"v2": FailureRecord(1, 61.0, "not ready 60 s after its start")}

@@ -1,10 +1,9 @@
-"""Who goes for whom on a full machine: examples, properties, and whole rollouts in a world that carries plans out."""
+"""Which replicas leave for others on a full machine: examples, properties, and whole rollouts in a simulated world."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +25,7 @@ BATCH = gpu_service("batch", replicas=3)
 
 
 def on_gpus(spec: ServiceSpec, count: int, each: int = 1) -> list[ReplicaContainer]:
-    """So many replicas, on the first GPUs of the machine."""
+    """`count` replicas, on the first GPUs of the machine."""
     return [
         replica(spec, number + 1, gpus=tuple(f"GPU-{number * each + part}" for part in range(each)))
         for number in range(count)
@@ -34,29 +33,9 @@ def on_gpus(spec: ServiceSpec, count: int, each: int = 1) -> list[ReplicaContain
 
 
 def tried(there: list[ReplicaContainer], size: int, request: GpuRequest, most: int, count: int = 1) -> Swap:
-    """Who goes for `count` replicas on a machine of `size` GPUs."""
+    """Which replicas go for `count` others on a machine of `size` GPUs."""
     places = Places.after(GpuLedger.of(Observed(containers=tuple(there), gpus=gpus(size)), NOW), "ranker", ())
     return swap(places, there, (count, request), (0, None), most)
-
-
-@pytest.mark.parametrize(
-    ("there", "size", "asked", "most", "going", "has_place"),
-    [
-        (3, 3, 1, 1, 1, True),
-        (3, 3, 2, 1, 0, False),  # one leaves too little, so nobody goes
-        (3, 3, 2, 2, 2, True),
-        (3, 4, 2, 1, 1, True),  # one is free already
-        (3, 4, 1, 0, 0, True),
-        (3, 3, 1, 0, 0, False),
-        (4, 4, 4, 3, 0, False),
-        (4, 4, 4, 4, 4, True),
-    ],
-)
-def test_as_many_go_as_a_successor_needs(
-    there: int, size: int, asked: int, most: int, going: int, has_place: bool
-) -> None:
-    found = tried(on_gpus(RANKER, there), size, GpuRequest(asked), most)
-    assert (len(found.victims), found.has_place) == (going, has_place)
 
 
 def test_slots_go_together_where_they_are_on_one_gpu() -> None:
@@ -72,14 +51,16 @@ def test_slots_go_together_where_they_are_on_one_gpu() -> None:
         assert found.has_place is bool(expected)
 
 
-def test_the_one_on_the_gpu_that_is_asked_for_goes() -> None:
+def test_the_replica_on_the_gpu_that_is_asked_for_goes() -> None:
     found = tried(on_gpus(RANKER, 3), 3, GpuRequest(1, device_ids=("GPU-2",)), 1)
     assert [one.number for one in found.victims] == [3]
 
 
+@example(3, 1, 0, 2, 1, 1)  # one leaves too little, so none goes
+@example(3, 1, 1, 2, 1, 1)  # one is free already
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 4), st.integers(1, 5), st.integers(0, 6), st.integers(1, 3))
-def test_who_goes_makes_room_and_no_more_go_than_may(
+def test_replicas_go_only_where_that_makes_room_and_no_more_than_allowed(
     count: int, each: int, free: int, asked: int, most: int, wanted: int
 ) -> None:
     there = on_gpus(RANKER, count, each)
@@ -89,13 +70,16 @@ def test_who_goes_makes_room_and_no_more_go_than_may(
     left = tuple(one for one in there if one not in found.victims)
     room = GpuLedger.of(Observed(containers=left, gpus=gpus(size)), NOW).room("ranker", request, wanted)
     assert found.has_place is (room > 0)
-    assert found.has_place or not found.victims, "nobody goes for nothing"
+    assert found.has_place or not found.victims, "none goes in vain"
+    if wanted == 1 and found.has_place:
+        fewest = -(-(asked - free) // each)
+        assert len(found.victims) == (fewest if fewest > 0 else min(most, count)), "where it takes some, the fewest"
 
 
 # ------------------------------------------------------------------------------------------------------------ in plans
 
 
-def test_nobody_goes_for_a_version_that_would_not_fit_all_the_same() -> None:
+def test_no_replica_goes_for_a_version_that_would_still_not_fit() -> None:
     larger = replace(NEW, gpu=GpuRequest(count=4), replicas=4)
     world = observed(*on_gpus(RANKER, 4), specs=(larger,), gpus=gpus(4))
     for unavailable in (0, 1, 3):
@@ -109,7 +93,16 @@ def test_nobody_goes_for_a_version_that_would_not_fit_all_the_same() -> None:
         )
 
 
-def test_a_gpu_that_gets_free_is_the_successors() -> None:
+def test_on_a_full_machine_replicas_are_replaced_one_by_one_and_a_single_one_stays() -> None:
+    text = str(plan(desired(NEW), observed(*on_gpus(RANKER, 3), specs=(NEW,), gpus=gpus(3)), NOW))
+    assert text.count(" drain p-ranker") == 1
+    assert "no GPU is free for one more, so they are replaced one by one" in text
+    alone = plan(desired(NEW, ranker=1), observed(*on_gpus(RANKER, 1), specs=(NEW,), gpus=gpus(1)), NOW)
+    assert not alone.steps
+    assert "the only replica stays until then, unless x-serve.rollout.max_unavailable is 1" in alone.pending[0].reason
+
+
+def test_a_gpu_that_becomes_free_goes_to_the_successor() -> None:
     gone = replica(RANKER, 1, gpus=("GPU-0",), state=ContainerState.EXITED, exit_code=137)
     there = [gone, *on_gpus(RANKER, 3)[1:]]
     text = str(plan(desired(RANKER, BATCH), observed(*there, specs=(RANKER, BATCH), gpus=gpus(3)), NOW))
@@ -121,13 +114,13 @@ def test_a_gpu_is_kept_while_a_failed_replica_waits_for_its_next_try() -> None:
     failed = {("ranker", version(RANKER)): FailureRecord(4, NOW, "exited by itself with code 1")}
     world = observed(*on_gpus(RANKER, 2), specs=(RANKER, BATCH), gpus=gpus(4), failures=failed)
     text = str(plan(desired(RANKER, BATCH), world, NOW))
-    assert text.count(" create p-batch") == 1, "the fourth GPU is free for everybody, the third one is not"
+    assert text.count(" create p-batch") == 1, "the fourth GPU is free for any service, the third one is not"
     assert text.count("pending ranker: failed 4 times") == 1
     later = str(plan(desired(RANKER, BATCH), world, NOW + 60))
     assert f"create p-ranker-{version(RANKER)}-3" in later
 
 
-def test_what_a_successor_needs_beside_the_gpu_of_the_one_before_is_kept() -> None:
+def test_a_free_gpu_is_kept_for_a_successor_that_needs_more_than_its_predecessor() -> None:
     larger = replace(NEW, gpu=GpuRequest(count=2))
     there = on_gpus(RANKER, 3)
     goal = VersionGoal(version(larger), larger, keep=version(RANKER), keep_spec=RANKER)
@@ -135,18 +128,18 @@ def test_what_a_successor_needs_beside_the_gpu_of_the_one_before_is_kept() -> No
     for marks in ({}, retirement(there[2])):
         world = observed(*there, specs=(larger, BATCH), gpus=gpus(4), retirements=marks)
         made = plan(wanted, world, NOW)
-        assert "create" not in str(made), "GPU-3 is kept for whoever follows on GPU-2"
+        assert "create" not in str(made), "GPU-3 is kept for the successor on GPU-2"
         assert "pending batch" in str(made)
 
 
-def test_a_replica_in_addition_comes_after_what_is_missing_elsewhere() -> None:
+def test_a_surge_replica_comes_after_replicas_that_other_services_lack() -> None:
     world = observed(*on_gpus(RANKER, 3), specs=(NEW, BATCH), gpus=gpus(4))
     text = str(plan(desired(NEW, BATCH, batch=1), world, NOW))
     assert "create p-batch" in text
     assert "create p-ranker" not in text
 
 
-def test_the_way_back_takes_who_is_in_the_way() -> None:
+def test_a_rollback_removes_the_replicas_in_its_way() -> None:
     larger = replace(RANKER, gpu=GpuRequest(count=2), replicas=2)
     there = on_gpus(NEW, 3)
     goal = VersionGoal(version(larger), larger, goes_back=True)
@@ -194,7 +187,7 @@ def test_a_rollout_takes_no_more_than_it_may_and_comes_to_rest(
     world.specs["batch"] = gpu_service("batch", gpu=GpuRequest(max(1, others[0])))
     world.targets["batch"] = others[1]
     settle(world)
-    assert serving(world, "ranker") == before, "those who wait take nothing from those who are there"
+    assert serving(world, "ranker") == before, "a service that waits takes nothing from running replicas"
 
     world.specs["ranker"] = new
     if on_trial:
@@ -213,7 +206,7 @@ def test_a_rollout_takes_no_more_than_it_may_and_comes_to_rest(
             world.disturb("crash", sorted(world.containers).index(name))
             settle(world)
             fewer = there - serving(world, "ranker")
-            assert fewer <= 0 or size < sizes[1], "one that failed is followed by another one"
+            assert fewer <= 0 or size < sizes[1], "a replica that failed is replaced"
 
 
 def settle(world: World, least: int = 0) -> str:
