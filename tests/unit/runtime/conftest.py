@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from aiohttp import ClientSession, ClientTimeout
 from pierhead import close_handles
 
 from tests.harness import ports
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime import harness
 from tests.unit.runtime.harness import Cluster
 
@@ -21,15 +23,27 @@ async def cluster() -> AsyncIterator[Cluster]:
     await made.close()
 
 
+@pytest.fixture
+async def client() -> AsyncIterator[ClientSession]:
+    """An HTTP client whose requests do not wait for ever."""
+    async with ClientSession(timeout=ClientTimeout(total=PATIENCE_S)) as session:
+        yield session
+
+
 @pytest.fixture(params=["known", "unknown"])
 def aiohttp_version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The installed aiohttp, and one that the runtime does not know: then nothing can import its private parts."""
     version = str(request.param)
     if version == "unknown":
-        monkeypatch.setattr(aiohttp, "__version__", "99.0.0")
-        monkeypatch.delattr("pierhead.http.inside", raising=False)
-        monkeypatch.setitem(sys.modules, "pierhead.http.inside", None)
+        make_unknown(monkeypatch)
     return version
+
+
+def make_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the installed aiohttp taken for a version that the runtime does not know."""
+    monkeypatch.setattr(aiohttp, "__version__", "99.0.0")
+    monkeypatch.delattr("pierhead.http.inside", raising=False)
+    monkeypatch.setitem(sys.modules, "pierhead.http.inside", None)
 
 
 @pytest.fixture

@@ -9,16 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, ClientTimeout, WSMsgType, web
-from aiohttp import WSServerHandshakeError as HandshakeError
-from fastapi import BackgroundTasks, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
+from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, web
+from fastapi import BackgroundTasks, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 from pierhead import BadRequest, asgi, current_request, handle
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.http.asgi_edge import AsgiEdge, is_asgi
 from pierhead.http.asgi_exchange import LISTEN_AFTER_S, STARLETTE_S_500
 
-from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, echo, errors, know, until
 
 child = handle(EchoStub, "echo-child")
@@ -42,7 +40,6 @@ class Site:
         add("/stream", self.stream)
         add("/body", self.body, methods=["POST"])
         add("/background", self.background)
-        self.app.add_api_websocket_route("/room/{name}", self.room)
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -105,35 +102,10 @@ class Site:
         tasks.add_task(self.gate.wait)
         return {"later": True}
 
-    async def room(self, socket: WebSocket, name: str) -> None:
-        if name == "late":
-            self.begun += 1
-            await self.gate.wait()
-        await socket.accept()
-        self.begun += 1
-        try:
-            while True:
-                text = await socket.receive_text()
-                if text == "boom":
-                    raise ValueError("boom")
-                if text == "left":
-                    context = current_request()
-                    assert context is not None
-                    text = str(context.remaining_s())
-                await socket.send_text(f"{name}: {text}")
-        except WebSocketDisconnect as left:
-            self.ended.append(f"left {left.code}")
-
 
 @pytest.fixture
 async def site() -> Site:
     return Site()
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[ClientSession]:
-    async with ClientSession(timeout=ClientTimeout(total=PATIENCE_S)) as session:
-        yield session
 
 
 async def start(cluster: Cluster, site: Site, **settings: Any) -> tuple[Any, str]:
@@ -188,11 +160,6 @@ class TestErrors:
             assert response.status == 200, "the replica goes on"
         assert server.metrics.requests.values[("GET /fail/{how}", str(status))] == 1
 
-    async def test_with_debug_there_is_the_traceback(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
-        _, url = await start(cluster, site, debug=True)
-        async with client.get(f"{url}/fail/boom") as response:
-            assert 'raise ValueError("boom")' in (await response.json())["error"]["traceback"]
-
     @pytest.mark.parametrize(
         ("how", "status", "body"),
         [
@@ -219,13 +186,6 @@ class TestErrors:
         _, url = await start(cluster, site)
         async with client.get(f"{url}/fail/boom") as response:
             assert (response.status, await response.json()) == (500, {"oops": "boom"})
-
-    async def test_a_callee_s_error_keeps_its_code(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
-        know(await cluster.start(EchoService()))
-        _, url = await start(cluster, site)
-        async with client.get(f"{url}/child", params={"message": "bad"}) as response:
-            error = (await response.json())["error"]
-            assert (response.status, error["message"]) == (400, 'message: expected anything but "bad"')
 
     async def test_one_in_the_middle_of_a_response_cuts_the_connection(
         self, cluster: Cluster, site: Site, client: ClientSession
@@ -266,37 +226,24 @@ class TestAdmissionAndDeadline:
 
 
 class TestClientThatLeaves:
-    async def test_it_cancels(self, cluster: Cluster, site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize(
+        ("method", "path", "body"),
+        [("GET", "/wait", b""), ("POST", "/wait-with-body", b"x" * 1000)],
+        ids=["without a body", "with a body that is not read"],
+    )
+    async def test_it_cancels(
+        self, cluster: Cluster, site: Site, caplog: pytest.LogCaptureFixture, method: str, path: str, body: bytes
+    ) -> None:
         server, url = await start(cluster, site)
         async with ClientSession() as client:
-            asking = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
+            asking = asyncio.ensure_future(client.request(method, url + path, data=body).__aenter__())
             await until(lambda: site.begun == 1, "the request is in flight")
             asking.cancel()
             await asyncio.wait([asking])
         await until(lambda: site.ended == ["cancelled"], "it is cancelled")
         await until(lambda: server.readiness().ongoing == 0, "the count is back")
-        assert server.metrics.requests.values == {("GET /wait", "499"): 1}
+        assert server.metrics.requests.values == {(f"{method} {path}", "499"): 1}
         assert not errors(caplog)
-
-    async def test_it_cancels_also_with_a_body_that_nobody_has_read(self, cluster: Cluster, site: Site) -> None:
-        _, url = await start(cluster, site)
-        async with ClientSession() as client:
-            asking = asyncio.ensure_future(client.post(f"{url}/wait-with-body", data=b"x" * 1000).__aenter__())
-            await until(lambda: site.begun == 1, "the request is in flight")
-            asking.cancel()
-            await asyncio.wait([asking])
-        await until(lambda: site.ended == ["cancelled"], "it is cancelled")
-
-    async def test_it_reaches_the_callee(self, cluster: Cluster, site: Site) -> None:
-        service = EchoService()
-        know(await cluster.start(service))
-        _, url = await start(cluster, site)
-        async with ClientSession() as client:
-            asking = asyncio.ensure_future(client.get(f"{url}/child?message=wait").__aenter__())
-            await until(lambda: service.begun == 1, "the call is at the callee")
-            asking.cancel()
-            await asyncio.wait([asking])
-        await until(lambda: service.cancelled == 1, "the work is cancelled")
 
     async def test_it_ends_a_stream(self, cluster: Cluster, site: Site, caplog: pytest.LogCaptureFixture) -> None:
         server, url = await start(cluster, site)
@@ -410,72 +357,6 @@ class TestDrain:
         site.gate.set()
         await until(lambda: server.readiness().ongoing == 0, "the count is back")
         assert server.metrics.requests.values == {("GET /background", "200"): 1}
-
-
-class TestWebSocket:
-    async def test_messages_go_both_ways(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
-        server, url = await start(cluster, site, request_timeout_s=0.3)
-        async with client.ws_connect(f"{url}/room/blue", headers={"x-request-id": "mine"}) as socket:
-            assert socket._response.headers["x-request-id"] == "mine"
-            await socket.send_str("hi")
-            assert await socket.receive_str(timeout=PATIENCE_S) == "blue: hi"
-            await asyncio.sleep(0.4)  # the time of a request is over
-            await socket.send_str("left")
-            assert await socket.receive_str(timeout=PATIENCE_S) == "blue: inf"
-            assert server.readiness().ongoing == 1
-        await until(lambda: site.ended == ["left 1000"], "the application is told by message")
-        await until(lambda: server.readiness().ongoing == 0, "the count is back")
-        assert server.metrics.requests.values == {("GET /room/{name}", "101"): 1}
-
-    async def test_a_failure_closes_it(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
-        _, url = await start(cluster, site)
-        async with client.ws_connect(f"{url}/room/blue") as socket:
-            await socket.send_str("boom")
-            closed = await socket.receive(timeout=PATIENCE_S)
-            assert (closed.type, closed.data, closed.extra) == (WSMsgType.CLOSE, 1011, "internal")
-
-    async def test_a_draining_replica_closes_it_and_takes_no_other(
-        self, cluster: Cluster, site: Site, client: ClientSession
-    ) -> None:
-        server, url = await start(cluster, site, drain_timeout_s=PATIENCE_S)
-        server._admission.enter()  # something else is in flight: the port stays open until the test has looked
-        async with client.ws_connect(f"{url}/room/blue") as socket:
-            await until(lambda: site.begun == 1, "the application has begun")
-            server.stop()
-            closed = await socket.receive(timeout=PATIENCE_S)
-            assert (closed.type, closed.data) == (WSMsgType.CLOSE, 1012)
-            with pytest.raises(HandshakeError) as refused:
-                await client.ws_connect(f"{url}/room/blue")
-            assert refused.value.status == 503
-        server._admission.leave()
-        await cluster.ended(server)
-        assert site.ended
-        assert site.ended[0].startswith("left ")
-
-    async def test_one_that_would_begin_after_the_drain_has_is_refused(
-        self, cluster: Cluster, site: Site, client: ClientSession
-    ) -> None:
-        server, url = await start(cluster, site, drain_timeout_s=PATIENCE_S)
-        asked = asyncio.ensure_future(client.ws_connect(f"{url}/room/late"))
-        await until(lambda: site.begun == 1, "the application has begun, and not accepted yet")
-        server.stop()
-        await until(lambda: server.state == "draining", "it drains")
-        site.gate.set()
-        with pytest.raises(HandshakeError) as refused:
-            await asked
-        assert refused.value.status == 503
-        await cluster.ended(server)
-
-    async def test_a_full_replica_refuses_the_handshake(
-        self, cluster: Cluster, site: Site, client: ClientSession
-    ) -> None:
-        _, url = await start(cluster, site, max_ongoing_requests=1)
-        async with client.ws_connect(f"{url}/room/blue"):
-            with pytest.raises(HandshakeError) as refused:
-                await client.ws_connect(f"{url}/room/blue")
-            assert refused.value.status == 503
-            assert refused.value.headers is not None
-            assert refused.value.headers["Retry-After"] == "1"
 
 
 class TestParts:

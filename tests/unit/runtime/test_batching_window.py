@@ -43,24 +43,6 @@ class TestWhen:
         assert taken(window, 5.9) == []
         assert len(taken(window, 6.0)) == 3
 
-    def test_one_that_joins_those_who_wait_for_company_does_not_start_them(self) -> None:
-        window = Window(BatchLimits(10, batch_wait_timeout_s=5))
-        window.add(member(0))
-        taken(window, 0)
-        window.add(member(1))
-        window.finished()
-        window.add(member(2))
-        assert window.due_at() == 6
-
-    def test_a_full_batch_starts_at_once(self) -> None:
-        window = Window(BatchLimits(2, batch_wait_timeout_s=5))
-        window.add(member(0))
-        taken(window, 0)
-        for at in (1.0, 2.0, 3.0):
-            window.add(member(at))
-        window.finished()
-        assert [m.item for m in taken(window, 3.0)] == [1.0, 2.0]
-
     def test_the_first_one_of_an_idle_replica_may_leave_before_its_batch_starts(self) -> None:
         window = Window(BatchLimits(10, batch_wait_timeout_s=5))
         first = member(0)
@@ -94,29 +76,6 @@ class TestWhich:
         assert [m.model for m in taken(window, 0)] == ["a", "a", "a"]
         assert taken(window, 0) == [], "nobody is alone in an idle replica any more"
         assert [m.model for m in taken(window, 5)] == ["b", "b"]
-
-    def test_a_busy_model_keeps_no_other_waiting_beyond_its_window(self) -> None:
-        window = Window(BatchLimits(1, batch_wait_timeout_s=2))
-        window.add(member(0, model="busy"))
-        taken(window, 0)
-        window.add(member(0.5, model="rare"))
-        for at in range(1, 9):
-            window.add(member(at, model="busy"))
-        order = []
-        for _ in range(4):
-            window.finished()
-            order += [(m.model, m.item) for m in taken(window, 9)]
-        assert order == [("rare", 0.5), ("busy", 1), ("busy", 2), ("busy", 3)]
-
-    def test_those_who_wait_for_longest_go_first_whatever_their_model(self) -> None:
-        window = Window(BatchLimits(1, batch_wait_timeout_s=2))
-        for at, model in enumerate(("a", "a", "a", "b", "a", "b")):
-            window.add(member(at, model=model))
-        order = []
-        while members := taken(window, 9):
-            order += [(m.model, m.item) for m in members]
-            window.finished()
-        assert order == [("a", 0), ("a", 1), ("a", 2), ("b", 3), ("a", 4), ("b", 5)]
 
     def test_who_is_too_late_is_not_computed_and_takes_no_room(self) -> None:
         window = Window(BatchLimits(2, max_batch_rows=10, batch_wait_timeout_s=5))
@@ -220,37 +179,6 @@ def test_whatever_happens(limits: BatchLimits, steps: list[tuple[Any, ...]]) -> 
             world.take()
         assert len(world.window) == len(world.waiting)
         assert 0 <= world.window.running <= limits.max_concurrent_batches
-
-
-@given(
-    st.integers(1, 4),
-    st.sampled_from([0.0, 0.5, 2.0]),
-    st.sampled_from([0.0, 0.1, 1.0]),
-    st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.7]), st.sampled_from([None, "a", "b"])), max_size=40),
-)
-def test_who_looks_when_told_to_gets_everybody_served(
-    size: int, window_s: float, compute_s: float, arrivals: list[tuple[float, str | None]]
-) -> None:
-    """A replica that only looks at arrivals, at ends of batches and at `due_at` leaves nobody behind."""
-    world = World(BatchLimits(size, window_s))
-    ends: list[float] = []
-    todo = list(arrivals)
-    next_at = todo[0][0] if todo else 0.0
-    for _ in range(10 * len(arrivals) + 10):
-        due = world.window.due_at()
-        events = [at for at in (next_at if todo else None, ends[0] if ends else None, due) if at is not None]
-        if not events:
-            break
-        world.now = max(world.now, min(events))
-        if ends and ends[0] <= world.now:
-            ends.pop()
-            world.window.finished()
-        if todo and next_at <= world.now:
-            world.add(1, float("inf"), todo.pop(0)[1])
-            next_at = world.now + todo[0][0] if todo else 0.0
-        if world.take()[0]:
-            ends.append(world.now + compute_s)
-    assert (world.waiting, ends, todo) == ([], [], [])
 
 
 @pytest.mark.parametrize(

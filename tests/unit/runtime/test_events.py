@@ -222,16 +222,6 @@ async def test_a_client_that_leaves_cancels_the_call_behind_a_stream(cluster: Cl
     await until(lambda: stage.server.readiness().ongoing == 0, "the count is back")
 
 
-async def test_the_first_event_waits_for_no_other(cluster: Cluster) -> None:
-    gate = asyncio.Event()
-    connection = await Stage(lambda: turn(["a"], ["b"], between=gate.wait)).open(cluster)
-    await connection.head()
-    assert await connection.chunk() == data("a")
-    gate.set()
-    assert await connection.chunks() == [data("b")]
-    connection.leave()
-
-
 async def test_a_source_that_never_waits_is_written_piece_by_piece_and_others_have_their_turn(cluster: Cluster) -> None:
     turns = 0
 
@@ -316,7 +306,7 @@ async def test_a_failure_in_the_middle_ends_the_stream_with_an_event(cluster: Cl
     connection.leave()
 
 
-async def test_a_deadline_in_the_middle_is_told(cluster: Cluster) -> None:
+async def test_a_deadline_in_the_middle_ends_the_stream_with_an_event(cluster: Cluster) -> None:
     closed = asyncio.Event()
 
     async def source() -> AsyncIterator[str]:
@@ -394,13 +384,6 @@ async def test_a_client_that_leaves_ends_the_source(cluster: Cluster, caplog: py
     await until(lambda: stage.server.readiness().ongoing == 0, "the count is back")
     assert stage.server.metrics.requests.values == {("GET /stream", "499"): 1}
     assert not errors(caplog, logging.WARNING)
-
-
-async def test_a_source_without_items_is_an_empty_stream(cluster: Cluster) -> None:
-    connection = await Stage(lambda: turn([]), end=b"").open(cluster)
-    assert "HTTP/1.1 200" in await connection.head()
-    assert await connection.chunks() == []
-    connection.leave()
 
 
 class TestEvent:

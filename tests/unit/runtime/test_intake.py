@@ -9,7 +9,7 @@ from aiohttp import ClientSession, web
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import Backpressure
-from pierhead.http.intake import CALM_S, PER_TURN, UNLIMITED, Intake
+from pierhead.http.intake import CALM_S, PER_TURN, Intake
 
 from tests.unit.runtime.harness import Cluster
 
@@ -57,14 +57,6 @@ class Connection:
         self.reading.append("went on")
 
 
-def test_without_refusals_everything_is_taken_up_at_once() -> None:
-    world = World()
-    for number in range(5000):
-        Connection(world, str(number)).read(b"x")
-    assert len(world.taken) == 5000
-    assert not world.due, "and the loop is not asked for a turn"
-
-
 def test_while_there_are_refusals_turns_are_short_and_in_order() -> None:
     world = World()
     world.intake.refused()
@@ -73,32 +65,15 @@ def test_while_there_are_refusals_turns_are_short_and_in_order() -> None:
     assert len(world.taken) == PER_TURN
     assert [world.turn() for _ in range(4)] == [PER_TURN, PER_TURN, 5, 0]
     assert [name for name, _ in world.taken] == [str(number) for number in range(3 * PER_TURN + 5)]
-
-
-def test_one_connection_has_no_more_waiting_than_is_read_at_a_time() -> None:
-    world = World()
-    world.intake.refused()
-    for number in range(PER_TURN):
-        Connection(world, str(number)).read(b"x")
-    late = Connection(world, "late")
-    late.read(b"one ")
-    assert late.reading == []
-    late.read(b"two")
-    assert late.reading == ["stopped"]
-    world.turn()
-    assert world.taken[-1] == ("late", b"one two")
-    assert late.reading == ["stopped", "went on"]
-    assert not late.held
-
-
-def test_when_it_is_calm_turns_are_unlimited_again() -> None:
-    world = World()
-    world.intake.refused()
     world.now += CALM_S
     for number in range(PER_TURN + 1):
         Connection(world, str(number)).read(b"x")
     world.turn()
-    assert world.intake.left == UNLIMITED
+    taken = len(world.taken)
+    for number in range(5000):
+        Connection(world, str(number)).read(b"x")
+    assert len(world.taken) == taken + 5000, "when it is calm, all is taken up at once"
+    assert not world.due, "and the loop is not asked for a turn"
 
 
 @given(
@@ -119,7 +94,9 @@ def test_each_connection_gets_all_it_was_sent_in_order(steps: list[str | int | f
             assert world.turn() <= PER_TURN
         elif isinstance(step, int):
             sent[step] += (piece := b"%d;" % number)
+            waits = bool(connections[step].held)
             connections[step].read(piece)
+            assert not waits or connections[step].reading[-1] == "stopped", "no more waits than is read at a time"
         elif isinstance(step, float):
             world.now += step
     while world.due:

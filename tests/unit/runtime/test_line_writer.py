@@ -128,25 +128,6 @@ def test_a_destructor_may_log_while_a_line_is_put(pipe: Pipe) -> None:
     assert sorted("".join(pipe.writes).split()) == ["last", "x"]
 
 
-def test_many_threads_lose_nothing(pipe: Pipe) -> None:
-    writer = LineWriter(pipe, linger_s=0.0)
-
-    def put(name: int) -> None:
-        for number in range(500):
-            writer.put(f"{name}.{number}")
-
-    threads = [threading.Thread(target=put, args=(name,)) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    writer.close()
-    lines = "".join(pipe.writes).splitlines()
-    assert len(lines) == 2000
-    for name in range(4):
-        assert [line for line in lines if line.startswith(f"{name}.")] == [f"{name}.{n}" for n in range(500)]
-
-
 def test_a_process_that_ends_has_written_everything() -> None:
     program = (
         "import logging\n"

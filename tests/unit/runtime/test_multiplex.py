@@ -9,8 +9,11 @@ import time
 import weakref
 from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pierhead import Backpressure, BadRequest, Unavailable, batch, multiplexed
 from pierhead.held import MAX_TEXT, Held, announcement, parse_announcement
 from pierhead.metrics import RuntimeMetrics
@@ -61,24 +64,37 @@ class Loader:
             return model
 
 
-async def keep(loader: Loader, model_id: str, until_told: asyncio.Event) -> Model:
-    """Use a model until told otherwise."""
-    model = await loader.get(model_id)
-    await until_told.wait()
-    assert model.closed == 0
-    return model
+class Plain:
+    """A model that cannot be closed."""
+
+
+class Broken:
+    def close(self) -> None:
+        raise ValueError("it is stuck")
+
+
+class Stuck:
+    async def aclose(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def assert_unused(loader: Loader) -> None:
+    """No task is left, and every model can be unloaded; metrics and announcement say what is there."""
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()}, "every task has ended")
+    models = loader.get.models
+    assert set(models) == loader.held.models()
+    count = loader.metrics
+    assert count.multiplex_models.values["load",] == len(models)
+    assert count.multiplex_loads.values["load",] - count.multiplex_unloads.values["load",] == len(models)
+    for model_id in models:
+        assert await loader.get.drop(model_id), "no caller uses it"
 
 
 class TestLoading:
-    async def test_a_model_is_loaded_once_and_kept(self) -> None:
-        loader = Loader()
-        first, second = await loader.use("a"), await loader.use("a")
-        assert first is second
-        assert loader.loads == ["a"]
-
-    async def test_callers_that_come_together_share_one_load(self) -> None:
+    async def test_a_model_is_loaded_once_for_all_callers_and_kept(self) -> None:
         loader = Loader()
         models = await asyncio.gather(*[loader.use("a") for _ in range(5)])
+        models.append(await loader.use("a"))
         assert {id(model) for model in models} == {id(models[0])}
         assert loader.loads == ["a"]
 
@@ -125,96 +141,67 @@ class TestUnloading:
         assert (a.closed, b.closed) == (0, 1)
         assert loader.get.models == ("a", "c")
 
-    async def test_one_that_a_request_works_with_stays(self) -> None:
+    async def test_a_task_keeps_what_it_awaited_until_it_ends(self) -> None:
+        """Also when other tasks do the waiting, and once for all of them."""
         loader = Loader(1)
-        told = asyncio.Event()
-        first = asyncio.create_task(keep(loader, "a", told))
+        end = asyncio.Event()
+
+        async def work() -> Model:
+            model, _ = await asyncio.gather(loader.get("a"), loader.get("a"))
+            await end.wait()
+            assert model.closed == 0
+            return model
+
+        first = asyncio.create_task(work())
         await until(lambda: loader.get.models == ("a",), "it is loaded")
         second = asyncio.create_task(loader.use("b"))
         await turns(10)
         assert loader.loads == ["a"]
-        told.set()
-        a = await first
+        end.set()
         assert (await second).model_id == "b"
-        assert a.closed == 1
-
-    async def test_what_is_entered_is_given_back_at_the_end_of_the_block(self) -> None:
-        loader = Loader(1)
-        async with loader.get("a") as a:
-            other = asyncio.create_task(loader.use("b"))
-            await turns(5)
-            assert a.closed == 0
-        assert (await other).model_id == "b"
-        assert a.closed == 1
-
-    async def test_the_task_that_asks_is_the_one_that_keeps(self) -> None:
-        """Also when another one does the waiting."""
-        loader = Loader(2)
-        a, b = await asyncio.gather(loader.get("a"), loader.get("b"))
-        other = asyncio.create_task(loader.use("c"))
-        await turns(10)
-        assert (a.closed, b.closed, other.done()) == (0, 0, False)
-        other.cancel()
-
-    async def test_one_that_a_task_asks_for_twice_is_given_back_once(self) -> None:
-        loader = Loader(1)
-
-        async def work() -> None:
-            first, second = await asyncio.gather(loader.get("a"), loader.get("a"))
-            assert first is second is await loader.get("a")
-
-        await asyncio.create_task(work())
+        assert (await first).closed == 1
         await assert_unused(loader)
 
-    async def test_a_model_without_a_way_to_close_just_goes(self) -> None:
-        gone: list[weakref.ref[Any]] = []
+    async def test_a_model_is_dropped_when_no_caller_uses_it(self) -> None:
+        loader = Loader()
+        model = await loader.use("a")
+        async with loader.get("a"):
+            assert not await loader.get.drop("a")
+            assert loader.get.models == ("a",)
+        assert await loader.get.drop("a")
+        assert (*loader.get.models, *loader.held.models()) == ()
+        assert model.closed == 1
+        assert await loader.get.drop("a"), "it is gone already"
+        await loader.use("a")
+        assert loader.loads == ["a", "a"]
 
-        class Plain:
-            pass
-
-        async def load(model_id: str) -> Plain:
-            made = Plain()
-            gone.append(weakref.ref(made))
-            return made
-
-        get = Multiplexed(load, 1, name="plain", metrics=RuntimeMetrics(), held=Held())
-        for model_id in "ab":
-            async with get(model_id):
-                pass
-        await until(lambda: get.models == ("b",), "the other one is loaded")
-        gc.collect()
-        assert [ref() is None for ref in gone] == [True, False]
-
-    async def test_close_may_be_a_plain_function_and_may_fail(self, caplog: pytest.LogCaptureFixture) -> None:
-        class Broken:
-            def close(self) -> None:
-                raise ValueError("it is stuck")
-
-        async def load(model_id: str) -> Broken:
-            return Broken()
-
-        get = Multiplexed(load, 1, name="load", metrics=RuntimeMetrics(), held=Held())
-        for model_id in "ab":
-            async with get(model_id):
-                pass
-        assert [record.message for record in caplog.records] == [
-            'load: closing model "a" failed; its place is given to another'
-        ]
-
-    async def test_one_that_closes_for_ever_loses_its_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Stuck:
-            async def aclose(self) -> None:
-                await asyncio.Event().wait()
-
-        async def load(model_id: str) -> Stuck:
-            return Stuck()
-
+    @pytest.mark.parametrize(
+        ("kind", "logged"),
+        [
+            (Plain, []),
+            (Broken, ['load: closing model "a" failed; its place is given to another']),
+            (Stuck, ['load: closing model "a" failed; its place is given to another']),
+        ],
+    )
+    async def test_however_a_model_closes_its_place_and_memory_are_free(
+        self, kind: type[Any], logged: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("pierhead.multiplex.cache.CLOSE_TIMEOUT_S", 0.01)
+        made: list[weakref.ref[Any]] = []
+
+        async def load(model_id: str) -> Any:
+            model = kind()
+            made.append(weakref.ref(model))
+            return model
+
         get = Multiplexed(load, 1, name="load", metrics=RuntimeMetrics(), held=Held())
         for model_id in "ab":
             async with get(model_id):
                 pass
         assert get.models == ("b",)
+        assert [record.message for record in caplog.records] == logged
+        gc.collect()
+        assert logged or made[0]() is None, "nothing but the traceback in a log record holds it"
 
     async def test_at_the_end_everything_is_unloaded(self) -> None:
         loader = Loader(2)
@@ -354,19 +341,24 @@ class TestCancellation:
         )
         assert loader.held.models() == frozenset()
 
-    @pytest.mark.parametrize("after", range(12))
-    async def test_wherever_users_are_cancelled_nothing_is_left(self, after: int) -> None:
-        loader = Loader(2)
-        tasks = [asyncio.create_task(keep(loader, model_id, loader.gate)) for model_id in "abcab"]
-        await turns(after)
-        for task in tasks[::2]:
-            task.cancel()
-        await asyncio.wait(tasks)
-        del tasks
-        await assert_unused(loader)
-        assert (await loader.use("d")).model_id == "d"
 
-    async def test_ten_thousand_random_cancellations_leave_nothing(self) -> None:
+class Translator:
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+        self.batches: list[tuple[str, list[int]]] = []
+
+    @multiplexed(max_num_models_per_replica=2)
+    async def get_model(self, model_id: str) -> Model:
+        self.loads.append(model_id)
+        return Model(model_id)
+
+    @batch(max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=0)
+    async def translate(self, items: list[int]) -> list[str]:
+        model = await self.get_model()
+        self.batches.append((model.model_id, items))
+        return [f"{model.model_id}{item}" for item in items]
+
+    async def test_random_cancellations_leave_nothing(self) -> None:
         rng = Random(20)
         loader = Loader(3)
         here: list[str] = []
@@ -390,91 +382,55 @@ class TestCancellation:
 
         loader.get = Multiplexed(load, 3, name="load", metrics=loader.metrics, held=loader.held)
 
-        async def work(model_id: str) -> None:
-            if rng.random() < 0.5:
-                model = await loader.get(model_id)
-            else:
+        async def work(model_id: str, is_entered: bool) -> None:
+            if is_entered:
                 async with loader.get(model_id) as model:
                     await turns(2)
                     assert model.closed == 0
-                return
-            await turns(2)
-            assert model.closed == 0
+            else:
+                model = await loader.get(model_id)
+                await turns(2)
+                assert model.closed == 0
 
         cancelled = 0
         running: set[asyncio.Task[None]] = set()
-        while cancelled < 10_000:
-            running |= {asyncio.create_task(work(rng.choice("abcdefg"))) for _ in range(rng.randrange(40))}
+        failures: set[type[BaseException]] = set()
+        while running or cancelled < 5_000:
+            if cancelled < 5_000:
+                works = [work(rng.choice("abcdefg"), rng.random() < 0.5) for _ in range(rng.randrange(40))]
+                running |= {asyncio.create_task(each) for each in works}
             await turns(rng.randrange(8))
             for task in rng.sample(sorted(running, key=id), k=min(len(running), rng.randrange(40))):
                 cancelled += task.cancel()
             ended = {task for task in running if task.done()}
-            assert {type(task.exception()) for task in ended if not task.cancelled()} <= {type(None), OSError}
+            failures |= {type(error) for task in ended if not task.cancelled() and (error := task.exception())}
             running -= ended
-        await asyncio.wait(running)
-        failures = [task.exception() for task in running if not task.cancelled()]
-        assert {type(failure) for failure in failures} <= {type(None), OSError}
+        assert failures == {OSError}
         await assert_unused(loader)
 
 
-async def assert_unused(loader: Loader) -> None:
-    """No user, load or waiter is left, and what is told is what is there."""
-    cache = loader.get._cache
-    await until(lambda: not cache._tasks, "nothing is being loaded or unloaded")
-    await until(lambda: not loader.get._kept, "every task has given its models back")
-    entries = list(cache.entries.values())
-    assert all((entry.users, entry.waiters) == (0, set()) for entry in entries)
-    assert {entry.model_id for entry in entries} == set(loader.get.models) == loader.held.models()
-    assert loader.metrics.multiplex_models.values["load",] == len(entries)
-    loads, unloads = loader.metrics.multiplex_loads.values["load",], loader.metrics.multiplex_unloads.values["load",]
-    assert loads - unloads == len(entries)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
-    assert [timer for timer in timers if "_no_place" in repr(timer) and not timer.cancelled()] == []
-
-
-class Translator:
-    def __init__(self) -> None:
-        self.loads: list[str] = []
-        self.batches: list[tuple[str, list[int]]] = []
-
-    @multiplexed(max_num_models_per_replica=2)
-    async def get_model(self, model_id: str) -> Model:
-        self.loads.append(model_id)
-        return Model(model_id)
-
-    @batch(max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=0)
-    async def translate(self, items: list[int]) -> list[str]:
-        model = await self.get_model()
-        self.batches.append((model.model_id, items))
-        return [f"{model.model_id}{item}" for item in items]
-
-
 class TestDoor:
-    async def test_without_an_id_it_is_the_requests(self) -> None:
+    async def test_which_model_a_call_is_for(self) -> None:
+        translator, other = Translator(), Translator()
         CURRENT.set(RequestContext("r", time.monotonic() + 60, model_id="fr"))
-        assert (await Translator().get_model()).model_id == "fr"
+        assert (await translator.get_model()).model_id == "fr", "the request's"
+        assert (await translator.get_model("de")).model_id == "de"
+        assert await translator.get_model("de") is not await other.get_model("de"), "of each instance its own"
+        for model_id in ("", 7):
+            with pytest.raises(
+                ValueError, match=r"Translator\.get_model: expected the id of a model, some text, found"
+            ):
+                await translator.get_model(model_id)  # type: ignore[arg-type]
 
-    async def test_a_request_without_an_id_is_a_bad_one(self) -> None:
-        message = (
-            r"x-multiplexed-model-id: expected the id of a model in this header \(HTTP\) or metadata key \(gRPC\), "
+    @pytest.mark.parametrize("request_", [RequestContext("r", 1e9), None])
+    async def test_a_request_without_an_id_is_a_bad_one(self, request_: RequestContext | None) -> None:
+        CURRENT.set(request_)
+        with pytest.raises(BadRequest) as caught:
+            await Translator().get_model()
+        assert str(caught.value) == (
+            "x-multiplexed-model-id: expected the id of a model in this header (HTTP) or metadata key (gRPC), "
             "found none"
         )
-        CURRENT.set(RequestContext("r", time.monotonic() + 60))
-        with pytest.raises(BadRequest, match=message):
-            await Translator().get_model()
-        CURRENT.set(None)
-        with pytest.raises(BadRequest, match=message):
-            await Translator().get_model()
-
-    @pytest.mark.parametrize("model_id", ["", 7])
-    async def test_what_is_no_id_is_refused(self, model_id: Any) -> None:
-        with pytest.raises(ValueError, match=r"Translator\.get_model: expected the id of a model, some text, found"):
-            await Translator().get_model(model_id)
-
-    async def test_each_instance_has_models_of_its_own(self) -> None:
-        one, two = Translator(), Translator()
-        assert await one.get_model("a") is not await two.get_model("a")
 
     async def test_a_function_can_be_multiplexed_too(self) -> None:
         @multiplexed(max_num_models_per_replica=-1)
@@ -495,12 +451,6 @@ class TestDoor:
         results = await asyncio.gather(request(1, "a"), request(2, "b"), request(3, "a"))
         assert list(results) == ["a1", "b2", "a3"]
         assert translator.batches == [("a", [1, 3]), ("b", [2])]
-
-    async def test_a_use_is_for_one_block(self) -> None:
-        use = Translator().get_model("a")
-        async with use:
-            with pytest.raises(RuntimeError, match="entered already"):
-                await use.__aenter__()
 
     @pytest.mark.parametrize("bound", [0, -2, 1.5, True])
     def test_a_bound_that_makes_no_sense_is_named(self, bound: Any) -> None:
@@ -554,23 +504,21 @@ class TestDoor:
 
 
 class TestAnnouncement:
-    async def test_what_is_held_or_loaded_is_told_and_each_change_is_a_version(self) -> None:
+    async def test_models_that_are_loaded_or_loading_are_announced_and_each_change_is_a_version(self) -> None:
         loader = Loader(1)
-        told = [(loader.held.version, loader.held.text)]
+        seen = [(loader.held.version, loader.held.text)]
         loader.gate.clear()
         task = asyncio.create_task(loader.use("a/b c"))
         await until(lambda: loader.loads != [], "it is being loaded")
-        told.append((loader.held.version, loader.held.text))
+        seen.append((loader.held.version, loader.held.text))
         loader.gate.set()
         await task
         await loader.use("d")
-        told.append((loader.held.version, loader.held.text))
-        assert told == [(1, ""), (2, "a%2Fb%20c"), (4, "d")]
+        seen.append((loader.held.version, loader.held.text))
+        assert seen == [(1, ""), (2, "a%2Fb%20c"), (4, "d")]
+        assert (Held().version, Held().text) == (0, ""), "where nothing is multiplexed"
 
-    def test_where_nothing_is_multiplexed_nothing_is_told(self) -> None:
-        assert (Held().version, Held().text) == (0, "")
-
-    def test_a_model_that_two_functions_hold_is_held_until_both_let_go(self) -> None:
+    def test_a_model_that_two_functions_hold_is_held_until_both_have_unloaded_it(self) -> None:
         held = Held()
         held.add("a")
         version = held.version
@@ -580,34 +528,16 @@ class TestAnnouncement:
         held.remove("a")
         assert held.models() == frozenset()
 
-    @pytest.mark.parametrize("ids", [[], ["a"], ["a,b", "c d", "%", "ü", "x" * 128]])
-    def test_what_is_told_is_understood(self, ids: list[str]) -> None:
+    @given(st.lists(st.text(alphabet=st.characters(codec="utf-8"), min_size=1, max_size=MAX_TEXT), unique=True))
+    @example(["x" * MAX_TEXT])
+    @example(["x" * (MAX_TEXT + 1)])
+    @example([f"{number:0100}" for number in range(100)])
+    def test_an_announcement_says_as_many_as_fit(self, ids: list[str]) -> None:
         text = announcement(ids)
         assert text.isascii()
         assert text.isprintable()
-        assert parse_announcement(text) == set(ids)
-
-    @pytest.mark.parametrize(("length", "told"), [(MAX_TEXT, 1), (MAX_TEXT + 1, 0)])
-    def test_what_just_fits_is_told(self, length: int, told: int) -> None:
-        assert len(parse_announcement(announcement(["x" * length]))) == told
-
-    def test_what_does_not_fit_is_left_out(self) -> None:
-        ids = [f"{number:0100}" for number in range(100)]
-        text = announcement(ids)
-        assert MAX_TEXT - 101 <= len(text) <= MAX_TEXT
-        assert parse_announcement(text) == set(ids[: len(text) // 101 + 1])
-
-
-async def test_a_model_is_dropped_when_nobody_uses_it() -> None:
-    loader = Loader()
-    model = await loader.use("a")
-    async with loader.get("a"):
-        assert not await loader.get.drop("a")
-        assert list(loader.get.models) == ["a"]
-    assert await loader.get.drop("a")
-    assert list(loader.get.models) == []
-    assert model.closed == 1
-    assert loader.held.models() == frozenset()
-    assert await loader.get.drop("a"), "it is gone already"
-    await loader.use("a")
-    assert loader.loads == ["a", "a"]
+        assert len(text) <= MAX_TEXT
+        known = parse_announcement(text)
+        assert known == set(ids[: len(known)])
+        if len(known) < len(ids):
+            assert len(text) + 1 + len(quote(ids[len(known)], safe="")) > MAX_TEXT, "the next one does not fit"

@@ -51,9 +51,6 @@ class Caller:
         """The replica that a call for a model went to."""
         return str((await self.stub.Echo(echo("hi"), metadata=((MODEL_KEY, model_id),))).response)
 
-    def occupy(self, model_id: str) -> Any:
-        return self.stub.Echo(echo("wait"), metadata=((MODEL_KEY, model_id),))
-
 
 @pytest.fixture
 async def caller(cluster: Cluster) -> Caller:
@@ -77,18 +74,3 @@ async def test_a_model_stays_where_it_is_and_the_next_goes_where_fewest_are(call
     rng = Random(7)
     for model_id in rng.choices("abcd", k=40):
         assert await caller.where(model_id) == homes[model_id]
-
-
-async def test_calls_spill_over_when_the_holder_is_full_and_then_both_hold_it(caller: Caller) -> None:
-    home = await caller.where("a")
-    occupied = caller.occupy("a")
-    other = {await caller.where("a") for _ in range(3)}
-    assert other == {"one", "two"} - {home}
-    occupied.cancel()
-    found: set[str] = set()
-
-    async def both() -> None:
-        while found != {"one", "two"}:
-            found.add(await caller.where("a"))
-
-    await asyncio.wait_for(both(), 10)

@@ -151,16 +151,18 @@ class Endless(EchoService):
 class TestHowLong:
     """A caller may ask for less time than `request_timeout_s`, and not for more."""
 
-    async def test_plain_grpc(self, cluster: Cluster) -> None:
+    @pytest.mark.parametrize("timeout", [None, 86_400])
+    async def test_plain_grpc(self, cluster: Cluster, timeout: float | None) -> None:
         service = EchoService()
         server = await cluster.start(service, request_timeout_s=0.3)
         async with grpc.aio.insecure_channel(address(server)) as channel:
-            error = await refused(EchoStub(channel).Echo(echo("wait"), timeout=86_400))
+            error = await refused(EchoStub(channel).Echo(echo("wait"), timeout=timeout))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "was not done within 0.3 s, the longest that this service works on a call" in str(error.details())
         assert service.cancelled == 1
         assert service.seen[0] is not None
         assert service.seen[0].remaining_s() <= 0, "calls made within it have no more time than it"
+        await until(lambda: server.readiness().ongoing == 0, "its place is free")
 
     async def test_a_reply_that_nobody_reads(self, cluster: Cluster) -> None:
         service = Endless()

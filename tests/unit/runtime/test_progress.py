@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import grpc
 import pytest
 from aiohttp import ClientSession, ClientWSTimeout, web
 from pierhead import asgi, handle
@@ -15,7 +14,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.http.asgi_exchange import Message, Receive, Scope, Send
 from pierhead.replica.tally import Tally, tally
 
-from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, know, until
+from tests.unit.runtime.harness import Cluster, EchoService, generate, know, until
 
 child = handle(EchoStub, "echo-child")
 
@@ -50,20 +49,6 @@ async def test_answers_are_progress_and_those_that_the_clock_gives_are_none() ->
     }
     assert tally(counts) == Tally(answered=10, errors=7, in_time=5)
     assert tally({("m", "RESOURCE_EXHAUSTED"): 9.0, ("m", "CANCELLED"): 9.0, ("m", "503"): 9.0}).in_time == 0
-
-
-async def test_a_call_that_meets_its_deadline_is_no_progress(cluster: Cluster) -> None:
-    server = await cluster.start(EchoService())
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-        stub = EchoStub(channel)
-        await stub.Echo(echo())
-        before = server.readiness().progress
-        with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
-            await stub.Echo(echo("wait"), timeout=0.05)
-        await until(lambda: server.readiness().ongoing == 0, "the call has ended")
-        assert server.readiness().progress == before
-        await stub.Echo(echo())
-        assert server.readiness().progress == before + 1
 
 
 class Slow(EchoService):

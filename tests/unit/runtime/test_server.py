@@ -50,19 +50,6 @@ async def readyz(server: ReplicaServer) -> tuple[int, dict[str, Any]]:
 
 
 class TestGrpc:
-    async def test_replies_tell_the_replica_s_load(self, cluster: Cluster) -> None:
-        service = EchoService()
-        server = await cluster.start(service)
-        async with plain(server) as channel:
-            stub = echo_pb2_grpc.EchoStub(channel)
-            other = stub.Echo(echo("wait"))
-            await until(lambda: service.begun == 1, "another call is in flight")
-            call = stub.Echo(echo())
-            await call
-            assert ("pierhead-ongoing", "1") in tuple(await call.trailing_metadata())
-            service.gate.set()
-            await other
-
     async def test_a_full_replica_refuses_before_any_work(self, cluster: Cluster) -> None:
         service = EchoService()
         server = await cluster.start(service, max_ongoing_requests=1, replica="echo-child-1")
@@ -81,35 +68,6 @@ class TestGrpc:
             await first
         assert server.metrics.refused.values[("overloaded",)] == 1
 
-    async def test_a_draining_replica_refuses_before_any_work(self, cluster: Cluster) -> None:
-        service = EchoService()
-        server = await cluster.start(service)
-        async with plain(server) as channel:
-            stub = echo_pb2_grpc.EchoStub(channel)
-            first = stub.Echo(echo("wait"))
-            await until(lambda: service.begun == 1, "a call is in flight")
-            server.stop()
-            await until(lambda: server.state == "draining", "it drains")
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Echo(echo())
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert dict(caught.value.trailing_metadata() or ())["pierhead-refused"] == "draining"
-            service.gate.set()
-            assert (await first).response == "echo: wait"
-        await cluster.ended(server)
-        assert service.calls == 1
-
-    async def test_a_call_without_a_deadline_gets_the_service_s(self, cluster: Cluster) -> None:
-        service = EchoService()
-        server = await cluster.start(service, request_timeout_s=0.3)
-        async with plain(server) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "was not done within 0.3 s" in str(caught.value.details())
-        assert service.cancelled == 1
-        await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
-
     async def test_a_call_that_ends_at_its_deadline_is_counted_so(self, cluster: Cluster) -> None:
         service = EchoService()
         server = await cluster.start(service)
@@ -119,25 +77,6 @@ class TestGrpc:
                 await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"), timeout=0.5)
             await until(lambda: server.readiness().ongoing == 0, "the work is cancelled")
         assert server.metrics.requests.values == {(f"{ECHO}/Echo", "DEADLINE_EXCEEDED"): 1}
-
-    async def test_an_exception_that_many_calls_share_is_logged_once(
-        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """As that of a batch, which goes to every member."""
-        shared = ValueError("the GPU fell off the bus")
-
-        class Failing(EchoService):
-            async def Echo(self, request: Any, context: Any) -> Any:
-                raise shared
-
-        server = await cluster.start(Failing())
-        async with plain(server) as channel:
-            stub = echo_pb2_grpc.EchoStub(channel)
-            errors = await asyncio.gather(*[stub.Echo(echo()) for _ in range(5)], return_exceptions=True)
-        told = {str(error.details()).splitlines()[0] for error in errors if isinstance(error, grpc.aio.AioRpcError)}
-        (line,) = told
-        assert line.startswith("internal error [error id ")
-        assert [record.levelname for record in caplog.records if record.name == "pierhead"] == ["ERROR"]
 
     async def test_calls_side_by_side_fail_as_one_would(self, cluster: Cluster) -> None:
         """A full service behind a TaskGroup is no failure of the code that asks it."""
@@ -163,12 +102,19 @@ class TestGrpc:
                 await stub.Echo(echo("boom"))
             assert caught.value.code() is grpc.StatusCode.INTERNAL
 
-    async def test_bytes_that_are_no_message_are_the_caller_s_fault(self, cluster: Cluster) -> None:
-        server = await cluster.start(EchoService())
+    async def test_bytes_that_are_no_message_and_methods_that_the_service_lacks(self, cluster: Cluster) -> None:
+        class Half(echo_pb2_grpc.EchoServicer):
+            async def Echo(self, request: Any, context: Any) -> Any:
+                raise NotImplementedError
+
+        server = await cluster.start(Half())  # type: ignore[abstract]
         async with plain(server) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary(f"/{ECHO}/Echo")(b"\xff\xff")  # type: ignore[arg-type]
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                [token async for token in echo_pb2_grpc.EchoStub(channel).Generate(generate())]
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
     async def test_a_cancellation_that_nobody_asked_for_is_answered(self, cluster: Cluster) -> None:
         """As from a future of the service's own that was cancelled: without an answer the caller waits in vain."""
@@ -185,31 +131,6 @@ class TestGrpc:
         assert str(caught.value.details()).startswith("asyncio.exceptions.CancelledError")
         await until(lambda: server.metrics.requests.values == {(f"{ECHO}/Echo", "INTERNAL"): 1}, "it is counted")
 
-    async def test_a_method_that_the_service_lacks(self, cluster: Cluster) -> None:
-        class Half(echo_pb2_grpc.EchoServicer):
-            async def Echo(self, request: Any, context: Any) -> Any:
-                raise NotImplementedError
-
-        server = await cluster.start(Half())  # type: ignore[abstract]
-        async with plain(server) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                [token async for token in echo_pb2_grpc.EchoStub(channel).Generate(generate())]
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-    @pytest.mark.parametrize("turns", range(0, 30, 3))
-    async def test_no_count_leaks_wherever_a_call_is_cancelled(self, cluster: Cluster, turns: int) -> None:
-        server = await cluster.start(EchoService())
-        async with plain(server) as channel:
-            stub = echo_pb2_grpc.EchoStub(channel)
-            calls = [*[stub.Echo(echo("wait")) for _ in range(3)], *[stub.Generate(generate("wait")) for _ in range(3)]]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            for call in calls:
-                call.cancel()
-            await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
-            await stub.Echo(echo())
-        assert server.readiness().ongoing == 0
-
     async def test_health_and_reflection(self, cluster: Cluster) -> None:
         server = await cluster.start(EchoService(), max_ongoing_requests=1)
         async with plain(server) as channel:
@@ -222,38 +143,33 @@ class TestGrpc:
             names = [service.name for service in (await call.read()).list_services_response.service]
         assert set(names) == {ECHO, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
-    async def test_health_says_not_serving_while_draining(self, cluster: Cluster) -> None:
-        service = EchoService()
-        server = await cluster.start(service)
-        async with plain(server) as channel:
-            first = echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
-            await until(lambda: service.begun == 1, "a call is in flight")
-            server.stop()
-            await until(lambda: server.state == "draining", "it drains")
-            reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=ECHO))
-            assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
-            service.gate.set()
-            await first
+
+async def test_a_drain_finishes_what_is_in_flight_and_refuses_the_rest(cluster: Cluster) -> None:
+    service = EchoService()
+    server = await cluster.start(service)
+    assert await readyz(server) == (200, {**AT_REST, "state": "ready"})
+    async with plain(server) as channel:
+        stub = echo_pb2_grpc.EchoStub(channel)
+        first = stub.Echo(echo("wait"))
+        await until(lambda: service.begun == 1, "a call is in flight")
+        assert (await readyz(server))[1]["ongoing"] == 1
+        server.stop()
+        await until(lambda: server.state == "draining", "it drains")
+        draining = {**AT_REST, "state": "draining", "ongoing": 1, "detail": "told to stop"}
+        assert await readyz(server) == (503, draining)
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=ECHO))
+        assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Echo(echo())
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(caught.value.trailing_metadata() or ())["pierhead-refused"] == "draining"
+        service.gate.set()
+        assert (await first).response == "echo: wait"
+    await cluster.ended(server)
+    assert service.calls == 1
 
 
 class TestAdmin:
-    async def test_readyz_tells_state_and_load(self, cluster: Cluster) -> None:
-        service = EchoService()
-        server = await cluster.start(service)
-        assert await readyz(server) == (200, {**AT_REST, "state": "ready"})
-        async with plain(server) as channel:
-            call = echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"))
-            await until(lambda: service.begun == 1, "a call is in flight")
-            assert (await readyz(server))[1]["ongoing"] == 1
-            server.stop()
-            await until(lambda: server.state == "draining", "it drains")
-            assert await readyz(server) == (
-                503,
-                {**AT_REST, "state": "draining", "ongoing": 1, "detail": "told to stop"},
-            )
-            service.gate.set()
-            await call
-
     async def test_metrics_name_the_service_and_the_replica(self, cluster: Cluster) -> None:
         server = await cluster.start(EchoService(), service="ranker", replica="ranker-1")
         async with plain(server) as channel:
@@ -334,12 +250,6 @@ class TestHealth:
         await until(lambda: server.state == "draining", "it drains")
         assert not server.readiness().broken, "whoever drains is left to it"
 
-    async def test_a_check_that_hangs_counts_as_failed(self, cluster: Cluster) -> None:
-        part = Checked()
-        server = await cluster.start(EchoService(), part, health_period_s=0.01, health_timeout_s=0.01)
-        part.gate.clear()
-        await until(lambda: server.state == "starting", "it says that it is not ready")
-
     async def test_a_check_that_waits_behind_work_is_no_illness(
         self, cluster: Cluster, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -399,13 +309,6 @@ class TestParts:
         with pytest.raises(TypeError, match=r"Blocking\.Echo must be `async def`"):
             await cluster.start(Blocking())
 
-    async def test_a_check_that_is_not_async_is_refused(self) -> None:
-        class Part:
-            def check_health(self) -> None: ...
-
-        with pytest.raises(TypeError, match=r"Part\.check_health must be `async def"):
-            ReplicaServer(Part())
-
     async def test_a_port_that_is_taken_is_named(self, cluster: Cluster) -> None:
         first = await cluster.start(EchoService())
         with pytest.raises(SettingsError, match=rf"PIERHEAD_PORT: cannot listen on 127\.0\.0\.1:{first.grpc_port}"):
@@ -431,7 +334,7 @@ serve(Echo())
 
 class TestSignals:
     async def test_sigterm_drains_and_exits_with_0(self, cluster: Cluster, free_port: int) -> None:
-        process = await cluster.process(SLOW, free_port)
+        process = await cluster.process(SLOW, free_port, PIERHEAD_SERVICE="echo", PIERHEAD_ACCESS_LOG="false")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
             stub = echo_pb2_grpc.EchoStub(channel)
             await stub.Echo(echo())
@@ -441,6 +344,12 @@ class TestSignals:
             assert (await call).response == "slow"
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
+        assert process.stderr is not None
+        lines = [json.loads(line) for line in (await process.stderr.read()).splitlines()]
+        assert [(line["message"], line["service"]) for line in lines] == [
+            ("draining: 1 requests in flight", "echo"),
+            ("stopped", "echo"),
+        ]
 
     async def test_a_second_signal_stops_now(self, cluster: Cluster, free_port: int, pace: Pace) -> None:
         process = await cluster.process(SLOW, free_port)
@@ -468,55 +377,48 @@ class TestSignals:
         (process,) = cluster.processes
         assert await process.wait() == 2
 
-    async def test_every_line_of_the_log_is_json(self, cluster: Cluster, free_port: int) -> None:
-        process = await cluster.process(SLOW, free_port, PIERHEAD_SERVICE="echo", PIERHEAD_REPLICA="echo-1")
-        process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
-        lines = [json.loads(line) for line in (await process.stderr.read()).splitlines()]
-        assert [line["message"] for line in lines] == ["draining: 0 requests in flight", "stopped"]
-        assert {(line["service"], line["replica"], line["level"]) for line in lines} == {("echo", "echo-1", "info")}
-
 
 class Holder(EchoService):
-    """Holds something that is to be ended."""
+    """Holds something that is closed at the end."""
 
     def __init__(self, fails: BaseException | None = None) -> None:
         super().__init__()
-        self.ended_with: list[int] = []
+        self.closed: list[int] = []
         self._fails_at_end = fails
 
-    async def aclose(self) -> None:
-        self.ended_with.append(self.begun - self.cancelled)
+    def close(self) -> object:
+        self.closed.append(self.begun - self.cancelled)
         if self._fails_at_end is not None:
             raise self._fails_at_end
+        return None
 
 
-class SyncHolder(EchoService):
-    """The same, by a `close` that is no coroutine."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
+class ByAsyncClose(Holder):
+    async def close(self) -> None:
+        super().close()
 
 
-class AsyncHolder(SyncHolder):
-    """By a `close` that is one."""
-
-    async def close(self) -> None:  # type: ignore[override]
+class ByAclose(Holder):
+    async def aclose(self) -> None:
         super().close()
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
-@pytest.mark.parametrize("make", [SyncHolder, AsyncHolder])
-async def test_a_servicer_without_aclose_is_closed(cluster: Cluster, separate: bool, make: type[SyncHolder]) -> None:
-    holder = make()
+@pytest.mark.parametrize(
+    "holder",
+    [Holder(), ByAsyncClose(), ByAclose(), ByAclose(OSError("gone")), ByAclose(asyncio.CancelledError())],
+    ids=["close", "async close", "aclose", "fails", "cancelled"],
+)
+async def test_a_servicer_is_closed_once_when_no_request_is_left(
+    cluster: Cluster, separate: bool, holder: Holder
+) -> None:
+    holder.closed.clear()
     server = await cluster.start(holder, run_user_code_in_separate_thread=separate)
-    assert holder.closed == 0
+    async with plain(server) as channel:
+        await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=PATIENCE_S)
+    assert holder.closed == []
     await cluster.drained(server)
-    assert holder.closed == 1
+    assert holder.closed == [0]
 
 
 class Twofold(EchoService, Pipes):
@@ -548,17 +450,3 @@ async def test_a_servicer_whose_stubs_register_nothing_is_refused(
 ) -> None:
     with pytest.raises(TypeError, match=r"^Mute: MuteServicer registers no methods: .*; generate its stubs again"):
         await cluster.start(type("Mute", bases, {})())
-
-
-@pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
-@pytest.mark.parametrize(
-    "fails", [None, OSError("the device is gone"), asyncio.CancelledError()], ids=["well", "ill", "cancelled"]
-)
-async def test_a_servicer_is_told_of_the_end(cluster: Cluster, separate: bool, fails: BaseException | None) -> None:
-    holder = Holder(fails)
-    server = await cluster.start(holder, run_user_code_in_separate_thread=separate)
-    async with plain(server) as channel:
-        await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=PATIENCE_S)
-    assert holder.ended_with == []
-    await cluster.drained(server)
-    assert holder.ended_with == [0], "once, when no request is left"

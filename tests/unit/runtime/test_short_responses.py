@@ -17,22 +17,9 @@ from hypothesis import strategies as st
 from pierhead.http.inside import SHORT_BYTES, ShortResponses
 from pierhead.request import REQUEST_ID_KEY
 
+from tests.unit.runtime.test_direct_writer import Wire
+
 ID = "5f0c9a1be2d34c77"
-
-
-class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closing = False
-
-    def write(self, data: Any) -> None:
-        self.written += bytes(data)
-
-    def is_closing(self) -> bool:
-        return self.closing
 
 
 class Asked:
@@ -133,34 +120,16 @@ def test_what_is_written_is_what_aiohttp_writes(
     assert ours.writer.output_size == theirs.writer.output_size
 
 
-@pytest.mark.parametrize(
-    "response",
-    [
-        web.Response(body=b"x"),
-        web.Response(body=b"x" * SHORT_BYTES, headers={"Content-Type": "application/json"}),
-        web.Response(text="hello", status=404, headers={"X-Model": "1"}),
-        web.json_response({"error": {}}, status=503, headers={"Retry-After": "1"}),
-    ],
-)
-def test_what_most_handlers_return_is_short(response: web.Response) -> None:
-    asked = Asked("GET")
-    assert ShortResponses().write(asked.request, response, ID)
-    assert asked.wire.written.startswith(b"HTTP/1.1 ")
-
-
-def test_a_response_is_written_once() -> None:
-    short, response = ShortResponses(), web.Response(body=b"x")
-    assert short.write(Asked("GET").request, response, ID)
-    again = Asked("GET")
+def test_a_short_response_is_written_once_and_only_to_a_client_that_is_there() -> None:
+    short, response = ShortResponses(), web.json_response({"error": {}}, status=503, headers={"Retry-After": "1"})
+    left = Asked("GET")
+    left.wire.closing = True
+    assert not short.write(left.request, response, ID)
+    first, again = Asked("GET"), Asked("GET")
+    assert short.write(first.request, response, ID)
     assert not short.write(again.request, response, ID)
-    assert again.wire.written == b""
-
-
-def test_nothing_is_written_to_a_client_that_has_left() -> None:
-    asked = Asked("GET")
-    asked.wire.closing = True
-    assert not ShortResponses().write(asked.request, web.Response(body=b"x"), ID)
-    assert asked.wire.written == b""
+    assert first.wire.written.startswith(b"HTTP/1.1 503 ")
+    assert left.wire.written == again.wire.written == b""
 
 
 def test_a_header_cannot_hold_another_one() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +11,10 @@ import hypothesis.strategies as st
 import pytest
 from aiohttp import ClientSession
 from hypothesis import given
-from pierhead import Settings
-from pierhead.errors import SettingsError
 from pierhead.replica import user_config
 from pierhead.replica.server import ReplicaServer
 from pierhead.replica.user_config import ConfigReport, UserConfig, call_hook, digest
-from pierhead.settings import MAX_USER_CONFIG_BYTES, NO_USER_CONFIG, read_user_config
+from pierhead.settings import MAX_USER_CONFIG_BYTES, NO_USER_CONFIG
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, until
@@ -79,11 +76,6 @@ def in_force(text: str) -> ConfigReport:
 
 
 class TestUserConfig:
-    async def test_nothing_is_called_for_nothing(self) -> None:
-        part = Tuned()
-        assert await settled(configured(NO_USER_CONFIG, part)) == in_force(NO_USER_CONFIG)
-        assert part.had == []
-
     @pytest.mark.parametrize("kind", [Tuned, AsyncTuned])
     async def test_every_part_gets_every_change_and_a_copy_of_its_own(self, kind: type[Tuned]) -> None:
         parts = [kind(), kind()]
@@ -117,6 +109,9 @@ class TestUserConfig:
         config = configured(BAD, part)
         task = asyncio.create_task(config.settle())
         await until(lambda: config.report().error == REFUSED, "it is refused, in one line")
+        part.problem = ValueError("x" * 10_000)
+        await until(lambda: 400 < len(config.report().error) < 500, "a long message is cut")
+        part.problem = None
         config.offer(A)
         assert config.report().error == ""
         await asyncio.wait_for(task, PATIENCE_S)
@@ -144,15 +139,6 @@ class TestUserConfig:
         await until(lambda: config.report().error == words, "it says what is missing")
         config.offer(NO_USER_CONFIG)
         await asyncio.wait_for(task, PATIENCE_S)
-
-    async def test_a_long_message_is_cut(self) -> None:
-        part = Tuned()
-        part.problem = ValueError("x" * 10_000)
-        config = configured(A, part)
-        task = asyncio.create_task(config.settle())
-        await until(lambda: bool(config.report().error), "it is refused")
-        assert len(config.report().error) < 500
-        task.cancel()
 
     @given(st.lists(st.tuples(st.sampled_from([A, B, BAD, NO_USER_CONFIG]), st.booleans()), min_size=1, max_size=12))
     def test_whatever_comes_the_last_good_one_is_in_force(self, offers: list[tuple[str, bool]]) -> None:
@@ -191,17 +177,6 @@ class TestUserConfig:
             config.offer(text)
         assert str(refused.value).startswith(words)
         assert config.report().wanted == digest(A)
-
-    def test_the_largest_is_taken(self) -> None:
-        text = json.dumps({"a": "x" * (MAX_USER_CONFIG_BYTES - 9)})
-        assert len(text) == MAX_USER_CONFIG_BYTES
-        assert read_user_config(text)
-
-    def test_the_environment_gives_the_first(self) -> None:
-        assert Settings.from_env({"PIERHEAD_USER_CONFIG": A}).user_config == A
-        assert Settings.from_env({}).user_config == NO_USER_CONFIG
-        with pytest.raises(SettingsError, match="PIERHEAD_USER_CONFIG: expected a JSON object"):
-            Settings.from_env({"PIERHEAD_USER_CONFIG": "[]"})
 
 
 async def readyz(server: ReplicaServer) -> Mapping[str, Any]:
@@ -269,7 +244,7 @@ class TestOneThatDoesNotReturn:
         await until(lambda: "still runs: no user_config is tried" in config.report().error, "it is told")
         for text in (B, A, B):
             config.offer(text)
-            await until(lambda: not config._news.is_set(), "it is taken up")
+            await asyncio.sleep(0)
         slow.go.set()
         await until(lambda: config.report() == in_force(B), "the wanted one is in force")
         assert (slow.calls, slow.had) == (2, [1, 2]), "nobody was called beside it, and what ended late is not in force"
@@ -286,28 +261,14 @@ class TestOneThatDoesNotReturn:
         await starts
         assert config.report() == in_force(A)
 
-    async def test_whoever_gives_up_waiting_ends_it(self, brief: None) -> None:
-        slow = Slow()
-        starts = asyncio.ensure_future(configured(A, slow).settle())
-        await until(lambda: slow.calls > 0, "it is called")
-        starts.cancel()
-        await asyncio.wait([starts])
-        assert slow.cancelled == 1
-
-    async def test_a_replica_says_so_and_goes_on_serving(self, cluster: Cluster, brief: None) -> None:
-        slow = Slow()
-        replica = await cluster.start(EchoService(), slow)
-        replica._config.offer(A)
-        await until(lambda: bool(replica._config.report().error), "it is told")
-        found = await readyz(replica)
-        assert (found["status"], found["detail"]) == (200, "")
-        assert found["user_config"]["error"] == "Slow.reconfigure did not return within 0.02 s and was cancelled"
-
 
 class TestReplica:
-    async def test_it_has_its_config_before_its_first_check_and_takes_others(self, cluster: Cluster) -> None:
+    @pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
+    async def test_it_has_its_config_before_its_first_check_and_takes_others(
+        self, cluster: Cluster, separate: bool
+    ) -> None:
         part = Tuned()
-        server = await cluster.start(EchoService(), part, user_config=A)
+        server = await cluster.start(EchoService(), part, user_config=A, run_user_code_in_separate_thread=separate)
         assert part.ready_with == [1]
         assert (await readyz(server))["user_config"] == {"wanted": digest(A), "applied": digest(A), "error": ""}
         status, body = await put(server, B)
@@ -315,12 +276,13 @@ class TestReplica:
         await until(lambda: part.had == [1, 2], "it has the other one")
         assert (await readyz(server))["user_config"]["applied"] == digest(B)
         assert await put(server, "[]") == (400, {"error": "user_config: expected a JSON object, found a list"})
+        assert (part.threads == {threading.get_ident()}) is not separate
 
     async def test_one_that_is_refused_later_leaves_it_ready(self, cluster: Cluster) -> None:
         part = Tuned()
         server = await cluster.start(EchoService(), part, user_config=A)
         await put(server, BAD)
-        await until(lambda: part.tries > 1 and bool(server._config.report().error), "it is refused")
+        await until(lambda: bool(server.readiness().user_config.error), "it is refused")  # type: ignore[union-attr]
         found = await readyz(server)
         assert (found["status"], found["detail"]) == (200, "")
         assert found["user_config"] == {"wanted": digest(BAD), "applied": digest(A), "error": REFUSED}
@@ -335,31 +297,3 @@ class TestReplica:
         await put(server, A)
         assert (await asyncio.wait_for(starting, PATIENCE_S)).state == "ready"
         assert part.ready_with == [1]
-
-    async def test_a_replica_that_waits_for_another_one_can_be_stopped(self, cluster: Cluster) -> None:
-        part = Tuned()
-        starting = asyncio.create_task(cluster.start(EchoService(), part, user_config=BAD))
-        await until(lambda: part.tries > 1, "it waits")
-        (server,) = cluster.running
-        server.stop()
-        await asyncio.wait({starting}, timeout=PATIENCE_S)
-        assert starting.done()
-
-    async def test_it_runs_where_user_code_runs(self, cluster: Cluster) -> None:
-        part = AsyncTuned()
-        server = await cluster.start(
-            EchoService(), part, user_config=A, run_user_code_in_separate_thread=True, drain_timeout_s=0.1
-        )
-        await put(server, B)
-        await until(lambda: part.had == [1, 2], "it has the other one")
-        (thread,) = part.threads
-        assert thread != threading.get_ident()
-
-    async def test_a_hook_alone_makes_a_part(self, cluster: Cluster) -> None:
-        class Plain:
-            def reconfigure(self, config: Any) -> None:
-                self.config = config
-
-        plain = Plain()
-        await cluster.start(EchoService(), plain, user_config=A)
-        assert plain.config == {"threshold": 1}

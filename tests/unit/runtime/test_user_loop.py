@@ -11,17 +11,17 @@ from typing import Any
 import grpc
 import pytest
 from aiohttp import ClientSession, web
-from pierhead import Settings, UserCodeError, current_request, handle
+from pierhead import Settings, current_request, handle
 from pierhead.calls.channel import HandleChannel
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
-from pierhead.errors import DeadlineExceeded, RemoteError, SettingsError, Unavailable
+from pierhead.errors import DeadlineExceeded, SettingsError, Unavailable
 from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.server import ReplicaServer
 from pierhead.replica.thread.user_loop import UserLoop
 from pierhead.request import CURRENT, RequestContext
 
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, address, echo, generate, know, until
+from tests.unit.runtime.harness import Cluster, address, echo, know, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
 # Collected here once more: with the `pipes` below, each of them runs with the servicer in a thread.
@@ -31,8 +31,6 @@ from tests.unit.runtime.test_lane_calls import (  # noqa: F401
     test_a_thousand_calls_of_all_kinds_at_once,
 )
 from tests.unit.runtime.test_transports import TestCalls  # noqa: F401
-
-pytestmark = EACH_TRANSPORT
 
 
 class Gate(asyncio.Event):
@@ -46,7 +44,7 @@ class Gate(asyncio.Event):
 
 
 @pytest.fixture
-async def pipes(cluster: Cluster, transport: str) -> tuple[PipesStub, Pipes, ReplicaServer]:
+async def pipes(cluster: Cluster) -> tuple[PipesStub, Pipes, ReplicaServer]:
     service = Pipes()
     service.gate = Gate()
     service.gate.set()
@@ -54,7 +52,7 @@ async def pipes(cluster: Cluster, transport: str) -> tuple[PipesStub, Pipes, Rep
         service, run_user_code_in_separate_thread=True, debug=True, max_ongoing_requests=10_000
     )
     know(server)
-    return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport)), service, server
+    return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics())), service, server
 
 
 class Threaded(echo_pb2_grpc.EchoServicer):
@@ -164,34 +162,6 @@ async def test_code_that_blocks_stops_neither_refusals_nor_health_answers(served
     assert [reply.response for reply in await asyncio.gather(*calls)] == ["block", "block"]
 
 
-async def test_a_stream_that_blocks_has_sent_what_came_before(served: Served) -> None:
-    stub, service, _ = served
-    call = stub.Generate(generate("block", 3))
-    assert (await call.read()).index == 0
-    await until(service.begun.is_set, "user code blocks its loop")
-    service.release.set()
-    assert [(await call.read()).index, (await call.read()).index] == [1, 2]
-    assert await call.read() is grpc.aio.EOF
-
-
-async def test_the_caller_s_end_is_the_work_s(served: Served) -> None:
-    stub, service, server = served
-    call = asyncio.ensure_future(stub.Echo(echo("wait")))
-    await until(service.begun.is_set, "it runs")
-    call.cancel()
-    await until(service.cancelled.is_set, "user code heard of it")
-    await until(lambda: server.readiness().ongoing == 0, "and counts no more")
-
-
-async def test_a_deadline_ends_the_work(served: Served) -> None:
-    stub, service, server = served
-    await stub.Echo(echo())  # connected: the deadline is the work's alone
-    with pytest.raises(DeadlineExceeded):
-        await stub.Echo(echo("wait"), timeout=0.5)
-    await until(service.cancelled.is_set, "user code heard of it")
-    await until(lambda: server.readiness().ongoing == 0, "and counts no more")
-
-
 async def test_work_that_blocks_past_its_deadline_still_counts(served: Served) -> None:
     stub, service, server = served
     await stub.Echo(echo())  # connected: the deadline is the work's alone
@@ -207,21 +177,6 @@ async def test_the_request_is_known_there(served: Served) -> None:
     CURRENT.set(RequestContext("r-1", time.monotonic() + 4))
     reply = await stub.Echo(echo("who"))
     assert reply.response == "r-1 True"
-
-
-async def test_exceptions_arrive_with_their_traceback(served: Served) -> None:
-    stub, _, _ = served
-    with pytest.raises(UserCodeError, match="boom") as caught:
-        await stub.Echo(echo("boom"))
-    assert "_deep" in caught.value.traceback
-
-
-async def test_a_method_may_end_its_call_with_a_status(served: Served) -> None:
-    stub, _, server = served
-    with pytest.raises(RemoteError, match="there is one already") as caught:
-        await stub.Echo(echo("abort"))
-    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-    await until(lambda: server.readiness().ongoing == 0, "nothing is left")
 
 
 async def test_handles_work_there(cluster: Cluster) -> None:

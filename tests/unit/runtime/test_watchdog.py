@@ -59,9 +59,6 @@ class TestDetector:
         assert 0.5 - PERIOD_S <= ended.length_s <= 0.5
         assert simulation.detector.total_s == ended.length_s
 
-    def test_short_ones_are_not(self) -> None:
-        assert Simulation([("", 100), ("short", 190)] * 5).blocks == []
-
     def test_many_short_ones_in_a_row_are_lag_and_no_block(self) -> None:
         detector = Detector()
         for step in range(20):  # the probe waits behind hundreds of others, another one runs at each look
@@ -71,9 +68,6 @@ class TestDetector:
         detector.look(20 * PERIOD_S, None, 20 * PERIOD_S)
         assert detector.total_s == 0
         assert detector.shown_lag_s(20 * PERIOD_S) == pytest.approx(20 * PERIOD_S)
-
-    def test_a_loop_that_waits_is_sent_no_probe(self) -> None:
-        assert not Detector().wants_probe(1.0, None)
 
     @given(st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.integers(1, 900)), max_size=12))
     def test_blocks_are_found_and_only_blocks(self, callbacks: list[tuple[str, int]]) -> None:
