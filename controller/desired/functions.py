@@ -4,8 +4,8 @@ Functions       imports a function and calls it, here and now
 FunctionCalls   one call of each service at a time, with what the latest look has seen, and the last answers
 in_thread       how the controller makes a call; tests and the simulator call functions directly
 
-A function is the operator's own code, from the directory that also says what the Docker Engine runs: it can do no more
-than the person who wrote it could do anyway.
+A function is the operator's own code, from the directory that also says what the Docker Engine runs: it gains no
+rights that its author does not have.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .autoscale import Policy, Situation
 LIMIT_S = 5.0
 """While a call has not returned, the answer before it counts for so long."""
 PAUSE_S = 0.5
-"""Shortest time between the beginnings of two calls for a service: each new answer wakes the loop, which asks again."""
+"""Shortest time between the starts of two calls for a service: each new answer wakes the loop, which calls again."""
 MOST_WANTED = 1e15
 """Replicas. More than any `max`; a larger integer may not even fit into a float."""
 
 Call = Callable[[], int]
 Run = Callable[[Call], Awaitable[int]]
-"""Makes a call and waits for what it returns or raises."""
+"""Makes a call and waits until it returns or raises."""
 
 
 async def in_thread(call: Call) -> int:
@@ -62,14 +62,16 @@ class Functions:
 
     def __init__(self, directory: Path | None, ahead: Callable[[], float] = lambda: 0.0) -> None:
         """`directory` is the project's; None = there is none. `ahead`: seconds by which the wall clock is ahead of the
-        one that situations are of: what a function decides by the hour of the day goes by the wall clock."""
+        clock of situations: a function that decides by the hour of the day needs the wall clock."""
         self._directory = directory
         self._ahead = ahead
         self._loaded: dict[str, Policy] = {}
 
     def call(self, policy: FunctionPolicy, situation: Situation) -> int:
         """Return how many replicas the function wants. Raises PolicyError when it gives no number."""
-        function = self._load(policy.path)
+        if policy.path not in self._loaded:
+            self._loaded[policy.path] = self._import(policy.path)  # a module that failed is read again at each call
+        function = self._loaded[policy.path]
         _check_arguments(function, policy)
         seen = replace(situation, now=situation.now + self._ahead())
         try:
@@ -83,12 +85,6 @@ class Functions:
                 f"{policy.path} returned an integer beyond {MOST_WANTED:g}, which no number of replicas is"
             )
         return wanted
-
-    def _load(self, path: str) -> Policy:
-        """Import the function, unless that has succeeded before. A module that failed is read again at each call."""
-        if path not in self._loaded:
-            self._loaded[path] = self._import(path)
-        return self._loaded[path]
 
     def _import(self, path: str) -> Policy:
         module_name, _, name = path.partition(":")
@@ -118,7 +114,7 @@ def _check_arguments(function: Policy, policy: FunctionPolicy) -> None:
             f"{policy.path} cannot be called with a situation and policy_kwargs ({names}): {error}"
         ) from error
     except ValueError:
-        return  # written in C: it says itself what it does not take
+        return  # written in C, without a signature: the call itself raises
 
 
 def _error_words(error: BaseException) -> str:
@@ -137,7 +133,7 @@ def _shown(value: object) -> str:
 
 @dataclass(slots=True)
 class _Asked:
-    """One service's function: the call under way, and what the last one brought. Times are the loop's."""
+    """One service's function: the call under way, and the result of the last one. Times are the loop's."""
 
     policy: FunctionPolicy
     began_at: float = -math.inf
@@ -168,7 +164,7 @@ class FunctionCalls:
         self._asked: dict[str, _Asked] = {}
 
     def sync(self, services: Mapping[str, ServiceSpec]) -> None:
-        """Forget what was asked for other services, or by other policies. A call under way ends unheard."""
+        """Forget other services and other policies. The answer of their calls under way is dropped."""
         for name, asked in list(self._asked.items()):
             autoscale = services[name].autoscale if name in services else None
             if autoscale is None or autoscale.policy != asked.policy:

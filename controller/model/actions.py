@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .spec import GpuSlot, ServiceSpec, digest, slot_words
 from .world import Gpu, ServerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Action(ABC):
+class Action:
     """One API call. `target` is the replica, service or "routing" it is about; `cause` says why it is needed."""
 
     target: str
     service: str = ""
     cause: str = ""
 
+    template: ClassVar[str]
+    """What `words` are made of; {0} stands for the action. A class without one has `words` of its own."""
+
     @property
-    @abstractmethod
     def words(self) -> str:
         """What it does, without its cause: "create pierhead-ranker-1a2b3c4d-2 on GPU-0001"."""
+        return self.template.format(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +35,7 @@ class PullImage(Action):
     spec: ServiceSpec = field(repr=False, compare=False)
     """The service: an image that Compose builds is never pulled."""
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"pull {self.image} for {self.target}"
+    template: ClassVar = "pull {0.image} for {0.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +65,7 @@ class CreateContainer(Action):
 class StartContainer(Action):
     """Start a created container; target = replica name (known by name: its id may not exist when planned)."""
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"start {self.target}"
+    template: ClassVar = "start {0.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +75,7 @@ class BeginRetirement(Action):
     container_id: str
     failed: bool = False
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"drain {self.target}"
+    template: ClassVar = "drain {0.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +85,7 @@ class SignalContainer(Action):
     container_id: str
     signal: Literal["SIGTERM", "SIGKILL"]
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"send {self.signal} to {self.target}"
+    template: ClassVar = "send {0.signal} to {0.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +104,12 @@ class RemoveContainer(Action):
     began_at: float | None = None
     """When the replica was started, or made where it never was; None = not known."""
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"remove {self.target}"
+    template: ClassVar = "remove {0.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUserConfig(Action):
-    """Tell a replica which user_config it shall have; it goes on meanwhile. Target = replica name."""
+    """Send a running replica another user_config; no restart. Target = replica name."""
 
     container_id: str
     address: str
@@ -137,18 +124,15 @@ class GiveUserConfig(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddServer(Action):
-    """Give HAProxy a ready replica: add server, enable health, enable server."""
+    """Register a ready replica with HAProxy: add server, enable health, enable server."""
 
     backend: str
     address: str
     weight: int = 1
     spec: ServiceSpec = field(repr=False, compare=False)
-    """The service as HAProxy is to know it: its check and its limits."""
+    """Where the server's check and its limits come from."""
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"add server {self.backend}/{self.target} at {self.address}"
+    template: ClassVar = "add server {0.backend}/{0.target} at {0.address}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,35 +142,26 @@ class SetServerState(Action):
     backend: str
     state: ServerState
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"set server {self.backend}/{self.target} to {self.state}"
+    template: ClassVar = "set server {0.backend}/{0.target} to {0.state}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetServerWeight(Action):
-    """Give a server its share of the backend's requests: its weight (1 to 256) of the sum of all."""
+    """Set a server's share of the backend's requests: its weight (1 to 256) of the sum of all."""
 
     backend: str
     weight: int
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"set server {self.backend}/{self.target} to weight {self.weight}"
+    template: ClassVar = "set server {0.backend}/{0.target} to weight {0.weight}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownSessions(Action):
-    """End what a server still has past its deadline."""
+    """End the sessions that a server still has after its deadline."""
 
     backend: str
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"end the sessions of {self.backend}/{self.target}"
+    template: ClassVar = "end the sessions of {0.backend}/{0.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,15 +170,12 @@ class DeleteServer(Action):
 
     backend: str
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"delete server {self.backend}/{self.target}"
+    template: ClassVar = "delete server {0.backend}/{0.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetWaitingRoom(Action):
-    """Say whether requests of a backend without servers are held for a first one, or refused; target = service."""
+    """Set whether requests of a backend without servers wait for a first one or are refused; target = service."""
 
     backend: str
     is_open: bool
@@ -232,10 +204,7 @@ class WriteRouting(Action):
 class RestartRouter(Action):
     """Kill a HAProxy that hangs, and start its container; target = its Compose service."""
 
-    @property
-    def words(self) -> str:
-        """See `Action.words`."""
-        return f"kill and start {self.target}"
+    template: ClassVar = "kill and start {0.target}"
 
 
 def replica_name(project: str, service: str, version: str, number: int) -> str:
@@ -244,7 +213,7 @@ def replica_name(project: str, service: str, version: str, number: int) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Kinds of events: each action is a kind, and so is each thing that the controller reports besides.
+# Kinds of events: one for each action, and one for everything else that the controller reports.
 
 
 def action_name(action: Action | type[Action]) -> str:

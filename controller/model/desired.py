@@ -11,21 +11,21 @@ from .world import current_version
 
 @dataclass(frozen=True, slots=True)
 class VersionGoal:
-    """Which version of a service there shall be now; with `keep`, a trial: a first batch beside the one that works."""
+    """Which version of a service there shall be now; with `keep`, on trial beside the version that works."""
 
     version: str | None
-    """What new replicas are made as; None: the image is not on this machine, so nobody can tell."""
+    """What new replicas are made as; None: the image is not on this machine."""
     spec: ServiceSpec | None = None
-    """How that one is made; None when nobody remembers: what runs of it stays, none can be added."""
+    """How that version is made; None = not known: its replicas stay, none can be added."""
     keep: str | None = None
-    """The version that goes on serving until `version` has proved itself."""
+    """The version that serves until `version` has proved itself."""
     keep_spec: ServiceSpec | None = None
-    """How that one is made; None = not known, so none can be replaced."""
+    """How `keep` is made; None = not known, so none of its replicas can be replaced."""
     weight: int | None = None
     """Per cent of the requests for `version` while `keep` serves, too; None = by number of replicas."""
     goes_back: bool = False
-    """Replicas of other versions are not to stay: so many go as are in the way of `version`, whatever max_unavailable
-    says; the last one only where that is not 0."""
+    """Replicas of other versions are removed as far as `version` needs their place, whatever max_unavailable says; the
+    last one only where that is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Desired:
     """
     targets: Mapping[str, int] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
-    """By service; one that is not here goes straight to what its spec and image give."""
+    """By service; a service without a goal takes the version of its spec and image."""
     switched_off: frozenset[str] = frozenset()
-    """Services that shall have no replica until somebody says so: no request wakes them."""
+    """Services that stay at 0 replicas until an operator or the files change that: no request wakes them."""
     routing_hash: str = ""
     """Of the HAProxy configuration these services need; "" = not to be compared."""
     router_silence_s: float = 10.0
@@ -83,24 +83,24 @@ class Rollout:
     begun_at: float
     cause: str
     stuck_since: float | None = None
-    """Since when there has been no place for the next replica, and nobody on the way who may leave one; or HAProxy has
-    not sent to all replicas that are ready."""
+    """Since when the next replica has had no place and no draining replica will leave one, or since when HAProxy has
+    not sent requests to every ready replica."""
     is_return: bool = False
-    """To an earlier version that somebody asked for: it has proved itself, so nobody waits to watch it."""
+    """To an earlier version that an operator asked for: it has proved itself, so it does not bake."""
     excused: int = 0
-    """Failures in a row of `to` that are not held against it: they came together with those of others, or before its
-    first replica was ready."""
+    """Failures in a row of `to` that do not count against it: replicas of other versions failed at the same time, or no
+    replica of `to` had been ready yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A version that the files give and that is not to run, until somebody asks for it or they give another one."""
+    """A version of the files that runs only if an operator asks for it; another version of the files ends this."""
 
     version: str
     reason: str
     at: float
     is_asked: bool = False
-    """Somebody wanted it so: nothing has failed."""
+    """An operator decided it: nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ class ServiceRollout:
     is_unproven: bool = False
     """`stable` was taken while no replica was there, so none of it has ever been ready."""
     tried_since: float | None = None
-    """Of one that is unproven: since when replicas of it are wanted; None while none are."""
+    """Since when replicas of an unproven `stable` are wanted; None while none are."""
 
     def rejection_of(self, version: str | None) -> Rejection | None:
-        """Why a version is not tried again by itself; None where nothing speaks against it."""
+        """Why a version is not tried again by itself; None when it may be."""
         return self.rejected if self.rejected is not None and self.rejected.version == version else None
 
 

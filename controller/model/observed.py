@@ -50,7 +50,7 @@ class Observed:
     _by_service: Mapping[str, tuple[ReplicaContainer, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Index the containers: every part of the controller asks for those of one service, several times a tick."""
+        """Index the containers: each tick looks up the containers of a service several times."""
         found: dict[str, list[ReplicaContainer]] = {}
         for container in sorted(self.containers, key=lambda container: (container.number, container.name)):
             found.setdefault(container.service, []).append(container)

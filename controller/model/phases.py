@@ -12,14 +12,14 @@ DEFAULT_STARTUP_DEADLINE_S = 1800.0
 
 
 class Phase(enum.StrEnum):
-    """See the drawing in controller/model/__init__.py; CREATED and STOPPED are the two ends people need not see."""
+    """See the drawing in controller/model/__init__.py; CREATED and STOPPED are not shown to users."""
 
-    CREATED = "CREATED"  # a container that nobody has tried to start yet
+    CREATED = "CREATED"  # no start has been tried yet
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     DRAINING = "DRAINING"
     STOPPING = "STOPPING"
-    STOPPED = "STOPPED"  # exited because it was told to
+    STOPPED = "STOPPED"  # exited after SIGTERM or SIGKILL of the controller
     FAILED = "FAILED"
 
     @property
@@ -36,8 +36,8 @@ def phase_of(
         if retirement:
             return Phase.STOPPED, ""
         if container.exit_code is not None:
-            # The engine tried and failed. What it lacks may be bound to this very container (a GPU that is gone, a
-            # network made anew under the same name), so another one is made rather than this one started for ever.
+            # The engine tried and failed. Its cause may be bound to this very container (a GPU that is gone, a
+            # network made anew under the same name), so another container is made.
             return Phase.FAILED, f"the engine could not start it (code {container.exit_code})"
         return Phase.CREATED, ""
     if not container.state.is_up:
@@ -51,14 +51,14 @@ def phase_of(
 
 
 def is_ready(container: ReplicaContainer, phase: Phase) -> bool:
-    """Whether a replica would take requests: one that somebody told to stop behind our back takes none."""
+    """Whether a replica takes requests: after a SIGTERM that was not the controller's it reports that it drains."""
     return phase is Phase.RUNNING and not container.reported_draining
 
 
 def gets_traffic(container: ReplicaContainer, spec: ServiceSpec | None, routing: RoutingState | None) -> bool:
-    """Whether requests from outside reach a replica that is ready: HAProxy has its server, and finds it well.
+    """Whether requests from outside reach a replica that is ready: HAProxy has its server, and it is up.
 
-    True where none come from outside; and while HAProxy does not answer, since it goes on with the servers it has.
+    True for a service without requests from outside, and while HAProxy does not answer: it keeps the servers it has.
     """
     if spec is None or routing is None or not spec.is_routed:
         return True
@@ -116,7 +116,7 @@ def _exit_words(container: ReplicaContainer) -> str:
     if container.exit_code is None:
         return "its container is gone"
     if container.exit_code == 137:
-        # An engine does not always hear of the kernel's reason, least of all just after a start (containerd#8180).
+        # The engine does not always learn the kernel's reason, least of all just after a start (containerd#8180).
         return "ended by signal 9: somebody killed it, or the kernel for want of memory (`dmesg` knows)"
     if container.exit_code > 128:
         return f"ended by signal {container.exit_code - 128}"

@@ -18,14 +18,14 @@ NO_USER_CONFIG = "{}"
 """The text of a user_config that sets nothing: what is in force in a replica that has just begun."""
 
 LABEL_PREFIX = "pierhead."
-"""What the names of the controller's own labels on containers begin with."""
+"""Of the controller's own labels on containers."""
 COMPOSE_LABEL_PREFIX = "com.docker.compose."
 
 MOST_REPLICAS = 1000
-"""How many replicas a service may ask for."""
+"""Upper bound of a service's replicas."""
 
 GPU_PARTS = 10_000
-"""Into how many parts a GPU can be divided: the steps in which fractions count, as in Ray."""
+"""The steps in which fractions of a GPU count, as in Ray."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- spec
@@ -95,13 +95,13 @@ class GpuRequest:
     """Only GPUs whose name has this in it, such as "H100"; "" = any."""
 
     def takes(self, gpu_name: str) -> bool:
-        """Whether a GPU of that name will do. One whose name is not known does: nothing says that it is another."""
+        """Whether a GPU of that name will do. A GPU of unknown name does."""
         return not self.kind or not gpu_name or self.kind.casefold() in gpu_name.casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class Backpressure:
-    """What an HTTP client is told when there is no room for its request."""
+    """The answer to an HTTP client whose request finds no room."""
 
     status_code: Literal[503, 429] = 503
     retry_after_s: float = 1.0
@@ -109,7 +109,7 @@ class Backpressure:
 
 @dataclass(frozen=True, slots=True)
 class FunctionPolicy:
-    """A function of the user's own decides: `package.module:function`, called with these keyword arguments."""
+    """A user's function decides: `package.module:function`, called with these keyword arguments."""
 
     path: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class PrometheusPolicy:
 
     @property
     def stale_after_s(self) -> float:
-        """A value that is older counts no more. An answer may take longer than the pause between two questions."""
+        """An older value does not count. An answer may take longer than `period_s`."""
         return 3 * max(self.period_s, self.timeout_s)
 
 
@@ -198,7 +198,7 @@ class ServiceSpec:
     autoscale: AutoscaleSpec | None = None
     rollout: RolloutSpec = RolloutSpec()
     callees: tuple[str, ...] = ()
-    """Services that it says it needs (Compose's depends_on): their new versions come first."""
+    """Services that it needs (Compose's depends_on): their new versions come first."""
     route: str | None = None
     """HTTP path prefix without a trailing slash ("/" = everything); None = not reachable over HTTP from outside."""
     strip_prefix: bool = False
@@ -217,10 +217,10 @@ class ServiceSpec:
     body_timeout_s: float = 30.0
     """How long a client may take to send a body: at HAProxy its first 8 kB, at a managed replica all of it."""
     graceful_shutdown_wait_loop_s: float | None = None
-    """How long a draining replica goes on serving at least, for callers that have not heard of it yet; None = as long
-    as they need to hear of it."""
+    """How long a draining replica serves at least, for callers that do not know yet that it drains; None = as long as
+    Discovery needs to reach them."""
     graceful_shutdown_timeout_s: float = 20.0
-    """How long a draining replica may finish what it has before it is told to stop regardless."""
+    """How long a draining replica may finish its requests before it is stopped."""
     stop_grace_period_s: float = 30.0
     """Compose's stop_grace_period: time between SIGTERM and SIGKILL."""
     startup_deadline_s: float = 1800.0
@@ -231,7 +231,7 @@ class ServiceSpec:
     metrics_path: str = "/metrics"
     gpu: GpuRequest | None = None
     managed: bool = True
-    """True when the image is built on our runtime: its admin port tells in-flight counts and takes environment."""
+    """True when the image is built on our runtime, which has an admin port and reads our environment."""
     has_build: bool = False
     """True when Compose can build the image; it is then never pulled."""
     container: Mapping[str, Any] = field(default_factory=dict)

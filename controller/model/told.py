@@ -9,7 +9,7 @@ from .spec import DEFAULT_POLICY
 from .world import NO_STATS, PublishedStats
 
 EventOutcome = Literal["ok", "failed", "info", "warning"]
-"""How what an event tells of ended."""
+"""How the reported action or change ended."""
 
 
 # ------------------------------------------------------------------------------------------------------------- outward
@@ -17,7 +17,7 @@ EventOutcome = Literal["ok", "failed", "info", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One line of what Discovery tells callers."""
+    """One replica in Discovery's answer to callers."""
 
     replica: str
     address: str
@@ -31,7 +31,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ServiceEndpoints:
-    """All that Discovery tells callers of one service."""
+    """Discovery's answer to callers about one service."""
 
     replicas: tuple[Endpoint, ...] = ()
     max_queued_requests: int = -1
@@ -40,7 +40,7 @@ class ServiceEndpoints:
     policy_kwargs: str = ""
     """What callers make that policy with: a JSON object, "" = nothing."""
     scaled_to_zero_by: str = ""
-    """What has set it to no replica, in words, so that no call wakes it; "" = nothing has."""
+    """What has set it to 0 replicas, in words, so that no call wakes it; "" = it is not set to 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Event:
 
 
 ReplicaState = Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED", "CRASH_LOOP"]
-"""CRASH_LOOP is a PENDING replica whose predecessors failed again and again: it waits before it is tried once more."""
+"""CRASH_LOOP is a PENDING replica whose predecessors failed repeatedly: its next start waits for the backoff."""
 
 ServiceState = Literal["UPDATING", "HEALTHY", "UNHEALTHY", "DEPLOY_FAILED", "UPSCALING", "DOWNSCALING"]
 """Ray Serve's words for a deployment."""
@@ -115,9 +115,9 @@ class UserConfigStatus:
     """Replicas in which it is in force."""
     replicas: int
     refused: tuple[str, ...] = ()
-    """One sentence for each replica that does not take it, those that start included."""
+    """One sentence for each replica that refuses it, starting replicas included."""
     changes: tuple[str, ...] = ()
-    """What is another value in it than in the one that a replica has now; empty when all have it."""
+    """The values that differ from those in force in a replica; empty when every replica has it."""
     refusing: tuple[str, ...] = ()
     """Names of the replicas that `refused` is about."""
 
@@ -141,7 +141,7 @@ class AutoscaleStatus:
     paused: bool = False
     """`make scale` has set a number."""
     basis: str = ""
-    """What a policy of the user's goes by, in words; "" = the load."""
+    """What a user's policy decides by, in words; "" = the load."""
     problem: str = ""
     """Why the policy gives no number, so that the target is held; "" when it gives one."""
 

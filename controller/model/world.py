@@ -33,7 +33,7 @@ class Health(enum.StrEnum):
 
     UNKNOWN = "unknown"  # not asked yet, or not ready yet since it started
     READY = "ready"
-    FAILED = "failed"  # was ready, then failed `probe.failures` times in a row, or gave itself up
+    FAILED = "failed"  # was ready, then failed `probe.failures` times in a row, or reported that it will not recover
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class UserConfigReport:
     wanted: str
     applied: str
     error: str = ""
-    """Why the one that it was given is not in force; "" when it is, or is being applied."""
+    """Why `wanted` is not in force; "" when it is, or is being applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedStats:
-    """Numbers that a replica tells callers, for their policies. The controller passes them on and reads none."""
+    """Numbers of a replica for its callers' policies. The controller passes them on and does not read them."""
 
     numbers: Mapping[str, float] = field(default_factory=dict)
     version: int = 0
@@ -73,7 +73,7 @@ class ReplicaContainer:
     """Where it takes requests: a replica of an older version may listen elsewhere than the spec says now. None = the
     container does not say (an earlier controller made it): the spec's port."""
     probe: tuple[int, str] | None = None
-    """Port and path that it is asked at whether it is ready; None = the container does not say: the spec's."""
+    """Port and path of its readiness probe; None = the container does not say: the spec's."""
     graceful_shutdown_timeout_s: float | None = None
     stop_grace_period_s: float | None = None
     """What it was made with, for when its service is no longer in the files; None = the container does not say."""
@@ -105,12 +105,12 @@ class ReplicaContainer:
     stage: str = ""
     """What its start is doing, as it reports it: "loading weights"."""
     broken: bool = False
-    """Whether it says itself that it will not get well."""
+    """Whether it reports itself that it will not recover."""
     progressed_at: float | None = None
     """When its work, or its start, was last seen to move, or when this controller began to ask it; None where it does
     not say."""
     stalled_since: float | None = None
-    """Since when it has had requests in flight at every look, and none of them moved; None when it works."""
+    """Since when it has had requests in flight at every look without progress of any; None when it works."""
     user_config: UserConfigReport | None = None
     """None where it does not say: a foreign image, an earlier runtime, a program that does not listen yet."""
     stats: PublishedStats = NO_STATS
@@ -136,7 +136,7 @@ class Gpu:
     driver: Literal["cdi", "nvidia"] = "cdi"
     name: str = ""
     memory_bytes: int | None = None
-    """None where nothing tells it."""
+    """None = not known."""
     parent: str = ""
     """Of a MIG device: the UUID of the GPU that it is a part of, where that is known."""
 
@@ -152,7 +152,7 @@ class GpuReading:
 
     at: float
     used_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By UUID. A GPU that does not tell (its memory is the host's) is not in it."""
+    """By UUID. A GPU that does not report it (its memory is the host's) is not in it."""
 
 
 class ServerState(enum.StrEnum):
@@ -186,22 +186,22 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Requests that HAProxy holds for a service without a server; and how those before ended, since its last start."""
+    """Requests that HAProxy holds for a service without a server, and how earlier ones ended, since its last start."""
 
     now: int = 0
     served: int = 0
-    """A server came, and they went on."""
+    """A server came, and HAProxy sent them to it."""
     expired: int = 0
     """None came in time."""
     left: int = 0
-    """Their clients went away."""
+    """Their clients disconnected."""
     refused: int = 0
-    """As many as may wait did already; or nobody may wait for it any more."""
+    """The waiting room was full, or closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingState:
-    """What HAProxy is doing now. `pid` and `started_at` tell a restart; `routing_hash` the configuration it runs."""
+    """What HAProxy is doing now. `pid` and `started_at` identify its process, `routing_hash` its configuration."""
 
     pid: int
     started_at: float
@@ -211,9 +211,9 @@ class RoutingState:
     backends: frozenset[str] = frozenset()
     """Names of the backends that the running configuration has."""
     queued: Mapping[str, int] = field(default_factory=dict)
-    """By backend: requests that wait for any of its servers; those that wait for a certain one are the server's."""
+    """By backend: requests that wait for any of its servers; `Server.queued` counts those for one server."""
     held: Mapping[str, Held] = field(default_factory=dict)
-    """By backend, those of which any was ever held."""
+    """By backend, for backends that have ever held a request."""
     closed: frozenset[str] = frozenset()
     """Backends whose waiting room is closed: without a server their requests are refused at once."""
     _by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
@@ -269,7 +269,7 @@ class FailureRecord:
 
 
 def is_another_try(before: FailureRecord | None, began_at: float | None) -> bool:
-    """Whether a replica that has failed and began then (None = not known) counts, after those that have before."""
+    """Whether the failure of a replica that began then (None = not known) counts, after the failures before it."""
     return before is None or began_at is None or began_at >= before.last_at
 
 

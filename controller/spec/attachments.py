@@ -22,9 +22,7 @@ def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) 
     binds: list[str] = []
     for item_path, item in problems.items(at(path, "volumes"), definition.get("volumes")):
         volume = problems.mapping(item_path, item)
-        if not isinstance(item, Mapping) or not _has_target(item_path, volume, problems):
-            if not isinstance(item, Mapping):
-                problems.expected(item_path, "a volume in the long form that `docker compose config` prints", item)
+        if not _has_target(item_path, volume, problems):
             continue
         bind_options = volume.get("bind")
         if volume.get("type") == "bind" and isinstance(bind_options, Mapping) and bind_options.get("selinux"):

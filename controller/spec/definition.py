@@ -11,7 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..model.spec import Backpressure, GpuRequest, ProbeSpec
+from pierhead.llm_config import VARIABLE as LLM_VARIABLE
+
+from ..model.spec import GpuRequest, ProbeSpec
+from .problems import ServiceSource
+from .serve_block import ServeBlock
 
 ADMIN_PORT = 9100
 DISCOVERY_ADDRESS = "controller:8101"
@@ -50,48 +54,30 @@ _HASH_FORMAT = 1
 """Raise this when the meaning of `container` changes: every replica is then replaced."""
 
 
-def managed_environment(
-    *,
-    project: str,
-    service: str,
-    port: int,
-    max_ongoing_requests: int,
-    request_timeout_s: float,
-    body_timeout_s: float,
-    drain_timeout_s: float,
-    backpressure: Backpressure,
-    debug: bool,
-    run_user_code_in_separate_thread: bool,
-    log_level: str,
-    log_encoding: str,
-    access_log: bool,
-) -> dict[str, str]:
+def managed_environment(source: ServiceSource, block: ServeBlock, port: int, drain_s: float) -> dict[str, str]:
     """The environment of every replica of a managed service; `create_body` adds its name, version and machine.
 
     Defaults are set as well: a replica's behaviour must not depend on the defaults of the runtime in its image.
     """
-    return {
-        "PIERHEAD_PROJECT": project,
-        "PIERHEAD_SERVICE": service,
+    environment = {
+        "PIERHEAD_PROJECT": source.project,
+        "PIERHEAD_SERVICE": source.name,
         "PIERHEAD_PORT": str(port),
         "PIERHEAD_ADMIN_PORT": str(ADMIN_PORT),
         "PIERHEAD_DISCOVERY": DISCOVERY_ADDRESS,
-        "PIERHEAD_MAX_ONGOING_REQUESTS": str(max_ongoing_requests),
-        "PIERHEAD_REQUEST_TIMEOUT_S": f"{request_timeout_s:.10g}",
-        "PIERHEAD_BODY_TIMEOUT_S": f"{body_timeout_s:.10g}",
-        "PIERHEAD_DRAIN_TIMEOUT_S": f"{drain_timeout_s:.10g}",
-        "PIERHEAD_BACKPRESSURE_STATUS_CODE": str(backpressure.status_code),
-        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S": f"{backpressure.retry_after_s:.10g}",
-        "PIERHEAD_DEBUG": _flag(debug),
-        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": _flag(run_user_code_in_separate_thread),
-        "PIERHEAD_LOG_LEVEL": log_level,
-        "PIERHEAD_LOG_ENCODING": log_encoding,
-        "PIERHEAD_ACCESS_LOG": _flag(access_log),
+        "PIERHEAD_MAX_ONGOING_REQUESTS": str(block.max_ongoing_requests),
+        "PIERHEAD_REQUEST_TIMEOUT_S": f"{block.request_timeout_s:.10g}",
+        "PIERHEAD_BODY_TIMEOUT_S": f"{block.body_timeout_s:.10g}",
+        "PIERHEAD_DRAIN_TIMEOUT_S": f"{drain_s:.10g}",
+        "PIERHEAD_BACKPRESSURE_STATUS_CODE": str(block.backpressure.status_code),
+        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S": f"{block.backpressure.retry_after_s:.10g}",
+        "PIERHEAD_DEBUG": json.dumps(block.debug),
+        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": json.dumps(block.run_user_code_in_separate_thread),
+        "PIERHEAD_LOG_LEVEL": block.logging.log_level,
+        "PIERHEAD_LOG_ENCODING": block.logging.encoding,
+        "PIERHEAD_ACCESS_LOG": json.dumps(block.logging.enable_access_log),
     }
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
+    return environment | ({LLM_VARIABLE: block.llm.to_json()} if block.llm else {})
 
 
 def definition_hash(
@@ -107,11 +93,11 @@ def definition_hash(
     if not managed:
         # StopTimeout is the wait of `docker stop`; the controller itself waits as long as the spec says.
         container = {key: value for key, value in container.items() if key != "StopTimeout"}
-    gpu_part = None if gpu is None else [gpu.count, list(gpu.device_ids), list(gpu.capabilities)]
-    if gpu_part is not None and gpu is not None and gpu.slot is not None:
-        gpu_part.append(str(gpu.slot))
-    if gpu_part is not None and gpu is not None and gpu.kind:
-        gpu_part.append({"kind": gpu.kind})
+    gpu_part: list[Any] | None = None
+    if gpu is not None:
+        gpu_part = [gpu.count, gpu.device_ids, gpu.capabilities]
+        gpu_part += [str(gpu.slot)] if gpu.slot else []
+        gpu_part += [{"kind": gpu.kind}] if gpu.kind else []
     whole = {"format": _HASH_FORMAT, "container": container, "port": port, "managed": managed, "gpu": gpu_part}
     whole["probe"] = [probe.port, probe.path]
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -61,16 +61,17 @@ class ProjectFiles:
     def fingerprint(self) -> Fingerprint:
         """A value that changes when a file of the project does. It costs a few `stat` calls; files are read only after
         a change."""
-        if self._fingerprint is None or _stat_all(self._watched) != self._fingerprint:
+        if self._fingerprint is None or tuple(map(_stat, self._watched)) != self._fingerprint:
             self._watched = tuple(sorted(self._find()))
-            self._fingerprint = _stat_all(self._watched)
+            self._fingerprint = tuple(map(_stat, self._watched))
         return self._fingerprint
 
     def _find(self) -> set[Path]:
         roots = compose_files(self._project_dir, self._environment)
         first_dir = roots[0].parent if roots else self._project_dir
         found = {directory / ".env" for directory in (self._project_dir, first_dir)}
-        found |= {_absolute(self._project_dir, name) for name in _split(self._environment.get("COMPOSE_ENV_FILES", ""))}
+        env_files = self._environment.get("COMPOSE_ENV_FILES", "").split(",")
+        found |= {_absolute(self._project_dir, name) for name in env_files if name}
         if not self._environment.get("COMPOSE_FILE"):
             found |= {self._project_dir / name for name in (*DEFAULT_NAMES, *OVERRIDE_NAMES)}
         pending = list(roots)
@@ -94,16 +95,8 @@ class ProjectFiles:
         return found
 
 
-def _split(names: str) -> list[str]:
-    return [name for name in names.split(",") if name]
-
-
 def _absolute(base: Path, name: str) -> Path:
     return Path(os.path.normpath(base / name))
-
-
-def _stat_all(files: tuple[Path, ...]) -> Fingerprint:
-    return tuple(_stat(file) for file in files)
 
 
 def _stat(file: Path) -> tuple[str, int, int, int]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pierhead.llm_config import VARIABLE as LLM_VARIABLE
 from pierhead.llm_config import LLMConfig
 
 from ..model.spec import GpuRequest, Protocol
 from ..model.text import shown
 from .problems import Problems, at
 from .serve_block import ServeBlock
-
-__all__ = ["LLM_VARIABLE", "check_llm", "llm_gpus"]
 
 
 def check_llm(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:

@@ -8,7 +8,7 @@ broken YAML, for which Compose does not name the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,12 @@ import yaml
 from .yaml import load_written
 
 _LOG_LINE = re.compile(r'time="[^"]*" level=(?P<level>\w+) msg="(?P<message>.*)"')
+_NO_VALUE = re.compile(
+    r"(?:error while interpolating (?P<where>\S+): )?required variable (?P<name>\w+) is missing a value"
+    r"(?:: (?P<hint>.+))?",
+    re.DOTALL,
+)
+_NO_FILE = re.compile(r"(?:^|: )(?:stat|open) (?P<file>/.+?): no such file or directory")
 _SHORT_LOG_LINE = re.compile(r"(?P<level>WARN|INFO|DEBU)\[\d+\] (?P<message>.*)")
 
 
@@ -60,9 +66,10 @@ def explain_warning(warning: str, setting: Setting) -> str:
 def explain(message: str, setting: Setting) -> str:
     """The controller's message for a failure of Compose: where it is, what is wrong, what to do."""
     text = message.removesuffix(": invalid compose project").strip()
-    for pattern, sentence in _EXPLANATIONS:
-        if match := pattern.search(text):
-            return sentence(match, setting)
+    if match := _NO_VALUE.search(text):
+        return _missing_variable(match, setting)
+    if match := _NO_FILE.search(text):
+        return _missing_file(match["file"], setting)
     if text.startswith("yaml: "):
         return _yaml_error(text, setting)
     files = ", ".join(str(file) for file in setting.files) or str(setting.project_dir)
@@ -83,24 +90,11 @@ def _missing_variable(match: re.Match[str], setting: Setting) -> str:
     )
 
 
-def _missing_file(match: re.Match[str], setting: Setting) -> str:
+def _missing_file(file: str, setting: Setting) -> str:
     return (
-        f"{match['file']}: no such file; relative names start at {setting.project_dir} (COMPOSE_FILE) or at the file "
+        f"{file}: no such file; relative names start at {setting.project_dir} (COMPOSE_FILE) or at the file "
         f"that names it (include, extends, env_file), and the controller sees what lies in {setting.project_dir} only"
     )
-
-
-_EXPLANATIONS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], Setting], str]]] = (
-    (
-        re.compile(
-            r"(?:error while interpolating (?P<where>\S+): )?"
-            r"required variable (?P<name>\w+) is missing a value(?:: (?P<hint>.+))?",
-            re.DOTALL,
-        ),
-        _missing_variable,
-    ),
-    (re.compile(r"(?:^|: )(?:stat|open) (?P<file>/.+?): no such file or directory"), _missing_file),
-)
 
 
 def _yaml_error(text: str, setting: Setting) -> str:

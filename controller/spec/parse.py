@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..model.spec import (
 from ..model.text import shown
 from .definition import ADMIN_PORT, definition_hash, managed_environment
 from .gpus import gpu_request
-from .llm_block import LLM_VARIABLE, check_llm, llm_gpus
+from .llm_block import check_llm, llm_gpus
 from .problems import Problems, ServiceSource, at
 from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
 from .translate import translate
@@ -70,6 +70,7 @@ def parse(project_name: str, config: object) -> Spec:
     sections = {section: problems.mapping(section, config.get(section)) for section in _SECTIONS}
     definitions = problems.mapping("services", config.get("services"))
     control_networks = _control_networks(definitions)
+    blocks: dict[str, ServeBlock] = {}
     services: dict[str, ServiceSpec] = {}
     for name in sorted(definitions, key=str):
         definition = definitions[name]
@@ -79,28 +80,27 @@ def parse(project_name: str, config: object) -> Spec:
         if _BLOCK not in definition:
             continue
         source = ServiceSource(project_name, str(name), definition, sections, control_networks)
-        if service := _service(source, problems):
+        block, service = _service(source, problems)
+        if block is not None:
+            blocks[source.name] = block
+        if service is not None:
             services[service.name] = service
-    _check_routes(services.values(), problems)
-    _check_grpc_services(services.values(), problems)
+    _check_routes(blocks, problems)
+    _check_grpc_services(blocks, problems)
     if problems.lines:
         raise SpecError(list(dict.fromkeys(problems.lines)))
-    return Spec(project=project_name, services=services, warnings=tuple(_shared_builds(definitions)))
+    return Spec(project=project_name, services=services, warnings=tuple(_shared_builds(services)))
 
 
-def _shared_builds(definitions: Mapping[Any, Any]) -> Iterator[str]:
+def _shared_builds(services: Mapping[str, ServiceSpec]) -> Iterator[str]:
     """Yield a warning for each service that builds the same image as another service."""
     builders: dict[str, str] = {}
-    for name in sorted(definitions, key=str):
-        definition = definitions[name]
-        if not isinstance(definition, Mapping) or _BLOCK not in definition or definition.get("build") is None:
+    for name, service in services.items():
+        if not service.has_build:
             continue
-        written = definition.get("image")
-        if not isinstance(written, str):
-            continue
-        image = written if ":" in written.rpartition("/")[2] else f"{written}:latest"
-        first = builders.setdefault(image, str(name))
-        if first != str(name):
+        image = service.image if ":" in service.image.rpartition("/")[2] else f"{service.image}:latest"
+        first = builders.setdefault(image, name)
+        if first != name:
             yield (
                 f"services.{name}.build: {first} and {name} both build {image}; Compose labels the image with the "
                 "service's name, so each build replaces the other's and both services roll out without an edit: keep "
@@ -128,7 +128,8 @@ def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
     return frozenset(str(name) for name in networks) if isinstance(networks, Mapping | list) else frozenset({"default"})
 
 
-def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
+def _service(source: ServiceSource, problems: Problems) -> tuple[ServeBlock | None, ServiceSpec | None]:
+    """Read one service. The block is None when it has a problem, the service when anything in it has one."""
     before = len(problems.lines)
     path = source.path
     if not _SERVICE_NAME.fullmatch(source.name):
@@ -150,11 +151,13 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
     drain_s = _drain_s(at(path, _BLOCK), block, problems) if block else 0.0
     grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
     image = _image(source, problems)
-    environment = _managed_environment(source, block, settings, drain_s) if block and settings else {}
+    environment = {}
+    if block and settings and settings.managed:
+        environment = managed_environment(source, block, settings.port, drain_s)
     container = translate(source, image, environment, grace_s, problems)
     if block is None or settings is None or len(problems.lines) > before:
-        return _outline(source, image, block)
-    return ServiceSpec(
+        return block, None
+    return block, ServiceSpec(
         name=source.name,
         image=image,
         protocol=settings.protocol,
@@ -172,7 +175,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         max_queued_requests=block.max_queued_requests,
         router_policy=block.router.policy,
         router_policy_kwargs=user_config_text(block.router.policy_kwargs) if block.router.policy_kwargs else "",
-        backpressure=_backpressure(block),
+        backpressure=Backpressure(block.backpressure.status_code, block.backpressure.retry_after_s),
         request_timeout_s=block.request_timeout_s,
         body_timeout_s=block.body_timeout_s,
         graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,
@@ -184,7 +187,7 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
         metrics_path=block.metrics.path,
         gpu=gpu,
         managed=settings.managed,
-        has_build=_has_build(source.definition),
+        has_build=source.definition.get("build") is not None,
         container=container,
         definition_hash=definition_hash(
             container, port=settings.port, managed=settings.managed, gpu=gpu, probe=settings.probe
@@ -192,29 +195,9 @@ def _service(source: ServiceSource, problems: Problems) -> ServiceSpec | None:
     )
 
 
-def _outline(source: ServiceSource, image: str, block: ServeBlock | None) -> ServiceSpec | None:
-    """The part of a service with problems that the check of routes across services needs."""
-    if block is None:
-        return None
-    return ServiceSpec(
-        name=source.name,
-        image=image,
-        protocol="http",
-        port=1,
-        replicas=0,
-        probe=ProbeSpec(port=1, path="/"),
-        route=block.route,
-        grpc_services=tuple(block.grpc_services),
-    )
-
-
-def _has_build(definition: Mapping[str, Any]) -> bool:
-    return definition.get("build") is not None
-
-
 def _image(source: ServiceSource, problems: Problems) -> str:
     image = source.definition.get("image")
-    if image is None and _has_build(source.definition):
+    if image is None and source.definition.get("build") is not None:
         return f"{source.project}-{source.name}"  # Compose's name for an image that it builds
     return problems.text(at(source.path, "image"), image) or ""
 
@@ -392,7 +375,14 @@ def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:
     and longer than graceful_shutdown_wait_loop_s."""
     written = block.graceful_shutdown_timeout_s
     drain_s = block.request_timeout_s + DRAIN_MARGIN_S if written is None else written
-    _check_stay(path, block, drain_s, problems)
+    stay_s = block.graceful_shutdown_wait_loop_s
+    if stay_s is not None and stay_s >= drain_s:
+        problems.add(
+            at(path, "graceful_shutdown_wait_loop_s"),
+            f"expected less than graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found {stay_s:.10g}: a "
+            "replica that drains would be stopped before it has stayed that long; lower it, or raise "
+            "graceful_shutdown_timeout_s",
+        )
     if written is not None and written <= block.request_timeout_s:
         problems.add(
             at(path, "graceful_shutdown_timeout_s"),
@@ -401,18 +391,6 @@ def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:
             f"leave it out (then it is {block.request_timeout_s + DRAIN_MARGIN_S:.10g} s)",
         )
     return drain_s
-
-
-def _check_stay(path: str, block: ServeBlock, drain_s: float, problems: Problems) -> None:
-    stay_s = block.graceful_shutdown_wait_loop_s
-    if stay_s is None or stay_s < drain_s:
-        return
-    problems.add(
-        at(path, "graceful_shutdown_wait_loop_s"),
-        f"expected less than graceful_shutdown_timeout_s ({_drain_words(block, drain_s)}), found {stay_s:.10g}: a "
-        "replica that drains would be stopped before it has stayed that long; lower it, or raise "
-        "graceful_shutdown_timeout_s",
-    )
 
 
 def _drain_words(block: ServeBlock | None, drain_s: float) -> str:
@@ -455,59 +433,30 @@ def _check_gpu_isolation(path: str, definition: Mapping[str, Any], gpu: GpuReque
         )
 
 
-def _managed_environment(
-    source: ServiceSource, block: ServeBlock, settings: _Settings, drain_s: float
-) -> dict[str, str]:
-    if not settings.managed:
-        return {}
-    own = {LLM_VARIABLE: block.llm.to_json()} if block.llm else {}
-    return own | managed_environment(
-        project=source.project,
-        service=source.name,
-        port=settings.port,
-        max_ongoing_requests=block.max_ongoing_requests,
-        request_timeout_s=block.request_timeout_s,
-        body_timeout_s=block.body_timeout_s,
-        drain_timeout_s=drain_s,
-        backpressure=_backpressure(block),
-        debug=block.debug,
-        run_user_code_in_separate_thread=block.run_user_code_in_separate_thread,
-        log_level=block.logging.log_level,
-        log_encoding=block.logging.encoding,
-        access_log=block.logging.enable_access_log,
-    )
-
-
-def _backpressure(block: ServeBlock) -> Backpressure:
-    return Backpressure(block.backpressure.status_code, block.backpressure.retry_after_s)
-
-
 # ------------------------------------------------------------------------------------------- across all services
 
 
-def _check_routes(services: Iterable[ServiceSpec], problems: Problems) -> None:
+def _check_routes(blocks: Mapping[str, ServeBlock], problems: Problems) -> None:
     owners: dict[str, str] = {}
-    for service in services:
-        if service.route is None:
+    for name, block in blocks.items():
+        if block.route is None:
             continue
-        if owner := owners.get(service.route):
+        owner = owners.setdefault(block.route, name)
+        if owner != name:
             problems.add(
-                at(at("services", service.name), "x-serve.route"),
-                f'route "{service.route}" is already taken by service "{owner}"; each route belongs to one service',
+                at(at("services", name), "x-serve.route"),
+                f'route "{block.route}" is already taken by service "{owner}"; each route belongs to one service',
             )
-        owners.setdefault(service.route, service.name)
 
 
-def _check_grpc_services(services: Iterable[ServiceSpec], problems: Problems) -> None:
+def _check_grpc_services(blocks: Mapping[str, ServeBlock], problems: Problems) -> None:
     owners: dict[str, str] = {}
-    for service in services:
-        for number, grpc_service in enumerate(service.grpc_services):
-            here = at(at(at("services", service.name), "x-serve.grpc_services"), number)
-            owner = owners.get(grpc_service)
-            if owner == service.name:
+    for name, block in blocks.items():
+        for number, grpc_service in enumerate(block.grpc_services):
+            here = at(at(at("services", name), "x-serve.grpc_services"), number)
+            if grpc_service in block.grpc_services[:number]:
                 problems.add(here, f'"{grpc_service}" is named twice')
-            elif owner:
+            elif (owner := owners.setdefault(grpc_service, name)) != name:
                 problems.add(
                     here, f'"{grpc_service}" is already taken by service "{owner}"; port 9000 sends it to one service'
                 )
-            owners.setdefault(grpc_service, service.name)

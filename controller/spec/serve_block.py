@@ -23,7 +23,7 @@ from ..model.text import shown
 from .problems import Problems, at
 
 ROUTER_POLICIES = (DEFAULT_POLICY, "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load")
-"""Those that HAProxy has a word for, too (controller/routing/haproxy_config.py)."""
+"""The names that HAProxy has a counterpart for, too (controller/routing/haproxy_config.py)."""
 _PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9/._~?=&-]*")
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt])i?b?", re.IGNORECASE | re.ASCII)
@@ -112,15 +112,9 @@ def _check_url(url: str) -> str:
 
 
 def _check_user_config(config: object) -> object:
-    """Accept only values of JSON: a replica must receive what was written, not YAML's interpretation of it."""
     if not isinstance(config, Mapping):
         raise _expected("a mapping that JSON can hold, such as {threshold: 0.7}")
-    try:
-        if (culprit := _not_json(config, "user_config")) is not None:
-            raise _expected(f"what JSON can hold: {culprit}; write it in quotes")
-        size = len(user_config_text(config))
-    except RecursionError:
-        raise _expected("a mapping that is nested less deeply") from None
+    size = _json_size(config, "user_config")
     if size > LARGEST_USER_CONFIG:
         raise _expected(
             f"at most {LARGEST_USER_CONFIG} bytes as JSON (these are {size}; put what is large into a file that the "
@@ -130,20 +124,25 @@ def _check_user_config(config: object) -> object:
 
 
 def _check_policy_kwargs(kwargs: object) -> object:
-    """Accept only keyword arguments that JSON can hold."""
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in kwargs):
         raise _expected("the policy's keyword arguments by name, such as {match_rate_threshold: 0.2}")
-    try:
-        if (culprit := _not_json(kwargs, "policy_kwargs")) is not None:
-            raise _expected(f"what JSON can hold: {culprit}; write it in quotes")
-        size = len(user_config_text(kwargs))
-    except RecursionError:
-        raise _expected("a mapping that is nested less deeply") from None
+    size = _json_size(kwargs, "policy_kwargs")
     if size > LARGEST_POLICY_KWARGS:
         raise _expected(
             f"at most {LARGEST_POLICY_KWARGS} bytes as JSON, since every caller gets them (these are {size})"
         )
     return kwargs
+
+
+def _json_size(value: Mapping[str, Any], name: str) -> int:
+    """Bytes of a value as JSON. Only values of JSON pass: a replica must receive what was written, not YAML's
+    interpretation of it."""
+    try:
+        if (culprit := _not_json(value, name)) is not None:
+            raise _expected(f"what JSON can hold: {culprit}; write it in quotes")
+        return len(user_config_text(value))
+    except RecursionError:
+        raise _expected("a mapping that is nested less deeply") from None
 
 
 def user_config_text(config: Mapping[str, Any]) -> str:

@@ -59,7 +59,7 @@ class SpecWatch:
     async def run(self) -> None:
         """Read now, then whenever the files change; ends when cancelled."""
         read = await self._fingerprint()
-        await self._read()
+        await self.read_again()
         self.files = read
         before, waited_s = read, 0.0
         while True:
@@ -70,7 +70,7 @@ class SpecWatch:
             retry = bool(self.problems or self._blind) and waited_s >= RETRY_S
             if settled and (now != read or retry):
                 read, waited_s = now, 0.0
-                await self._read()
+                await self.read_again()
                 self.files = read
 
     async def _fingerprint(self) -> Hashable:
@@ -93,24 +93,18 @@ class SpecWatch:
 
     async def read_again(self) -> None:
         """Read the files now, even if they have not changed."""
-        await self._read()
-
-    async def _read(self) -> None:
         async with self._reading:
-            await self._read_files()
-
-    async def _read_files(self) -> None:
-        try:
-            spec = await self._source.load()
-        except ControllerError as error:
-            self._failed(error.problems if isinstance(error, SpecError) else (str(error),))
-        except Exception as error:
-            # A defect that one file triggers must not end the controller, now and after each restart.
-            logger.exception("internal: reading the compose files raised")
-            self._failed((f"internal: reading the compose files raised {type(error).__name__}: {error}",))
-        else:
-            self._succeeded(spec)
-        self._changed()
+            try:
+                spec = await self._source.load()
+            except ControllerError as error:
+                self._failed(error.problems if isinstance(error, SpecError) else (str(error),))
+            except Exception as error:
+                # A defect that one file triggers must not end the controller, now and after each restart.
+                logger.exception("internal: reading the compose files raised")
+                self._failed((f"internal: reading the compose files raised {type(error).__name__}: {error}",))
+            else:
+                self._succeeded(spec)
+            self._changed()
 
     def _failed(self, problems: tuple[str, ...]) -> None:
         if problems == self.problems:
@@ -136,12 +130,11 @@ class SpecWatch:
 def _difference(before: Spec | None, after: Spec) -> str:
     if before is None:
         return f"read the compose files: {', '.join(sorted(after.services)) or 'no service has an x-serve block'}"
-    added = sorted(set(after.services) - set(before.services))
-    removed = sorted(set(before.services) - set(after.services))
     common = set(after.services) & set(before.services)
-    changed = sorted(name for name in common if after.services[name] != before.services[name])
-    parts = [
-        f"{word} {', '.join(names)}" for word, names in (("added", added), ("removed", removed), ("changed", changed))
-    ]
-    kept = [part for part, names in zip(parts, (added, removed, changed), strict=True) if names]
-    return f"the compose files changed: {'; '.join(kept) or 'nothing that matters to a running replica'}"
+    changes = {
+        "added": set(after.services) - common,
+        "removed": set(before.services) - common,
+        "changed": {name for name in common if after.services[name] != before.services[name]},
+    }
+    words = "; ".join(f"{change} {', '.join(sorted(names))}" for change, names in changes.items() if names)
+    return f"the compose files changed: {words or 'nothing that matters to a running replica'}"
