@@ -25,7 +25,7 @@ EngineAction = PullImage | CreateContainer | StartContainer | SignalContainer | 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """The engine's part of a snapshot; health and in-flight fields of the containers are left at their defaults."""
+    """The engine's part of a snapshot; fields that the probe fills in have their defaults."""
 
     containers: tuple[ReplicaContainer, ...]
     strays: tuple[StrayContainer, ...]
@@ -85,7 +85,7 @@ class ClusterEngine(Protocol):
         ...
 
     async def exists(self, project: str, compose_service: str) -> bool:
-        """Whether Compose's own container of that service exists, in any state: it tells `down` from a restart."""
+        """Whether Compose's own container of that service exists, in any state: after `down` it does not."""
         ...
 
     def events(self, project: str) -> AsyncIterator[EngineEvent]:

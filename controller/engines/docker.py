@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HTTP_TIMEOUT_S = 60.0
-# Longer than one HTTP call's own timeout: it ends what the thread cannot.
+# Longer than the timeout of one HTTP call: an action may make several.
 _CALL_TIMEOUT_S = 75.0
 _OBSERVE_TIMEOUT_S = 45.0
 _PULL_TIMEOUT_S = 3600.0
@@ -47,9 +47,8 @@ _PULL_STALLED_S = 300.0
 _LONGEST_LOG = 64 * 1024
 # Shorter than the command waits for an answer of the API.
 _LOGS_TIMEOUT_S = 30.0
-# That go on or wait for a thread: more than any service has replicas.
+# Reads that go on or wait for a thread: more than any service has replicas.
 _MOST_LOG_READS = 1000
-
 
 SOCKET = Path("/var/run/docker.sock")
 """Where docker-py finds the engine by itself."""
@@ -59,7 +58,7 @@ def is_orphaned(socket: Path | None) -> bool:
     """Whether the engine that made the socket file has deleted it, so that no answer will ever come. None: no file."""
     try:
         return socket is not None and socket.stat().st_nlink == 0
-    except OSError:  # there is none for now: a client that sees the real directory finds the new one when it is made
+    except OSError:  # no file now: a client that sees the real directory finds the new one when it is made
         return False
 
 
@@ -93,16 +92,17 @@ class DockerEngine:
         self._discovery = GpuDiscovery(client, sources)
         self._reader = EngineReader(client, self._discovery, sources.cdi_kind)
         self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-engine")
-        # Starts may take long too; the world must be seen meanwhile. Two: one that hangs must not blind the next.
+        # Threads of their own for calls that must not wait for others, or that others must not wait for. Reading the
+        # containers goes on while starts take long; a read that hangs leaves one thread to the next.
         self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
-        # Pulls take minutes; they must not keep the others from a thread.
+        # Pulls take minutes.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
-        # Some logging drivers do not answer; reading their logs must not take the threads of other calls.
+        # Some logging drivers never answer.
         self._log_calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="pierhead-logs")
         self._log_readers = 0
         self._event_readers: set[EventReader] = set()
         self._unstarted: set[str] = set()
-        """Names of the replicas that were made here and whose start has not ended yet; worker threads add to it."""
+        """Names of the replicas that this process created and whose start has not ended; worker threads add to it."""
         self._socket = socket_of(client)
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
@@ -118,7 +118,11 @@ class DockerEngine:
             case CreateContainer():
                 await self._call(f"create of replica {action.target}", partial(self._create, action, project))
             case StartContainer():
-                await self._start(action.target)
+                self._unstarted.add(action.target)
+                try:
+                    await self._call(f"start of replica {action.target}", partial(self._client.start, action.target))
+                finally:
+                    self._unstarted.discard(action.target)
             case SignalContainer():
                 await self._call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
@@ -142,7 +146,7 @@ class DockerEngine:
         what, read = f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed)
         if self._log_readers >= _MOST_LOG_READS:
             raise EngineError(
-                f"{what}: {self._log_readers} others wait for logs already, and the Docker Engine does not give them; "
+                f"{what}: {self._log_readers} others wait for logs already, and the Docker Engine does not send them; "
                 f"repeat it in a minute, or see whether `docker logs {container_id[:12]}` answers"
             )
         self._log_readers += 1
@@ -164,7 +168,7 @@ class DockerEngine:
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """See `ClusterEngine.events`."""
         queue = EventQueue(asyncio.get_running_loop())
-        reader = EventReader(self._client, queue, partial(self._accept, project), self._follow)
+        reader = EventReader(self._client, queue, partial(self._accept, project), self._reader.follow)
         self._event_readers.add(reader)
         try:
             while True:
@@ -178,32 +182,25 @@ class DockerEngine:
             self._event_readers.discard(reader)
 
     async def close(self) -> None:
-        """Let go of connections and threads; a call under way is not waited for."""
+        """Close connections and end threads; calls in progress are not waited for."""
         for reader in tuple(self._event_readers):
             reader.close()
-        self._calls.shutdown(wait=False, cancel_futures=True)
-        self._looks.shutdown(wait=False, cancel_futures=True)
-        self._pulls.shutdown(wait=False, cancel_futures=True)
-        self._log_calls.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._calls, self._looks, self._pulls, self._log_calls):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
-
-    async def _start(self, name: str) -> None:
-        self._unstarted.add(name)
-        try:
-            await self._call(f"start of replica {name}", partial(self._client.start, name))
-        finally:
-            self._unstarted.discard(name)
 
     async def _call(
         self, what: str, call: Callable[[], T], limit_s: float = _CALL_TIMEOUT_S, pool: ThreadPoolExecutor | None = None
     ) -> T:
-        """Run a blocking call in a thread, in the controller's errors. A cancelled call ends there in its own time."""
+        """Run a blocking call in a thread; raises the controller's errors. A cancelled call goes on in its thread."""
         try:
             async with asyncio.timeout(limit_s):
                 with translated(what):
                     return await asyncio.get_running_loop().run_in_executor(pool or self._calls, call)
         except TimeoutError as error:
-            raise _too_slow(what, limit_s) from error
+            raise EngineUnreachable(
+                f"{what}: the Docker Engine did not finish within {limit_s:.0f} s; check `docker info`"
+            ) from error
 
     # ------------------------------------------------------------------------------------- calls (in worker threads)
 
@@ -223,13 +220,11 @@ class DockerEngine:
             self._accept_existing(action.target, body["Labels"], explanation(error))
 
     def _accept_existing(self, name: str, labels: Mapping[str, str], said: str) -> None:
-        """A container of that name is there: fine when it is this very replica, else an EngineError."""
+        """Raise EngineError unless the container of that name is this very replica."""
         try:
             existing = self._client.inspect_container(name)["Config"]["Labels"] or {}
-        except docker.errors.NotFound:
-            existing = None
-        if existing is None:  # it was just being removed; the next plan creates it again
-            raise EngineError(refusal(f"create of replica {name}", said))
+        except docker.errors.NotFound as error:  # it was just being removed; the next plan creates it again
+            raise EngineError(refusal(f"create of replica {name}", said)) from error
         differing = sorted(key for key, value in labels.items() if existing.get(key) != value)
         if differing:
             raise EngineError(
@@ -239,7 +234,7 @@ class DockerEngine:
 
     @cached_property
     def _node(self) -> str:
-        """The engine's name for its machine; asked once, blocking."""
+        """The engine's name for its machine; read once, blocking."""
         return str(self._client.info().get("Name", ""))
 
     def _kill_and_start(self, project: str, compose_service: str) -> None:
@@ -256,19 +251,18 @@ class DockerEngine:
             self._client.start(container["Id"])
 
     def _signal(self, action: SignalContainer) -> None:
+        """Send SIGKILL, or as `docker stop` the container's stop_signal, else its image's, else SIGTERM.
+
+        A program that listens to another signal ignores SIGTERM as a container's first process, or ends at once.
+        """
+        signal: str = action.signal
         try:
-            signal = self._stop_signal(action.container_id) if action.signal == "SIGTERM" else action.signal
+            if signal == "SIGTERM":
+                signal = self._client.inspect_container(action.container_id)["Config"].get("StopSignal") or signal
             self._client.kill(action.container_id, signal)
         except docker.errors.APIError as error:
             if not _is_gone(error):
                 raise  # else no process is left to signal
-
-    def _stop_signal(self, container_id: str) -> str:
-        """What asks this container to end, as `docker stop` would: stop_signal, else its image's, else SIGTERM.
-
-        A program that listens to another signal ignores SIGTERM as a container's first process, or ends at once.
-        """
-        return str(self._client.inspect_container(container_id)["Config"].get("StopSignal") or "SIGTERM")
 
     def _remove(self, action: RemoveContainer) -> None:
         try:
@@ -287,11 +281,7 @@ class DockerEngine:
             if not _is_gone(error):
                 raise
             return ""
-        return _end_of(output, _LONGEST_LOG).decode(errors="replace")
-
-    def _follow(self, on: bool) -> None:
-        """Runs in the event thread."""
-        self._reader.follow(on=on)
+        return _end_of(output).decode(errors="replace")
 
     def _accept(self, project: str, raw: Mapping[str, Any]) -> EngineEvent | None:
         """The event if it may change a plan of this project. Runs in the event thread."""
@@ -302,7 +292,7 @@ class DockerEngine:
             self._reader.forget_images()
             return EngineEvent(f"image {kind}", "", attributes.get("name", ""))
         container_id = str(actor.get("ID", ""))
-        self._reader.told(container_id)
+        self._reader.note_event(container_id)
         ours = project in (attributes.get("com.docker.compose.project"), attributes.get("pierhead.project"))
         if not ours and not self._reader.holds_gpu(container_id):
             return None
@@ -316,20 +306,16 @@ class DockerEngine:
         what = f"pull of image {action.image} for service {action.service or action.target}"
         given_up = threading.Event()
         try:
-            async with asyncio.timeout(_PULL_TIMEOUT_S):
-                with translated(what):
-                    pull = partial(self._pull_image, action.image, what, given_up)
-                    await asyncio.get_running_loop().run_in_executor(self._pulls, pull)
-        except TimeoutError as error:
-            raise _too_slow(what, _PULL_TIMEOUT_S) from error
+            pull = partial(self._pull_image, action.image, what, given_up)
+            await self._call(what, pull, _PULL_TIMEOUT_S, self._pulls)
         finally:
             given_up.set()
             self._reader.forget_images()
 
     def _pull_image(self, image: str, what: str, given_up: threading.Event) -> None:
-        """Pull until done; ends between two progress lines when given up, which makes the engine stop too.
+        """Pull until done. It ends at the next progress line once `given_up` is set, which makes the engine stop, too.
 
-        By hand because docker-py's `pull` waits for ever for a registry that has stopped sending.
+        docker-py's `pull` would wait for ever for a registry that has stopped sending.
         """
         repository, tag = parse_repository_tag(image)
         registry, _ = docker.auth.resolve_repository_name(repository)
@@ -356,16 +342,15 @@ def _is_gone(error: docker.errors.APIError) -> bool:
     return error.response is not None and error.response.status_code in (404, 409)
 
 
-def _end_of(log: bytes, most: int) -> bytes:
-    """The last lines that fit into so many bytes, whole ones, so that two readings can be compared line by line.
+def _end_of(log: bytes) -> bytes:
+    """The last whole lines that fit into 64 KiB, so that two readings can be compared line by line.
 
-    Of a line that does not fit, where it is the last, its end.
+    If the last line alone is longer, its end.
     """
-    if len(log) <= most:
-        return log
-    begins_a_line = log[-most - 1 : -most] == b"\n"
-    kept = log[-most:]
-    return kept if begins_a_line else kept.partition(b"\n")[2] or kept
+    kept = log[-_LONGEST_LOG:]
+    if len(kept) == len(log) or log[-_LONGEST_LOG - 1 : -_LONGEST_LOG] == b"\n":
+        return kept
+    return kept.partition(b"\n")[2] or kept
 
 
 def _message(response: requests.Response) -> str:
@@ -385,10 +370,6 @@ def _pull_failed(image: str, what: str, said: str) -> EngineError:
         f"{what} failed: the Docker Engine says: {said}; where no registry is reachable, bring the image with "
         f"`docker load`, under the name {image}"
     )
-
-
-def _too_slow(what: str, limit_s: float) -> EngineUnreachable:
-    return EngineUnreachable(f"{what}: the Docker Engine did not finish within {limit_s:.0f} s; check `docker info`")
 
 
 def _made_by_compose(project: str, compose_service: str) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ _QUIET_S = 60.0
 
 _WATCHED = {
     "type": ["container", "image"],
-    # Not exec_*: a health check by `docker exec` would wake the loop with every run.
+    # Not exec_*: each run of a health check by `docker exec` would wake the loop.
     "event": [
         *("create", "start", "restart", "die", "oom", "pause", "unpause", "rename", "destroy"),
         *("pull", "load", "import", "tag", "untag", "delete"),
@@ -65,10 +65,10 @@ class EventQueue:
             self._wake()
 
     def _wake(self) -> None:
-        # At most one wake-up is scheduled, so a blocked loop collects no callbacks.
+        # At most one wake-up is scheduled: callbacks do not pile up in a blocked loop.
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no consumer is left
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the consumer gone
                 self._loop.call_soon_threadsafe(self._filled.set)
 
     async def get(self) -> EngineEvent:
@@ -106,8 +106,7 @@ class EventReader:
         self._closed = False
         self._response: requests.Response | None = None
         # A daemon thread: waiting for a hanging engine must not prevent the process from ending.
-        self._thread = threading.Thread(target=self._run, name="pierhead-events", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="pierhead-events", daemon=True).start()
 
     def close(self) -> None:
         """Ask the thread to end; returns at once."""
@@ -116,10 +115,6 @@ class EventReader:
             if self._response is not None:
                 with contextlib.suppress(OSError, AttributeError):  # the stream has just ended
                     CancellableStream(iter(()), self._response).close()
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end."""
-        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:

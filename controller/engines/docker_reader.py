@@ -27,7 +27,7 @@ from ..model.world import ContainerState, ReplicaContainer, StrayContainer
 from .base import EngineState
 from .gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
 from .gpus import foreign_holders, requested_gpus
-from .labels import _gpus, _port, _probe, _seconds
+from .labels import read_gpus, read_port, read_probe, read_seconds
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -47,7 +47,7 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Details:
-    """What only `inspect` tells of a container."""
+    """What only `inspect` returns of a container."""
 
     state: ContainerState
     created_at: float
@@ -58,7 +58,7 @@ class _Details:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Details, and what they were read under."""
+    """Details, and the key that they are cached under."""
 
     state: str
     text: str
@@ -68,7 +68,7 @@ class _Known:
 
 
 class _News:
-    """Which containers the engine's events were about, and since when none is missed. Used by two threads."""
+    """Which containers the engine's events were about, and since when no event is missed. Used by two threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,14 +82,14 @@ class _News:
         with self._lock:
             return self._count
 
-    def follow(self, *, on: bool) -> None:
+    def follow(self, on: bool) -> None:
         """Say that from now on every event arrives, or that some may be missed."""
         with self._lock:
             self._count += 1
             self._followed_from = self._count if on else None
             self._of.clear()
 
-    def told(self, container_id: str) -> None:
+    def note(self, container_id: str) -> None:
         """Note an event of a container."""
         with self._lock:
             self._count += 1
@@ -104,9 +104,7 @@ class _News:
     def keep_only(self, container_ids: Collection[str]) -> None:
         """Forget the other containers, which are gone."""
         with self._lock:
-            self._of = {
-                container_id: count for container_id, count in self._of.items() if container_id in container_ids
-            }
+            self._of = {key: count for key, count in self._of.items() if key in container_ids}
 
 
 class EngineReader:
@@ -137,8 +135,8 @@ class EngineReader:
     ) -> EngineState:
         """One snapshot. Raises what docker-py raises.
 
-        `unstarted` are names of replicas whose first start has not ended. The list has all there is to know of them,
-        and `inspect` of a container that is being started waits until it has started.
+        `unstarted` are names of replicas whose first start has not ended. The list says all there is to know of them,
+        and `inspect` of a container that is being started waits for the start's end.
         """
         with self._lock:
             inventory = self._discovery.inventory()
@@ -162,13 +160,13 @@ class EngineReader:
         """Look all image ids up again at the next read."""
         self._images_due = float("-inf")
 
-    def follow(self, *, on: bool) -> None:
+    def follow(self, on: bool) -> None:
         """Say that every event arrives from now on, or that events may be missed."""
-        self._news.follow(on=on)
+        self._news.follow(on)
 
-    def told(self, container_id: str) -> None:
+    def note_event(self, container_id: str) -> None:
         """Look at that container again at the next read: an event was about it."""
-        self._news.told(container_id)
+        self._news.note(container_id)
 
     def holds_gpu(self, container_id: str) -> bool:
         """Whether a foreign container was seen to hold a GPU: its end may let a replica start."""
@@ -193,7 +191,7 @@ class EngineReader:
                 replica = self._replica(summary, labels, project, unstarted)
                 if replica is not None:
                     before = self._replicas.get(replica.id)
-                    # The very same object where nothing is new: what was made of it can be kept, too.
+                    # The same object where nothing is new: what was made from it can be kept, too.
                     replicas.append(before if before == replica else replica)
             elif _is_stray(_name(summary), labels, project, service_names):
                 strays.append(StrayContainer(summary["Id"], _name(summary), labels["com.docker.compose.service"]))
@@ -209,7 +207,7 @@ class EngineReader:
         """A replica of ours; None when it vanished between two calls, or when it is none in spite of its label."""
         number = labels.get("pierhead.number", "")
         service, version = labels.get("pierhead.service", ""), labels.get("pierhead.version", "")
-        # An image can have any label, and every container that somebody runs of it has it too.
+        # An image can have any label, and every container of that image has it, too.
         if not number.isdecimal() or _name(summary) != replica_name(project, service, version, int(number)):
             self._discovery.warn_once(
                 f"container {_name(summary)} carries the label pierhead.project={project}, but its name and its other "
@@ -221,7 +219,7 @@ class EngineReader:
         details = _before_its_start(summary) if is_new else self._inspected(summary)
         if details is None:
             return None
-        gpus, gpu_slot = _gpus(labels.get("pierhead.gpus", ""))
+        gpus, gpu_slot = read_gpus(labels.get("pierhead.gpus", ""))
         return ReplicaContainer(
             id=summary["Id"],
             name=_name(summary),
@@ -230,10 +228,10 @@ class EngineReader:
             number=int(number),
             state=details.state,
             ip=_address(summary, project) if details.state.is_up else None,
-            port=_port(labels.get("pierhead.port", "")),
-            probe=_probe(labels.get("pierhead.probe", "")),
-            graceful_shutdown_timeout_s=_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
-            stop_grace_period_s=_seconds(labels.get("pierhead.stop_grace_period_s", "")),
+            port=read_port(labels.get("pierhead.port", "")),
+            probe=read_probe(labels.get("pierhead.probe", "")),
+            graceful_shutdown_timeout_s=read_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
+            stop_grace_period_s=read_seconds(labels.get("pierhead.stop_grace_period_s", "")),
             node=labels.get("pierhead.node", ""),
             gpus=gpus,
             gpu_slot=gpu_slot,
@@ -305,8 +303,8 @@ class EngineReader:
 def _is_stray(name: str, labels: Mapping[str, str], project: str, service_names: Collection[str]) -> bool:
     """Whether `docker compose up` started the container for a service.
 
-    Project and service do not say so: Compose labels the images that it builds with them, and so every container that
-    somebody runs of such an image. A one-off belongs to the user who typed `docker compose run`.
+    Labels of project and service alone do not say so: Compose writes them into the images that it builds, so every
+    container of such an image has them. A one-off belongs to the user who typed `docker compose run`.
     """
     service, number = labels.get("com.docker.compose.service"), labels.get("com.docker.compose.container-number")
     return (
@@ -362,10 +360,9 @@ def _outcome(text: str) -> str:
 
 
 def _before_its_start(summary: Summary) -> _Details:
-    """What the list tells of a container that never ran."""
-    return _Details(
-        ContainerState.CREATED, float(summary["Created"]), started_at=None, exit_code=None, oom_killed=False
-    )
+    """What the list says of a container that never ran."""
+    created_at = float(summary["Created"])
+    return _Details(ContainerState.CREATED, created_at, started_at=None, exit_code=None, oom_killed=False)
 
 
 def _state(state: Mapping[str, Any]) -> ContainerState:

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,50 +57,33 @@ class GpuSources:
     """An image with glibc that is on this machine, such as the controller's own; None = never probe."""
 
 
-@dataclass(slots=True)
-class CdiFiles:
-    """Reads CDI directories. A file is parsed again only after a change; a malformed file is ignored with a warning."""
+def read_cdi_files(sources: GpuSources, warn: Callable[[str], None]) -> dict[str, str]:
+    """Name -> fingerprint of every usable device of the kind. A malformed file is ignored with a warning."""
+    devices, warnings = merge_cdi([_read_directory(each, sources.cdi_kind, warn) for each in sources.cdi_directories])
+    for warning in warnings:
+        warn(warning)
+    return devices
 
-    sources: GpuSources
-    _parsed: dict[Path, tuple[tuple[int, int], Mapping[str, str]]] = field(default_factory=dict)
 
-    def read(self, warn: Callable[[str], None]) -> dict[str, str]:
-        """Name -> fingerprint of every usable device of the kind."""
-        directories = [self._read_directory(directory, warn) for directory in self.sources.cdi_directories]
-        present = {Path(path) for files in directories for path in files}
-        self._parsed = {path: entry for path, entry in self._parsed.items() if path in present}
-        devices, warnings = merge_cdi(directories)
-        for warning in warnings:
-            warn(warning)
-        return devices
+def _read_directory(directory: Path, kind: str, warn: Callable[[str], None]) -> dict[str, Mapping[str, str]]:
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.suffix in {".yaml", ".json"})
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        warn(f"CDI directory {directory} cannot be read: {error}; mount it read-only into the controller")
+        return {}
+    return {str(path): _read_file(path, kind, warn) for path in paths}
 
-    def _read_directory(self, directory: Path, warn: Callable[[str], None]) -> dict[str, Mapping[str, str]]:
-        try:
-            paths = sorted(path for path in directory.iterdir() if path.suffix in {".yaml", ".json"})
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            warn(f"CDI directory {directory} cannot be read: {error}; mount it read-only into the controller")
-            return {}
-        return {str(path): self._read_file(path, warn) for path in paths}
 
-    def _read_file(self, path: Path, warn: Callable[[str], None]) -> Mapping[str, str]:
-        try:
-            status = path.stat()
-            stamp = (status.st_mtime_ns, status.st_size)
-            known = self._parsed.get(path)
-            if known is not None and known[0] == stamp:
-                return known[1]
-            if status.st_size > _LARGEST_CDI_FILE:
-                raise ValueError(f"{status.st_size} bytes is too large for a CDI file")  # noqa: TRY301
-            devices = parse_cdi_spec(
-                path.read_text(encoding="utf-8"), self.sources.cdi_kind, is_json=path.suffix == ".json"
-            )
-        except (OSError, ValueError) as error:
-            warn(f"CDI file {path} is ignored: {error}; correct it or remove it")
-            return {}
-        self._parsed[path] = (stamp, devices)
-        return devices
+def _read_file(path: Path, kind: str, warn: Callable[[str], None]) -> Mapping[str, str]:
+    try:
+        if (size := path.stat().st_size) > _LARGEST_CDI_FILE:
+            raise ValueError(f"{size} bytes is too large for a CDI file")  # noqa: TRY301
+        return parse_cdi_spec(path.read_text(encoding="utf-8"), kind, is_json=path.suffix == ".json")
+    except (OSError, ValueError) as error:
+        warn(f"CDI file {path} is ignored: {error}; correct it or remove it")
+        return {}
 
 
 class GpuDiscovery:
@@ -116,7 +99,6 @@ class GpuDiscovery:
     ) -> None:
         self._client = client
         self._sources = sources
-        self._files = CdiFiles(sources)
         self._monotonic = monotonic
         self._clock = clock
         self._listed: GpuInventory | None = GpuInventory()
@@ -147,7 +129,7 @@ class GpuDiscovery:
         image = self._sources.probe_image
         if image is None:
             raise ValueError("there is no image to run nvidia-smi in")
-        self._report = parse_report(self._run_smi(image, self._listed))
+        self._report = parse_report(self._run_probe(self._probe_body(image, self._listed)))
         return {device.uuid: device.used_bytes for device in self._report if device.used_bytes is not None}
 
     def warn_once(self, message: str) -> None:
@@ -159,7 +141,7 @@ class GpuDiscovery:
             _log.warning(message)
 
     def _look(self, info: Mapping[str, Any]) -> GpuInventory | None:
-        fingerprints = self._files.read(self.warn_once)
+        fingerprints = read_cdi_files(self._sources, self.warn_once)
         listed = discovered_devices(info, self._sources.cdi_kind)
         if listed:
             return inventory_of_names(listed, fingerprints)
@@ -184,7 +166,7 @@ class GpuDiscovery:
             return
         self._probe_due = self._monotonic() + _PROBE_RETRY_S
         try:
-            self._report = parse_report(self._run_smi(self._sources.probe_image, None))
+            self._report = parse_report(self._run_probe(self._probe_body(self._sources.probe_image, None)))
         except (requests.RequestException, ValueError) as error:
             detail = getattr(error, "explanation", None) or error
             self.warn_once(
@@ -193,10 +175,6 @@ class GpuDiscovery:
             )
         else:
             self._probe_due = self._monotonic() + _PROBE_PERIOD_S
-
-    def _run_smi(self, image: str, listed: GpuInventory | None) -> str:
-        with self._probing:
-            return self._run_probe(self._probe_body(image, listed))
 
     def _probe_body(self, image: str, listed: GpuInventory | None) -> dict[str, Any]:
         """The create body of a container with the GPUs listed by CDI, or with all GPUs through the nvidia runtime."""
@@ -218,19 +196,23 @@ class GpuDiscovery:
         }
 
     def _run_probe(self, body: Mapping[str, Any]) -> str:
-        self._remove_old_probes()
-        container = self._client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
-        self._last_probe = container
-        try:
-            self._client.start(container)
-            code = self._client.wait(container, timeout=_PROBE_TIMEOUT_S)["StatusCode"]
-            output = self._client.logs(container, tail=_LONGEST_REPORT).decode(errors="replace")
-        finally:
-            with contextlib.suppress(docker.errors.NotFound):  # a `docker container prune` removed it already
-                self._client.remove_container(container, force=True, v=True)
+        with self._probing:
+            self._remove_old_probes()
+            container = self._client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
+            self._last_probe = container
+            try:
+                self._client.start(container)
+                code = self._client.wait(container, timeout=_PROBE_TIMEOUT_S)["StatusCode"]
+                output = self._client.logs(container, tail=_LONGEST_REPORT).decode(errors="replace")
+            finally:
+                self._remove_probe(container)
         if code != 0:
             raise ValueError(f"nvidia-smi ended with exit code {code}: {' '.join(output.split())[-500:]}")
         return str(output)
+
+    def _remove_probe(self, container: str) -> None:
+        with contextlib.suppress(docker.errors.NotFound):  # a `docker container prune` removed it already
+            self._client.remove_container(container, force=True, v=True)
 
     def _remove_old_probes(self) -> None:
         """Remove probes that a killed controller left behind. A recent probe may belong to another stack and stays.
@@ -239,7 +221,5 @@ class GpuDiscovery:
         cannot be removed: a new probe would hang as well, and each try would add one.
         """
         for left in self._client.containers(all=True, filters={"label": f"{PROBE_LABEL}={PROBE_VALUE}"}):
-            if left["Id"] != self._last_probe and self._clock() - left.get("Created", 0) < _PROBE_ABANDONED_S:
-                continue
-            with contextlib.suppress(docker.errors.NotFound):  # it was removed meanwhile
-                self._client.remove_container(left["Id"], force=True, v=True)
+            if left["Id"] == self._last_probe or self._clock() - left.get("Created", 0) >= _PROBE_ABANDONED_S:
+                self._remove_probe(left["Id"])

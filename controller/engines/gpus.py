@@ -3,7 +3,7 @@
 A GPU goes by its UUID (`GPU-...`, `MIG-...`). CDI files and containers also speak of indices ("0", MIG "0:1") and of
 "all"; an index is only ever an alias of a UUID, and is used as a name where no UUID is known.
 
-A GPU that is divided into MIG devices is not one of the GPUs: they are. Who holds it holds all of them.
+A GPU that is divided into MIG devices is not in the inventory: its MIG devices are. Its holder holds all of them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class GpuInventory:
     gpus: tuple[Gpu, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     divided: frozenset[str] = frozenset()
-    """UUIDs of GPUs that are not among them because they are divided into MIG devices."""
+    """UUIDs of the GPUs that are left out because they are divided into MIG devices."""
 
     def resolve(self, name: str) -> frozenset[str]:
-        """UUIDs that a name in a device request means; empty when it names nothing known here."""
+        """UUIDs that a name in a device request stands for; empty for an unknown name."""
         uuids = frozenset(gpu.uuid for gpu in self.gpus)
         if name == _ALL:
             return uuids
@@ -48,7 +48,7 @@ class GpuInventory:
 
 
 class CdiFileError(ValueError):
-    """A CDI file that the engine cannot use either; the message says what is wrong where in it."""
+    """A CDI file that the engine cannot use either; the message says what is wrong and where."""
 
 
 # ------------------------------------------------------------------------------------------------------------- sources
@@ -68,7 +68,7 @@ def parse_cdi_spec(text: str, kind: str, *, is_json: bool) -> dict[str, str]:
     Empty when the file is about another kind. Raises CdiFileError with what is wrong when it is no CDI file.
     """
     try:
-        # Annotated because the loader is chosen at import; both candidates build plain values only.
+        # Both loaders build plain values only.
         document = json.loads(text) if is_json else yaml.load(text, Loader=_YAML_LOADER)  # noqa: S506
     except (ValueError, yaml.YAMLError) as error:
         raise CdiFileError(" ".join(str(error).split())) from error
@@ -97,8 +97,8 @@ def _device(position: int, device: object) -> tuple[str, str]:
 def merge_cdi(directories: Iterable[Mapping[str, Mapping[str, str]]]) -> tuple[dict[str, str], tuple[str, ...]]:
     """One view over all CDI files, as the engine has it: devices, and a warning for each that is unusable.
 
-    `directories` come in rising priority, each as path -> devices. A later directory overrides an earlier one; a name
-    that two files of one directory give is refused by the engine, so it is left out here.
+    `directories` come in rising priority, each as path -> devices. A later directory overrides an earlier one. The
+    engine refuses a name that two files of one directory have, so it is left out.
     """
     merged: dict[str, str] = {}
     warnings: list[str] = []
@@ -119,9 +119,9 @@ def merge_cdi(directories: Iterable[Mapping[str, Mapping[str, str]]]) -> tuple[d
 
 
 def inventory_of_names(names: Iterable[str], fingerprints: Mapping[str, str] | None = None) -> GpuInventory:
-    """GPUs behind CDI device names. Where real names exist, indices are aliases; else they are the names.
+    """GPUs behind CDI device names. Where UUIDs exist, indices are aliases; else they are the names.
 
-    `fingerprints` (from `parse_cdi_spec`) tell which index and which UUID bring the same device nodes.
+    An index and a UUID with the same `fingerprints` (from `parse_cdi_spec`) are the same device.
     """
     fingerprints = fingerprints or {}
     known = list(dict.fromkeys(name for name in names if name != _ALL))
@@ -140,7 +140,7 @@ def inventory_of_names(names: Iterable[str], fingerprints: Mapping[str, str] | N
 
 
 def _parents(uuids: Iterable[str], fingerprints: Mapping[str, str]) -> dict[str, str]:
-    """MIG device -> its GPU: the one that alone brings a device node which the MIG device brings, too."""
+    """MIG device -> its GPU: the only GPU with a device node that the MIG device has, too."""
     owners: dict[str, list[str]] = {}
     parts: list[str] = []
     for uuid in uuids:
@@ -167,25 +167,25 @@ def _without_divided(inventory: GpuInventory, parents: Mapping[str, str], divide
 
 
 def described(inventory: GpuInventory, report: Iterable[SmiDevice]) -> GpuInventory:
-    """The same GPUs with what `nvidia-smi` says of them: name, memory, parent."""
+    """The same GPUs with name, memory and parent from `nvidia-smi`."""
     known = {device.uuid: device for device in report}
     parents = {uuid: device.parent for uuid, device in known.items() if device.parent}
     inventory = _without_divided(inventory, parents, (uuid for uuid, device in known.items() if device.divided))
-    gpus = []
-    for gpu in inventory.gpus:
-        device = known.get(gpu.uuid)
-        gpus.append(replace(gpu, name=device.name, memory_bytes=device.memory_bytes) if device else gpu)
+    gpus = (
+        replace(gpu, name=device.name, memory_bytes=device.memory_bytes) if (device := known.get(gpu.uuid)) else gpu
+        for gpu in inventory.gpus
+    )
     return replace(inventory, gpus=tuple(gpus))
 
 
 def inventory_of_report(report: Sequence[SmiDevice]) -> GpuInventory:
-    """The GPUs that the nvidia driver hands out, from what `nvidia-smi` says."""
+    """The GPUs that the nvidia driver assigns, from `nvidia-smi`."""
     gpus = tuple(Gpu(uuid=device.uuid, driver="nvidia") for device in report)
     return described(GpuInventory(gpus, {device.index: device.uuid for device in report}), report)
 
 
 def _unique(fingerprints: Mapping[str, str]) -> dict[str, str]:
-    """Fingerprint -> name, for the non-empty fingerprints that one name alone has."""
+    """Fingerprint -> name, for the non-empty fingerprints that only one name has."""
     names: dict[str, list[str]] = {}
     for name, fingerprint in fingerprints.items():
         names.setdefault(fingerprint, []).append(name)
@@ -239,7 +239,7 @@ def foreign_holders(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """UUID -> name of the container that holds it, from container name -> requested names; and warnings.
 
-    A name that cannot be told apart (an index where no file says which UUID it is) holds nothing, with a warning.
+    A name that stands for no known GPU (an index whose UUID no file has) holds nothing, with a warning.
     """
     holders: dict[str, str] = {}
     warnings: list[str] = []

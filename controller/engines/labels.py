@@ -1,6 +1,6 @@
 """Labels of a replica's container: how a replica is described when it is created, and how it is read back.
 
-All that the controller knows of a container that runs is in these labels, so writing and reading stand side by side.
+All that the controller knows of a running container is in these labels, so writing and reading stand side by side.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def create_body(
 def _labels(
     spec: ServiceSpec, replica: str, version: str, number: int, gpus: Sequence[Gpu], project: str, node: str
 ) -> dict[str, str]:
-    """Ours, and those of a Compose one-off: `up` leaves such a container alone, `down --remove-orphans` removes it."""
+    """Pierhead's labels, and those of a Compose one-off: `up` leaves it alone, `down --remove-orphans` removes it."""
     slot = f"={spec.gpu.slot}" if spec.gpu and spec.gpu.slot else ""
     return {
         "pierhead.project": project,
@@ -86,8 +86,8 @@ def _slot_environment(spec: ServiceSpec, gpus: Sequence[Gpu]) -> list[str]:
         size = slot.of(whole)
     elif whole and size is not None:
         share = size * GPU_PARTS // whole / GPU_PARTS
-    told = [] if size is None else [f"PIERHEAD_GPU_MEMORY_BYTES={size}"]
-    return told if share is None else [*told, f"PIERHEAD_GPU_FRACTION={share:.10g}"]
+    variables = [] if size is None else [f"PIERHEAD_GPU_MEMORY_BYTES={size}"]
+    return variables if share is None else [*variables, f"PIERHEAD_GPU_FRACTION={share:.10g}"]
 
 
 def _device_requests(gpus: Sequence[Gpu], capabilities: Sequence[str], cdi_kind: str) -> list[dict[str, Any]]:
@@ -102,24 +102,24 @@ def _device_requests(gpus: Sequence[Gpu], capabilities: Sequence[str], cdi_kind:
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,10})?")
 
 
-def _port(text: str) -> int | None:
-    """The port that a replica was made for; None where its label does not say."""
+def read_port(text: str) -> int | None:
+    """The port that a replica was made for; None where its label is missing or is no port."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None
 
 
-def _probe(text: str) -> tuple[int, str] | None:
-    """Port and path of the readiness probe a replica was made with; None where its label does not say."""
+def read_probe(text: str) -> tuple[int, str] | None:
+    """Port and path of the readiness probe a replica was made with; None where its label is missing or is no probe."""
     digits, slash, rest = text.partition("/")
-    port = _port(digits)
+    port = read_port(digits)
     return (port, slash + rest) if port is not None and slash else None
 
 
-def _seconds(text: str) -> float | None:
-    """A duration that a replica was made with; None where its label does not say, or says what no file could."""
+def read_seconds(text: str) -> float | None:
+    """A duration that a replica was made with; None where its label is missing or is no duration."""
     return float(text) if _SECONDS.fullmatch(text) else None
 
 
-def _gpus(text: str) -> tuple[tuple[str, ...], GpuSlot | None]:
-    """The GPUs of a replica, and what it has of its one GPU (None = all): "GPU-1,GPU-2", "GPU-1=fraction:0.5"."""
+def read_gpus(text: str) -> tuple[tuple[str, ...], GpuSlot | None]:
+    """The GPUs of a replica, and its slot of its one GPU (None = all of it): "GPU-1,GPU-2", "GPU-1=fraction:0.5"."""
     uuids, _, amount = text.partition("=")
     return tuple(filter(None, uuids.split(","))), GpuSlot.read(amount)

@@ -1,4 +1,4 @@
-"""What `nvidia-smi` prints of GPUs and MIG devices, read. Pure.
+"""Reads what `nvidia-smi` prints of GPUs and MIG devices. Pure.
 
 Two of its forms are needed: the list (`-L`) has the UUIDs of MIG devices, which the XML of many drivers leaves out; the
 XML (`-q -x`) has the memory of each. A MIG device has the same number in both.
@@ -25,10 +25,10 @@ class SmiDevice:
 
     uuid: str
     index: str
-    """As CDI and the nvidia driver count: "0" a GPU, "0:1" a MIG device."""
+    """As in CDI and the nvidia driver: "0" for a GPU, "0:1" for a MIG device."""
     name: str = ""
     memory_bytes: int | None = None
-    """None where the driver does not tell: GPUs that share the host's memory."""
+    """None where the driver reports none: GPUs that share the host's memory."""
     used_bytes: int | None = None
     parent: str = ""
     divided: bool = False
@@ -41,7 +41,7 @@ def parse_report(text: str) -> tuple[SmiDevice, ...]:
     if not found:
         raise ValueError(f"nvidia-smi: expected its list and its XML, found {' '.join(text.split())[-500:]!r}")
     try:
-        # The driver's own program prints it, in a container of ours: the text can be trusted.
+        # The driver's own program prints it, in a container that this controller made: the text can be trusted.
         log = ElementTree.fromstring(found + xml.rstrip())  # noqa: S314
     except ElementTree.ParseError as error:
         raise ValueError(f"nvidia-smi: its XML cannot be read: {error}") from error
@@ -67,7 +67,7 @@ def _devices(listing: str, details: Mapping[str, ElementTree.Element]) -> Iterat
 
 
 def _memory(element: ElementTree.Element | None) -> tuple[int | None, int | None]:
-    """Total and used, in bytes. "Used" leaves out what the driver has reserved for itself."""
+    """Total and used, in bytes. "Used" leaves out what the driver reserves for itself."""
     return _size(_text(element, "fb_memory_usage/total")), _size(_text(element, "fb_memory_usage/used"))
 
 

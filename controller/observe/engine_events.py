@@ -1,4 +1,4 @@
-"""Follows the engine's event stream. Each event has the engine read again, which wakes the loop."""
+"""Follows the engine's event stream. After each event the engine is read again, which wakes the loop."""
 
 from __future__ import annotations
 

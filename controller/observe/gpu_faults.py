@@ -1,7 +1,7 @@
 """Finds the GPUs that no replica may be placed on, tick by tick. No I/O; it remembers what it has seen.
 
     gone      the engine no longer lists it, and a replica holds it
-    failing   replicas of one version fail on it again and again, and work on another one
+    failing   replicas of one version fail on it again and again, and work on another GPU
     marked    an operator marked it
 
 No replica is placed on a GPU with a mark. The mark "gone" ends when the engine lists the GPU again. The mark "failing"
@@ -44,7 +44,7 @@ class Unmark:
 
 @dataclass(slots=True)
 class GpuWatch:
-    """What was seen of each GPU so far. It is empty when the controller starts, so nothing is concluded then."""
+    """What was seen of each GPU since the controller's start."""
 
     _known: set[str] = field(default_factory=set)
     _missing_since: dict[str, float] = field(default_factory=dict)
@@ -78,13 +78,13 @@ class GpuWatch:
         if not listed:
             return ()
         if listed - self._known:
-            # The first look, or new names: an index became a UUID, or a MIG layout changed. A GPU that is missing then
-            # may just have another name.
+            # The first look, or new names: an index became a UUID, or a MIG layout changed. A missing GPU may then
+            # have another name.
             self._known = set(listed)
         well = self._forgive(observed)
-        telling = [key for _, key in self._strikes if proven.get(key[0], key[1]) == key[1] or well.get(key)]
+        counted = {key for _, key in self._strikes if proven.get(key[0], key[1]) == key[1] or well.get(key)}
         gone = self._gone(observed, faults, listed, now)
-        failing = self._failing(faults, listed, well, set(telling), now)
+        failing = self._failing(faults, listed, well, counted, now)
         return (*gone, *failing, *self._back(faults, listed))
 
     def _gone(
@@ -104,12 +104,12 @@ class GpuWatch:
         faults: Mapping[str, GpuFault],
         listed: set[str],
         well: Mapping[FailureKey, set[str]],
-        telling: Collection[FailureKey],
+        counted: Collection[FailureKey],
         now: float,
     ) -> list[Mark | Unmark]:
         changes: list[Mark | Unmark] = []
         for (uuid, key), strikes in sorted(self._strikes.items()):
-            if strikes < STRIKES or uuid not in listed or key not in telling:
+            if strikes < STRIKES or uuid not in listed or key not in counted:
                 continue
             if self._fails_elsewhere(uuid, key):
                 if uuid in faults and faults[uuid].kind == "failing":

@@ -1,4 +1,4 @@
-"""Marks on GPUs that must not be used: those that `gpu_faults` concludes, and those that an operator sets."""
+"""Marks on GPUs that must not be used: set by `gpu_faults`, or by an operator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GpuMarks:
             self._watch.failed(failed)
 
     def mark(self, uuid: str, reason: str, now: float) -> None:
-        """Place no replica on a GPU any more; replicas that are there stay. Raises StoreError."""
+        """Place no replica on a GPU any more; its replicas stay. Raises StoreError."""
         self._change(Mark(GpuFault(uuid, reason, now, "marked")))
 
     def unmark(self, uuid: str) -> None:

@@ -36,7 +36,7 @@ AWAITED = GpuReading(at=-math.inf)
 
 
 class GpuMemoryWatch:
-    """Keeps the last reading. `seen` and `refresh` are the loop's; readings run in tasks of `spawn`."""
+    """Keeps the last reading. The loop calls `seen` and `refresh`; readings run in tasks of `spawn`."""
 
     def __init__(
         self,
@@ -90,17 +90,19 @@ class GpuMemoryWatch:
         try:
             used = await self._engine.used_gpu_memory()
         except EngineError as error:
-            if str(error) != self.problem:
-                logger.warning("%s", error)
-            self._reading, self.problem = None, str(error)
+            self._fail(str(error))
         except Exception as error:
             # A defect that shows on one machine must not end the controller: it places replicas without the reading.
-            words = f"internal: reading the memory of the GPUs raised {type(error).__name__}: {error}"
-            if words != self.problem:
-                logger.exception("internal: reading the memory of the GPUs raised")
-            self._reading, self.problem = None, words
+            self._fail(
+                f"internal: reading the memory of the GPUs raised {type(error).__name__}: {error}", exc_info=True
+            )
         else:
             self._reading, self.problem, self._worked = GpuReading(self._begun, used), "", True
         finally:
             self._running = False
         self._wake()
+
+    def _fail(self, problem: str, *, exc_info: bool = False) -> None:
+        if problem != self.problem:
+            logger.warning("%s", problem, exc_info=exc_info)
+        self._reading, self.problem = None, problem

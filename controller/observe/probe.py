@@ -1,17 +1,18 @@
 """Asks every replica that is up whether it is ready, each by a task of its own.
 
-    Judge       pure: takes readings, gives the verdict and the pause until the next question
-    HttpProbe   sends one question over HTTP, gives the answer in words
+    Judge       pure: takes readings, returns the verdict and the pause until the next question
+    HttpProbe   sends one question over HTTP, returns the answer as a Reading
     Prober      owns the tasks and the verdicts; a verdict that changes wakes the loop
 
-Health: UNKNOWN until ready first; READY; FAILED after `probe.failures` bad readings in a row, or after one in which the
-replica itself says that it is broken, and READY again if it answers before it is replaced. "Draining" is an answer too,
-neither good nor bad: the replica received a SIGTERM.
+Health: UNKNOWN until the first good reading; READY; FAILED after `probe.failures` bad readings in a row, or after one
+in which the replica reports that it is broken, and READY again if it answers before it is replaced. "Draining" is an
+answer too, neither good nor bad: the replica received a SIGTERM.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -32,14 +33,14 @@ EAGER_S = 0.25
 """Between readings of a replica that was never ready, for its first EAGER_FOR_S."""
 EAGER_FOR_S = 30.0
 PATIENT_S = 1.0
-"""The same afterwards: a model that loads for minutes is not hurried by questions."""
+"""The same afterwards: a model that loads for minutes gets no faster by questions."""
 RETIRING_S = 0.1
-"""Between readings of a replica that drains: the controller waits for its end."""
+"""Between readings of a replica that drains: the controller waits for its last request."""
 EARLY = 0.9
 """A bad answer counts from this part of a period after the last one: timers are not exact."""
 BODY_LIMIT = 64 * 1024
 MOST_COUNTED = 2**53
-"""Up to here a float is exact to one, as the autoscaler needs it; a greater number of a replica counts as none."""
+"""A greater count of a replica is ignored: a float is exact to one only up to here, as the autoscaler needs it."""
 MOST_STATS = 16
 """Numbers that a replica publishes, at most: the runtime has the same bound."""
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
@@ -61,18 +62,18 @@ class Reading:
     progress: int | None = None
     """A number that differs whenever its work, or its start, has moved."""
     told: str = ""
-    """Why it is not ready, in the replica's own words."""
+    """Why it is not ready, as the replica reports it."""
     user_config: UserConfigReport | None = None
     stats: PublishedStats = NO_STATS
     broken: bool = False
-    """It is not ready, and says that it cannot become ready by itself."""
+    """It is not ready, and reports that it cannot become ready by itself."""
     stage: str = ""
     """What its start is doing, as it reports it: "loading weights"."""
 
 
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
 NO_ADDRESS = Reading(ok=False, detail="it has no network address")
-"""Of a replica that was taken off its networks: no question is sent, as its last address may be another's by now."""
+"""Of a replica that was taken off its networks: no question is sent, as another container may have its address now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,10 @@ class Judge:
         """`was_ready`: it was ready before this controller began, and counts as ready until it has failed.
 
         A controller that starts on a busy machine must not take a working replica from its callers. `tells_progress`:
-        the replica reports when its start moves. What it reported before is not known, so its progress counts from now.
+        the replica reports the progress of its start. Earlier reports are not known, so its progress counts from now.
         """
-        self._spec = spec
+        self.spec = spec
+        """May be replaced; the verdict stays."""
         self._since = since
         self._was_ready = was_ready
         self._tells_progress = tells_progress
@@ -157,28 +159,20 @@ class Judge:
         )
         return before.health is not health or before.reading.draining is not reading.draining
 
-    def asked_as(self, spec: ProbeSpec) -> None:
-        """Use another probe from now on; what is known of the replica stays."""
-        self._spec = spec
-
-    def learn(self, report: UserConfigReport) -> None:
-        """The replica has said between two readings which user_config it has."""
-        self.verdict = replace(self.verdict, user_config=report)
-
     def pause_s(self, now: float, *, retiring: bool) -> float:
         """Seconds until the next question."""
         if retiring:
             return RETIRING_S
         config = self.verdict.user_config
         if self._was_ready and config is not None and config.applied != config.wanted:
-            return min(PATIENT_S, self._spec.period_s)
+            return min(PATIENT_S, self.spec.period_s)
         if self._was_ready:
-            return self._spec.period_s
+            return self.spec.period_s
         pause_s = EAGER_S if now - self._since < EAGER_FOR_S else PATIENT_S
-        return min(pause_s, self._spec.period_s)
+        return min(pause_s, self.spec.period_s)
 
     def _progressed_at(self, reading: Reading, now: float) -> float | None:
-        """When it last moved. The first reading cannot know, and does not count against the replica."""
+        """When its progress last changed. The first reading does not count against the replica."""
         if not self._tells_progress and reading.progress is None:
             return None
         if reading.progress is None or reading.progress == self._progress:
@@ -187,15 +181,15 @@ class Judge:
         return now
 
     def _stalled_since(self, reading: Reading, progressed_at: float | None, now: float) -> float | None:
-        """Since when it has work that does not move. Calls that wait for another service do not count."""
+        """Since when it has had work without progress. Calls that wait for another service do not count."""
         if not (reading.ok and reading.ongoing) or reading.queued or reading.progress is None or progressed_at == now:
             return None
         before = self.verdict.stalled_since
         return now if before is None else before
 
     def _health_after(self, reading: Reading, now: float) -> Health:
-        """The health after one more reading. About one bad reading a period counts: a replica that is asked more often,
-        as its end is waited for, may fail for as long as any other.
+        """The health after one more reading. Only about one bad reading a period counts: a draining replica is asked
+        more often, and may fail for as long as any other.
         """
         if reading.ok:
             self._bad_in_a_row = 0
@@ -205,21 +199,21 @@ class Judge:
             self._bad_in_a_row = 0
             return self.verdict.health
         if reading.broken:
-            self._bad_in_a_row, self._bad_at = max(self._bad_in_a_row + 1, self._spec.failures), now
+            self._bad_in_a_row, self._bad_at = max(self._bad_in_a_row + 1, self.spec.failures), now
             return Health.FAILED
-        if self._bad_in_a_row and now - self._bad_at < EARLY * self._spec.period_s:
+        if self._bad_in_a_row and now - self._bad_at < EARLY * self.spec.period_s:
             return self.verdict.health
         self._bad_in_a_row += 1
         self._bad_at = now
         if not self._was_ready:
             return Health.UNKNOWN
-        return Health.FAILED if self._bad_in_a_row >= self._spec.failures else self.verdict.health
+        return Health.FAILED if self._bad_in_a_row >= self.spec.failures else self.verdict.health
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One start of a container, and how to ask it. Another start is another subject, judged afresh; another address or
-    probe is not."""
+    """One start of a container, and how to ask it. Another start is another subject, with a verdict of its own; another
+    address or probe is not."""
 
     container_id: str
     started_at: float
@@ -229,7 +223,7 @@ class Subject:
     managed: bool
 
     def is_same_as(self, other: Subject | None) -> bool:
-        """Whether what is known of one is known of the other."""
+        """Whether the verdict on one is the verdict on the other."""
         return other is not None and (self.container_id, self.started_at) == (other.container_id, other.started_at)
 
 
@@ -247,7 +241,7 @@ class _Watch:
         """The last container, the verdict on it, and the container with the verdict filled in."""
 
     def judged(self, container: ReplicaContainer) -> ReplicaContainer:
-        """The container with its verdict filled in; the very same as before while neither is another."""
+        """The container with its verdict filled in; the same object as before while neither changes."""
         verdict = self.judge.verdict
         if self._judged is None or self._judged[0] is not container or self._judged[1] is not verdict:
             self._judged = container, verdict, verdict.fill_in(container)
@@ -309,7 +303,7 @@ class Prober:
             watch = self._watches.get(container_id) or self._start(subject)
             if watch.subject != subject:
                 watch.subject = subject
-                watch.judge.asked_as(subject.spec)
+                watch.judge.spec = subject.spec
                 watch.nudge.set()
             if watch.retiring != (container_id in retiring):
                 watch.retiring = container_id in retiring
@@ -324,7 +318,7 @@ class Prober:
         """Note which user_config a replica reported, and ask it soon whether that one is in force."""
         watch = self._watches.get(container_id)
         if watch is not None:
-            watch.judge.learn(report)
+            watch.judge.verdict = replace(watch.judge.verdict, user_config=report)
             watch.nudge.set()
 
     def ready_since(self, container_id: str) -> float | None:
@@ -339,14 +333,14 @@ class Prober:
             async with asyncio.timeout(limit_s):
                 await asyncio.gather(*pending)
         except TimeoutError:
-            return  # a replica that has not answered by now stays UNKNOWN, which the planner leaves alone
+            return  # a replica that has not answered stays UNKNOWN, and the planner leaves it alone
 
     def _start(self, subject: Subject) -> _Watch:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
         judge = Judge(subject.spec, self._clock(), was_ready=was_ready, tells_progress=subject.managed)
         watch = _Watch(subject, judge)
         self._watches[subject.container_id] = watch
-        # The verdict stays while the task is started again: a defect of the controller says nothing of the replica.
+        # The verdict stays while the task is started again: a defect of the controller is no fault of the replica.
         watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))
         return watch
 
@@ -370,11 +364,9 @@ class Prober:
 
     @staticmethod
     async def _pause(watch: _Watch, pause_s: float) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):  # no nudge came: the usual case
             async with asyncio.timeout(pause_s):
                 await watch.nudge.wait()
-        except TimeoutError:
-            return  # no nudge came: the usual case
         watch.nudge.clear()
 
 
@@ -422,7 +414,7 @@ class HttpProbe:
             async with self._session.get(f"http://{host}{where}", timeout=timeout, allow_redirects=False) as response:
                 body = await _body(response) if subject.managed else b""
                 if not response.content.at_eof():
-                    response.close()  # the answer of a foreign image, or the rest of an endless one, is not read
+                    response.close()  # a foreign image's answer, or the rest of an endless one, is not read
         except TimeoutError:
             return Reading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
@@ -481,7 +473,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
 
 
 def _report(body: bytes) -> Mapping[str, Any]:
-    """Return the JSON object of a managed replica's answer; empty when it is none (an old or a broken runtime)."""
+    """Return the JSON object of a managed replica's answer; empty where it is no JSON object."""
     try:
         report = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """Puts one snapshot of the world together from its parts: engine, HAProxy, probes, store, executor.
 
-Engine and HAProxy are read beside the ticks (watch.py). A tick waits a moment for a fresh
-reading and then takes the previous one. Reading the engine is expensive, so it happens only when something says that it
-changed (an engine event, an action that ended, a timer). Reading HAProxy is one line on a socket and happens each tick.
+Engine and HAProxy are read beside the ticks (watch.py). A tick waits a moment for a fresh reading and then takes the
+previous one. Reading the engine is expensive, so it happens only after a change (an engine event, an action that ended,
+a timer). Reading HAProxy is one line on a socket and happens each tick.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .watch import Reading, Watch
 RELIABLE_S = 10.0
 """Oldest engine snapshot to plan from while its event stream is open: images and foreign containers send no events."""
 UNRELIABLE_S = 1.0
-"""The same while the stream is broken, or while something is waited for that no event tells."""
+"""The same while the stream is broken, or while the loop waits for something that sends no event."""
 ROUTER_S = 0.05
-"""Oldest answer of HAProxy to plan from without asking again: nothing tells of its changes."""
+"""Oldest answer of HAProxy to plan from without asking again: it reports no changes by itself."""
 FIRST_ROUND_S = 3.0
 
 
@@ -66,7 +66,7 @@ class Observer:
         wall: Callable[[], float] = time.time,
         router_took: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`wake`, `took` and `router_took` as in `Watch`; `wall` is the clock that the engine's times are of."""
+        """`wake`, `took` and `router_took` as in `Watch`; `wall` is the clock of the engine's times."""
 
         async def read_engine(spec: Spec) -> EngineSeen:
             noted = store.containers()
@@ -85,8 +85,6 @@ class Observer:
         self._gpu_memory = gpu_memory
         self._gpu_marks = gpu_marks
         self._times = ContainerTimes(clock, wall)
-        self._taken: EngineReading | None = None
-        """The reading of the engine that the last look took."""
         self._asked_for: tuple[EngineReading, Spec, Mapping[str, Retirement]] | None = None
         """What the prober's list of replicas was last made from."""
         self._marks: Mapping[str, Retirement] = {}
@@ -122,10 +120,10 @@ class Observer:
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
     ) -> Sight:
         """Return the world now. `in_progress` must have been read before: an action that ends meanwhile then counts
-        as going on, and nothing is planned for its target from a reading that may have missed its effect.
+        as in progress, and nothing is planned for its target from a reading that may have missed its effect.
 
-        `impatient`: something is waited for that no event tells (a GPU that others hold, an image). `thorough`: every
-        change of the engine's world that is known now is in it, and HAProxy as it is now, however long that takes.
+        `impatient`: the loop waits for something that sends no event (a GPU that others hold, an image). `thorough`:
+        every change that is known now is in it, and HAProxy as it is now, however long that takes.
         """
         sight = await self._look(spec, in_progress, impatient=impatient, thorough=thorough)
         self.latest = self._gpu_memory.seen(sight.observed)
@@ -142,7 +140,7 @@ class Observer:
         retirements, failures = self._store.retirements, self._store.failures
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
         with self._engine.looking(), self._router.looking():
-            # One after the other, both asked before: a task for each would cost a look two turns of the event loop.
+            # Both are asked before either is awaited: a task for each would cost a look two turns of the event loop.
             of_router = self._router.ask(None, ROUTER_S, thorough=thorough)
             await self._engine.answer(self._engine.ask(spec, age_s, thorough=thorough))
             await self._router.answer(of_router)
@@ -152,7 +150,7 @@ class Observer:
         if reading is None:
             unseen = unseen or "the containers were not read yet"
             return Sight(spec, Observed(routing=routing, in_progress=in_progress), unseen)
-        # All of it at one moment, the newest reading and what it has not seen; only the first round of questions waits.
+        # No await from here on but for the first round of probes: the parts are of one moment.
         in_progress = with_unseen(in_progress, itertools.chain(self._engine.unseen, self._router.unseen))
         retirements = self._kept_marks(reading, retirements)
         await self._take(reading, spec)
@@ -175,21 +173,22 @@ class Observer:
         return Sight(spec, observed, unseen)
 
     def _kept_marks(self, reading: EngineReading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
-        """The retirements. The store forgets one with its container, which an earlier reading may still have."""
+        """The retirements. The store forgets each with its container, which an earlier reading may still have."""
         there = {container.id for container in reading.value.state.containers}
         self._marks = {key: mark for key, mark in self._marks.items() if key in there} | dict(marks)
         return self._marks
 
     async def _take(self, reading: EngineReading, spec: Spec) -> None:
         """Probe the replicas of this reading."""
-        before, self._taken = self._taken, reading
-        if reading is not before:
+        before = self._asked_for
+        is_new = before is None or before[0] is not reading
+        if is_new:
             self._forget_gone(reading)
-        retiring, asked_for = self._store.retirements, self._asked_for
-        is_same = asked_for is not None and asked_for[0] is reading and asked_for[1] is spec
-        if asked_for is None or not is_same or asked_for[2] != retiring:
-            outdated = outdated_containers(reading.value.state.containers, spec, reading.value.state.images)
-            self._prober.sync(reading.value.state.containers, spec.services, retiring, outdated)
+        retiring = self._store.retirements
+        if before is None or is_new or before[1] is not spec or before[2] != retiring:
+            state = reading.value.state
+            outdated = outdated_containers(state.containers, spec, state.images)
+            self._prober.sync(state.containers, spec.services, retiring, outdated)
             self._asked_for = reading, spec, retiring
         if before is None:
             await self._prober.first_round(FIRST_ROUND_S)
@@ -210,9 +209,9 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
     """Return a replica that fails our probe and passes HAProxy's as ready.
 
     HAProxy asks the same question from elsewhere. If only the controller gets no answer, the fault is the controller's
-    (a firewall, a network that was taken away), and replacing every replica for it would be the outage. Where HAProxy
-    does not ask (controller/desired/edge.py) it has no opinion: a replica that hangs accepts connections, too. Nor does
-    its opinion count on a replica that says itself that it is broken: that is an answer, and HAProxy's may be older.
+    (a firewall, a network that was taken away), and replacing every replica for it would be the outage. HAProxy's word
+    does not count where it only connects (controller/desired/edge.py), as a replica that hangs accepts connections too,
+    nor on a replica that reports that it is broken: HAProxy's answer may be older.
     """
     if container.health is not Health.FAILED or container.broken or routing is None:
         return container

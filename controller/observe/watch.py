@@ -120,14 +120,14 @@ class Watch(Generic[S, T, A]):
         return self._failure
 
     def changed(self) -> None:
-        """Say that this part of the world has changed."""
+        """Note that this part of the world has changed."""
         self._changes += 1
         if self._unseen_since is None:
             self._unseen_since = self._clock()
         self._due.set()
 
     def ended(self, action: A) -> None:
-        """Say that an action has ended, well or not."""
+        """Note that an action has ended, well or not."""
         self.changed()
         self._unseen.append((self._changes, action))
 
@@ -156,7 +156,7 @@ class Watch(Generic[S, T, A]):
             self._taken = self.reading
 
     def ask(self, subject: S, age_s: float, *, thorough: bool = False) -> Question[S]:
-        """Have it read, unless the last reading has seen every change and is younger than `age_s`, or ended after the
+        """Request a reading, unless the last one has seen every change and is younger than `age_s`, or ended after the
         last look.
 
         `thorough`: the answer is a reading that begins after this call, however long it takes.
@@ -184,7 +184,7 @@ class Watch(Generic[S, T, A]):
             if not must and (not question.newer or self.reading is not self._taken):
                 return
             if self._fails and not question.changes:
-                must = False  # it is known to be away: the end of a reading that succeeds wakes the loop
+                must = False  # it is known not to answer: the next reading that succeeds wakes the loop
             left_s = None if must else question.until - self._clock()
             if left_s is not None and left_s <= 0:
                 return
@@ -232,7 +232,7 @@ class Watch(Generic[S, T, A]):
         return self._unseen_since is not None and now - self._unseen_since > self._stale_s
 
     async def _read_once(self, subject: S) -> bool:
-        """Read; return whether the loop has something to learn from it."""
+        """Read; return whether the reading is news to the loop."""
         before, failed, awaited = self.reading, self._fails, bool(self._unseen)
         changes, self._begun_at = self._changes, self._clock()
         self._under_way = subject, changes

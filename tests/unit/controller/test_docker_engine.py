@@ -723,7 +723,6 @@ async def first_events(daemon: Daemon, count: int, quiet_s: float) -> list[Engin
             return [await events.get() for _ in range(count)]
     finally:
         reader.close()
-        reader.join(PATIENCE_S)
         client.close()
 
 

@@ -65,8 +65,9 @@ class TestGone:
             assert watch.look(world(*replicas, listed=listed), NO_FAULTS, NOW + 30.0 * second) == ()
 
     def test_a_gpu_that_is_back_is_used_again_unless_an_operator_has_marked_it(self) -> None:
-        for kind, changes in (("gone", (Unmark("GPU-1", "the engine lists it again"),)), ("marked", ())):
-            watch, faults = GpuWatch(), {"GPU-1": GpuFault("GPU-1", "loud fan", NOW, kind)}
+        gone, marked = GpuFault("GPU-1", "no power", NOW, "gone"), GpuFault("GPU-1", "loud fan", NOW, "marked")
+        for fault, changes in ((gone, (Unmark("GPU-1", "the engine lists it again"),)), (marked, ())):
+            watch, faults = GpuWatch(), {"GPU-1": fault}
             assert watch.look(world(listed=gpus(1)), faults, NOW) == ()
             assert watch.look(world(), faults, NOW) == changes
 

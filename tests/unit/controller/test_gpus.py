@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.engines.gpu_discovery import CdiFiles, GpuDiscovery, GpuSources
+from controller.engines.gpu_discovery import GpuDiscovery, GpuSources, read_cdi_files
 from controller.engines.gpus import (
     CdiFileError,
     GpuInventory,
@@ -291,23 +291,23 @@ class TestHolders:
 
 class TestReadingDirectories:
     def test_yaml_and_json_files_are_read_again_when_they_change(self, tmp_path: Path) -> None:
-        files, path = CdiFiles(GpuSources(KIND, (tmp_path, tmp_path / "missing"))), tmp_path / "a.yaml"
+        sources, path = GpuSources(KIND, (tmp_path, tmp_path / "missing")), tmp_path / "a.yaml"
         path.write_text(cdi({A: "n0"}))
         (tmp_path / "b.json").write_text(json.dumps(yaml.safe_load(cdi({B: "n1"}))))
         (tmp_path / "c.yml").write_text(cdi({"GPU-c": "n2"}))
         (tmp_path / "d.yaml.bak").write_text("{{{")
-        assert files.read(pytest.fail) == {A: "n0", B: "n1"}
+        assert read_cdi_files(sources, pytest.fail) == {A: "n0", B: "n1"}
         path.write_text(cdi({A: "n0", "GPU-d": "n3"}))
-        assert set(files.read(pytest.fail)) == {A, B, "GPU-d"}
+        assert set(read_cdi_files(sources, pytest.fail)) == {A, B, "GPU-d"}
         path.unlink()
-        assert set(files.read(pytest.fail)) == {B}
+        assert set(read_cdi_files(sources, pytest.fail)) == {B}
 
     @pytest.mark.parametrize("content", [b"kind: [", b"\xff\xfe", b"kind: 3"])
     def test_a_malformed_file_is_named_and_the_others_count(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "bad.yaml").write_bytes(content)
         (tmp_path / "good.yaml").write_text(cdi({A: ""}))
         warnings: list[str] = []
-        assert CdiFiles(GpuSources(KIND, (tmp_path,))).read(warnings.append) == {A: ""}
+        assert read_cdi_files(GpuSources(KIND, (tmp_path,)), warnings.append) == {A: ""}
         assert [line.partition(" is ignored: ")[0] for line in warnings] == [f"CDI file {tmp_path / 'bad.yaml'}"]
 
 
