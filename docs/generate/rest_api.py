@@ -55,7 +55,7 @@ def _call(title: str, operation: Mapping[str, Any]) -> Iterator[str]:
             yield f"| `{each['name']}` | {cell(each['description'])} | {_type(each['schema'])} |"
         yield ""
     if "requestBody" in operation:
-        yield f"Body: {_of(operation['requestBody'])}. A change: see above who may ask for it.\n"
+        yield f"Body: {_of(operation['requestBody'])}. A change: see above for the clients that may send it.\n"
     status, answer = next(iter(operation["responses"].items()))
     yield f"Answer: {status}, {_of(answer)}.\n"
 

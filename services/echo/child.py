@@ -17,13 +17,13 @@ GREETING = "Echo"
 
 
 class Echo(EchoServicer):
-    """Says what it is told."""
+    """Answers with the message it got."""
 
     def __init__(self) -> None:
         self._greeting = GREETING
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Take `greeting`, the word before each answer, "Echo" unless it is given. Raises ValueError for any other."""
+        """Take `greeting`, the word before each answer (default "Echo"). Raises ValueError for anything else."""
         greeting = user_config.get("greeting", GREETING)
         if not isinstance(greeting, str) or set(user_config) - {"greeting"}:
             raise ValueError(f"expected {{greeting: <some text>}} or {{}}, found {dict(user_config)}")

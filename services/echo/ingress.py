@@ -23,7 +23,7 @@ DEFAULT_TOKENS: Final = 50
 JSON: Final = {"Content-Type": "application/json"}
 
 PING_S: Final = 30.0
-"""How often a WebSocket that is silent is asked whether somebody is there."""
+"""How often a silent WebSocket gets a ping."""
 
 
 def make_app(child: EchoAsyncStub) -> web.Application:

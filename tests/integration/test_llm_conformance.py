@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -202,16 +201,3 @@ async def test_a_stream_out_of_time_ends_with_an_error(stack: Stack) -> None:
         if any(words):
             break
     assert any(words)
-
-
-async def test_many_streams_at_once_do_not_mix(stack: Stack) -> None:
-    async def one(number: int) -> tuple[str, str]:
-        messages: list[Any] = [{"role": "user", "content": f"Question {number}: {'why ' * number}?"}]
-        create = stack.client.chat.completions.create
-        whole = await create(model="qwen", messages=messages, max_tokens=30)
-        stream = await create(model="qwen", messages=messages, max_tokens=30, stream=True)
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-        return whole.choices[0].message.content or "", text
-
-    for whole, streamed in await asyncio.gather(*(one(number) for number in range(32))):
-        assert whole == streamed

@@ -1,10 +1,9 @@
 """vLLM itself, on the CPU, with real models, in its own environment: its part of the engines' contract suite, and what
-goes the whole way, OpenAI's client -> HAProxy -> gateway -> gRPC -> LLM server -> vLLM.
+goes the whole way, OpenAI's client -> gateway -> gRPC -> LLM server -> vLLM.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -13,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -30,12 +28,8 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import VARIABLE, LLMConfig, ModelLoading
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.model.actions import AddServer, WriteRouting
-from controller.model.spec import ProbeSpec, ServiceSpec, backend_name
-from controller.routing.haproxy import HAProxyRouter
-from tests.harness.haproxy_container import HAProxyContainer, build, docker
 from tests.harness.stack import ROOT, free_ports, request
-from tests.harness.waiting import eventually, seconds_until
+from tests.harness.waiting import seconds_until
 from tests.unit.dashboards.sources import VLLM_PAGE
 
 PAGE = (ROOT / "docs" / "how-to" / "language-models.md").read_text(encoding="utf-8")
@@ -130,45 +124,12 @@ def is_ready(running: subprocess.Popen[bytes], admin: int) -> bool:
     return request(f"http://127.0.0.1:{admin}/readyz").status == 200
 
 
-@contextlib.contextmanager
-def haproxy() -> Iterator[HAProxyContainer]:
-    run_dir = Path(tempfile.mkdtemp(prefix="pierhead-haproxy-"))
-    image = build()
-    try:
-        with HAProxyContainer(run_dir).running() as container:
-            yield container
-    finally:
-        docker("rmi", "--force", image)
-        shutil.rmtree(run_dir)
-
-
-def route_all_to(haproxy: HAProxyContainer, port: int) -> None:
-    """Have HAProxy send every request to that port of this machine, as the controller would."""
-    router = HAProxyRouter(haproxy.run_dir)
-    gateway = ServiceSpec(
-        name="gateway", image="gateway", protocol="http", port=port, replicas=1, route="/", request_timeout_s=300,
-        probe=ProbeSpec(port=port, path="/v1/models"),
-    )  # fmt: skip
-
-    async def do() -> None:
-        routing = WriteRouting(target="routing", services=(gateway,), routing_hash=router.routing_hash([gateway]))
-        await router.perform(routing)
-        add = AddServer(
-            target="gateway-1", service="gateway", backend=backend_name("gateway"),
-            address=f"{haproxy.gateway}:{port}", spec=gateway,
-        )  # fmt: skip
-        await router.perform(add)
-
-    # Its master is away for a moment after its start, which on a machine full of vLLM is longer than usual.
-    eventually(lambda: asyncio.run(do()) is None, "HAProxy has the gateway's address")
-
-
 @dataclass
 class WholeWay:
-    """All of it: a gateway behind HAProxy, and three LLM servers behind the gateway."""
+    """All of it: a gateway, and three LLM servers behind it."""
 
     client: Any
-    """OpenAI's, of HAProxy's address; None before that is there."""
+    """OpenAI's; None before the gateway is ready."""
     logs: Path
     lanes: Mapping[str, int]
     admins: Mapping[str, int]
@@ -242,15 +203,12 @@ def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process
 def running(starting: tuple[Processes, WholeWay]) -> Iterator[WholeWay]:
     """All of it, ready."""
     started, way = starting
-    with haproxy() as proxy:
-        for name, each in started.items():
-            took_s = seconds_until(partial(is_ready, each, way.admins[name]), name, STARTED_WITHIN_S)
-            print(f"  {name}: {took_s:.0f} s more")
-        route_all_to(proxy, way.lanes["gateway"])
-        url = f"http://{proxy.ip}:8000/v1"
-        eventually(lambda: request(f"{url}/models").status == 200, "HAProxy has the gateway")
-        with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=ANSWER_S) as client:
-            yield replace(way, client=client)
+    for name, each in started.items():
+        took_s = seconds_until(partial(is_ready, each, way.admins[name]), name, STARTED_WITHIN_S)
+        print(f"  {name}: {took_s:.0f} s more")
+    url = f"http://127.0.0.1:{way.lanes['gateway']}/v1"
+    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=ANSWER_S) as client:
+        yield replace(way, client=client)
 
 
 @pytest.fixture
@@ -262,7 +220,6 @@ def way(running: WholeWay, request: pytest.FixtureRequest) -> Iterator[WholeWay]
         shutil.copytree(running.logs, ROOT / "test-evidence" / request.node.name, dirs_exist_ok=True)
 
 
-@pytest.mark.engine
 def test_what_the_site_shows_prints_what_it_says(way: WholeWay) -> None:
     shown = re.search(r"^import openai\n.*?# (?P<prints>[^\n]+)\n(?=```)", PAGE, re.DOTALL | re.MULTILINE)
     assert shown is not None
@@ -290,7 +247,6 @@ def is_city(text: str) -> bool:
     return set(found) == {"city", "sure"} and found["city"] in ("Paris", "Rome") and isinstance(found["sure"], bool)
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "look_up"}}, "required"])
 def test_a_tool_that_must_be_called_is(way: WholeWay, choice: Any) -> None:
     asked = {"tools": [LOOK_UP], "tool_choice": choice, "max_tokens": 200}
@@ -314,7 +270,6 @@ LONG: Any = [
 """Long enough for blocks of vLLM's cache, which have 128 tokens on CPUs."""
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_cpu_has_no_sleep_and_says_so(way: WholeWay, level: int) -> None:
     with pytest.raises(grpc.RpcError) as refused:
@@ -324,7 +279,6 @@ def test_a_cpu_has_no_sleep_and_says_so(way: WholeWay, level: int) -> None:
     assert way.chat(max_tokens=1).usage.completion_tokens == 1, "it is awake"
 
 
-@pytest.mark.engine
 def test_prefill_reads_and_decode_answers(way: WholeWay) -> None:
     whole = way.chat(LONG).choices[0].message.content
     before = way.numbers("llm-decode")
@@ -346,7 +300,6 @@ def likeness(one: list[float], other: list[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True)) / (math.hypot(*one) * math.hypot(*other))
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("members", [{}, {"encoding_format": "float"}], ids=["base64, as the client asks", "float"])
 def test_embeddings(way: WholeWay, members: Any) -> None:
     answer = way.client.embeddings.create(model="minilm", input=TEXTS, **members)
@@ -359,7 +312,6 @@ def test_embeddings(way: WholeWay, members: Any) -> None:
     assert likeness(alone, vectors[0]) > 0.999
 
 
-@pytest.mark.engine
 def test_score(way: WholeWay) -> None:
     body = {"model": "minilm", "text_1": TEXTS[0], "text_2": TEXTS[1:]}
     answer = way.client.post("/score", body=body, cast_to=object)
@@ -367,7 +319,6 @@ def test_score(way: WholeWay) -> None:
     assert scores[0] > 0.8 > 0.3 > scores[1]
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize(
     "ask",
     [
@@ -395,7 +346,6 @@ BEYOND_THE_PAGE = (
 """What an engine has that serves, with a connector and a parser of tool calls, and nothing asks for."""
 
 
-@pytest.mark.engine
 def test_the_page_of_vllm_that_the_dashboard_is_checked_against_is_vllms(way: WholeWay) -> None:
     page = request(f"http://127.0.0.1:{way.admins['llm-decode']}/metrics").body.decode()
     types = {line for line in page.splitlines() if line.startswith("# TYPE vllm:")}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EVENTS = "text/event-stream"
 
 GAVE_UP = ("499", "504")
-"""Statuses of requests that their client ended: it left, or its deadline was over."""
+"""Statuses of requests that their client ended: it left, or its deadline passed."""
 
 
 class Exchange:
@@ -51,7 +51,7 @@ class Exchange:
         self._headers: dict[str, str] = {}
         """Of every answer."""
         self._room = 0
-        """Bytes that were taken for the body."""
+        """Bytes of `Gateway.body_bytes` that this request has taken."""
 
     async def answer(self) -> web.StreamResponse:
         """The response. Raises the errors that the runtime answers: its own, and that the client left."""
@@ -63,7 +63,7 @@ class Exchange:
             return answer_error(error, self._headers)
         finally:
             self._gateway.ongoing -= 1
-            self._give_room_back()
+            self._free_room()
 
     # ---- before the service
 
@@ -98,7 +98,11 @@ class Exchange:
             call.cancel()
 
     async def _read(self) -> bytes:
-        """The body, with room taken for it. Raises ApiError; Backpressure where there is no room."""
+        """The body. Raises ApiError; Backpressure where the bodies of all requests leave no room for it.
+
+        Admission bounds the requests, and a setting the size of each; the product is more than any machine has. Room is
+        taken as bytes arrive: a request that announces a large body and sends nothing takes none.
+        """
         limit = self._gateway.settings.max_body_bytes
         if (self._request.content_length or 0) > limit:
             raise _too_large(limit)
@@ -115,16 +119,17 @@ class Exchange:
         return bytes(body)
 
     def _take_room(self, size: int) -> None:
-        bodies = self._gateway.bodies
-        if not bodies.take(size):
+        limit = self._gateway.settings.max_bodies_bytes
+        if self._gateway.body_bytes + size > limit:
             raise Backpressure(
-                f"the bodies of all requests that wait for an answer have the {bodies.limit} bytes that this gateway "
+                f"the bodies of all requests that wait for an answer have the {limit} bytes that this gateway "
                 "keeps for them; ask again in a moment"
             )
+        self._gateway.body_bytes += size
         self._room += size
 
-    def _give_room_back(self) -> None:
-        self._gateway.bodies.give_back(self._room)
+    def _free_room(self) -> None:
+        self._gateway.body_bytes -= self._room
         self._room = 0
 
     def _find(self, name: str) -> Route:
@@ -191,8 +196,8 @@ class Exchange:
             message.overrides = ""
             outcome = "no_replica" if isinstance(error, NoReplica) else "unavailable"
         except ValueError as error:
-            told = f"{service}: the prefill service did not answer with JSON: {error}; look at its log"
-            raise PierheadError(told) from error
+            text = f"{service}: the prefill service did not answer with JSON: {error}; look at its log"
+            raise PierheadError(text) from error
         finally:
             self._gateway.metrics.prefill.inc((route.base, route.service, outcome))
         return None
@@ -202,7 +207,7 @@ class Exchange:
     async def _relay(self, call: Any, asked: Asked) -> web.StreamResponse:
         """Pass on what the service answers."""
         first: LLMReply | None = await anext(call, None)
-        self._give_room_back()
+        self._free_room()
         if first is None:
             raise Unavailable(f"{self._request.path}: the service answered with nothing; look at its log")
         status = _status_of([first])
@@ -231,7 +236,7 @@ class Exchange:
         )
 
     def _account(self, code: str) -> None:
-        """Count the request, which has ended. `code`: the HTTP status that tells how."""
+        """Count the request, which has ended. `code`: the HTTP status that it ended with."""
         gateway, asked, holder = self._gateway, self._asked, self._holder
         used = self._meter.used(asked, gave_up=code in GAVE_UP)
         if holder is not None and asked is not None:
@@ -241,7 +246,7 @@ class Exchange:
 
 
 class _Begun:
-    """A call whose first reply was read already, as a source for `sse`."""
+    """A call and its first reply, which was read already, as a source for `sse`."""
 
     def __init__(self, first: LLMReply, call: Any) -> None:
         self._first = first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 
@@ -12,7 +12,6 @@ from aiohttp import hdrs, web
 from pierhead import handle, has_replica
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
-from services.llm.gateway.body.room import BodyRoom
 from services.llm.gateway.errors import ApiError, answer_error, unknown_model
 from services.llm.gateway.keys.key_file import Holder, KeyFile
 from services.llm.gateway.keys.limits import Clock
@@ -30,9 +29,10 @@ class Gateway:
         self.metrics = metrics
         self.clock = clock
         self.ongoing = 0
-        """Requests for models that are being answered."""
-        self.bodies = BodyRoom(settings.max_bodies_bytes)
-        metrics.bodies.read = lambda: self.bodies.taken
+        """Requests for models that are in progress."""
+        self.body_bytes = 0
+        """Taken by the bodies of all requests, each from its first byte until its answer begins."""
+        metrics.bodies.read = lambda: self.body_bytes
         self.models = settings.models
         services = dict.fromkeys((*self.models.services, *self.models.prefill_services))
         self.stubs = {service: handle(LLMServerStub, service) for service in services}
@@ -43,7 +43,7 @@ class Gateway:
     async def live(self, _: web.Application) -> AsyncIterator[None]:
         """Runs the background tasks from the application's start to its end."""
         for service in self.models.prefill_services:
-            has_replica(service)  # the process watches it from now on, not from the first request on
+            has_replica(service)  # starts to watch it now, not at the first request
         tasks = [asyncio.create_task(self._cards.keep(), name="what services say they serve")]
         if self._keys is not None:
             tasks.append(asyncio.create_task(self._keys.watch(), name="the file of API keys"))
@@ -68,41 +68,41 @@ class Gateway:
         return holder
 
     async def health_handler(self, request: web.Request) -> web.StreamResponse:
-        """`/health`, `/ping`: the gateway takes requests. A model that loads, or is scaled to zero, holds them."""
+        """`/health`, `/ping`: the gateway takes requests. They wait while a model loads or is scaled to zero."""
         return web.Response()
 
     async def version_handler(self, request: web.Request) -> web.StreamResponse:
         """`GET /version`: Pierhead's."""
-        return self._about(request, {"version": version("pierhead")})
+        return self._document(request, lambda holder: {"version": version("pierhead")})
 
     async def load_handler(self, request: web.Request) -> web.StreamResponse:
         """`GET /load`: the requests that this gateway process is answering."""
-        return self._about(request, {"server_load": self.ongoing})
-
-    def _about(self, request: web.Request, what: dict[str, object]) -> web.Response:
-        try:
-            self.identify(request)
-        except ApiError as error:
-            return answer_error(error, {})
-        return web.json_response(what)
+        return self._document(request, lambda holder: {"server_load": self.ongoing})
 
     async def models_handler(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models`: the models, aliases and known adapters that the client may use."""
-        try:
-            holder = self.identify(request)
-        except ApiError as error:
-            return answer_error(error, {})
-        shown = [told for names, told in self._list.entries() if holder is None or holder.key.may_use(names)]
-        return web.json_response({"object": "list", "data": shown})
+        return self._document(request, lambda holder: {"object": "list", "data": self._models_of(holder)})
 
     async def model_handler(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models/{id}`: one of them."""
+        asked = request.match_info["id"]
+
+        def find(holder: Holder | None) -> dict[str, object]:
+            found = [entry for entry in self._models_of(holder) if entry["id"] == asked]
+            if not found:
+                raise unknown_model(asked)
+            return found[0]
+
+        return self._document(request, find)
+
+    def _models_of(self, holder: Holder | None) -> list[dict[str, object]]:
+        return [entry for names, entry in self._list.entries() if holder is None or holder.key.may_use(names)]
+
+    def _document(
+        self, request: web.Request, make: Callable[[Holder | None], Mapping[str, object]]
+    ) -> web.StreamResponse:
+        """What `make` makes for the holder of the request's key, as JSON; an ApiError as a response."""
         try:
-            holder = self.identify(request)
-            asked = request.match_info["id"]
-            for names, told in self._list.entries():
-                if told["id"] == asked and (holder is None or holder.key.may_use(names)):
-                    return web.json_response(told)
-            raise unknown_model(asked)
+            return web.json_response(make(self.identify(request)))
         except ApiError as error:
             return answer_error(error, {})

@@ -57,7 +57,7 @@ class Meter:
         return Used(0 if asked is None or not (self.begun or gave_up) else asked.prompt.tokens, self._counted)
 
     def count(self, metrics: GatewayMetrics, route: Route | None, key: str, code: str, used: Used, now: float) -> None:
-        """Count the request. `code`: the HTTP status that tells how it ended."""
+        """Count the request. `code`: the HTTP status that it ended with."""
         reason = finish_label("" if self._last is None else self._last.usage.finish_reason)
         if route is None:
             metrics.requests.inc(("", "", key, code, reason))

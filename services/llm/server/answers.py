@@ -13,17 +13,16 @@ from services.llm.server.errors import LLMRequestError
 def error_reply(
     status: int, message: str, *, kind: str, code: str | int | None = None, param: str | None = None
 ) -> LLMReply:
-    """An error as an engine gives it."""
+    """An error as a reply."""
     return LLMReply(data=error_body(message, kind=kind, code=code, param=param), status=status)
 
 
 def reply_to(error: LLMRequestError) -> LLMReply:
     """The reply that a refused request gets."""
-    return error_reply(
-        error.http_status, error.message, kind=error.error_type, code=error.error_code, param=error.param
-    )
+    kind = "invalid_request_error"
+    return error_reply(error.http_status, error.message, kind=kind, code=error.error_code, param=error.param)
 
 
 async def not_supported(path: str) -> AsyncIterator[LLMReply]:
-    """The answer for a path that the engine does not have."""
+    """The answer for a path that the engine does not serve."""
     yield error_reply(404, f"this model's engine does not serve {path}", kind="invalid_request_error", code="not_found")

@@ -1,7 +1,7 @@
-"""Work that blocks and cannot be told to stop: a download, the loading of weights.
+"""Work that blocks and cannot be cancelled: a download, the loading of weights.
 
 A process waits for asyncio's own threads when it ends. A replica that is stopped while it downloads would go on until
-it is killed, and a few downloads that hang would occupy all of those threads.
+it is killed, and a few downloads that hang would occupy all of these threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
     result: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
 
-    def tell(settle: Callable[[Any], None], value: object) -> None:
+    def settle_later(settle: Callable[[Any], None], value: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the caller
             loop.call_soon_threadsafe(lambda: None if result.done() else settle(value))
 
@@ -34,9 +34,9 @@ async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
         try:
             value = context.run(function, *args, **kwargs)
         except BaseException as error:  # SystemExit too: the caller raises it
-            tell(result.set_exception, error)
+            settle_later(result.set_exception, error)
         else:
-            tell(result.set_result, value)
+            settle_later(result.set_result, value)
 
     threading.Thread(target=work, name="background", daemon=True).start()
     return await result

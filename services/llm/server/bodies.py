@@ -1,6 +1,6 @@
 """What a request asks for: its JSON, read once, with what LLMRequest says in place of it. Pure.
 
-body = bodies.read(request)         # refused requests raise here, before the engine has heard of them
+body = bodies.read(request)         # a wrong body raises here, before the engine sees the request
 model = body["model"]
 """
 
@@ -55,12 +55,6 @@ def is_for_clients(path: str) -> bool:
     of the server behind an engine: paths are not what they look like once they are normalised."""
     parts = unquote(path).split("/")
     return path.startswith("/") and not {".", ".."} & set(parts) and not (_OPERATORS & set(parts))
-
-
-def adapter_of(model: str) -> str | None:
-    """The adapter that "base:adapter" names; None for a model without one."""
-    _, colon, adapter = model.partition(":")
-    return adapter if colon else None
 
 
 def _object(text: bytes | str, what: str) -> Body:

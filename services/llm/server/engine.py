@@ -22,7 +22,7 @@ Replies = AsyncIterator[LLMReply]
 error object; what the engine raises is a failure of its own. Closing the iterator aborts the request in the engine."""
 
 Report = Callable[[str, float | None, float], None]
-"""Called with the progress of the start: what it does, how much is done (None = not known), of how much."""
+"""Called with the progress of the start: the stage, how much of it is done (None = not known), of how much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class EngineLoad:
     kv_use: float = 0.0
     """Share of the key-value cache in use, 0 to 1."""
     tokens: int = 0
-    """Tokens made since the start, and those of prompts that were read: while it grows the engine does not stall."""
+    """Tokens generated and prompt tokens read since the start: while the number grows the engine does not stall."""
 
 
 class LLMEngine(ABC):
     """An engine of one model. Made with its config; nothing happens before `start`."""
 
     needs_files: bool = True
-    """Whether `start` wants the model's files on this machine; False: it gets the name of the source as it is."""
+    """Whether `start` needs the model's files on this machine; False: it gets the name of the source."""
 
     def __init__(self, config: LLMConfig) -> None:
         self.config = config
@@ -97,12 +97,12 @@ class LLMEngine(ABC):
 
     @abstractmethod
     async def check_health(self) -> None:
-        """Raises when the engine says that it is not well: a subclass of `pierhead.Broken` where it will not be again,
-        and the replica is replaced at once. Cheap."""
+        """Raises when the engine is not well: a subclass of `pierhead.Broken` where it will not recover: the
+        replica is then replaced at once. Cheap."""
 
     @abstractmethod
     async def shutdown(self) -> None:
-        """End it; what still runs is aborted."""
+        """End the engine; requests in progress are aborted."""
 
     async def load_adapter(self, adapter: str, path: str) -> None:
         """Load a LoRA adapter under this name. Raises LLMRequestError where it cannot be."""
@@ -121,7 +121,7 @@ class LLMEngine(ABC):
         raise self._cannot("wake")
 
     async def reset_prefix_cache(self) -> None:
-        """Forget what was read."""
+        """Empty the prefix cache."""
         raise self._cannot("reset_prefix_cache")
 
     def expose(self) -> bytes:

@@ -28,20 +28,18 @@ class UpstreamError(PierheadError):
 
 
 class LLMRequestError(BadRequest):
-    """A request that this engine refuses: OpenAI's error object in the making, see `answers.reply_to`."""
+    """A request that this engine refuses. `answers.reply_to` makes OpenAI's error object of it."""
 
     def __init__(
         self,
         message: str,
         *,
         status: int = 400,
-        error_type: str = "invalid_request_error",
         code: str | int | None = None,
         param: str | None = None,
     ) -> None:
         super().__init__(message)
         self.http_status = status
-        self.error_type = error_type
         self.error_code = code
         self.param = param
         """The member of the body that is wrong."""

@@ -8,7 +8,6 @@ twice a second:      watchdog on tokens, which has check_health called when it h
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -37,27 +36,23 @@ from services.llm.server.watchdog import TokenWatchdog
 logger = logging.getLogger(__name__)
 
 IDLE_TOKEN_S = 30.0
-"""An engine without requests proves so often that it can generate."""
+"""How often an engine without requests generates one token, to prove that it can."""
 
 LOOK_S = 0.5
-"""Between two looks of the watchdog: a stall is noticed so much later than it counts as one, at most."""
+"""Between two looks of the watchdog: the longest time from a stall to its detection."""
 
 LARGEST_REPLY = 60 * 1024 * 1024
-"""Bytes of one reply: about what a message between services may have."""
-
-Call = Callable[[LLMRequest], Replies]
-Method = Callable[["LLMServer", LLMRequest, Any], AsyncIterator[LLMReply]]
+"""Bytes of one reply: a little less than the largest message between services."""
 
 
-def _answered(call_of: Callable[[LLMServer], Call]) -> Method:
-    """The method of the service that answers with what the engine does, which `call_of` finds.
+def _method(name: str) -> Any:
+    """The method of the service that answers with the engine's method of this name.
 
-    One generator between the engine and the wire, as every reply passes all that there are.
+    It is the only generator between the engine and the wire: every reply passes each generator on its way.
     """
 
-    @functools.wraps(call_of)
     async def answer(self: LLMServer, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        call = call_of(self)
+        call: Callable[[LLMRequest], Replies] = getattr(self._running, name)
         begun = False
         self._begin()
         try:
@@ -112,7 +107,7 @@ class LLMServer(LLMServerServicer):
         self._turn = asyncio.Lock()
         """Held by Sleep and Wake: an engine that is falling asleep is not woken up."""
         self._wanted_adapters: tuple[str, ...] = ()
-        """By user_config."""
+        """The adapters that user_config names."""
         self._requests = 0
         self._watchdog = TokenWatchdog(config.stall_timeout_s, time.monotonic())
         self._watch: asyncio.Task[None] | None = None
@@ -122,35 +117,13 @@ class LLMServer(LLMServerServicer):
 
     # ---- requests
 
-    @_answered
-    def Chat(self) -> Call:
-        """/v1/chat/completions"""
-        return self._running.chat
-
-    @_answered
-    def Completions(self) -> Call:
-        """/v1/completions"""
-        return self._running.completions
-
-    @_answered
-    def Embeddings(self) -> Call:
-        """/v1/embeddings"""
-        return self._running.embeddings
-
-    @_answered
-    def Score(self) -> Call:
-        """/v1/score"""
-        return self._running.score
-
-    @_answered
-    def Tokenize(self) -> Call:
-        """/tokenize"""
-        return self._running.tokenize
-
-    @_answered
-    def Detokenize(self) -> Call:
-        """/detokenize"""
-        return self._running.detokenize
+    Chat = _method("chat")
+    Completions = _method("completions")
+    Embeddings = _method("embeddings")
+    Score = _method("score")
+    Tokenize = _method("tokenize")
+    Detokenize = _method("detokenize")
+    _pass_through = _method("pass_through")
 
     async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
         """Any other path that the engine serves."""
@@ -161,10 +134,6 @@ class LLMServer(LLMServerServicer):
                 yield reply
         finally:
             await _close(replies)
-
-    @_answered
-    def _pass_through(self) -> Call:
-        return self._running.pass_through
 
     def _adapter_of(self, request: LLMRequest) -> AbstractAsyncContextManager[Any]:
         """Keeps the request's adapter in the engine. Raises LLMRequestError for an unknown model."""
@@ -185,13 +154,19 @@ class LLMServer(LLMServerServicer):
         return self.config.model_loading.model_id + adapters
 
     @property
-    def _running(self) -> LLMEngine:
-        """The engine. Raises Unavailable while it takes no requests."""
+    def _ready(self) -> LLMEngine:
+        """The engine, asleep or not. Raises Unavailable before it has started."""
         if self._engine is None or not self._started:
             raise Unavailable("the engine is not started yet; ask again when the replica is ready")
+        return self._engine
+
+    @property
+    def _running(self) -> LLMEngine:
+        """The engine. Raises Unavailable while it takes no requests."""
+        engine = self._ready
         if self._asleep:
             raise Unavailable("the engine sleeps; wake it up (Operation.Wake), or ask another replica")
-        return self._engine
+        return engine
 
     def _begin(self) -> None:
         if not self._requests:
@@ -203,14 +178,12 @@ class LLMServer(LLMServerServicer):
         self._requests -= 1
         _tell_callers(self._load())
 
-    # ---- what is served, and what people do to it
+    # ---- what is served, and what operators do to it
 
     async def Describe(self, request: DescribeRequest, context: Any) -> ModelCard:
         """What is served here."""
-        if self._engine is None or not self._started:
-            raise Unavailable("the engine is not started yet; ask again when the replica is ready")
         card = ModelCard()
-        card.CopyFrom(self._engine.describe())
+        card.CopyFrom(self._ready.describe())
         card.created = card.created or self._created
         if self._adapters is not None:
             card.adapters[:] = sorted({*card.adapters, *await self._adapters.known()})
@@ -218,9 +191,7 @@ class LLMServer(LLMServerServicer):
 
     async def Operate(self, request: Operation, context: Any) -> OperationDone:
         """Do it, and return when it is done. Raises NotSupported, BadRequest."""
-        engine = self._engine
-        if engine is None or not self._started:
-            raise Unavailable("the engine is not started yet; ask again when the replica is ready")
+        engine = self._ready
         what = request.WhichOneof("what")
         if what not in (None, "sleep", "wake"):
             self._reject_asleep(what)
@@ -248,7 +219,7 @@ class LLMServer(LLMServerServicer):
         if self._asleep == level:
             return
         self._reject_asleep("sleep")
-        self._asleep = level  # before it does: a request must not be met half asleep
+        self._asleep = level  # first, so that no request reaches an engine that is falling asleep
         try:
             await engine.sleep(level)
         except BaseException:
@@ -259,7 +230,7 @@ class LLMServer(LLMServerServicer):
         if not self._asleep:
             return
         await engine.wake()
-        self._watchdog.began(time.monotonic())  # it was not to make tokens until now
+        self._watchdog.began(time.monotonic())  # an engine that sleeps makes no tokens
         self._asleep = 0
 
     def _reject_asleep(self, what: object) -> None:
@@ -289,7 +260,7 @@ class LLMServer(LLMServerServicer):
     # ---- its life
 
     async def check_health(self) -> None:
-        """Raises what is wrong: EngineStalledError, or the engine's own. The first one starts the engine."""
+        """Raises EngineStalledError, or the engine's own error. The first call starts the engine."""
         if not self._started:
             await self._start()
             return
@@ -394,7 +365,7 @@ class LLMServer(LLMServerServicer):
         try:
             return self._engine.expose()
         except Exception:
-            logger.exception("the engine %s could not tell its metrics", self.config.engine)
+            logger.exception("the engine %s raised while it wrote its metrics", self.config.engine)
             return b""
 
 

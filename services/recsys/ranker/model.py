@@ -25,7 +25,6 @@ VECTORS: Final = SPARSE_FEATURES + 1
 PAIRS: Final = VECTORS * (VECTORS - 1) // 2
 BOTTOM_WIDTHS: Final = (DENSE_FEATURES, 256, EMBEDDING_WIDTH)
 TOP_WIDTHS: Final = (EMBEDDING_WIDTH + PAIRS, 256, 128, 64, 1)
-PARAMETERS: Final = 166_567_745
 
 
 class Dlrm(nn.Module):
@@ -47,7 +46,7 @@ class Dlrm(nn.Module):
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """Score rows: dense float32 [rows, 13], sparse int64 [rows, 26] (each 0 <= id < 100000) -> float32 [rows].
 
-        Ids are not checked here (that costs a synchronisation on CUDA): whoever calls has checked them.
+        Ids are not checked here (that costs a synchronisation on CUDA): the caller has checked them.
         """
         rows = dense.shape[0]
         hidden = _through(self.bottom, dense).relu_()

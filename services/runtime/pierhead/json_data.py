@@ -1,7 +1,6 @@
-"""What of a value JSON cannot hold. YAML has more than JSON: dates, bytes, keys that are numbers, .nan. Pure.
+"""Finds values of YAML that JSON cannot hold: dates, bytes, keys that are numbers, .nan. Pure.
 
-For settings that are written in YAML and travel as JSON: what arrives is what was written, or it is refused; nothing is
-quietly made into something like it.
+For settings that are written in YAML and sent as JSON: a value arrives unchanged or is refused, never converted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class NotJson(NamedTuple):
 
 
 def find_not_json(value: object, place: tuple[object, ...] = ()) -> NotJson | None:
-    """The first thing that JSON cannot hold; None where there is none. Raises RecursionError for what is too deep."""
+    """The first value that JSON cannot hold, or None. Raises RecursionError for too deep a value."""
     match value:
         case None | bool() | int() | str():
             return None

@@ -4,7 +4,7 @@
     document = llm_app({"llm-qwen": llm_service(qwen, gpus=True)})
     Path("compose/apps/qwen.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
 
-What comes back is plain data, to be changed at will before it is written. `pierhead llm build` does the same from a
+The result is plain data, which may be changed before it is written. `pierhead llm build` does the same from a
 shell. Pure.
 """
 
@@ -22,7 +22,7 @@ WITHOUT_VLLM = ("mock", "openai")
 CACHE = "llm-cache"
 """The volume of weights and compiled kernels, shared by all replicas of all models."""
 MAX_ONGOING_REQUESTS = 256
-"""What vLLM runs at a time by default (max_num_seqs); more wait in the gateway, which can still choose another one."""
+"""What vLLM runs at a time by default (max_num_seqs). More wait in the gateway, which may choose another replica."""
 REQUEST_TIMEOUT_S = 600.0
 """A long answer of a slow model; Ray Serve LLM's clients wait as long by default."""
 
@@ -74,16 +74,16 @@ def llm_gateway(
     """The gateway's service. `models` says which service has which model; see its PIERHEAD_LLM_MODELS. Each service's
     models stand in a variable of their own: Compose merges the gateways of several files into one that has them all.
     """
-    told: dict[str, dict[str, str | Mapping[str, str]]] = {}
+    variables: dict[str, dict[str, str | Mapping[str, str]]] = {}
     for model, entry in models.items():
         service = entry if isinstance(entry, str) else entry.get("service", "")
-        told.setdefault(_variable(service), {})[model] = entry
+        variables.setdefault(_variable(service), {})[model] = entry
     return {
         **_image(image, "gateway", {}),
         "scale": 0,
         # Keys' limits hold for all gateways together: each gives out its share.
         "environment": {
-            **{variable: json.dumps(its) for variable, its in told.items()},
+            **{variable: json.dumps(entries) for variable, entries in variables.items()},
             "PIERHEAD_LLM_GATEWAYS": str(replicas),
         },
         "x-serve": {
@@ -118,14 +118,14 @@ def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", g
 
 
 def _variable(service: str) -> str:
-    """Where the gateway finds a service's models; "" = of names that lead to another entry."""
+    """The gateway's variable for a service's models; "" = for aliases."""
     return (
         f"PIERHEAD_LLM_MODELS_OF_{re.sub('[^A-Za-z0-9]', '_', service).upper()}" if service else "PIERHEAD_LLM_MODELS"
     )
 
 
 def _as_it_is(value: Any) -> Any:
-    """For a compose file, in whose values Compose takes "$" for the beginning of a variable."""
+    """The value with "$" doubled: in a compose file a single one begins a variable."""
     if isinstance(value, str):
         return value.replace("$", "$$")
     if isinstance(value, Mapping):
@@ -134,8 +134,8 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _image(image: str | None, part: str, arguments: Mapping[str, str]) -> Document:
-    """An image by name, or how it is built. Paths are seen from compose/, where the first file is; Compose names
-    what it builds after the service, so that two services do not take each other's for their own new version."""
+    """An image by name, or how to build it. Paths start at compose/, the folder of the first file. Compose names an
+    image after its service, so that no service takes another one's image for its own new version."""
     if image is not None:
         return {"image": image}
     build: Document = {

@@ -22,7 +22,7 @@ LARGEST_CONFIG = 64 * 1024
 """Bytes as JSON: it travels in an environment variable, of which Linux takes twice as much."""
 
 ENGINE_NAMES = ("vllm", "openai", "mock")
-"""Those that the server's registry has; any other engine is an import path."""
+"""The engines of the server's registry; any other engine is an import path."""
 ENGINE_EXPECTED = f'{", ".join(map(json.dumps, ENGINE_NAMES))}, or an import path such as "my_package.engine:MyEngine"'
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -33,7 +33,7 @@ _HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A
 
 
 def _expected(expectation: str) -> PydanticCustomError:
-    """A finding that says what it should be; the report adds where, and what was found."""
+    """The error for a wrong value: what is expected. The report adds where, and what was found."""
     return PydanticCustomError("expected", "expected {expectation}", {"expectation": expectation})
 
 
@@ -99,7 +99,7 @@ class ModelLoading(_Block):
 
     @property
     def source(self) -> str:
-        """Where it comes from; the model_id is a Hugging Face id where nothing else is written."""
+        """Where the model comes from; without a model_source the model_id is a Hugging Face id."""
         return self.model_source or self.model_id
 
 
@@ -151,5 +151,5 @@ class LLMConfig(_Block):
 
     @classmethod
     def from_json(cls, text: str) -> LLMConfig:
-        """Read what `to_json` wrote, or a person. Raises pydantic.ValidationError."""
+        """Read JSON of `to_json`, or written by hand. Raises pydantic.ValidationError."""
         return cls.model_validate_json(text)

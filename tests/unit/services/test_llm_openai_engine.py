@@ -391,7 +391,7 @@ async def test_adapters_that_cannot_be_loaded_say_why() -> None:
     for status, answer, kind, words in (
         (404, error, LLMRequestError, "must see at the same path, cannot be loaded: No adapter found for /adapters/fr"),
         (404, {"detail": "Not Found"}, NotSupported, "takes no LoRA adapters while it runs .* with --enable-lora"),
-        (500, error, UpstreamError, "answers 500 where it was told of an adapter"),
+        (500, error, UpstreamError, "answers 500 to the change of an adapter"),
     ):
         raw = json.dumps(answer).encode()
         async with started(saying(raw, kind="application/json", status=status)) as engine:

@@ -83,7 +83,7 @@ async def test_the_start_reports_its_progress_and_ends_with_a_token(cluster: Clu
     await cluster.start(server)
     stages = list(dict.fromkeys(doing for doing, _, _ in told))
     assert stages == ["importing the engine mock", "loading the mock model's weights", "generating a first token"]
-    assert ("loading the mock model's weights", 9, 10) in told
+    assert ("loading the mock model's weights", 0, 1) in told
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -114,20 +114,6 @@ async def test_a_caller_that_goes_aborts_in_the_engine(cluster: Cluster) -> None
     assert served.engine.load().tokens < 1000
     assert served.engine.load().kv_use == 0
     await served.chat()
-
-
-async def test_a_caller_that_goes_while_its_request_waits_aborts_it(cluster: Cluster) -> None:
-    served = await start(cluster, config(max_num_seqs=1))
-    first = asyncio.ensure_future(served.chat(max_tokens=30_000))
-    await until(lambda: served.engine.load().running == 1, "the first one runs")
-    second = served.stub.Chat(chat(), timeout=20)
-    reading = asyncio.ensure_future(second.read())
-    await until(lambda: served.engine.load().waiting == 1, "the second one waits")
-    second.cancel()
-    await until(lambda: served.engine.load().waiting == 0, "the second one is forgotten")
-    first.cancel()
-    await until(lambda: served.engine.load().running == 0, "the first one, too")
-    await asyncio.gather(first, reading, return_exceptions=True)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ import json
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pierhead.errors import Backpressure, SettingsError
-from pierhead.held import loaded_models
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.llm_config import ENGINE_EXPECTED, ENGINE_NAMES, LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
@@ -142,29 +140,6 @@ def loras(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_the_one_whose_use_is_longest_ago_goes(loras: Path) -> None:
-    adapters = await some_adapters(loras, 2)
-    for name in "aba":
-        await adapters.load(name)
-    assert adapters.held == ("b", "a")
-    await adapters.load("c")
-    assert set(adapters.held) == {"a", "c"}
-    assert loaded_models() >= {"a", "c"}, "callers are told"
-
-
-async def test_one_in_use_is_not_unloaded_and_those_who_wait_share_one_load(loras: Path) -> None:
-    adapters = await some_adapters(loras, 1, adapter_loading_s=0.01)
-    async with adapters.use("a"):
-        waiting = [asyncio.ensure_future(adapters.load("b")) for _ in range(3)]
-        await asyncio.wait(waiting, timeout=0.05)
-        assert adapters.held == ("a",)
-        assert not any(task.done() for task in waiting)
-        with pytest.raises(LLMRequestError, match='"a" is in use'):
-            await adapters.unload("a")
-    await asyncio.gather(*waiting)
-    assert adapters.held == ("b",)
-
-
 async def test_pinned_ones_stay_and_leave_no_place_to_others(loras: Path) -> None:
     adapters = await some_adapters(loras, 2, "a")
     await adapters.keep(["b"])
@@ -183,14 +158,6 @@ async def test_names_that_lead_elsewhere_are_no_adapters(loras: Path, name: str)
     with pytest.raises(LLMRequestError, match="there is no adapter of the name") as caught:
         adapters.use(name)
     assert (caught.value.http_status, caught.value.error_code) == (404, "model_not_found")
-
-
-async def test_one_that_the_engine_refuses_is_not_kept(loras: Path) -> None:
-    adapters = await some_adapters(loras, 1, adapters=["b"])
-    with pytest.raises(LLMRequestError, match=r'the adapter "a" .* does not fit this model'):
-        await adapters.load("a")
-    assert adapters.held == ()
-    await adapters.load("b")
 
 
 async def test_remote_ones_are_fetched(tmp_path: Path) -> None:
@@ -238,26 +205,6 @@ async def test_an_engine_is_not_left_in_the_middle_of_a_load(loras: Path) -> Non
     await second
     assert engine.told == ["begin a", "have a"]
     assert adapters.held == ("a",)
-
-
-async def test_a_download_that_all_callers_have_left_goes_on_and_its_adapter_is_kept(tmp_path: Path) -> None:
-    go_on, asked = threading.Event(), []
-
-    def fetch(source: str, cache: Path, report: Any) -> Path:
-        asked.append(source)
-        assert go_on.wait(PATIENCE_S)
-        return tmp_path
-
-    adapters = await some_adapters("s3://bucket/loras", 1, fetch=fetch)
-    for _ in range(3):
-        asking = asyncio.ensure_future(adapters.load("a"))
-        await until(lambda: asked == ["s3://bucket/loras/a"], "it is being fetched")
-        asking.cancel()
-        await asyncio.wait([asking])
-    go_on.set()
-    await until(lambda: adapters.held == ("a",), "it is loaded")
-    await adapters.load("a")
-    assert asked == ["s3://bucket/loras/a"]
 
 
 async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(loras: Path) -> None:

@@ -64,12 +64,12 @@ def _boundary(content_type: str) -> bytes:
         raise _refused("the header Content-Type has characters that are not ASCII")
     head = Message()
     head["Content-Type"] = content_type
-    told = [value for name, value in head.get_params() or () if name.lower() == "boundary"]
-    if not any(told):
+    boundaries = [value for name, value in head.get_params() or () if name.lower() == "boundary"]
+    if not any(boundaries):
         raise _refused("the header Content-Type has no boundary")
-    if len(told) > 1 or _IN_PARTS.search(content_type):  # some readers go by the first, others by the last
+    if len(boundaries) > 1 or _IN_PARTS.search(content_type):  # some readers go by the first, others by the last
         raise _refused("the header Content-Type has more than one boundary, or one in parts")
-    return str(told[0]).rstrip().encode(errors="replace")
+    return str(boundaries[0]).rstrip().encode(errors="replace")
 
 
 def _parts(body: bytes, mark: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -98,14 +98,14 @@ def _parts(body: bytes, mark: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def _name(head: bytes) -> tuple[str, bool]:
     """The name of a part, and whether it is a file."""
-    told = []
+    dispositions = []
     for line in head.split(b"\r\n"):
         header = _HEADER.fullmatch(line)
         if header is None:
             raise _refused("a line in a part's head is not one header")
         if header[1].lower() == b"content-disposition":
-            told.append(header[2].strip(b" \t"))
-    found = _DISPOSITION.fullmatch(told[0]) if len(told) == 1 else None
+            dispositions.append(header[2].strip(b" \t"))
+    found = _DISPOSITION.fullmatch(dispositions[0]) if len(dispositions) == 1 else None
     if found is None:
         raise _refused('a part of it does not have one header such as Content-Disposition: form-data; name="model"')
     parameters = [(name.lower(), quoted or plain) for name, quoted, plain in _PARAMETER.findall(found[1])]

@@ -12,8 +12,8 @@ MAX_CHARACTERS = 8192
 """Of the beginning; see LLMRequest.routing_text."""
 
 MAX_PIECES = 20_000
-"""Of a prompt; what comes behind them is not looked at. A million empty messages would take seconds, in which nobody
-else is served.
+"""Of a prompt; further pieces are not read. A million empty messages would take seconds, in which the gateway serves no
+other request.
 """
 
 CHARACTERS_PER_TOKEN = 4
@@ -35,8 +35,8 @@ class PromptText(NamedTuple):
 
 
 def prompt_text(body: Mapping[str, object], size: int = 0) -> PromptText:
-    """Flatten `messages`, else `prompt`, else `instructions` and `input`. What has another form than OpenAI's is passed
-    over: the engine will say so. `size`: of the body, in bytes.
+    """Flatten `messages`, else `prompt`, else `instructions` and `input`. A form that is not OpenAI's is
+    skipped: the engine refuses it. `size`: of the body, in bytes.
     """
     pieces: list[str] = []
     total = 0
@@ -61,7 +61,7 @@ def prompts(body: Mapping[str, object]) -> int:
 
 
 Pieces = Iterator[tuple[str, int]]
-"""Texts, each with the number of characters that it stands for. What is passed over counts as an empty one."""
+"""Texts, each with the number of characters that it stands for. A skipped form counts as an empty text."""
 
 
 def _pieces(body: Mapping[str, object]) -> Pieces:
@@ -97,7 +97,7 @@ def _messages(messages: list[object]) -> Pieces:
 
 
 def _content(content: object) -> Pieces:
-    """Text as it is, or the parts of it; what is no text, such as an image, by the name of its kind alone."""
+    """Text, or the parts of it; a part that is no text, such as an image, by the name of its kind."""
     if isinstance(content, list):
         for part in content:
             if isinstance(part, dict):

@@ -40,7 +40,7 @@ class KeyFile:
             self._seen = self._signature()
             self._read()
         except (OSError, ValueError) as error:
-            raise SettingsError(f"PIERHEAD_LLM_KEYS_FILE: {path}: {_told(error)}") from None
+            raise SettingsError(f"PIERHEAD_LLM_KEYS_FILE: {path}: {_reason(error)}") from None
 
     def find(self, presented: str) -> Holder | None:
         """The holder of a key; None = unknown."""
@@ -63,7 +63,7 @@ class KeyFile:
             self._read()
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError) or self._seen:
-                logger.error("API keys: %s: %s; the keys from before stay in force", self._path, _told(error))  # noqa: TRY400
+                logger.error("API keys: %s: %s; the keys from before stay in force", self._path, _reason(error))  # noqa: TRY400
             if isinstance(error, OSError):
                 self._seen = ()
             return
@@ -91,5 +91,5 @@ def _numbers(key: ApiKey) -> tuple[float | None, float | None, float | None]:
     return key.requests_per_minute, key.tokens_per_minute, key.max_concurrent
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

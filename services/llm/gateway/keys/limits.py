@@ -62,12 +62,12 @@ class Limits:
 
     def headers(self, now: float) -> dict[str, str]:
         """OpenAI's: limit, what is left, and the time until all of it is there again."""
-        told: dict[str, str] = {}
+        values: dict[str, str] = {}
         for what, per_minute, bucket in self._buckets:
-            told[f"x-ratelimit-limit-{what}"] = f"{per_minute:.0f}"
-            told[f"x-ratelimit-remaining-{what}"] = str(max(0, int(bucket.level(now))))
-            told[f"x-ratelimit-reset-{what}"] = duration(bucket.full_in_s(now))
-        return told
+            values[f"x-ratelimit-limit-{what}"] = f"{per_minute:.0f}"
+            values[f"x-ratelimit-remaining-{what}"] = str(max(0, int(bucket.level(now))))
+            values[f"x-ratelimit-reset-{what}"] = duration(bucket.full_in_s(now))
+        return values
 
 
 Clock = Callable[[], float]

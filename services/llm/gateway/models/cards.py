@@ -1,4 +1,4 @@
-"""What the LLM services say of themselves: asked in the background, so that a list of models waits for no service."""
+"""The model cards of the LLM services, fetched in the background, so that a list of models waits for no service."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Clock = Callable[[], float]
 logger = logging.getLogger("pierhead.llm.gateway")
 
 FIRST_S = 0.5
-"""How soon a service that has not answered yet is asked again, at first; then twice as long each time."""
+"""The first pause before a service without an answer is asked again; each further one is twice as long."""
 
 TIMEOUT_S = 2.0
-"""For one answer."""
+"""Of one call."""
 
 MAX_AGE_S = 600.0
-"""An answer older than this counts no more: what it lists may be gone."""
+"""An older card is not shown: the adapters that it lists may be gone."""
 
 
 class ModelCards:
-    """The last answer of each service. `keep` asks for them."""
+    """The last card of each service. `keep` fetches them."""
 
     def __init__(self, services: Collection[str], refresh_s: float, clock: Clock) -> None:
-        # These calls do not wait for a replica: a call that waits wakes up a service that is scaled to zero.
+        # These calls do not wait for a replica: a waiting call would wake up a service that is scaled to zero.
         self._stubs = {
             service: handle(LLMServerStub, service, timeout_s=TIMEOUT_S, max_queued_requests=0) for service in services
         }
@@ -39,12 +39,12 @@ class ModelCards:
         self._cards: dict[str, tuple[float, ModelCard]] = {}
 
     def card(self, service: str) -> ModelCard | None:
-        """The service's last answer, if it is at most MAX_AGE_S old."""
+        """The service's last card, if it is at most MAX_AGE_S old."""
         at, card = self._cards.get(service, (0.0, None))
         return card if card is not None and self._clock() - at <= MAX_AGE_S else None
 
     async def keep(self) -> None:
-        """Until cancelled: ask all services again and again."""
+        """Fetch the cards of all services again and again, until cancelled."""
         pause = FIRST_S
         while True:
             await asyncio.gather(*(self._ask(service) for service in self._stubs))
@@ -57,9 +57,9 @@ class ModelCards:
             return
         try:
             card = await self._stubs[service].Describe(DescribeRequest())
-        except PierheadError as error:  # it is full, or not started: nothing new
+        except PierheadError as error:  # such as a full or starting replica: the last card stays
             logger.debug("%s does not say what it serves: %s", service, error)
-        except Exception:  # an answer that is no card, say: the others are asked all the same
+        except Exception:  # such as an answer that is no card: it must not end the task
             logger.exception("internal: asking %s what it serves raised", service)
         else:
             self._cards[service] = (self._clock(), card)

@@ -17,28 +17,28 @@ class ModelList:
     """Made anew for each request from the last answers of the services: it never waits for them."""
 
     def __init__(self, models: ModelMap, card: Callable[[str], ModelCard | None], created: int) -> None:
-        """`card(service)`: what a service says of itself, if it is known; `created`: where it is not."""
+        """`card(service)`: a service's last card, or None; `created`: for models without a card."""
         self._models = models
         self._card = card
         self._created = created
 
     def entries(self) -> Iterator[Entry]:
         """Each once, in the map's order, adapters behind their model."""
-        told: set[str] = set(self._models.routes)
+        listed = set(self._models.routes)
         for name, route in self._models.routes.items():
             card = self._card(route.service)
             yield (name, route.model), self._entry(name, route, card)
             if name != route.base or card is None:
                 continue
             for adapter in card.adapters:
-                its = f"{name}:{adapter}"
-                if its not in told:
-                    told.add(its)
-                    yield (its,), self._entry(its, Route(its, name, adapter, route.service, route.prefill), card)
+                model = f"{name}:{adapter}"
+                if model not in listed:
+                    listed.add(model)
+                    yield (model,), self._entry(model, Route(model, name, adapter, route.service, route.prefill), card)
 
     def _entry(self, name: str, route: Route, card: ModelCard | None) -> dict[str, Any]:
         """As OpenAI has it, and three members of vLLM's: root, parent and max_model_len."""
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "id": name,
             "object": "model",
             "created": self._created if card is None or not card.created else card.created,
@@ -47,5 +47,5 @@ class ModelList:
             "parent": route.base if route.adapter else None,
         }
         if card is not None and card.max_model_len:
-            told["max_model_len"] = card.max_model_len
-        return told
+            entry["max_model_len"] = card.max_model_len
+        return entry

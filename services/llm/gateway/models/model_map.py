@@ -70,8 +70,8 @@ class ModelMap:
 
 def read_models(environ: Mapping[str, str]) -> ModelMap:
     """Read the map. Raises ValueError that names every place that is wrong, a line each."""
-    told = {name: text for name, text in environ.items() if name == VARIABLE or name.startswith(VARIABLES_OF)}
-    texts = {name: text for name, text in sorted(told.items()) if text.strip()}
+    set_variables = {name: text for name, text in environ.items() if name == VARIABLE or name.startswith(VARIABLES_OF)}
+    texts = {name: text for name, text in sorted(set_variables.items()) if text.strip()}
     if not texts:
         raise ValueError(f"{VARIABLE}: expected JSON, {FORM}, found nothing")
     problems: list[str] = []

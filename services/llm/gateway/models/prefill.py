@@ -26,12 +26,12 @@ _ASK = {
 
 
 def prefill_overrides(members: Collection[str]) -> str:
-    """LLMRequest.overrides for the prefill service. `members`: those of the body; some of them do not go with one token
+    """LLMRequest.overrides for the prefill service. `members`: those of the body; some of them exclude one token
     that is not streamed.
     """
-    told: dict[str, object] = {"max_tokens": 1, "stream": False, PARAMS: _ASK}
+    overrides: dict[str, object] = {"max_tokens": 1, "stream": False, PARAMS: _ASK}
     alike = {"max_completion_tokens": 1, "min_tokens": 0, "stream_options": None}
-    return json.dumps(told | {name: value for name, value in alike.items() if name in members})
+    return json.dumps(overrides | {name: value for name, value in alike.items() if name in members})
 
 
 def decode_overrides(answer: bytes) -> str:

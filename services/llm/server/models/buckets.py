@@ -30,8 +30,8 @@ _VARIABLES = {
 }
 """What the libraries read, by scheme."""
 _ZONAL = "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"
-"""Has gcsfs ask by gRPC which type a bucket is, before each read as long as it is not told: for a minute each where
-nothing but HTTPS gets through. Zonal buckets alone cannot be read without: "true" is left as it is."""
+"""Unless this is "false", gcsfs asks by gRPC for a bucket's type before each read, which takes a minute where only
+HTTPS gets through. Zonal buckets cannot be read without: a user's "true" stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Object:
     relative: PurePosixPath
     size: int
     tag: str
-    """Another one when its content is: ETag, generation or time of change."""
+    """Changes with the content: ETag, generation or time of change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ def _objects(files: Any, root: str) -> Iterator[_Object]:
     """Everything below a prefix. Raises what the library raises."""
     for path, details in sorted(files.find(root, detail=True).items()):
         if path.endswith("/") or details.get("type") == "directory":
-            continue  # what consoles store as a folder: an object without content whose name is the prefix of others
+            continue  # a folder of a console: an object without content whose name is the prefix of others
         if path != root and not path.startswith(root.rstrip("/") + "/"):
-            continue  # its neighbour, whose name begins alike
+            continue  # a neighbour with the same beginning of its name
         relative = PurePosixPath(path[len(root) :].lstrip("/") or PurePosixPath(path).name)
         if ".." in relative.parts or relative.is_absolute():
             raise ValueError(f"an object's name leads out of the prefix: {path}")
@@ -141,7 +141,7 @@ def _objects(files: Any, root: str) -> Iterator[_Object]:
 
 
 class _Fetch:
-    """Brings the objects of one prefix into a directory, and remembers which it has."""
+    """Fetches the objects of one prefix into a directory, and remembers which ones it has."""
 
     def __init__(self, files: Any, target: Path, source: str, objects: list[_Object], report: Report) -> None:
         self._files, self._target, self._objects, self._report = files, target, objects, report
@@ -151,7 +151,7 @@ class _Fetch:
         self._reported = float("-inf")
 
     def run(self) -> list[_Object]:
-        """Fetch what is missing or has changed, and return it; remove what is stored there no more.
+        """Fetch what is missing or has changed, and return it; remove files that are no longer stored.
 
         Raises LLMStartError, OSError.
         """
@@ -166,7 +166,7 @@ class _Fetch:
             self._remove(PurePosixPath(stale))
         had = {name: tag for name, tag in had.items() if name in wanted}
         for entry in missing:
-            self._bring(entry)
+            self._fetch(entry)
             had[str(entry.relative)] = entry.tag
             self._remember(had)
         self._remember(had)
@@ -178,7 +178,7 @@ class _Fetch:
         return had.get(str(entry.relative)) == entry.tag and file.is_file() and _size(file) == entry.size
 
     def _part_of(self, entry: _Object) -> Path:
-        """Where it grows until it is whole. The name says of which content it is a part."""
+        """The file that the object is written to until it is complete; its name depends on the content."""
         file = self._target / entry.relative
         return file.with_name(f"{file.name}.{_mark(entry.tag)}{_PART}")
 
@@ -197,8 +197,8 @@ class _Fetch:
                 return
             directory.rmdir()
 
-    def _bring(self, entry: _Object) -> None:
-        """Fetch one object, from where an interrupted fetch of the same content has come to."""
+    def _fetch(self, entry: _Object) -> None:
+        """Fetch one object; an interrupted fetch of the same content is continued."""
         file = self._target / entry.relative
         file.parent.mkdir(parents=True, exist_ok=True)
         begun = self._part_of(entry)
@@ -266,5 +266,5 @@ def _size(file: Path) -> int:
 
 
 def _mark(tag: str) -> str:
-    """A part's name says of which content it is a part: a changed object is not continued."""
+    """The content's mark in the name of a part: the fetch of a changed object is not continued."""
     return re.sub(r"[^A-Za-z0-9]+", "", tag)[-24:] or "0"

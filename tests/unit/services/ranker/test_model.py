@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.recsys.ranker.model import PARAMETERS, Dlrm
+from services.recsys.ranker.model import Dlrm
 from services.recsys.ranker.weights import seeded_weights
 from tests.unit.services.ranker.small_model import TABLE_ROWS, random_rows
 
@@ -14,22 +14,7 @@ from tests.unit.services.ranker.small_model import TABLE_ROWS, random_rows
 def test_it_has_as_many_parameters_as_the_benchmarks_model() -> None:
     model = Dlrm()
     assert all(parameter.is_meta for parameter in model.parameters()), "a new model takes no memory"
-    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS == 166_567_745
-    assert {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()} == {
-        "embeddings": (26, 100_000, 64),
-        "bottom.0.weight": (256, 13),
-        "bottom.0.bias": (256,),
-        "bottom.1.weight": (64, 256),
-        "bottom.1.bias": (64,),
-        "top.0.weight": (256, 415),
-        "top.0.bias": (256,),
-        "top.1.weight": (128, 256),
-        "top.1.bias": (128,),
-        "top.2.weight": (64, 128),
-        "top.2.bias": (64,),
-        "top.3.weight": (1, 64),
-        "top.3.bias": (1,),
-    }
+    assert sum(parameter.numel() for parameter in model.parameters()) == 166_567_745
 
 
 @pytest.fixture
@@ -63,16 +48,6 @@ def by_definition(model: Dlrm, dense: np.ndarray, sparse: np.ndarray) -> np.ndar
         logit = layers("top", np.concatenate([hidden, products]), 4)[0]
         scores.append(1 / (1 + np.exp(-logit)))
     return np.array(scores)
-
-
-def test_seeded_scores_are_spread_between_zero_and_one(small: Dlrm) -> None:
-    dense, sparse = random_rows(2000)
-    with torch.inference_mode():
-        scores = small(torch.from_numpy(dense), torch.from_numpy(sparse)).numpy()
-    low, middle, high = np.quantile(scores, (0.05, 0.5, 0.95))
-    assert 0 <= scores.min() < low < 0.2
-    assert 0.25 < middle < 0.75
-    assert 0.8 < high < scores.max() <= 1
 
 
 @pytest.mark.usefixtures("small_tables")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,11 +35,3 @@ def test_rows_have_the_models_shape_and_bounds(user_id: int) -> None:
 def test_users_share_no_rows(other: int) -> None:
     rows = {row.tobytes() for user in (7, other) for row in candidates(user)[1]}
     assert len(rows) == 64
-
-
-def test_numbers_are_spread_evenly() -> None:
-    dense = np.concatenate([candidates(user)[0] for user in range(100)])
-    sparse = np.concatenate([candidates(user)[1] for user in range(100)])
-    assert abs(dense.mean()) < 0.02
-    assert abs(dense.var() - 1 / 3) < 0.02
-    assert abs(sparse.mean() / 100_000 - 0.5) < 0.02

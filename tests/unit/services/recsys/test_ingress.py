@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from typing import Any
 
@@ -81,13 +80,3 @@ async def test_a_wrong_row_is_a_400(base_url: str, client: aiohttp.ClientSession
         assert answer.status == 400
         error = (await answer.json())["error"]
     assert error["message"] == "dense[0][12]: expected a finite number, found NaN"
-
-
-async def test_two_megabytes_are_a_413(base_url: str, client: aiohttp.ClientSession) -> None:
-    body = json.dumps({"dense": [[0.5] * 13] * 32_000, "sparse": []}).encode()
-    assert len(body) > 2_000_000
-    async with client.post(f"{base_url}/recsys/rank", data=io.BytesIO(body)) as answer:
-        assert answer.status == 413
-        error = (await answer.json())["error"]
-    assert error["code"] == "payload_too_large"
-    assert "1048576 bytes" in error["message"]

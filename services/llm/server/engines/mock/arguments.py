@@ -51,22 +51,17 @@ class MockArguments(BaseModel):
     answer_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """Length of an answer to a request without max_tokens."""
     script: tuple[Scripted, ...] = ()
-    """Answers that are given; the first one that fits counts. A request that none fits gets made-up tokens."""
-    embedding_size: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Answers by request: the first entry that matches counts. A request without a match gets made-up tokens."""
     step_s: Annotated[float, Field(gt=0, le=1)] = 0.005
     """The engine works in steps of this length, as engines with continuous batching do: the tokens that are due come at
     the end of a step."""
-    loading_s: Seconds = 0.0
-    adapters: tuple[str, ...] | None = None
-    """The adapters that it can load; None = any."""
-    adapter_loading_s: Seconds = 0.0
 
     fail_start: str | None = None
     """The start fails with this message."""
     fail_after_tokens: Annotated[int, Field(ge=1)] | None = None
     """Each request fails after so many of its tokens."""
     stall_after_tokens: Annotated[int, Field(ge=0)] | None = None
-    """After so many tokens in all it makes none any more; check_health still passes."""
+    """After so many tokens in all it makes no more; check_health still passes."""
     ill: str | None = None
     """check_health fails with this message once the engine has started."""
 

@@ -36,7 +36,7 @@ class Lease:
 
 
 class BlockCache:
-    """`blocks` in all. A request takes as many as it may ever need, so none is ever thrown out again."""
+    """`blocks` in all. A request takes as many as it may ever need, so none of its blocks is evicted before its end."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
@@ -72,7 +72,7 @@ class BlockCache:
             self._used[block] = self._used.get(block, 0) + 1
         self._make_room(new)
         for block in chain[there:]:
-            # Behind a gap there may be blocks of a chain whose beginning was thrown out.
+            # Behind a gap there may be blocks of a chain whose beginning was evicted.
             self._idle.pop(block, None)
             self._used[block] = self._used.get(block, 0) + 1
         own = total - len(chain)

@@ -2,7 +2,7 @@
 and a prefix cache that counts as a real one does.
 
     plan      a request as what is to be answered      schedule  which token is due when
-    replies   answers as OpenAI's JSON                 cache     blocks and who shares them
+    replies   answers as OpenAI's JSON                 cache     blocks that requests share
 
 One timer serves all requests. The tokens of a request that are due in one step go out as one reply of several events.
 """
@@ -24,7 +24,7 @@ from pierhead.llm_config import LLMConfig
 from pierhead.request import new_request_id
 
 from services.llm.server import bodies
-from services.llm.server.answers import not_supported, reply_to
+from services.llm.server.answers import reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.engines.mock import text, vectors
 from services.llm.server.engines.mock.arguments import MockArguments, read_arguments
@@ -34,7 +34,6 @@ from services.llm.server.engines.mock.replies import News, Writer
 from services.llm.server.engines.mock.schedule import Schedule, Sequence
 from services.llm.server.errors import LLMRequestError, LLMStartError, unknown_model
 
-LOADING_STEPS = 10
 MOST_INPUTS = 2048
 
 PlanOf = Callable[[bodies.Body, MockArguments], Plan]
@@ -44,7 +43,7 @@ class _Job:
     """One request's sequences, and the tokens that its task has not read yet."""
 
     def __init__(self, left: int, *, whole: bool) -> None:
-        """`whole`: its task waits for the end of all sequences."""
+        """`whole`: `news` waits for the end of all sequences."""
         self._left = left
         """Sequences that are not done."""
         self._whole = whole
@@ -52,7 +51,7 @@ class _Job:
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
 
-    def tell(self, number: int, count: int, *, done: bool) -> None:
+    def add(self, number: int, count: int, *, done: bool) -> None:
         """`count` more tokens of sequence `number`."""
         self._news.append((number, count, done))
         self._left -= done
@@ -92,7 +91,7 @@ class MockEngine(LLMEngine):
         self._timer: asyncio.TimerHandle | None = None
         self._asleep = False
         self._jobs: set[_Job] = set()
-        self._adapters: dict[str, str] = {}
+        self._adapters: set[str] = set()
         self._created = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -100,13 +99,10 @@ class MockEngine(LLMEngine):
     # ---- its life
 
     async def start(self, model_path: str, report: Report) -> None:
-        """Pretend to load for `loading_s`."""
-        arguments = self._arguments
-        for step in range(LOADING_STEPS):
-            report("loading the mock model's weights", step, LOADING_STEPS)
-            await asyncio.sleep(arguments.loading_s / LOADING_STEPS)
-            if arguments.fail_start is not None:
-                raise LLMStartError(arguments.fail_start)
+        """Raises LLMStartError where engine_kwargs.fail_start says so."""
+        report("loading the mock model's weights", 0, 1)
+        if self._arguments.fail_start is not None:
+            raise LLMStartError(self._arguments.fail_start)
         self._loop = asyncio.get_running_loop()
         self._created = int(time.time())
 
@@ -171,10 +167,6 @@ class MockEngine(LLMEngine):
         """/detokenize"""
         return self._answer(request, self._detokenize)
 
-    def pass_through(self, request: LLMRequest) -> Replies:
-        """The mock engine has no other paths."""
-        return not_supported(request.path)
-
     async def _generate(self, request: LLMRequest, plan_of: PlanOf) -> AsyncIterator[LLMReply]:
         try:
             plan = plan_of(self._read(request), self._arguments)
@@ -187,7 +179,7 @@ class MockEngine(LLMEngine):
         with self._running(job, sequences):
             if not plan.stream:
                 await job.news()
-                self._fail_where_told(plan.completion_tokens)
+                self._fail_if_asked(plan.completion_tokens)
                 usage = _usage(plan, sequences)
                 whole = writer.whole(usage, self._transfer(plan, sequences))
                 yield LLMReply(data=whole, status=200, tokens=usage.completion_tokens, usage=usage)
@@ -201,32 +193,28 @@ class MockEngine(LLMEngine):
                     reply.usage.CopyFrom(usage)
                 reply.status, status = status, 0
                 yield reply
-                self._fail_where_told(plan.completion_tokens - writer.left)
+                self._fail_if_asked(plan.completion_tokens - writer.left)
 
-    def _fail_where_told(self, given: int) -> None:
+    def _fail_if_asked(self, given: int) -> None:
         most = self._arguments.fail_after_tokens
         if most is not None and given >= most:
             raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: the request fails as engine_kwargs say")
 
     def _sequences(self, plan: Plan, job: _Job) -> list[Sequence]:
-        salt = (self._cache.salt, bodies.adapter_of(plan.model))
+        salt = (self._cache.salt, plan.model)
         size = self._arguments.block_size
         chains = [chain_of(prompt, size, salt) for prompt in plan.prompts]
-        made = []
-        for number, answer in enumerate(plan.answers):
-            prompt = plan.prompts[answer.prompt]
-            chain = chains[answer.prompt]
-            made.append(
-                Sequence(
-                    (job, number),
-                    len(prompt),
-                    chain,
-                    len(answer.pieces),
-                    read=plan.read_by_another,
-                    grown=functools.partial(self._grown, plan, number, chain, salt),
-                )
+        return [
+            Sequence(
+                (job, number),
+                len(plan.prompts[answer.prompt]),
+                chains[answer.prompt],
+                len(answer.pieces),
+                read=plan.read_by_another,
+                grown=functools.partial(self._grown, plan, number, chains[answer.prompt], salt),
             )
-        return made
+            for number, answer in enumerate(plan.answers)
+        ]
 
     def _grown(self, plan: Plan, number: int, chain: tuple[int, ...], salt: object) -> tuple[int, ...]:
         """The hashes of the blocks that an answer has filled."""
@@ -235,7 +223,7 @@ class MockEngine(LLMEngine):
         return chain_of(tokens, self._arguments.block_size, salt, chain)
 
     def _transfer(self, plan: Plan, sequences: list[Sequence]) -> dict[str, Any]:
-        """What another replica needs to go on with what was read here, as vLLM's connectors tell it."""
+        """What another replica needs to go on with the prompt that was read here, in the form of vLLM's connectors."""
         if not plan.prefills_for_another:
             return {}
         return {
@@ -276,12 +264,12 @@ class MockEngine(LLMEngine):
     async def _embed(self, body: bodies.Body) -> tuple[Any, int]:
         inputs = text.prompts(body, "input")
         await self._compute(inputs, "input")
-        return vectors.embeddings(body, inputs, self._arguments.embedding_size), sum(map(len, inputs))
+        return vectors.embeddings(body, inputs), sum(map(len, inputs))
 
     async def _score(self, body: bodies.Body) -> tuple[Any, int]:
         ones, others = text.prompts(body, "text_1"), text.prompts(body, "text_2")
         await self._compute(ones + others, "text_2")
-        return vectors.scores(body, ones, others, self._arguments.embedding_size), sum(map(len, ones + others))
+        return vectors.scores(body, ones, others), sum(map(len, ones + others))
 
     async def _tokenize(self, body: bodies.Body) -> tuple[Any, int]:
         tokens = text.conversation(body) if "messages" in body else text.prompts(body, "prompt")[0]
@@ -312,18 +300,12 @@ class MockEngine(LLMEngine):
     # ---- operations
 
     async def load_adapter(self, adapter: str, path: str) -> None:
-        """Raises LLMRequestError for an adapter that is not among engine_kwargs.adapters."""
-        await asyncio.sleep(self._arguments.adapter_loading_s)
-        known = self._arguments.adapters
-        if known is not None and adapter not in known:
-            raise LLMRequestError(
-                f'the adapter "{adapter}" at {path} does not fit this model: it is not among adapters'
-            )
-        self._adapters[adapter] = path
+        """Serve the base model's answers under this name, too."""
+        self._adapters.add(adapter)
 
     async def unload_adapter(self, adapter: str) -> None:
         """Forget it."""
-        self._adapters.pop(adapter, None)
+        self._adapters.discard(adapter)
 
     async def sleep(self, level: int) -> None:
         """Stand still; level 2 forgets the cache."""
@@ -378,7 +360,7 @@ class MockEngine(LLMEngine):
         self._timer = None
         for sequence, count in self._schedule.advance(self._now()).items():
             job, number = sequence.owner
-            job.tell(number, count, done=sequence.done)
+            job.add(number, count, done=sequence.done)
         self._arm()
 
     def _now(self) -> float:

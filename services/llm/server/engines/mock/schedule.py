@@ -141,13 +141,13 @@ class Schedule:
 
     def advance(self, now: float) -> dict[Sequence, int]:
         """Do the steps up to `now`. Returns how many tokens each sequence got."""
-        told: dict[Sequence, int] = {}
+        new_tokens: dict[Sequence, int] = {}
         while self.next_at() <= now + NEARLY * self._pace.step_s:
             self._at += self._pace.step_s
             self._read()
-            self._make(told)
+            self._make(new_tokens)
             self._admit()
-        return told
+        return new_tokens
 
     def _admit(self) -> None:
         pace = self._pace
@@ -183,7 +183,7 @@ class Schedule:
         sequence.wait_s = self._pace.ttft_s
         self._running[sequence] = None
 
-    def _make(self, told: dict[Sequence, int]) -> None:
+    def _make(self, new_tokens: dict[Sequence, int]) -> None:
         """One step of all running sequences. The first token of each takes ttft_s and no share."""
         pace = self._pace
         begun = sum(1 for each in self._running if each.progress)
@@ -199,7 +199,7 @@ class Schedule:
             new = math.floor(sequence.progress + NEARLY) - sequence.given
             if new:
                 sequence.given += new
-                told[sequence] = told.get(sequence, 0) + new
+                new_tokens[sequence] = new_tokens.get(sequence, 0) + new
                 self.made += new
                 self.tokens += new
             if sequence.done:

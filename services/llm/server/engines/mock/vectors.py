@@ -17,9 +17,13 @@ from services.llm.server.errors import LLMRequestError
 Tokens = list[bytes]
 
 
-def embeddings(body: bodies.Body, inputs: list[Tokens], size: int) -> dict[str, Any]:
-    """The answer of /v1/embeddings; `size`: the most dimensions. Raises LLMRequestError."""
-    size = bodies.integer(body, "dimensions", size, 1, size) or size
+SIZE = 64
+"""Dimensions of an embedding, where the request does not ask for fewer."""
+
+
+def embeddings(body: bodies.Body, inputs: list[Tokens]) -> dict[str, Any]:
+    """The answer of /v1/embeddings. Raises LLMRequestError."""
+    size = bodies.integer(body, "dimensions", SIZE, 1, SIZE) or SIZE
     encoding = body.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):
         raise LLMRequestError(
@@ -33,7 +37,7 @@ def embeddings(body: bodies.Body, inputs: list[Tokens], size: int) -> dict[str, 
     return _list_of(data, body, inputs)
 
 
-def scores(body: bodies.Body, ones: list[Tokens], others: list[Tokens], size: int) -> dict[str, Any]:
+def scores(body: bodies.Body, ones: list[Tokens], others: list[Tokens]) -> dict[str, Any]:
     """The answer of /v1/score: 1 for texts of the same direction, 0 for opposite ones. Raises LLMRequestError."""
     if len(ones) not in (1, len(others)):
         raise LLMRequestError(
@@ -41,7 +45,7 @@ def scores(body: bodies.Body, ones: list[Tokens], others: list[Tokens], size: in
         )
     pairs = zip(ones * len(others) if len(ones) == 1 else ones, others, strict=True)
     data = [
-        {"object": "score", "index": index, "score": _likeness(_vector(one, size), _vector(other, size))}
+        {"object": "score", "index": index, "score": _likeness(_vector(one, SIZE), _vector(other, SIZE))}
         for index, (one, other) in enumerate(pairs)
     ]
     return _list_of(data, body, ones + others)

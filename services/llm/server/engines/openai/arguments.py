@@ -65,7 +65,7 @@ class OpenAIArguments(BaseModel):
     api_key_env: str | None = None
     """The environment variable that holds the key: compose files are no place for secrets."""
     model: Annotated[str, Field(min_length=1)] | None = None
-    """What that server calls the model; None: as it is called here."""
+    """The server's name of the model; None: model_loading.model_id."""
     max_model_len: Annotated[int, Field(ge=1)] | None = None
     """Tokens of prompt and answer together; None: what the server says, where it does."""
     health_path: Path = "/v1/models"
@@ -77,10 +77,10 @@ class OpenAIArguments(BaseModel):
     more_paths: list[Path] = []
     """Paths that are passed on beside PATHS, as they stand."""
     start_timeout_s: Seconds = 1800.0
-    """It may take so long to come up."""
+    """The longest wait for the server."""
     connect_timeout_s: Seconds = 5.0
     read_timeout_s: Seconds = 600.0
-    """It may say nothing for so long while it works on a request."""
+    """The longest silence while it works on a request."""
     health_timeout_s: Seconds = 5.0
 
 

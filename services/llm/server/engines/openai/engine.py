@@ -1,4 +1,4 @@
-"""Any server with OpenAI's API, as it is: SGLang, llama.cpp, vllm-openai, ... as a sidecar, or far away.
+"""Any unmodified server with OpenAI's API: SGLang, llama.cpp, vllm-openai, ... as a sidecar, or far away.
 
 Requests go on with the server's own name of the model, answers come back as they are: events of a stream are passed on
 as soon as they are whole, and only the last ones are parsed. Closing an answer's iterator closes the
@@ -26,13 +26,13 @@ from services.llm.server.answers import not_supported, reply_to
 from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
 from services.llm.server.engines.openai.arguments import PATHS, read_arguments
 from services.llm.server.engines.openai.events import Account
-from services.llm.server.engines.openai.metrics import without_ours
-from services.llm.server.engines.openai.replies import cards_of, message_of, read_body, replies_of, short
+from services.llm.server.engines.openai.replies import cards_of, message_of, read_body, replies_of, short, without_ours
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError, unknown_model
 
 log = logging.getLogger(__name__)
 
 LARGEST_METRICS = 4 * 1024 * 1024
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 WATCH_EVERY_S = 5.0
 METRICS_LAST_S = 30.0
 """Older metrics of the server are not shown any more."""
@@ -115,7 +115,7 @@ class OpenAIEngine(LLMEngine):
 
     async def _look_at_models(self) -> None:
         """Raises LLMStartError where the server has a list of models, and this one is not on it."""
-        status, body = await self._get("/v1/models", LARGEST_METRICS)
+        status, body = await self._small("GET", "/v1/models")
         if status in (401, 403):
             raise LLMStartError(
                 f"{self._arguments.base_url} refuses the key ({status}): set engine_kwargs.api_key_env to the variable "
@@ -129,13 +129,13 @@ class OpenAIEngine(LLMEngine):
                 f'{self._arguments.base_url} does not serve "{self._model}" but {", ".join(sorted(cards))[:500]}; set '
                 "engine_kwargs.model to one of them"
             )
-        told = cards[self._model].get("max_model_len")
-        if isinstance(told, int) and not self._max_model_len:
-            self._max_model_len = told
+        length = cards[self._model].get("max_model_len")
+        if isinstance(length, int) and not self._max_model_len:
+            self._max_model_len = length
 
     async def _cards(self) -> dict[str, dict[str, Any]]:
         """What the server serves, by name; nothing where it has no such list."""
-        status, body = await self._get("/v1/models", LARGEST_METRICS)
+        status, body = await self._small("GET", "/v1/models")
         return cards_of(body) if status == 200 else {}
 
     async def shutdown(self) -> None:
@@ -153,7 +153,7 @@ class OpenAIEngine(LLMEngine):
         if self._watch is not None and self._watch.done():
             self._watch.result()
         path = self._arguments.health_path
-        status, body = await self._get(path, LARGEST_METRICS)
+        status, body = await self._small("GET", path)
         if status in (401, 403):
             return  # it answers; requests show whether it takes the key
         if status != 200:
@@ -282,12 +282,16 @@ class OpenAIEngine(LLMEngine):
         finally:
             self._running -= 1
 
-    async def _get(self, path: str, most: int) -> tuple[int, bytes]:
-        """Status and body of one of the server's small pages. Raises Unavailable, UpstreamError."""
+    async def _small(self, method: str, path: str, body: dict[str, str] | None = None) -> tuple[int, bytes]:
+        """Status and body of an answer that is not a model's. Raises Unavailable, UpstreamError."""
         where = f"{self._arguments.base_url}{path}"
+        limit_s = self._arguments.health_timeout_s if method == "GET" else None  # loading an adapter takes its time
         try:
-            async with asyncio.timeout(self._arguments.health_timeout_s), self._open.get(where) as response:
-                return response.status, await read_body(response, most)
+            async with (
+                asyncio.timeout(limit_s),
+                self._open.request(method, where, json=body, allow_redirects=method == "GET") as response,
+            ):
+                return response.status, await read_body(response, LARGEST_METRICS)
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{where} does not answer: {type(error).__name__}: {error}".rstrip(": ")) from error
 
@@ -307,19 +311,19 @@ class OpenAIEngine(LLMEngine):
     async def unload_adapter(self, adapter: str) -> None:
         """See LLMEngine.unload_adapter. One that the server does not have is none."""
         self._adapters.pop(adapter, None)
-        status, body = await self._tell("/v1/unload_lora_adapter", {"lora_name": self._adapter_name(adapter)})
+        status, body = await self._small("POST", UNLOAD, {"lora_name": self._adapter_name(adapter)})
         if status != 200 and not (status in (400, 404) and message_of(body)):
             raise self._no_adapters(status, body)
 
     async def _put(self, adapter: str, path: str) -> None:
         name = self._adapter_name(adapter)
         wanted = {"lora_name": name, "lora_path": path}
-        status, body = await self._tell("/v1/load_lora_adapter", wanted)
+        status, body = await self._small("POST", LOAD, wanted)
         if status == 400 and name in (there := await self._cards()):  # it outlives a replica that is replaced
             if there[name].get("root") in (None, path):
                 return
-            await self._tell("/v1/unload_lora_adapter", {"lora_name": name})
-            status, body = await self._tell("/v1/load_lora_adapter", wanted)
+            await self._small("POST", UNLOAD, {"lora_name": name})
+            status, body = await self._small("POST", LOAD, wanted)
         if status == 200:
             return
         if status >= 500 or not message_of(body):
@@ -336,19 +340,10 @@ class OpenAIEngine(LLMEngine):
                 f"{where} takes no LoRA adapters while it runs ({status}); vLLM does with --enable-lora and "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in its environment"
             )
-        return UpstreamError(f"{where} answers {status} where it was told of an adapter: {short(body)}")
+        return UpstreamError(f"{where} answers {status} to the change of an adapter: {short(body)}")
 
     def _adapter_name(self, adapter: str) -> str:
         return f"{self._model}:{adapter}"
-
-    async def _tell(self, path: str, what: dict[str, str]) -> tuple[int, bytes]:
-        """Status and body of an answer that is not a model's. Raises Unavailable, UpstreamError."""
-        where = f"{self._arguments.base_url}{path}"
-        try:
-            async with self._open.post(where, json=what, allow_redirects=False) as response:
-                return response.status, await read_body(response, LARGEST_METRICS)
-        except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{where} does not answer: {type(error).__name__}: {error}".rstrip(": ")) from error
 
     # ---- its numbers
 
@@ -389,7 +384,7 @@ class OpenAIEngine(LLMEngine):
 
     async def _fetch_metrics(self, path: str) -> None:
         try:
-            status, text = await self._get(path, LARGEST_METRICS)
+            status, text = await self._small("GET", path)
         except (Unavailable, UpstreamError) as error:
             log.debug("metrics: %s", error)  # the last page expires
             return

@@ -16,7 +16,7 @@ from services.llm.server.errors import UpstreamError
 
 DONE = b"[DONE]"
 LARGEST_EVENT = 16 * 1024 * 1024
-"""Bytes of one event; the same server never says as much in a token."""
+"""Bytes of one event: far more than any token or image takes."""
 
 _END = re.compile(rb"\r?\n\r?\n")
 _END_BYTES = 4
@@ -59,7 +59,7 @@ class Splitter:
 
 
 class Account:
-    """What one answer has told of itself so far."""
+    """Tokens, usage and end of one answer, as far as it was read."""
 
     __slots__ = ("_hide_usage", "_told", "done", "tokens", "usage")
 
@@ -72,13 +72,13 @@ class Account:
         self.done = False
 
     def take(self) -> int:
-        """Tokens made since it was asked last."""
+        """Tokens made since the last call."""
         new = max(self.tokens - self._told, 0)
         self._told += new
         return new
 
     def note(self, event: bytes) -> bool:
-        """Count an event; False: the client has not asked for it. Raises UpstreamError where it tells of a failure."""
+        """Count an event; False: the client has not asked for it. Raises UpstreamError for an error event."""
         if _TEXT.search(event):
             self.tokens += 1
         if _ERROR.match(event):
@@ -95,7 +95,7 @@ class Account:
         return not (self._hide_usage and body.get("choices") == [])
 
     def note_body(self, body: dict[str, Any]) -> None:
-        """What a whole answer, or one of the last events, says of reason and usage."""
+        """Take reason and usage from a whole answer, or from one of the last events."""
         choices = body.get("choices")
         for choice in choices if isinstance(choices, list) else []:
             if isinstance(choice, dict) and choice.get("finish_reason") and choice.get("index", 0) == 0:

@@ -1,4 +1,4 @@
-"""A server's HTTP answers as replies: events, whole bodies, and errors in OpenAI's form."""
+"""A server's HTTP answers as replies: events, whole bodies, and errors in OpenAI's form; and its page of metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from services.llm.server.engines.openai.events import Account, Splitter
 from services.llm.server.errors import UpstreamError
 
 LARGEST_ANSWER = 60 * 1024 * 1024
-"""Bytes of an answer that does not stream: about what one message between services may have."""
+"""Bytes of an answer that does not stream: a little less than the largest message between services."""
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
+_OURS = (b"process_", b"python_", b"pierhead_")
+"""Families of metrics that the replica has itself."""
 
 
 async def replies_of(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> AsyncIterator[LLMReply]:
@@ -81,9 +83,9 @@ def _failure(status: int, data: bytes, path: str) -> LLMReply:
     if not 400 <= status < 600:
         raise UpstreamError(f"it answers with status {status}: {short(data)}")
     code = "not_found" if status == 404 else None
-    told = error if isinstance(error, str) else short(data)
+    message = error if isinstance(error, str) else short(data)
     return error_reply(
-        status, f"the server behind this model answers {path} with {status}: {told}", kind=_kind(status), code=code
+        status, f"the server behind this model answers {path} with {status}: {message}", kind=_kind(status), code=code
     )
 
 
@@ -117,6 +119,17 @@ def message_of(body: bytes) -> str:
         return str(error["message"])[:1000]
     except (ValueError, TypeError, KeyError):
         return ""
+
+
+def without_ours(text: bytes) -> bytes:
+    """A page of metrics without the families that the replica's own page has."""
+    kept = [line for line in text.splitlines() if line and line != b"# EOF" and not _family(line).startswith(_OURS)]
+    return b"\n".join(kept) + b"\n" if kept else b""
+
+
+def _family(line: bytes) -> bytes:
+    words = line.split(None, 3)
+    return words[2] if line.startswith(b"#") and len(words) > 2 else line
 
 
 def short(data: bytes) -> str:

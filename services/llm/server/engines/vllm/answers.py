@@ -55,8 +55,8 @@ def refusal(error: Exception) -> LLMReply:
 
 
 def _error(answer: ErrorResponse) -> LLMReply:
-    told = openai_error(answer.error.code, answer.error.message, answer.error.param)
-    return error_reply(answer.error.code, told.message, kind=told.kind, code=told.code, param=told.param)
+    error = openai_error(answer.error.code, answer.error.message, answer.error.param)
+    return error_reply(answer.error.code, error.message, kind=error.kind, code=error.code, param=error.param)
 
 
 def as_openai(status: int, body: bytes) -> LLMReply:
@@ -74,7 +74,7 @@ def check(answer: ErrorResponse | str, what: str) -> None:
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
-    """Whether a line of vLLM's log is about more than a refused request, whose sender has its error."""
+    """Whether a line of vLLM's log is about more than a refused request, of which the client has the error."""
     error = record.exc_info[1] if record.exc_info else None
     refused = isinstance(error, Exception) and create_error_response(error).error.code < 500
     return not refused and not str(record.msg).startswith("Error with model")

@@ -67,20 +67,20 @@ class VLLMEngine(LLMEngine):
         """See LLMEngine.start. The progress is read from vLLM's own log."""
         await asyncio.to_thread(check_path, model_path)
         with tempfile.TemporaryDirectory(prefix="vllm-log-") as place:
-            told = StartLog(Path(place))
-            watch = asyncio.create_task(told.report_stages(report))
+            log = StartLog(Path(place))
+            watch = asyncio.create_task(log.report_stages(report))
             try:
                 self._runs = await self._start(model_path)
             except LLMStartError:
                 raise
             except (Exception, SystemExit) as error:
-                lines = await asyncio.to_thread(told.lines)
+                lines = await asyncio.to_thread(log.lines)
                 raise LLMStartError(explanation(model_path, f"{type(error).__name__}: {error}", lines)) from error
             finally:
                 watch.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await watch
-                told.close()
+                log.close()
         self._created = int(time.time())
 
     async def _start(self, model_path: str) -> _Running:
@@ -89,9 +89,8 @@ class VLLMEngine(LLMEngine):
         try:
             tasks = await engine.get_supported_tasks()
             app = build_app(settings, tasks, engine.model_config)
-            app.state.server = SimpleNamespace(
-                should_exit=False
-            )  # vLLM's handlers tell their web server of a dead engine
+            # vLLM's handlers set this flag of their web server when the engine has died.
+            app.state.server = SimpleNamespace(should_exit=False)
             await init_app_state(engine, app.state, settings, tasks)
         except BaseException:
             await asyncio.to_thread(engine.shutdown)
@@ -184,7 +183,7 @@ class VLLMEngine(LLMEngine):
         )
 
     def load(self) -> EngineLoad:
-        """From the scheduler's last word, and what this process has handed it: an idle scheduler says nothing more."""
+        """From the scheduler's last report, and the requests in progress: an idle scheduler reports nothing."""
         if self._runs is None:
             return EngineLoad()
         unfinished = self._runs.engine.get_num_unfinished_requests()
@@ -219,9 +218,8 @@ class VLLMEngine(LLMEngine):
         """See LLMEngine.shutdown."""
         running, self._runs = self._runs, None
         if running is not None:
-            running.engine.output_processor.propagate_error(
-                EngineDeadError()
-            )  # streams that are still read end with it
+            # Streams that are still read end with this error.
+            running.engine.output_processor.propagate_error(EngineDeadError())
             await asyncio.to_thread(running.engine.shutdown)
 
     async def load_adapter(self, adapter: str, path: str) -> None:

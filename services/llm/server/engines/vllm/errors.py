@@ -77,7 +77,7 @@ def parameter(location: str) -> str | None:
 
 
 def _of_findings(page: str, param: str | None) -> Told:
-    """The first finding's member, and what the findings say of it."""
+    """The error for the first finding's member, with every finding about it."""
     found = [finding for line in page.splitlines() if (finding := _finding(line.strip()))]
     if not found:
         return Told(one_line(page), "invalid_request_error", "invalid_value", param)

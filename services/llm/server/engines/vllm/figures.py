@@ -1,4 +1,4 @@
-"""What vLLM's scheduler says of its load, and vLLM's own metrics."""
+"""The load that vLLM's scheduler reports, and vLLM's own metrics."""
 
 from __future__ import annotations
 

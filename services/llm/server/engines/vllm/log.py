@@ -1,4 +1,4 @@
-"""vLLM's log while it starts: the stages that it tells, and the lines that say why it failed."""
+"""vLLM's log while it starts: its stages, and the lines that say why it failed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StartLog:
             os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(configuration)
 
     def lines(self) -> list[str]:
-        """What it has said so far."""
+        """The lines so far."""
         return self._file.read_text(errors="replace").splitlines()
 
     async def report_stages(self, report: Report) -> None:
@@ -46,7 +46,7 @@ class StartLog:
             seen = len(lines)
 
     def close(self) -> None:
-        """No more of it. What little processes that have it open still say goes to a file without a name."""
+        """Stop logging to the file. Processes that still have it open write to a file without a name."""
         if self._own:
             os.environ.pop("VLLM_LOGGING_CONFIG_PATH", None)
             for handler in list(logging.getLogger("vllm").handlers):

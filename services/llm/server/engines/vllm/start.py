@@ -1,5 +1,5 @@
-"""What vLLM's start tells: stages for people who wait, and what to do when it fails. Both are read from its log, as its
-engine runs in a process of its own and says there, and nowhere else, what went wrong. Pure.
+"""The stages of vLLM's start, and what to do when it fails. Both are read from its log: its engine runs in a process of
+its own, and writes there, and nowhere else, what went wrong. Pure.
 """
 
 from __future__ import annotations
@@ -118,16 +118,16 @@ _KNOWN = (
 )
 
 
-def explanation(model: str, told: str, log: Sequence[str]) -> str:
-    """What to tell of a start of `model` that failed with `told`, and wrote `log`: one sentence where the cause is
-    known, else what vLLM said and the log's last lines."""
-    text = "\n".join((told, *log))
+def explanation(model: str, error: str, log: Sequence[str]) -> str:
+    """The message for a start of `model` that failed with `error` and wrote `log`: one sentence where the cause is
+    known, else vLLM's own error and the log's last lines."""
+    text = "\n".join((error, *log))
     for known in _KNOWN:
         found = known.pattern.search(text)
         if found:
             return f"{model} could not be loaded: {known.advice(found)}. vLLM: {_said(found, text)}"
     end = "\n".join(log[-LAST_LINES:])
-    return f"{model} could not be loaded. vLLM: {_cause(log) or told}" + (f"\n{end}" if end else "")
+    return f"{model} could not be loaded. vLLM: {_cause(log) or error}" + (f"\n{end}" if end else "")
 
 
 _EXCEPTION = re.compile(r"(?:\([^)]*\) \w+ [^\]]*\] )?([\w.]*(?:Error|Exception): .+)")
@@ -135,7 +135,7 @@ _EXCEPTION = re.compile(r"(?:\([^)]*\) \w+ [^\]]*\] )?([\w.]*(?:Error|Exception)
 
 
 def _cause(log: Sequence[str]) -> str:
-    """The last exception that the log names. What is raised to us says only that a process has ended."""
+    """The last exception that the log names. The one that vLLM raises says only that a process has ended."""
     found = (_EXCEPTION.fullmatch(line.strip()) for line in reversed(log))
     return next((match[1] for match in found if match), "")
 

@@ -67,7 +67,7 @@ class WebRequest:
                 return
 
     async def close(self) -> None:
-        """The client is gone, or has everything."""
+        """End the request, whether or not its answer is complete."""
         self._gone.set()
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
