@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from pierhead import DeadlineExceeded, batch
 from pierhead.batching.batch import ENDED, BatchLimits, Ended, ReaderTooSlow, StreamBatcher
 from pierhead.batching.results import READER_PATIENCE_S
 from pierhead.metrics import RuntimeMetrics
@@ -80,15 +79,6 @@ async def test_streams_that_all_ended_end_the_generator() -> None:
     assert closed == [[1, 2]]
 
 
-async def test_a_function_can_be_batched_too() -> None:
-    @batch()
-    async def twice(items: list[int]) -> AsyncIterator[tuple[int, ...]]:
-        yield tuple(items)
-        yield tuple(items)
-
-    assert list(await asyncio.gather(collect(twice(1)), collect(twice(2)))) == [[1, 1], [2, 2]]
-
-
 async def test_a_generator_that_yields_nothing_ends_every_stream() -> None:
     async def nothing(items: list[int]) -> AsyncIterator[list[int]]:
         return
@@ -137,18 +127,6 @@ class TestErrors:
         for result in results:
             assert isinstance(result, ValueError | TypeError)
             assert str(result).startswith(message)
-
-    async def test_a_batch_that_takes_too_long_is_cancelled_and_its_callers_told(self) -> None:
-        class Hurried(Model):
-            count = StreamBatcher(Model.count_down, BatchLimits(batch_timeout_s=0.02), clock=now)
-
-        model = Hurried()
-        model.gate.clear()
-        with pytest.raises(DeadlineExceeded, match=r"not done within 0\.02 s"):
-            await collect(model.count(5))
-        await until(lambda: model.closed == 1, "the generator is closed")
-        model.gate.set()
-        assert await collect(model.count(1)) == [1]
 
 
 class TestLeaving:

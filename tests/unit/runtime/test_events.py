@@ -51,7 +51,10 @@ class Stage:
         app.router.add_get("/stream", self.handle)
         self.server = await cluster.start(app, service="echo", **settings)
         connection = Connection(*await asyncio.open_connection("127.0.0.1", self.server.http_port))
+        CONNECTIONS.append(connection)
         connection.writer.write(f"GET /stream HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
+        async with asyncio.timeout(PATIENCE_S):
+            connection.top = (await connection.reader.readuntil(b"\r\n\r\n")).decode()
         return connection
 
 
@@ -61,10 +64,7 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-
-    async def head(self) -> str:
-        async with asyncio.timeout(PATIENCE_S):
-            return (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        self.top = ""
 
     async def chunk(self) -> bytes:
         """The next chunk: what was written at once. Empty at the end."""
@@ -80,6 +80,18 @@ class Connection:
 
     def leave(self) -> None:
         self.writer.transport.abort()
+
+
+CONNECTIONS: list[Connection] = []
+
+
+@pytest.fixture
+async def cluster(cluster: Cluster) -> AsyncIterator[Cluster]:
+    """Ends the connections of `Stage.open`, too."""
+    yield cluster
+    for connection in CONNECTIONS:
+        connection.leave()
+    CONNECTIONS.clear()
 
 
 def data(*texts: str) -> bytes:
@@ -98,13 +110,11 @@ async def turn(*turns: list[str], between: Callable[[], Awaitable[Any]] = lambda
 async def test_what_is_there_in_one_turn_is_one_write(cluster: Cluster) -> None:
     stage = Stage(lambda: turn(["a", "b", "c"], ["d"], ["e", "f"]), end=data("[DONE]"))
     connection = await stage.open(cluster)
-    head = await connection.head()
-    assert "HTTP/1.1 200" in head
-    assert "Content-Type: text/event-stream" in head
-    assert "x-request-id: " in head
+    assert "HTTP/1.1 200" in connection.top
+    assert "Content-Type: text/event-stream" in connection.top
+    assert "x-request-id: " in connection.top
     assert await connection.chunks() == [data("a", "b", "c"), data("d"), data("e", "f", "[DONE]")]
     assert len(stage.writes) == 3, "the head goes with the first events, the end of the response with the last"
-    connection.leave()
 
 
 class Told:
@@ -138,15 +148,6 @@ class Told:
         return True
 
 
-async def test_a_stream_that_tells_what_is_ready_is_asked(cluster: Cluster) -> None:
-    stage = Stage(lambda: Told(["a", "b", "c"], ["d"]), end=data("[DONE]"))
-    connection = await stage.open(cluster)
-    await connection.head()
-    assert await connection.chunks() == [data("a", "b", "c"), data("d"), data("[DONE]")]
-    assert len(stage.writes) == 3
-    connection.leave()
-
-
 class HandsOver(Told):
     """One that hands over what comes, as calls over a lane do."""
 
@@ -165,13 +166,12 @@ class HandsOver(Told):
         return await super().__anext__()
 
 
-async def test_what_is_handed_over_is_written_as_it_comes(cluster: Cluster) -> None:
-    stage = Stage(lambda: HandsOver(["a", "b"], ["c", "d"], ["e"]), end=data("[DONE]"))
+@pytest.mark.parametrize("kind", [Told, HandsOver])
+async def test_what_a_source_says_is_there_is_written_at_once(cluster: Cluster, kind: type[Told]) -> None:
+    stage = Stage(lambda: kind(["a", "b"], ["c", "d"], ["e"]), end=data("[DONE]"))
     connection = await stage.open(cluster)
-    await connection.head()
     assert await connection.chunks() == [data("a", "b"), data("c", "d"), data("e"), data("[DONE]")]
     assert len(stage.writes) == 4
-    connection.leave()
 
 
 async def test_a_slow_client_is_waited_for_and_gets_everything_in_order(cluster: Cluster) -> None:
@@ -180,12 +180,10 @@ async def test_a_slow_client_is_waited_for_and_gets_everything_in_order(cluster:
     source = HandsOver(*[[text] for text in texts])
     stage = Stage(lambda: source, end=data("[DONE]"))
     connection = await stage.open(cluster)
-    await connection.head()
     await until(lambda: bool(stage.requests[0].protocol._drain_waiter), "the stream waits for its client")
     assert len(source.turns) > 100
     assert b"".join(await connection.chunks()) == data(*texts, "[DONE]")
     assert stage.most_buffered < 300_000
-    connection.leave()
 
 
 async def test_what_comes_before_an_event_that_fails_goes_out(cluster: Cluster) -> None:
@@ -204,17 +202,14 @@ async def test_what_comes_before_an_event_that_fails_goes_out(cluster: Cluster) 
 
     stage = Stage(lambda: Failing(["a"], ["b", "c", "bad", "d"]), encode=encode)
     connection = await stage.open(cluster)
-    await connection.head()
     sent = b"".join(await connection.chunks())
     assert sent.startswith(data("a", "b", "c") + b"event: error")
-    connection.leave()
 
 
 async def test_a_client_that_leaves_cancels_the_call_behind_a_stream(cluster: Cluster) -> None:
     source = Told(["a"], stays=True)
     stage = Stage(lambda: source)
     connection = await stage.open(cluster)
-    await connection.head()
     assert await connection.chunk() == data("a")
     assert not source.cancelled
     connection.leave()
@@ -235,15 +230,13 @@ async def test_a_source_that_never_waits_is_written_piece_by_piece_and_others_ha
             await asyncio.sleep(0)
             turns += 1
 
-    connection = await Stage(flood).open(cluster)
     task = asyncio.create_task(others())
-    await connection.head()
+    connection = await Stage(flood).open(cluster)
     chunks = await connection.chunks()
     task.cancel()
     assert len(chunks) == 10
     assert max(map(len, chunks)) < 2 * MAX_WRITE
     assert turns >= len(chunks)
-    connection.leave()
 
 
 async def test_no_more_is_read_from_the_source_than_the_client_takes(cluster: Cluster) -> None:
@@ -257,7 +250,6 @@ async def test_no_more_is_read_from_the_source_than_the_client_takes(cluster: Cl
 
     stage = Stage(endless)
     connection = await stage.open(cluster)
-    await connection.head()
 
     def full() -> bool:
         protocol = stage.requests[0].protocol
@@ -281,9 +273,8 @@ async def test_a_failure_before_the_first_event_has_its_own_status(cluster: Clus
 
     stage = Stage(source)
     connection = await stage.open(cluster)
-    assert "HTTP/1.1 400" in await connection.head()
+    assert "HTTP/1.1 400" in connection.top
     assert stage.server.metrics.requests.values == {("GET /stream", "400"): 1}
-    connection.leave()
 
 
 @pytest.mark.parametrize("turns", [0, 1])
@@ -296,14 +287,13 @@ async def test_a_failure_in_the_middle_ends_the_stream_with_an_event(cluster: Cl
 
     stage = Stage(source, end=data("[DONE]"))
     connection = await stage.open(cluster, head="x-request-id: mine\r\n")
-    assert "HTTP/1.1 200" in await connection.head()
+    assert "HTTP/1.1 200" in connection.top
     events = b"".join(await connection.chunks())
     assert events.startswith(data("a") + b"event: error\ndata: ")
     error = json.loads(events.removeprefix(data("a") + b"event: error\ndata: "))["error"]
     assert (error["code"], error["request_id"]) == ("internal", "mine")
     assert error["message"].startswith("internal error [error id ")
     assert stage.server.metrics.requests.values == {("GET /stream", "500"): 1}, "counted as what it was"
-    connection.leave()
 
 
 async def test_a_deadline_in_the_middle_ends_the_stream_with_an_event(cluster: Cluster) -> None:
@@ -318,13 +308,11 @@ async def test_a_deadline_in_the_middle_ends_the_stream_with_an_event(cluster: C
 
     stage = Stage(source)
     connection = await stage.open(cluster, request_timeout_s=0.3)
-    await connection.head()
     chunks = await connection.chunks()
     assert chunks[0] == data("a")
     assert b'"code": "deadline_exceeded", "message": "GET /stream was not done within 0.3 s"' in chunks[1]
     assert closed.is_set()
     assert stage.server.metrics.requests.values == {("GET /stream", "504"): 1}
-    connection.leave()
 
 
 class Fills(HandsOver):
@@ -344,10 +332,9 @@ async def test_a_client_that_reads_nothing_is_cut_off_at_the_deadline(
 ) -> None:
     monkeypatch.setattr("pierhead.http.events.LAST_EVENT_S", 0.1, raising=False)
     stage = Stage(Fills)
-    connection = await stage.open(cluster, request_timeout_s=0.3)
+    await stage.open(cluster, request_timeout_s=0.3)
     await until(lambda: bool(stage.server.metrics.requests.values), "the request has ended")
     assert stage.server.metrics.requests.values == {("GET /stream", "504"): 1}
-    connection.leave()
 
 
 async def test_how_a_failure_is_told_is_the_handler_s_choice(cluster: Cluster) -> None:
@@ -359,9 +346,7 @@ async def test_how_a_failure_is_told_is_the_handler_s_choice(cluster: Cluster) -
         return data(f"{error} {request_id}")
 
     connection = await Stage(source, on_error=plainly).open(cluster, head="x-request-id: mine\r\n")
-    await connection.head()
     assert await connection.chunks() == [data("a", "no more mine")]
-    connection.leave()
 
 
 async def test_a_client_that_leaves_ends_the_source(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
@@ -376,7 +361,6 @@ async def test_a_client_that_leaves_ends_the_source(cluster: Cluster, caplog: py
 
     stage = Stage(source)
     connection = await stage.open(cluster)
-    await connection.head()
     assert await connection.chunk() == data("a")
     connection.leave()
     async with asyncio.timeout(PATIENCE_S):

@@ -7,8 +7,9 @@ import gc
 import signal
 import time
 import weakref
+from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import pytest
@@ -22,6 +23,8 @@ from pierhead.request import CURRENT, RequestContext, current_request
 
 from tests.unit.runtime.harness import Cluster, EchoService, until
 from tests.unit.runtime.test_batching import turns
+
+M = TypeVar("M")
 
 
 class Model:
@@ -59,9 +62,17 @@ class Loader:
         return Model(model_id)
 
     async def use(self, model_id: str) -> Model:
-        """Use a model for a moment."""
-        async with self.get(model_id) as model:
-            return model
+        return await use(self.get, model_id)
+
+
+def models_of(load: Callable[[str], Awaitable[M]], bound: int) -> Multiplexed[M]:
+    return Multiplexed(load, bound, name="load", metrics=RuntimeMetrics(), held=Held())
+
+
+async def use(get: Multiplexed[M], model_id: str) -> M:
+    """Use a model for a moment."""
+    async with get(model_id) as model:
+        return model
 
 
 class Plain:
@@ -194,10 +205,9 @@ class TestUnloading:
             made.append(weakref.ref(model))
             return model
 
-        get = Multiplexed(load, 1, name="load", metrics=RuntimeMetrics(), held=Held())
+        get = models_of(load, 1)
         for model_id in "ab":
-            async with get(model_id):
-                pass
+            await use(get, model_id)
         assert get.models == ("b",)
         assert [record.message for record in caplog.records] == logged
         gc.collect()
@@ -297,18 +307,13 @@ class TestWaiting:
             order.append(f"load {model_id}")
             return Slow()
 
-        get = Multiplexed(load, 2, name="load", metrics=RuntimeMetrics(), held=Held())
+        get = models_of(load, 2)
         for model_id in "ab":
-            async with get(model_id):
-                pass
+            await use(get, model_id)
 
-        async def use(model_id: str) -> None:
-            async with get(model_id):
-                pass
-
-        other = asyncio.create_task(use("c"))
+        other = asyncio.create_task(use(get, "c"))
         await until(lambda: "closing" in order, "a is being closed")
-        again = asyncio.create_task(use("a"))
+        again = asyncio.create_task(use(get, "a"))
         await turns(5)
         closing.set()
         await asyncio.gather(other, again)
@@ -340,23 +345,6 @@ class TestCancellation:
             lambda: caplog.messages == ['load: loading model "bad" failed; no caller waits for it'], "it is logged"
         )
         assert loader.held.models() == frozenset()
-
-
-class Translator:
-    def __init__(self) -> None:
-        self.loads: list[str] = []
-        self.batches: list[tuple[str, list[int]]] = []
-
-    @multiplexed(max_num_models_per_replica=2)
-    async def get_model(self, model_id: str) -> Model:
-        self.loads.append(model_id)
-        return Model(model_id)
-
-    @batch(max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=0)
-    async def translate(self, items: list[int]) -> list[str]:
-        model = await self.get_model()
-        self.batches.append((model.model_id, items))
-        return [f"{model.model_id}{item}" for item in items]
 
     async def test_random_cancellations_leave_nothing(self) -> None:
         rng = Random(20)
@@ -407,6 +395,23 @@ class Translator:
             running -= ended
         assert failures == {OSError}
         await assert_unused(loader)
+
+
+class Translator:
+    def __init__(self) -> None:
+        self.loads: list[str] = []
+        self.batches: list[tuple[str, list[int]]] = []
+
+    @multiplexed(max_num_models_per_replica=2)
+    async def get_model(self, model_id: str) -> Model:
+        self.loads.append(model_id)
+        return Model(model_id)
+
+    @batch(max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=0)
+    async def translate(self, items: list[int]) -> list[str]:
+        model = await self.get_model()
+        self.batches.append((model.model_id, items))
+        return [f"{model.model_id}{item}" for item in items]
 
 
 class TestDoor:
@@ -464,29 +469,17 @@ class TestDoor:
         with pytest.raises(TypeError, match="must be `async def`"):
             multiplexed()(plain)  # type: ignore[arg-type]
 
-    def test_models_of_a_loop_that_ended_are_not_used_in_the_next(self) -> None:
-        held = Held()
+    async def test_models_belong_to_one_loop_at_a_time_and_end_with_it(self) -> None:
+        loader = Loader()
 
-        async def load(model_id: str) -> Model:
-            return Model(model_id)
+        async def load() -> Model:
+            return await loader.get("a")
 
-        get = Multiplexed(load, 2, name="load", metrics=RuntimeMetrics(), held=held)
-
-        async def use() -> Model:
-            return await get("a")
-
-        assert asyncio.run(use()) is not asyncio.run(use())
-        assert held.models() == {"a"}
-
-    async def test_models_belong_to_one_loop_at_a_time(self) -> None:
-        translator = Translator()
-        await translator.get_model("a")
-
-        async def use() -> None:
-            await translator.get_model("a")
-
+        first = await asyncio.to_thread(asyncio.run, load())
+        assert await load() is not first, "its loop has ended"
+        assert loader.held.models() == {"a"}
         with pytest.raises(RuntimeError, match="works for another event loop"):
-            await asyncio.to_thread(asyncio.run, use())
+            await asyncio.to_thread(asyncio.run, load())
 
     async def test_it_is_counted(self) -> None:
         loader = Loader(1)
