@@ -15,7 +15,7 @@ from .commands import Commands
 from .desired.deployer import Deployer
 from .desired.desired import Desirer
 from .desired.functions import FunctionCalls, Functions, Run, in_thread
-from .desired.measurements import Measurements, Query, no_prometheus
+from .desired.measurements import Measurements, Query
 from .desired.policies import Policies
 from .desired.scaler import Scaler
 from .engines.base import ClusterEngine
@@ -56,11 +56,11 @@ class World:
     store: Store
     ask: Callable[[Subject], Awaitable[Reading]]
     """Asks a replica whether it is ready."""
+    query: Query
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
     router_silence_s: float = 10.0
     """How long HAProxy may hang before it is restarted."""
-    query: Query = no_prometheus
     policy_dir: Path | None = None
     """Where autoscaling functions are looked for."""
     run: Run = in_thread

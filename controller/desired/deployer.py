@@ -129,7 +129,7 @@ class Deployer:
         for name, service in spec.services.items():
             self._record(service, look)
             facts, rules = self._facts(name, look), self._rules(service)
-            before = self._states.get(name, ServiceRollout())
+            before = self.state(name)
             state, notes = machine.advance(before, facts, rules, now)
             if not self._settle(name, state):
                 state, notes = before, ()
@@ -145,7 +145,7 @@ class Deployer:
         return Rules(service.rollout, service.startup_deadline_s, is_manual=self._is_manual)
 
     def _facts(self, name: str, look: _Look) -> Facts:
-        state = self._states.get(name, ServiceRollout())
+        state = self.state(name)
         counts = look.counts[name]
         return Facts(
             target=look.targets.get(name, look.spec.services[name].replicas),
@@ -182,7 +182,7 @@ class Deployer:
         """Why a rollout of this service may not begin yet, in words; "" when it may."""
         begun_at = state.rollout.begun_at if state.rollout else None
         for callee in goes_before(name, callees):
-            theirs, offered = self._states.get(callee, ServiceRollout()), self._offered.get(callee)
+            theirs, offered = self.state(callee), self._offered.get(callee)
             if theirs.rollout is not None:
                 return f"{callee}, which it calls, goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
             rejected = theirs.rejection_of(offered)
@@ -285,7 +285,7 @@ class Deployer:
         if (service.name, version) in self._store.revisions:
             self._record_user_config(service, version)
             return
-        state = self._states.get(service.name, ServiceRollout())
+        state = self.state(service.name)
         needed = {version, state.stable, *state.previous[:REVISIONS_KEPT]}
         needed |= {state.rollout.to, state.rollout.source} if state.rollout else set()
         needed |= {container.version for container in look.observed.containers_of(service.name)}
@@ -330,7 +330,7 @@ class Deployer:
         """Roll out what the files and images give, even if it was rolled back; return one sentence for each service."""
         said = {}
         for name in names:
-            before = self._states.get(name, ServiceRollout())
+            before = self.state(name)
             offered = self._offered.get(name)
             self._ask(name, machine.retried(before, offered, now))
             if offered is None:
@@ -338,7 +338,9 @@ class Deployer:
             elif before.rollout is not None:
                 going_on = f"{before.rollout.phase.value} {before.rollout.to} already"
                 said[name] = going_on if before.rollout.to == offered else f"{offered} follows"
-            elif name in self._asleep and before.stable is not None and self._is_untried(before, offered):
+            elif (
+                name in self._asleep and before.stable is not None and (before.stable != offered or before.is_unproven)
+            ):
                 said[name] = f"{offered} is taken, and {UNTRIED}"
             elif before.stable is None or before.stable == offered:
                 said[name] = f"{offered} is what the files and its image give; nothing changes"
@@ -347,16 +349,12 @@ class Deployer:
                 self._events.record("rollout", f"{name}: an operator asked for {offered}", service=name)
         return said
 
-    @staticmethod
-    def _is_untried(state: ServiceRollout, offered: str) -> bool:
-        return state.stable != offered or state.is_unproven
-
     def roll_back(self, name: str, to: str | None, now: float) -> str:
         """Go back to an earlier version; during a rollout, to the version before it. Raises InvalidRequest."""
         version = self.way_back(name, to)
         if version is None:
             return self.abort(name, now)
-        state = self._states.get(name, ServiceRollout())
+        state = self.state(name)
         self._ask(name, machine.returned(state, version, self._offered.get(name), now))
         message = f"{state.stable} -> {version}, an earlier version; the files' own waits for `pierhead deploy {name}`"
         self._events.record("rollback", f"{name}: {message}", service=name)
@@ -364,7 +362,7 @@ class Deployer:
 
     def way_back(self, name: str, to: str | None) -> str | None:
         """The version that a rollback restores; None where it only ends a rollout. Raises InvalidRequest."""
-        state = self._states.get(name, ServiceRollout())
+        state = self.state(name)
         if to is None and state.rollout is not None:
             return None
         version = next(iter(state.previous), None) if to is None else to
@@ -389,7 +387,7 @@ class Deployer:
 
     def abort(self, name: str, now: float) -> str:
         """End a rollout and go back. Raises InvalidRequest."""
-        state = self._states.get(name, ServiceRollout())
+        state = self.state(name)
         after = machine.aborted(state, now)
         if after is None or after.rollout is None:
             raise InvalidRequest(f"{name}: no rollout is going on, so there is nothing to abort")
@@ -400,7 +398,7 @@ class Deployer:
 
     def promote(self, name: str, now: float) -> str:
         """End the bake time of a first batch: the rest is replaced now. Raises InvalidRequest."""
-        after = machine.promoted(self._states.get(name, ServiceRollout()), now)
+        after = machine.promoted(self.state(name), now)
         if after is None or after.rollout is None:
             raise InvalidRequest(f"{name}: no version is being watched (BAKING), so there is nothing to promote")
         self._ask(name, after)

@@ -1,7 +1,7 @@
-"""What Prometheus says of the services whose autoscaling goes by a query: asked beside the loop, read by it.
+"""Values of Prometheus queries that services are autoscaled by: read beside the loop, in a task for each query.
 
-Prometheus      one question over HTTP, one number
-Measurements    a task for each query, and the book of the last good values with their times
+Prometheus      one query over HTTP, one number
+Measurements    a task for each query, and the last good values with their times
 """
 
 from __future__ import annotations
@@ -23,33 +23,28 @@ from ..model.spec import PrometheusPolicy, ServiceSpec
 from ..outlive import outlive
 
 BODY_LIMIT = 1024 * 1024
-"""A single number is far smaller; a query without an aggregation may answer with every series there is."""
+"""A single number is far smaller; a query without an aggregation may return every series there is."""
 LONGEST_COMPLAINT = 300
 FIRST_S = 30.0
-"""A service that has just begun, or woken, has no series yet: Prometheus takes up new targets every few seconds."""
+"""How long a first value may take: Prometheus discovers the targets of a new or woken service every few seconds."""
 AGAIN_S = 5.0
-"""Pause after a question that brought no value: Prometheus begins after the controller, and series after a replica."""
+"""Pause after a query without a value: Prometheus starts after the controller, and a series after its replica."""
 BREAK_S = 5.0
-"""A value that nobody needed for so long (no replica was ready) is needed anew; looks are a second apart."""
+"""A value that was not needed for so long (no replica was ready) counts as needed anew; ticks are a second apart."""
 _SERVICE = re.compile(r"\$service\b")
 
 Query = Callable[[str, PrometheusPolicy], Awaitable[float]]
-"""Asks for a service's (its name) value; raises PolicyError."""
-
-
-async def no_prometheus(service: str, policy: PrometheusPolicy) -> float:
-    """For a controller without a Prometheus."""
-    raise PolicyError(f"nobody can be asked for {service}'s value at {policy.url}")
+"""Returns the value for a service (its name); raises PolicyError."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """One query's task and what it has brought. Times are the loop's."""
+    """One query's task and its last result. Times are the loop's."""
 
     policy: PrometheusPolicy
     needed_since: float
     needed_at: float
-    """When the value was asked for by the loop, without a break and last. A service without replicas needs none."""
+    """The loop has needed the value from `needed_since` until `needed_at`. A service without replicas needs none."""
     task: asyncio.Task[None] | None = None
     value: float | None = None
     read_at: float = 0.0
@@ -57,7 +52,7 @@ class _Watch:
 
 
 class Measurements:
-    """Owns one asking task for each service with a query."""
+    """Owns one task for each service with a query."""
 
     def __init__(
         self,
@@ -71,7 +66,7 @@ class Measurements:
         self._watches: dict[str, _Watch] = {}
 
     def sync(self, services: Mapping[str, ServiceSpec]) -> None:
-        """Ask for exactly these services' values from now on."""
+        """Read exactly these services' values from now on."""
         policies = {
             name: service.autoscale.policy
             for name, service in services.items()
@@ -129,7 +124,7 @@ def _fail(watch: _Watch, words: str) -> None:
 
 
 class Prometheus:
-    """GET <url>/api/v1/query. Connections are kept, nothing is remembered."""
+    """POST <url>/api/v1/query."""
 
     def __init__(self) -> None:
         connector = aiohttp.TCPConnector(limit=8, keepalive_timeout=30.0)
@@ -138,11 +133,11 @@ class Prometheus:
         )
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._session.close()
 
     async def __call__(self, service: str, policy: PrometheusPolicy) -> float:
-        """Ask once. Raises PolicyError for whatever is no single number."""
+        """Query once. Raises PolicyError for a result that is not a single number."""
         query = _SERVICE.sub(service, policy.query)
         timeout = aiohttp.ClientTimeout(total=policy.timeout_s)
         try:
@@ -155,7 +150,12 @@ class Prometheus:
         except aiohttp.ClientConnectorError as error:
             reason = error.os_error.strerror or str(error.os_error)
             raise PolicyError(f"no connection to {policy.url}: {reason}") from error
-        except (aiohttp.ClientError, OSError, ValueError, OverflowError) as error:  # the last two: of names and ports
+        except (
+            aiohttp.ClientError,
+            OSError,
+            ValueError,
+            OverflowError,
+        ) as error:  # the last two: from host names and ports
             raise PolicyError(f"no valid answer from {policy.url}: {str(error) or type(error).__name__}") from error
         return number_in(response.status, body, policy.url)
 
@@ -170,7 +170,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def number_in(status: int, body: bytes, url: str) -> float:
-    """The one number of Prometheus's answer. Raises PolicyError where there is another or none."""
+    """The single number in Prometheus's response. Raises PolicyError where there is none."""
     try:
         answer = json.loads(body)
         if answer["status"] != "success":

@@ -1,10 +1,10 @@
-"""What decides how many replicas a service needs: the formula, a function of the user's, or a query of Prometheus.
+"""How many replicas a service needs by its policy: the formula, a user's function, or a query of Prometheus.
 
     policy: null                        autoscale.wanted_replicas
     policy: package.module:function     imported from the project's directory, called beside the loop (functions.py)
     policy: {prometheus: {...}}         ceil(running * value / target), the value read beside the loop (measurements.py)
 
-A policy that gives no number raises PolicyError, and the target is held.
+A policy without a number raises PolicyError, and the target stays as it is.
 """
 
 from __future__ import annotations
@@ -26,13 +26,8 @@ Value = Callable[[str, PrometheusPolicy, float], float | None]
 """The value of a service's query at a time; None while there cannot be one yet. Raises PolicyError."""
 
 
-def ask_formula(service: str, situation: Situation) -> Answer:
-    """Ray Serve's formula, whatever the service says."""
-    return by_load(situation)
-
-
 class Policies:
-    """Answers for every service, by the policy that it names."""
+    """Asks each service's policy."""
 
     def __init__(self, wanted: Wanted, value: Value) -> None:
         self._wanted = wanted
@@ -52,7 +47,7 @@ class Policies:
         wanted = self._wanted(service, policy, situation)
         if wanted is None:
             return Answer(situation.target, f"{policy.path} has not answered yet")
-        # Without a running replica there is nothing to go a part of the way from.
+        # Without a running replica there is nothing to smooth from.
         goal = smoothed(situation.spec, situation.running, wanted) if situation.running else wanted
         return Answer(_keeps_the_last(situation, goal), f"{policy.path} asks for {wanted}")
 
@@ -64,14 +59,14 @@ class Policies:
         if value is None:
             return Answer(situation.target, f"{name} gives nothing yet")
         goal = situation.running * value / policy.target
-        if not abs(goal) <= MOST_WANTED:  # nor is what is no number at all
+        if not abs(goal) <= MOST_WANTED:  # also false for NaN
             raise PolicyError(f"{name} = {value:.4g} with a target of {policy.target:g} gives no number of replicas")
         wanted = smoothed(situation.spec, situation.running, goal)
         return Answer(_keeps_the_last(situation, wanted), f"{name} = {value:.4g}, {policy.target:g} wanted")
 
 
 def _keeps_the_last(situation: Situation, wanted: int) -> int:
-    """The last replica stays while there are requests: the next one would start it again."""
+    """The last replica stays while there are requests: the next request would start it again."""
     return max(wanted, 1) if situation.load.total > 0 else wanted
 
 

@@ -1,4 +1,4 @@
-"""Autoscaling as the loop does it: loads in, targets out; keeps the histories, tells events, remembers targets."""
+"""Autoscaling in the loop: loads in, targets out. Keeps the histories and the targets, and records events."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..storage.events import EventLog
 from ..storage.store import Store
 from .autoscale import Answer, Decided, LoadHistory, Situation, decide, due_in_s, longest_window_s, situation_of
 from .loads import loads
-from .policies import Ask, ask_formula
+from .policies import Ask
 
 logger = logging.getLogger(__name__)
 
 CALM_S = 60.0
-"""A policy that has failed counts as well again when it has not failed for so long: one event a spell, not a tick."""
+"""A policy that has failed works again when it has not failed for so long: one event, not one for each tick."""
 
 
 class Scaler:
     """Decides for every service that has an `autoscale` block and that no operator has set a number for."""
 
-    def __init__(self, store: Store, events: EventLog, ask: Ask = ask_formula) -> None:
+    def __init__(self, store: Store, events: EventLog, ask: Ask) -> None:
         self._store = store
         self._events = events
         self._ask = ask
         self._failed_at: dict[str, float] = {}
-        """When the policies that are in a bad spell failed last, by service."""
+        """By service: when its policy failed last. Policies that work are not in it."""
         self._histories: dict[str, LoadHistory] = {}
         self._decided: dict[str, Decided] = {}
         self.rows: Mapping[str, AutoscaleStatus] = {}
@@ -50,7 +50,7 @@ class Scaler:
                 history.add(now, found[name], window_s)
                 rows[name] = self._look(name, spec, staying(services[name], observed, now), history, now)
             except Exception as error:
-                # What one service's numbers bring out must not keep all others from being scaled and healed.
+                # A defect that one service's numbers bring out must not stop the scaling and healing of the others.
                 rows[name] = self._hold(name, spec, error, now)
         self.rows = rows
         return {name: self._decided[name].target for name in specs}
@@ -76,7 +76,7 @@ class Scaler:
         return self._row(name, situation, answer, problem, paused=paused is not None)
 
     def _hold(self, name: str, spec: AutoscaleSpec, error: Exception, now: float) -> AutoscaleStatus:
-        """After a defect: the target stays, told as that of a policy is which gives no number."""
+        """After a defect: the target stays, reported like that of a policy without a number."""
         target = self._begin(name, spec, present=0).target
         words = f"internal: autoscaling raised {type(error).__name__}: {error}"
         if name not in self._failed_at:
@@ -96,11 +96,11 @@ class Scaler:
         )
 
     def kept(self) -> Mapping[str, int]:
-        """The targets decided so far: from a world that cannot be seen nothing new is concluded."""
+        """The targets decided so far, for ticks without a complete observation."""
         return {**self._store.autoscaled, **{name: decided.target for name, decided in self._decided.items()}}
 
     def due_in_s(self, services: Mapping[str, ServiceSpec], now: float) -> float | None:
-        """Seconds until a decision is due that no event tells of; None when there is none."""
+        """Seconds until the next decision that only time triggers; None when there is none."""
         dues = [
             due_in_s(decided, spec, now)
             for name, decided in self._decided.items()
@@ -111,13 +111,13 @@ class Scaler:
     def _begin(self, name: str, spec: AutoscaleSpec, *, present: int) -> Decided:
         if name not in self._decided:
             kept = self._store.autoscaled.get(name)
-            # Replicas of a service whose number was fixed until now are not taken away before their load is known.
+            # A service whose number was fixed until now keeps its replicas until their load is known.
             first = kept if kept is not None else present or spec.first
             self._settle(name, Decided(spec.clamp(first)))
         return self._decided[name]
 
     def _answer(self, name: str, situation: Situation) -> tuple[Answer, str]:
-        """What the policy says, or the target as it is and why the policy says nothing."""
+        """The policy's answer; or the present target, and why the policy has none."""
         failed_at = self._failed_at.get(name)
         try:
             answer = self._ask(name, situation)

@@ -31,7 +31,7 @@ def backing_off(draft: Draft, service: str, version: str) -> str | None:
 
 
 def _failure(draft: Draft, service: str, version: str) -> FailureRecord | None:
-    """How often a version has failed by now. What is kept counts a replica when it is gone, this also before."""
+    """How often a version has failed. The store counts a failed replica once it is gone; this counts it before, too."""
     failure = draft.observed.failures.get((service, version))
     for action in draft.failed:
         if (action.service, action.version) == (service, version) and is_another_try(failure, action.began_at):
@@ -49,7 +49,7 @@ STEADY_S = 60.0
 def forgiven(
     desired: Desired, observed: Observed, ready_since: Callable[[str], float | None], now: float
 ) -> frozenset[FailureKey]:
-    """Return failure records of versions that work again, or that nothing asks for any more."""
+    """Return failure records of versions that work again, or that no service wants any more."""
     wanted = {
         (name, version)
         for name in desired.services
@@ -57,23 +57,10 @@ def forgiven(
         for version in (goal.version, goal.keep)
     }
     present = {(container.service, container.version) for container in observed.containers}
-    forgotten = frozenset(key for key in observed.failures if key not in wanted | present)
-    return recovered(desired, observed, ready_since, now) | forgotten
-
-
-def recovered(
-    desired: Desired, observed: Observed, ready_since: Callable[[str], float | None], now: float
-) -> frozenset[FailureKey]:
-    """Return services and versions whose failure record is out of date.
-
-    A version has recovered once a replica that became ready after its last failure has been ready for STEADY_S: a
-    healthy sibling says nothing about a replica that crashes. Or once its service has had all it wants, ready, for that
-    long.
-    """
     return frozenset(
         key
         for key, failure in observed.failures.items()
-        if _has_recovered(key, failure, desired, observed, ready_since, now)
+        if key not in wanted | present or _has_recovered(key, failure, desired, observed, ready_since, now)
     )
 
 
@@ -85,6 +72,11 @@ def _has_recovered(
     ready_since: Callable[[str], float | None],
     now: float,
 ) -> bool:
+    """Whether a version has recovered from its last failure.
+
+    It has once a replica that became ready after that failure has been ready for STEADY_S: a healthy sibling says
+    nothing about a replica that crashes. Or once all the replicas that its service wants have been ready for that long.
+    """
     service, version = key
     replicas = [c for c in observed.containers_of(service) if c.id not in observed.retirements]
     times = [

@@ -19,7 +19,7 @@ FAILED_GRACE_S = 5.0
 begun as a container's first ignores SIGTERM), and no request waits for it."""
 USUAL_DRAIN_S = 20.0
 USUAL_GRACE_S = 30.0
-"""Of a replica whose service is gone from the files and which does not say what it was made with."""
+"""For a replica of a removed service without labels of the limits it was made with."""
 DRAIN_LOOK_S = 0.1
 
 
@@ -151,9 +151,9 @@ def _missed_its_signal(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOu
     the signal says so in its answers. The signal is repeated for a limited time.
     """
     container = replica.container
-    heard = container.health is not Health.READY or container.reported_draining
+    has_stopped_serving = container.health is not Health.READY or container.reported_draining
     managed = outlook.spec is not None and outlook.spec.managed
-    return managed and not heard and FAILED_GRACE_S <= draft.now - told_at < 2 * FAILED_GRACE_S
+    return managed and not has_stopped_serving and FAILED_GRACE_S <= draft.now - told_at < 2 * FAILED_GRACE_S
 
 
 def _signal(

@@ -25,7 +25,7 @@ class ReplicaOutlook:
     outdated: bool
     busy: bool
     is_reached: bool
-    """Whether requests from outside would get to it."""
+    """Whether requests from outside would reach it."""
 
     @property
     def name(self) -> str:
@@ -34,12 +34,12 @@ class ReplicaOutlook:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the replica says so itself."""
+        """Ready by its own probe."""
         return is_ready(self.container, self.phase)
 
     @property
     def serves(self) -> bool:
-        """Ready, and requests get to it."""
+        """Ready, and requests reach it."""
         return self.is_ready and self.is_reached
 
 
@@ -60,27 +60,27 @@ class ServiceOutlook:
     bounds: Bounds | None = None
     """While versions change."""
     planned: list[CreateContainer] = field(default_factory=list)
-    """What this plan makes."""
+    """Replicas that this plan creates."""
     room: int = 0
     """How many replicas this machine has room for, while versions change."""
     reachable: int = 0
-    """How many of the target there can be, of whatever version, while versions change."""
+    """How many of the target there can be, of any version, while versions change."""
     has_place: bool = True
-    """False when the new version finds no place, and would find none even if all replicas that may leave had left."""
+    """False when the new version would find no place even if all replicas that may leave had left."""
     held: dict[str | None, int] = field(default_factory=dict)
-    """By version: replicas that cannot be made yet and for which this plan keeps a place."""
+    """By version: replicas that cannot be created yet and for which this plan keeps a place."""
     numbers: Numbers | None = None
-    """Which numbers new replicas may have; None = to be worked out."""
+    """The numbers of new replicas; None = not computed yet."""
     _alive: tuple[int, list[ReplicaOutlook]] | None = None
 
     @property
     def version(self) -> str | None:
-        """The wanted one; None while its image is not there."""
+        """The wanted version; None while its image is missing."""
         return self.goal.version
 
     @classmethod
     def of(cls, draft: Draft, name: str) -> ServiceOutlook:
-        """Sum up what the snapshot says of a service."""
+        """Summarize the snapshot of a service."""
         spec = draft.desired.services.get(name)
         goal = goal_of(draft.desired, draft.observed, name)
         busy = draft.busy
@@ -92,7 +92,7 @@ class ServiceOutlook:
             reached = gets_traffic(container, spec, draft.observed.routing)
             is_busy = container.name in busy
             replicas.append(ReplicaOutlook(container, phase, detail, retirement, outdated, is_busy, reached))
-        # A replacement has the name of the one it follows: until that is gone, the name is not yet the new one's.
+        # A replacement has the name of its predecessor: while that exists, the name is not the new container's.
         seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
         creating = tuple(
             action
@@ -109,7 +109,7 @@ class ServiceOutlook:
 
     def alive(self) -> list[ReplicaOutlook]:
         """Replicas that count towards the target and stay after what is planned so far."""
-        # Asked for several times a replica; it changes only when another one leaves.
+        # Read several times for each replica; it changes only when another one leaves.
         if self._alive is None or self._alive[0] != len(self.leaving):
             stay = [r for r in self.replicas if r.phase.serves_or_will and r.container.id not in self.leaving]
             self._alive = (len(self.leaving), stay)
@@ -126,12 +126,12 @@ class ServiceOutlook:
         return sum(replica.serves for replica in stay), sum(replica.is_ready for replica in stay)
 
     def made_as(self, version: str | None) -> int:
-        """Replicas of a version that are there and stay, or are being made."""
+        """Replicas of a version that exist and stay, or are being created."""
         alive = sum(replica.container.version == version for replica in self.alive())
         return alive + sum(action.version == version for action in (*self.creating, *self.planned))
 
     def total(self) -> int:
-        """Replicas that are there and stay, are being made, or are made by this plan."""
+        """Replicas that exist and stay, are being created, or are created by this plan."""
         return len(self.alive()) + len(self.creating) + len(self.planned)
 
     def lacking(self) -> int:
@@ -144,7 +144,7 @@ class ServiceOutlook:
     def kept_lacking(self) -> int:
         """Replicas of the kept version that are to be started now.
 
-        While a version is tried, replicas of the one that works are replaced as they were: the new one is not proven.
+        While a version is tried, lost replicas of the working version are replaced: the new one is not proven.
         """
         keep, limits = self.goal.keep, self.bounds
         if keep is None or limits is None or self.goal.keep_spec is None:
@@ -155,7 +155,7 @@ class ServiceOutlook:
         return max(0, min(wanted - self.made_as(keep), limits.ceiling - self.total()))
 
     def here(self) -> int:
-        """Replicas on this machine, including those being made, without those that this plan removes."""
+        """Replicas on this machine, including those being created, without those that this plan removes."""
         return len(self.replicas) - len(self.removal_steps) + len(self.creating) + len(self.planned)
 
     def going(self) -> list[ReplicaOutlook]:
@@ -177,12 +177,12 @@ class Numbers:
     leaving: dict[int, list[ReplicaOutlook]]
     """By number: replicas that this plan removes."""
     here: int
-    """Replicas on this machine, including those being made."""
+    """Replicas on this machine, including those being created."""
     _next: int = 1
 
     @classmethod
     def of(cls, outlook: ServiceOutlook) -> Numbers:
-        """Work them out, before the first new replica is planned."""
+        """Compute them before the first new replica is planned."""
         leaving: dict[int, list[ReplicaOutlook]] = {}
         for replica in outlook.replicas:
             if replica.name in outlook.removal_steps:
@@ -192,13 +192,13 @@ class Numbers:
         return cls({replica.container.number for replica in staying} | coming, leaving, here=outlook.here())
 
     def lowest_free(self) -> tuple[int, list[ReplicaOutlook]]:
-        """The next number, and those that had it and leave."""
+        """The next number, and the replicas that had it and leave."""
         while self._next in self.taken:
             self._next += 1
         return self._next, self.leaving.get(self._next, [])
 
-    def give(self, number: int) -> None:
-        """A new replica has this number."""
+    def take(self, number: int) -> None:
+        """Give this number to a new replica."""
         self.taken.add(number)
         self.here += 1
 
@@ -208,7 +208,7 @@ class Numbers:
 
 
 def bounds_of(draft: Draft, outlook: ServiceOutlook, *, has_place: bool = True) -> Bounds | None:
-    """Return the limits of a rolling update now; None when no version changes. To be asked before anything starts."""
+    """Return the limits of a rolling update now; None when no version changes. Call it before anything starts."""
     spec, goal = outlook.spec, outlook.goal
     if spec is None or not (goal.keep or any(replica.outdated for replica in outlook.alive())):
         return None

@@ -1,12 +1,12 @@
 """Which GPUs a new replica gets. Pure.
 
-A replica holds whole GPUs, or a slot of one: so many bytes of its memory, or a fraction of it. Slots stand beside each
-other as far as they fit; who holds a GPU whole holds it alone. A GPU or a slot is taken while any container names it,
-running or not: a container that is being removed frees it only when the removal has succeeded, so a new owner waits for
-the former one to be gone.
+A replica holds whole GPUs, or a slot of one: a number of bytes of its memory, or a fraction of it. Slots share a GPU as
+far as they fit; a whole GPU is not shared. A GPU or a slot is taken while any container names it, running or not: a
+container that is being removed frees it only when the removal has succeeded, so a new owner waits until the former one
+is gone.
 
-Memory that is in use and that no slot explains belongs to processes nobody told us of (or to a former owner's that have
-not ended): it counts as taken, and a GPU that has such memory is not given out whole. `IDLE_BYTES` of it are nobody's.
+Memory that is in use and that no slot explains belongs to other processes, or to a former owner's processes that have
+not ended. It counts as taken, and a GPU with such memory is not given out whole. `IDLE_BYTES` of it are ignored.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from ..model.spec import GPU_PARTS, GpuRequest, GpuSlot, _number, size_words, sl
 from ..model.world import Gpu, ReplicaContainer
 
 IDLE_BYTES = 1024**3
-"""Memory in use that no slot explains and that is passed over: what drivers, displays and monitors have on an idle GPU,
-and what replicas take beyond their slots (a CUDA context of each process is some hundred MiB)."""
+"""Memory in use that no slot explains and that is ignored: drivers, displays and monitors use some on an idle GPU, and
+replicas use more than their slots (the CUDA context of a process is some hundred MiB)."""
 FRESH_S = 15.0
-"""An older reading of the memory in use says nothing about now."""
-
-_GIB, _MIB = 1024**3, 1024**2
+"""Seconds. An older reading of the memory in use is out of date."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Shortage:
 
     reason: str
     blocked: bool = True
-    """False when waiting may help: for the end of processes, or for what is only being read."""
+    """False when waiting may help: processes may end, or the memory in use is still being read."""
 
 
 @dataclass(slots=True)
@@ -53,19 +51,19 @@ class _Card:
     order: int
     size: int
     owners: list[str] = field(default_factory=list)
-    """Who holds all of it and stays."""
+    """Services whose replicas hold all of it and stay."""
     used: int = 0
-    """What slots hold that stay."""
+    """Amount of the slots that stay."""
     slots: int = 0
     sharers: dict[str, int] = field(default_factory=dict)
-    """How many of those slots each service has."""
+    """By service: how many of those slots it has."""
     strangers: int = 0
     """Memory in use that nothing here explains."""
     leaving: int = 0
-    """What is held by those whom the steps `freed_by` remove; `size` for one who holds all."""
+    """Amount held by the containers that the steps `freed_by` remove; `size` for a container that holds all."""
     freed_by: set[int] = field(default_factory=set)
     left: int = 0
-    """What slots may still have; -1 where somebody holds all of it. Kept up to date, for it is asked most."""
+    """Amount that is left for slots; -1 where a replica holds all of it. Stored, as it is read most often."""
 
     def __post_init__(self) -> None:
         self.settle()
@@ -76,7 +74,7 @@ class _Card:
 
     @property
     def size_known(self) -> bool:
-        return bool(self.gpu.memory_bytes)  # a driver that tells none of it does not know it
+        return bool(self.gpu.memory_bytes)  # a driver that reports none does not know it
 
     @property
     def free(self) -> int:
@@ -86,14 +84,14 @@ class _Card:
         return replace(self, owners=[*self.owners], sharers={**self.sharers}, freed_by={*self.freed_by})
 
     def amount(self, slot: GpuSlot) -> int | None:
-        """What a slot is here; None where it cannot be told: memory of a GPU whose memory is not known."""
+        """The amount of a slot here; None for bytes of a GPU whose memory is not known."""
         if slot.fraction is not None:
             return slot.of(self.size)
         return slot.memory_bytes if self.size_known else None
 
     def hold(self, service: str, slot: GpuSlot | None) -> None:
         amount = None if slot is None else self.amount(slot)
-        if amount is None:  # of a slot that cannot be measured: nobody may stand beside it
+        if amount is None:  # a slot that cannot be measured shares its GPU with no other
             self.owners.append(service)
         else:
             self.used += amount
@@ -120,9 +118,9 @@ class GpuLedger:
     """Free and taken GPUs while one plan is being made."""
 
     awaits_reading: bool = False
-    """Whether the memory in use is being read: what is free on paper may not be free."""
+    """Whether the memory in use is being read: a GPU without a holder may be in use all the same."""
     awaits_memory: bool = False
-    """Whether somebody was refused for memory in use alone, or for want of a reading of it."""
+    """Whether a replica was refused only for memory in use, or for want of a reading of it."""
     _cards: dict[str, _Card] = field(default_factory=dict)
     _parts: dict[str, list[_Card]] = field(default_factory=dict)
     """GPU UUID -> its MIG devices."""
@@ -131,7 +129,7 @@ class GpuLedger:
 
     @classmethod
     def of(cls, observed: Observed, now: float) -> GpuLedger:
-        """Read who holds what from a snapshot, creations in progress included. `now` as in `plan`."""
+        """Read the holders of GPUs from a snapshot, creations in progress included. `now` as in `plan`."""
         reading = observed.gpu_reading
         ledger = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S)
         for order, gpu in enumerate(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults):
@@ -140,16 +138,16 @@ class GpuLedger:
             if gpu.parent:
                 ledger._parts.setdefault(gpu.parent, []).append(card)
         for uuid, name in sorted(observed.foreign_gpu_holders.items()):
-            ledger._hold((uuid,), f"container {name}", None)
+            ledger.hold(f"container {name}", (uuid,), None)
         present = {(container.name, container.gpus, container.gpu_slot) for container in observed.containers}
         for container in observed.containers:
-            ledger._hold(container.gpus, container.service, container.gpu_slot)
+            ledger.hold(container.service, container.gpus, container.gpu_slot)
         for action in observed.in_progress:
             if isinstance(action, CreateContainer):
                 uuids = tuple(gpu.uuid for gpu in action.gpus)
                 # A replica has its predecessor's name, and often its GPU: one of the two is there at a time.
                 if (action.target, uuids, action.gpu_slot) not in present:
-                    ledger._hold(uuids, action.service, action.gpu_slot)
+                    ledger.hold(action.service, uuids, action.gpu_slot)
         if reading is not None and not ledger.awaits_reading:
             ledger._find_strangers(observed, reading.used_bytes)
         return ledger
@@ -159,27 +157,27 @@ class GpuLedger:
         card = self._cards.get(uuid)  # one that is not used because of a fault has none
         return card.free if card is not None and card.size_known else None
 
-    def free_after(self, container: ReplicaContainer, step: int) -> None:
-        """Count what a container holds as free for whoever waits for that step."""
+    def free_after(self, container: ReplicaContainer, step: int = 0) -> None:
+        """Count what a container holds as free for replicas that wait for that step (0: a trial's)."""
         for card in self._named(container.gpus):
             card.release(container.service, container.gpu_slot, step)
 
     def take(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> Grant | Shortage:
         """Return the GPUs for one replica and the steps to wait for, or why there are not enough.
 
-        `preferred` are those of the replica that the new one replaces; what is free comes before what is about to be.
+        `preferred` are the GPUs of the replica that the new one replaces; free GPUs come before those about to be free.
         """
         granted = self._take(service, request, preferred)
         self.awaits_memory |= isinstance(granted, Shortage) and not granted.blocked
         return granted
 
     def room(self, service: str, request: GpuRequest, most: int) -> int:
-        """How many more replicas would find a place, `most` at the most. Takes nothing, and waits for no reading."""
+        """How many more replicas would find a place, at most `most`. Takes nothing, and waits for no reading."""
         trial = self.trial()
         return next((fits for fits in range(most) if not trial.place(service, request)), max(most, 0))
 
     def trial(self) -> GpuLedger:
-        """A copy in which to try what would be if; it waits for no reading of the memory in use."""
+        """A copy to try changes on; it waits for no reading of the memory in use."""
         cards = {uuid: card.copy() for uuid, card in self._cards.items()}
         parts = {uuid: [cards[card.gpu.uuid] for card in listed] for uuid, listed in self._parts.items()}
         return GpuLedger(_cards=cards, _parts=parts)
@@ -195,17 +193,10 @@ class GpuLedger:
             card.hold(service, request.slot)
         return tuple(card.gpu.uuid for card in chosen)
 
-    def hold(self, service: str, uuids: Iterable[str], slot: GpuSlot | None) -> None:
-        """Count GPUs, or a slot of each, as taken, whoever else has them: somebody of the service will come there."""
-        self._hold(uuids, service, slot)
-
-    def release(self, container: ReplicaContainer) -> None:
-        """Count what a container holds as free. For trials: nobody is told whose removal to wait for."""
-        self.free_after(container, 0)
-
-    def hold_again(self, container: ReplicaContainer) -> None:
-        """Take back a `release`."""
-        self._hold(container.gpus, container.service, container.gpu_slot)
+    def hold(self, holder: str, uuids: Iterable[str], slot: GpuSlot | None) -> None:
+        """Count GPUs, or a slot of each, as taken, even if others hold them."""
+        for card in self._named(uuids):
+            card.hold(holder, slot)
 
     # ---------------------------------------------------------------------------------------------------------- inside
 
@@ -229,18 +220,14 @@ class GpuLedger:
         return _whole(self._pool(request), request, preferred)
 
     def _named(self, uuids: Iterable[str]) -> Iterable[_Card]:
-        """The GPUs of these names; a GPU that was divided since is its parts."""
+        """The GPUs of these names; for a GPU that was divided into MIG devices, its parts."""
         for uuid in uuids:
             if uuid in self._cards:
                 yield self._cards[uuid]
             yield from self._parts.get(uuid, ())
 
-    def _hold(self, uuids: Iterable[str], holder: str, slot: GpuSlot | None) -> None:
-        for card in self._named(uuids):
-            card.hold(holder, slot)
-
     def _find_strangers(self, observed: Observed, used_bytes: Mapping[str, int]) -> None:
-        """Compare memory in use with what those may use who run. Who has not begun, or has ended, explains nothing."""
+        """Compare the memory in use with what running containers may use: the rest belongs to strangers."""
         explained: dict[str, int] = {}
         running = [(c.gpus, c.gpu_slot) for c in observed.containers if c.state.is_up]
         running += [((uuid,), None) for uuid in observed.foreign_gpu_holders]
@@ -269,7 +256,7 @@ class GpuLedger:
         return pool
 
     def _best(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> list[_Card]:
-        """The one GPU on which a slot goes; empty when it fits on none."""
+        """The GPU for a slot; empty when it fits on none."""
         pairs = self._amounts.get(request)
         if pairs is None:
             slot = request.slot or GpuSlot()
@@ -326,17 +313,17 @@ def _whole(pool: list[_Card], request: GpuRequest, preferred: tuple[str, ...]) -
 
 
 def _fitting(pairs: Iterable[tuple[_Card, int]]) -> list[tuple[_Card, int]]:
-    """Of GPUs and what a slot is on them: those on which it fits, and the room that it leaves."""
+    """The GPUs on which a slot of that amount fits, and the room that it leaves."""
     return [(card, card.left - amount) for card, amount in pairs if card.left >= amount]
 
 
 def _packing(card: _Card, room: int) -> tuple[float, ...]:
-    """A GPU that others use already, and of those the one on which the least is left over."""
+    """A GPU that is in use already, and of those the one with the least room left."""
     return not (card.slots or card.strangers), room, card.order
 
 
 def _spreading(service: str) -> Callable[[_Card, int], tuple[float, ...]]:
-    """A GPU with the fewest replicas of this service, and of those the one that is filled least."""
+    """A GPU with the fewest replicas of this service, and of those the emptiest."""
 
     def rank(card: _Card, room: int) -> tuple[float, ...]:
         return card.sharers.get(service, 0), (card.used + card.strangers) / card.size, card.order
@@ -388,7 +375,7 @@ def _sharers(card: _Card) -> str:
 
 
 def _counted(words: Iterable[str]) -> list[str]:
-    """ "2 held by a", those of the most first."""
+    """ "2 held by a", the highest count first."""
     counts: dict[str, int] = {}
     for one in words:
         counts[one] = counts.get(one, 0) + 1

@@ -16,9 +16,9 @@ class Bounds:
     """The limits at one moment of a rolling update."""
 
     floor: int
-    """Ready replicas, of any version, that must not become fewer."""
+    """The least number of ready replicas, of any version."""
     ceiling: int
-    """Replicas, of all versions, that must not become more; those on their way out are not counted."""
+    """The greatest number of replicas of all versions; leaving ones do not count."""
     goal: int
     """Replicas of the new version that are wanted now."""
     keep: int
@@ -39,9 +39,9 @@ def bounds(
     """Return the bounds for `target` replicas.
 
     `on_trial`: only the first batch of the new version is to start, the former version keeps serving. `room`: how many
-    replicas the machine's GPUs can hold, those that are there and more of the new version; None = any number.
-    `reachable`: how many of `target` there can be of any version; None = as many as there is room for. `has_place`:
-    whether a replica of the new version fits anywhere once those have gone who may go.
+    replicas the machine's GPUs can hold, the present ones and more of the new version; None = any number. `reachable`:
+    how many of `target` there can be of any version; None = as many as there is room for. `has_place`: whether a
+    replica of the new version fits once all replicas that may leave have left.
 
     If nothing fits beside the present replicas, one of several leaves before its successor starts, even with
     `max_unavailable: 0`: the update would wait for ever otherwise. A single replica stays, as no other could answer
@@ -57,10 +57,10 @@ def bounds(
         unavailable = 1
     batch = min(target, max(surge, unavailable, 1))
     return Bounds(
-        # Several may go for one that asks for more, so what is reachable gets less on the way: it is no measure of how
-        # many may be missing, but for one at a time.
+        # Several replicas may leave for one that asks for more GPUs, so `reachable` falls on the way. It therefore
+        # limits only one at a time, not how many may be missing.
         floor=max(0, min(target - unavailable, reachable - 1)) if unavailable else reachable,
-        # One that is stuck is planned nevertheless: the attempt says what is in the way.
+        # A stuck replica is planned nevertheless: the attempt reports the obstacle.
         ceiling=target + max(surge, int(stuck and not one_by_one)),
         goal=batch if on_trial else target,
         keep=_kept(reachable, surge, batch, has_place=has_place) if on_trial else 0,
@@ -74,13 +74,13 @@ def _kept(reachable: int, surge: int, batch: int, *, has_place: bool) -> int:
 
 
 def weights(percent: int | None, new: int, old: int) -> tuple[int, int]:
-    """Weights of one new and of one old server, so that `new` new ones together get `percent` of the requests.
+    """Weights of a new and of an old server, so that `new` new servers together get `percent` of the requests.
 
-    1 and 1 where no percentage is set, or one of the two versions has no server: then there is nothing to share.
+    1 and 1 where no percentage is set, or one of the versions has no server.
     """
     if percent is None or not new or not old:
         return 1, 1
-    ratio = Fraction(percent * old, (100 - percent) * new)  # of a new one's weight to an old one's
+    ratio = Fraction(percent * old, (100 - percent) * new)  # new weight to old weight
     if ratio > 1:
         of_old, of_new = _near(1 / ratio)
     else:

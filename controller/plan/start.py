@@ -164,7 +164,7 @@ def _create(
             return granted
         gpus = granted.gpus
         after += granted.after
-    outlook.numbers.give(number)
+    outlook.numbers.take(number)
     name = replica_name(draft.desired.project, outlook.name, version, number)
     create = CreateContainer(
         target=name,

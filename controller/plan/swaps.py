@@ -1,7 +1,7 @@
-"""Whom a new version takes the place of: nobody goes to make room that is then too small. Pure.
+"""Which replicas leave to make room for a new version: none, if the room would still be too small. Pure.
 
-Tried out on a copy of the GPU ledger: what is free now, what those leave who are on their way out, and what one more,
-or several together, would leave.
+Tried on a copy of the GPU ledger: what is free now, what leaving replicas free, and what one more replica, or several
+together, would free.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .placement import GpuLedger
 
 @dataclass(slots=True)
 class Places:
-    """The places for replicas of one service on this machine, while it is tried who finds one."""
+    """The places for replicas of one service on this machine, during a trial."""
 
     service: str
     ledger: GpuLedger
-    """A trial's: it is written to."""
+    """A trial's copy: it is written to."""
     left: int | None = None
     """How many more replicas max_replicas_per_node allows; None = any number."""
 
@@ -31,20 +31,20 @@ class Places:
     def after(
         cls, ledger: GpuLedger, service: str, leaving: Iterable[ReplicaContainer], left: int | None = None
     ) -> Places:
-        """The places once those who are on their way out are gone; `left`: without them, before that."""
+        """The places once the leaving replicas are gone; `left`: before that."""
         places = cls(service, ledger.trial(), left)
         for container in leaving:
             places.free(container)
         return places
 
     def free(self, container: ReplicaContainer) -> None:
-        """Let a replica go."""
-        self.ledger.release(container)
+        """Count a replica as gone."""
+        self.ledger.free_after(container)
         self.left = None if self.left is None else self.left + 1
 
     def keep(self, container: ReplicaContainer) -> None:
-        """Let it stay after all."""
-        self.ledger.hold_again(container)
+        """Take `free` back."""
+        self.ledger.hold(container.service, container.gpus, container.gpu_slot)
         self.left = None if self.left is None else self.left - 1
 
     def take(self, request: GpuRequest | None) -> bool:
@@ -65,7 +65,7 @@ class Places:
     def take_after(
         self, candidates: Sequence[ReplicaContainer], request: GpuRequest | None, most: int
     ) -> list[ReplicaContainer]:
-        """Take a place by letting as few candidates go as it needs, `most` at the most; none when that is too few.
+        """Take a place by freeing as few candidates as it needs, at most `most`; return them, none if that is too few.
 
         Candidates are tried in their order; of several, those on the same GPU go together, as slots need it.
         """
@@ -74,7 +74,7 @@ class Places:
         for first in candidates:
             kind = (first.gpus, first.gpu_slot)
             if kind in tried:
-                continue  # it leaves what one left that was tried
+                continue  # it would free the same as one that was tried
             tried.add(kind)
             beside = sorted(candidates, key=lambda one: (one is not first, one.gpus != first.gpus))
             group = self._enough(beside[: most if not fewest else len(fewest) - 1], request)
@@ -89,7 +89,7 @@ class Places:
         return fewest
 
     def _enough(self, candidates: Sequence[ReplicaContainer], request: GpuRequest | None) -> list[ReplicaContainer]:
-        """So many of the candidates, from the first on, that a place is free without them; none if all are too few."""
+        """The first candidates without which there is a place; none if even all of them are too few."""
         group: list[ReplicaContainer] = []
         fits = False
         for container in candidates:
@@ -105,12 +105,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What may go, and whether that helps."""
+    """Which replicas may leave, and whether that helps."""
 
     victims: tuple[ReplicaContainer, ...]
-    """Those whose going makes room for a successor."""
+    """The replicas that make room for a successor."""
     has_place: bool
-    """Whether a replica of the new version finds a place: now, once others are gone, or by that."""
+    """Whether a replica of the new version finds a place, once leaving replicas and victims are gone."""
 
 
 def swap(
@@ -120,10 +120,10 @@ def swap(
     kept: tuple[int, GpuRequest | None],
     most: int,
 ) -> Swap:
-    """Choose at most `most` of the candidates, who serve, to go for replicas of the new version, and of the kept one.
+    """Choose at most `most` of the serving candidates to leave for replicas of the new version, and of the kept one.
 
-    `wanted` and `kept`: how many are to be started of each, and what one asks for. Where they find places without it,
-    any candidates may go; else no more than it takes. Writes to `places`.
+    `wanted` and `kept`: how many replicas of each are to start, and what one asks for. If all find places anyway, any
+    candidates may leave; otherwise only as many as it takes. Writes to `places`.
     """
     count, request = wanted
     victims: list[ReplicaContainer] = []
@@ -150,7 +150,7 @@ def swap(
 
 
 def hold_for_next_try(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Keep the places of replicas that failed and wait for their next try: nobody else gets them meanwhile."""
+    """Keep the places of failed replicas that wait for their next try from other services."""
     goal, spec = outlook.goal, outlook.spec
     if spec is None:
         return
@@ -159,7 +159,7 @@ def hold_for_next_try(draft: Draft, outlook: ServiceOutlook) -> None:
     if goal.version and backing_off(draft, outlook.name, goal.version) is not None:
         _hold(draft, outlook, goal.version, goal.spec or spec, max(missing, int(begins)))
     elif goal.keep and goal.keep_spec and backing_off(draft, outlook.name, goal.keep) is not None:
-        # The first one of the new version may have such a place: it may be the cure.
+        # The first replica of the new version may have such a place: that version may be the cure.
         _hold(draft, outlook, goal.keep, goal.keep_spec, missing - int(begins))
 
 
@@ -171,7 +171,7 @@ def _hold(draft: Draft, outlook: ServiceOutlook, version: str, spec: ServiceSpec
 
 
 def hold_for_successors(draft: Draft, outlook: ServiceOutlook, going: list[ReplicaOutlook]) -> None:
-    """Keep what successors need beside what those leave who go: they wait for all of it, or for none."""
+    """Keep what successors need beyond what leaving replicas free."""
     goal, spec = outlook.goal, outlook.spec
     most = len(going) - sum(outlook.held.values())
     if spec is None or most <= 0:

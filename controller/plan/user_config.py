@@ -1,8 +1,8 @@
 """Which user_config each replica is to have, which one it has, and how far a change has come. Pure.
 
-A replica says with each answer of /readyz which one it was last given and which one is in force, each by its digest.
-Whoever was given another one than it shall have is given it (`GiveUserConfig`): so a change goes on wherever an earlier
-controller left it. One that refuses it says why, keeps the former one, and tries again by itself.
+With each response of /readyz a replica reports the user_config it received last and the one in force, by their digests.
+A replica whose last one is not the wanted one gets the wanted one (`GiveUserConfig`), so a change continues wherever an
+earlier controller left it. A replica that refuses a user_config reports why, keeps the former one, and tries again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MOST_CHANGES = 20
 
 
 def wanted_in(container: ReplicaContainer, spec: ServiceSpec, goal: VersionGoal) -> str | None:
-    """The user_config (its text) that a replica shall have. None: it keeps what it has, as its version is replaced, and
-    may know nothing of what the files say for the next one.
+    """The user_config (its text) that a replica is to have. None: it keeps its own, because its version is being
+    replaced and may not understand the user_config that the files have for the next one.
     """
     if goal.version is None or container.version == goal.version:
         return (goal.spec or spec).user_config
@@ -38,14 +38,14 @@ def wanted_in(container: ReplicaContainer, spec: ServiceSpec, goal: VersionGoal)
 
 
 def is_due(container: ReplicaContainer, text: str | None) -> bool:
-    """Whether a replica is to be given that user_config now."""
+    """Whether that user_config has to be sent to a replica."""
     return text is not None and container.user_config is not None and container.user_config.wanted != digest(text)
 
 
 def remembered(texts: Mapping[str, str], specs: Iterable[ServiceSpec | None]) -> Mapping[str, str]:
-    """The user_configs by their digests that have been seen, with those of these services; the oldest are forgotten.
+    """The user_configs seen so far, by digest, and those of these services; the oldest are forgotten.
 
-    For words only: it is how a change is told as a difference.
+    They serve only to describe a change as a difference.
     """
     seen = {digest(text): text for text in {spec.user_config for spec in specs if spec is not None}}
     if seen.keys() <= texts.keys():
@@ -61,8 +61,8 @@ def user_config_status(
     texts: Mapping[str, str],
     now: float,
 ) -> UserConfigStatus | None:
-    """How far a service's user_config has come; None where nothing is set, and nothing is in force. `texts`: those that
-    were seen, by digest.
+    """In how many replicas a service's user_config is in force; None if none is set and none is in force. `texts`: the
+    user_configs seen so far, by digest.
     """
     text = (goal.spec or spec).user_config
     wanted = digest(text)
@@ -94,12 +94,12 @@ def user_config_status(
 
 
 def progress_words(status: UserConfigStatus) -> str:
-    """How far it has come: "in force in 2 of 3 replicas"."""
+    """Progress: "in force in 2 of 3 replicas"."""
     return f"user_config {status.wanted} is in force in {status.applied} of {status.replicas} replicas"
 
 
 def differences(then: str, now: str) -> list[str]:
-    """What differs between two user_configs, one line each: "model.threshold: 0.5 -> 0.7"."""
+    """The differences between two user_configs, one line each: "model.threshold: 0.5 -> 0.7"."""
     before, after = (dict(_flat(json.loads(text), "")) for text in (then, now))
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     lines = [f"{key}: {before.get(key, 'nothing')} -> {after.get(key, 'nothing')}" for key in keys[:MOST_CHANGES]]
@@ -107,7 +107,7 @@ def differences(then: str, now: str) -> list[str]:
 
 
 def _changes(others: list[str | None], now: str) -> Iterator[str]:
-    """The difference from every other one that is in force somewhere."""
+    """The differences from each other user_config that is in force in a replica."""
     for then in others:
         if then is None:
             yield "from one that this controller has not seen"
@@ -116,7 +116,7 @@ def _changes(others: list[str | None], now: str) -> Iterator[str]:
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Every value by its path, as JSON; what is long is cut where it cannot be read at a glance any more."""
+    """Every value by its path, as JSON; long ones are cut."""
     if isinstance(value, dict) and (value or not path):
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}" if path else key)
@@ -131,7 +131,7 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def configure(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Give those their user_config who are there to stay and have another one."""
+    """Send the wanted user_config to each replica that stays and has another one."""
     spec = outlook.spec
     for replica in outlook.alive():
         container = replica.container

@@ -27,7 +27,7 @@ from ...model.desired import Desired
 from ...model.plan import Plan
 from ...model.spec import AutoscaleSpec, PrometheusPolicy, ServiceSpec, Spec
 from ...plan import plan as make_plan
-from ...plan.failures import recovered
+from ...plan.failures import forgiven
 from ...storage.events import EventLog
 from ...storage.store import Store
 from .distributions import Distribution, parse_distribution
@@ -210,7 +210,7 @@ class _Simulation:
         plan = make_plan(desired, observed, now)
         for step in plan.steps:
             self._world.perform(step.action, now)
-        for service in recovered(desired, observed, self._world.ready_since, now):
+        for service in forgiven(desired, observed, self._world.ready_since, now):
             self._store.clear_failure(service)
         self._note(targets, now)
         return self._pause_s(plan, now)

@@ -12,8 +12,8 @@ from typing import Any
 
 from controller.assembly import Controller, World, assemble
 from controller.desired.functions import Run
-from controller.desired.measurements import Query, no_prometheus
-from controller.errors import ReplicaError, RoutingError
+from controller.desired.measurements import Query
+from controller.errors import PolicyError, ReplicaError, RoutingError
 from controller.model.actions import (
     AddServer,
     DeleteServer,
@@ -23,7 +23,7 @@ from controller.model.actions import (
     ShutdownSessions,
     WriteRouting,
 )
-from controller.model.spec import NO_USER_CONFIG, ServiceSpec, Spec, backend_name, digest
+from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, backend_name, digest
 from controller.model.told import Event
 from controller.model.world import NO_STATS, Held, PublishedStats, RoutingState, Server, ServerState, UserConfigReport
 from controller.observe.probe import Reading, Subject
@@ -47,6 +47,10 @@ async def until(look: Callable[[], object], within_s: float | None = None) -> No
     async with asyncio.timeout(within_s):
         while not look():  # noqa: ASYNC110 - tests look at many things, none of which tells
             await asyncio.sleep(0.005)
+
+
+async def no_prometheus(service: str, policy: PrometheusPolicy) -> float:
+    raise PolicyError(f"no Prometheus at {policy.url} (test)")
 
 
 async def directly(call: Callable[[], int]) -> int:
@@ -383,8 +387,8 @@ class Control:
                     self.source,
                     self.store,
                     self.ask,
+                    self.query,
                     is_manual=self.is_manual,
-                    query=self.query,
                     policy_dir=self.directory,
                     run=self.run,
                     give=self.give,

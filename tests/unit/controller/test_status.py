@@ -27,7 +27,7 @@ from controller.model.world import (
     Server,
     ServerState,
 )
-from controller.plan.failures import STEADY_S, recovered
+from controller.plan.failures import STEADY_S, forgiven
 from controller.status.endpoints import endpoints, scrape_targets
 from controller.status.services import service_rows
 from controller.status.transitions import transitions
@@ -333,7 +333,7 @@ def test_the_first_view_is_an_adoption() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready_since", "failed_at", "wanted", "forgiven"),
+    ("ready_since", "failed_at", "wanted", "is_forgiven"),
     [
         ([NOW - STEADY_S], NOW - 70, 1, True),
         ([NOW - STEADY_S + 1], NOW - 70, 1, False),
@@ -352,13 +352,13 @@ def test_the_first_view_is_an_adoption() -> None:
     ],
 )
 def test_when_failures_are_forgiven(
-    ready_since: list[float | None], failed_at: float, wanted: int, forgiven: bool
+    ready_since: list[float | None], failed_at: float, wanted: int, is_forgiven: bool
 ) -> None:
     containers = [replica(WEB, n, health=Health.READY if at else Health.UNKNOWN) for n, at in enumerate(ready_since, 1)]
     times = {container.id: at for container, at in zip(containers, ready_since, strict=True)}
     key = ("web", version(WEB))
     world = observed(*containers, failures={key: FailureRecord(2, failed_at, "code 1")})
-    assert recovered(desired(WEB, web=wanted), world, times.get, NOW) == ({key} if forgiven else set())
+    assert forgiven(desired(WEB, web=wanted), world, times.get, NOW) == ({key} if is_forgiven else set())
 
 
 def test_addresses_are_those_the_replicas_were_made_for() -> None:
