@@ -21,7 +21,7 @@ ENOUGH = 20
 @dataclass(slots=True)
 class _Replica:
     version: str
-    tells: bool
+    reports: bool
     """The replica reports its own count. HAProxy's count is then never used: it restarts at 0 with every reload."""
     before: Tally
     """Its count when the rollout began."""
@@ -32,8 +32,7 @@ class _Replica:
 
     def note(self, now: Tally) -> None:
         begun_anew = now.answered < self.last.answered or now.errors < self.last.errors
-        since = Tally() if begun_anew else self.last
-        self.gained = _sum([self.gained, Tally(now.answered - since.answered, now.errors - since.errors)])
+        self.gained += now if begun_anew else now - self.last
         self.last = now
 
 
@@ -50,7 +49,7 @@ class Answers:
         for container in containers:
             known = self._replicas.get(container.id)
             own = own_count(container)
-            now = own if own is not None or (known and known.tells) else edge_count(container, observed)
+            now = own if own is not None or (known and known.reports) else edge_count(container, observed)
             if now is None:
                 continue  # the replica has just started, no longer answers, or has no count
             if known is None:
@@ -64,10 +63,10 @@ class Answers:
     def of(self, version: str) -> Tally:
         """Answers of a version since the rollout began; for the former version see ENOUGH."""
         mine = [replica for replica in self._replicas.values() if replica.version == version]
-        gained = _sum(replica.gained for replica in mine)
+        gained = sum((replica.gained for replica in mine), Tally())
         if version == self.to or gained.answered >= ENOUGH:
             return gained
-        return _sum([gained, *(replica.before for replica in mine)])
+        return sum((replica.before for replica in mine), gained)
 
     def versions(self) -> frozenset[str]:
         """The versions with a count."""
@@ -85,11 +84,3 @@ def edge_count(container: ReplicaContainer, observed: Observed) -> Tally | None:
     """HAProxy's count of a replica's answers; None where HAProxy has no server for it."""
     server = observed.routing.server_of(container.service, container.name) if observed.routing else None
     return Tally(server.answered, server.errors) if server else None
-
-
-def _sum(tallies: Iterable[Tally]) -> Tally:
-    answered = errors = 0
-    for tally in tallies:
-        answered += tally.answered
-        errors += tally.errors
-    return Tally(answered, errors)

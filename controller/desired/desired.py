@@ -41,7 +41,7 @@ class Desirer:
         calls: FunctionCalls,
         routing_hash: RoutingHash,
         forgiven: Forgiven,
-        router_silence_s: float = 10.0,
+        router_silence_s: float,
     ) -> None:
         self._router_silence_s = router_silence_s
         self._store = store

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from ..model.observed import Observed
 from ..model.spec import ProbeSpec, ServiceSpec
 from ..model.world import Health, ReplicaContainer
 
 
-def edge_spec(
-    spec: ServiceSpec, observed: Observed, made: Mapping[str, ServiceSpec] = MappingProxyType({})
-) -> ServiceSpec:
+def edge_spec(spec: ServiceSpec, observed: Observed, made: Mapping[str, ServiceSpec]) -> ServiceSpec:
     """Return the service with the probe and the limits that HAProxy uses now.
 
     `made`: by version, the spec that it was made from; a version without an entry counts as made from `spec`.

@@ -105,7 +105,7 @@ _NAMES = {
     "HostConfig.NanoCpus": "deploy.resources.limits.cpus",
 }
 """The engine's name of a setting -> its name in the compose files."""
-_TOLD_ELSEWHERE = frozenset({"Image", "Env"})
+_SHOWN_APART = frozenset({"Image", "Env"})
 
 
 def differences(then: ServiceSpec, now: ServiceSpec, image_then: str, image_now: str) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def _short(image_id: str) -> str:
 
 
 def _environment(then: Iterable[str], now: Iterable[str]) -> Iterator[str]:
-    before, after = (dict(_variable(line) for line in lines) for lines in (then, now))
+    before, after = (dict(line.partition("=")[::2] for line in lines) for lines in (then, now))
     for name in sorted(before.keys() | after.keys()):
         if name not in before:
             yield f"environment.{name}: added"
@@ -138,11 +138,6 @@ def _environment(then: Iterable[str], now: Iterable[str]) -> Iterator[str]:
             yield f"environment.{name}: removed"
         elif before[name] != after[name]:
             yield f"environment.{name}: changed"
-
-
-def _variable(line: str) -> tuple[str, str]:
-    name, _, value = line.partition("=")
-    return name, value
 
 
 def _settings(then: ServiceSpec, now: ServiceSpec) -> Iterator[str]:
@@ -175,7 +170,7 @@ def _rest(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
 
 def _flat(body: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in body.items():
-        if not prefix and key in _TOLD_ELSEWHERE:
+        if not prefix and key in _SHOWN_APART:
             continue
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

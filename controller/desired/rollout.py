@@ -62,6 +62,12 @@ class Tally:
         """Errors among the answers, 0 to 1."""
         return self.errors / self.answered if self.answered else 0.0
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.answered + other.answered, self.errors + other.errors)
+
+    def __sub__(self, other: Tally) -> Tally:
+        return Tally(self.answered - other.answered, self.errors - other.errors)
+
     def __str__(self) -> str:
         return f"{self.errors} of {self.answered} requests ({100 * self.share:.1f} %)"
 
@@ -239,7 +245,8 @@ def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
 def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
     """Keep how many failures of the new version do not count because other replicas failed with it."""
     count = _failed(rollout, facts)
-    shared = facts.is_shared or _fails_too(stable, rollout, facts)
+    # If the former version has failed as well since the rollout began, the cause is elsewhere.
+    shared = facts.is_shared or _failure(stable, rollout, facts) is not None
     return replace(rollout, excused=count if shared else min(rollout.excused, count))
 
 
@@ -409,7 +416,7 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     rollout = state.rollout
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
         return ""
-    failure = _failure(rollout, facts)
+    failure = _failure(rollout.to, rollout, facts)
     late = now - rollout.since >= rules.startup_deadline_s
     if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
         return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
@@ -429,22 +436,16 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
     return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))
 
 
-def _failure(rollout: Rollout, facts: Facts) -> FailureRecord | None:
-    """The new version's failures since the rollout began; those of an earlier rollout do not count."""
-    failure = facts.failures.get(rollout.to)
+def _failure(version: str | None, rollout: Rollout, facts: Facts) -> FailureRecord | None:
+    """A version's failures since the rollout began; those of an earlier rollout do not count."""
+    failure = facts.failures.get(version or "")
     return failure if failure and failure.last_at >= rollout.begun_at else None
 
 
 def _failed(rollout: Rollout, facts: Facts) -> int:
     """The new version's failures in a row."""
-    failure = _failure(rollout, facts)
+    failure = _failure(rollout.to, rollout, facts)
     return failure.count if failure else 0
-
-
-def _fails_too(version: str | None, rollout: Rollout, facts: Facts) -> bool:
-    """Whether the former version has failed as well since the rollout began: then the cause is elsewhere."""
-    failure = facts.failures.get(version or "")
-    return failure is not None and failure.last_at >= rollout.begun_at
 
 
 def _times(count: int) -> str:

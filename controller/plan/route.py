@@ -1,4 +1,4 @@
-"""What HAProxy is to have: routes, waiting rooms, and a server for each ready replica and for no other container."""
+"""The target state of HAProxy: routes, waiting rooms, and a server for each ready replica and no other container."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def _register_ready(
             spec=spec,
             cause="its replica is ready",
         )
-        draft.add(add, draft.routing_step if _needs_reload(draft, add.backend) else None, deleted)
+        # Only a backend that is new waits for the reload, as a reload may fail.
+        is_new = draft.observed.routing is None or add.backend not in draft.observed.routing.backends
+        draft.add(add, draft.routing_step if is_new else None, deleted)
     elif server.state is not ServerState.READY:
         draft.set_server(outlook.name, replica.name, ServerState.READY, "its replica is ready")
     elif server.weight != weight:
@@ -100,11 +102,6 @@ def _server_weights(outlook: ServiceOutlook) -> tuple[int, int]:
         return 1, 1
     serving = [replica.outdated for replica in outlook.alive() if replica.is_ready]
     return weights(outlook.goal.weight, serving.count(False), serving.count(True))
-
-
-def _needs_reload(draft: Draft, backend: str) -> bool:
-    """Whether the backend exists only after the reload. Others do not wait for it: a reload may fail."""
-    return draft.observed.routing is None or backend not in draft.observed.routing.backends
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -143,7 +140,7 @@ def set_waiting_rooms(draft: Draft) -> None:
 
 
 def remove_strays(draft: Draft) -> None:
-    """Remove what `docker compose up --scale` started: Compose pins it to no GPU."""
+    """Remove containers that `docker compose up --scale` started: Compose pins them to no GPU."""
     for stray in sorted(draft.observed.strays, key=lambda stray: stray.name):
         if stray.name in draft.busy or stray.service not in draft.desired.services:
             continue
@@ -154,7 +151,7 @@ def remove_strays(draft: Draft) -> None:
 
 
 def delete_ghost_servers(draft: Draft) -> None:
-    """Delete servers of containers that are not there any more."""
+    """Delete servers whose container is gone."""
     known = {(backend_name(c.service), c.name) for c in draft.observed.containers}
     for server in sorted(draft.servers(), key=lambda server: (server.backend, server.name)):
         if (server.backend, server.name) not in known and server.name not in draft.busy:

@@ -22,7 +22,7 @@ class Bounds:
     goal: int
     """Replicas of the new version that are wanted now."""
     keep: int
-    """Replicas of the former version that may stay now."""
+    """Replicas of the former version that may stay beside the first batch of the new one."""
     one_by_one: bool = False
     """No replica can be started before another has gone: there is no GPU for one more."""
 
@@ -63,14 +63,9 @@ def bounds(
         # A stuck replica is planned nevertheless: the attempt reports the obstacle.
         ceiling=target + max(surge, int(stuck and not one_by_one)),
         goal=batch if on_trial else target,
-        keep=_kept(reachable, surge, batch, has_place=has_place) if on_trial else 0,
+        keep=max(0, reachable + surge - batch if has_place else reachable) if on_trial else 0,
         one_by_one=one_by_one,
     )
-
-
-def _kept(reachable: int, surge: int, batch: int, *, has_place: bool) -> int:
-    """Replicas of the former version that stay while the first batch of the new one has its place, or has none."""
-    return max(0, reachable + surge - batch) if has_place else reachable
 
 
 def weights(percent: int | None, new: int, old: int) -> tuple[int, int]:

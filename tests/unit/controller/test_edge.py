@@ -1,4 +1,4 @@
-"""Which readiness question HAProxy asks while replicas made with different ones coexist."""
+"""The probe and the limits of HAProxy while replicas made with different ones coexist."""
 
 from __future__ import annotations
 
@@ -25,55 +25,39 @@ SPEC = service(probe=NEW)
 
 
 def asked(*containers: object, **changes: object) -> ProbeSpec:
-    return edge_spec(SPEC, Observed(containers=containers, **changes)).probe  # type: ignore[arg-type]
+    return edge_spec(SPEC, Observed(containers=containers, **changes), {}).probe  # type: ignore[arg-type]
 
 
-def test_a_new_question_waits_for_a_replica_that_answers_it() -> None:
-    old = replica(SPEC, 1, probe=(9100, "/readyz"))
-    new = replica(SPEC, 2, probe=(81, "/"), health=Health.UNKNOWN)
-    assert asked(old, new) == OLD
-    assert asked(replace(new, health=Health.READY)) == NEW
-
-
-def test_no_question_is_asked_while_none_fits_all_who_serve() -> None:
+def test_haproxy_uses_the_probe_that_all_serving_replicas_answer() -> None:
     old, new = replica(SPEC, 1, probe=(9100, "/readyz")), replica(SPEC, 2, probe=(81, "/"))
+    assert asked(old, replace(new, health=Health.UNKNOWN)) == OLD
+    assert asked(new) == NEW
     assert not asked(old, new).haproxy_asks
     assert asked(old, new, retirements=retirement(old)) == NEW
     assert asked(old, new, retirements=retirement(new)) == OLD
     assert asked(new, replace(new, name="as the files say", probe=None)) == NEW
-
-
-def test_a_check_that_asks_nothing_is_no_second_opinion() -> None:
-    silent = replica(SPEC, 1, health=Health.FAILED)
-    for is_asked, health in ((True, Health.READY), (False, Health.FAILED)):
-        seen = routing(server(silent, is_asked=is_asked))
-        assert second_opinion(silent, seen).health is health
-
-
-def test_a_replica_that_gives_itself_up_needs_no_second_opinion() -> None:
-    broken = replica(SPEC, 1, health=Health.FAILED, broken=True)
-    assert second_opinion(broken, routing(server(broken, is_asked=True))).health is Health.FAILED
-
-
-def test_with_nobody_serving_it_is_the_written_one() -> None:
-    assert asked() == NEW
-    assert asked(replica(SPEC, 1, probe=(9100, "/readyz"), health=Health.FAILED)) == NEW
-    leaving = replica(SPEC, 1, probe=(9100, "/readyz"))
-    assert asked(leaving, retirements=retirement(leaving)) == NEW
-
-
-def test_replicas_that_do_not_say_and_other_services_do_not_count() -> None:
+    # Replicas that do not serve, do not say their probe, or are of another service do not count.
+    assert asked(replace(old, health=Health.FAILED)) == NEW
+    assert asked(old, retirements=retirement(old)) == NEW
     assert asked(replica(SPEC, 1)) == NEW
     assert asked(replica(service("other"), 1, probe=(9100, "/readyz"))) == NEW
-
-
-def test_the_port_of_requests_stays_that_whatever_its_number_was() -> None:
+    # A probe on the port of requests stays there, whatever its number was.
     spec = service(port=8081, probe=ProbeSpec(port=8081, path="/"))
-    old = replica(spec, 1, port=8080, probe=(8080, "/"))
-    assert edge_spec(spec, Observed(containers=(old,))).probe == spec.probe
+    moved = replica(spec, 1, port=8080, probe=(8080, "/"))
+    assert edge_spec(spec, Observed(containers=(moved,)), {}).probe == spec.probe
 
 
-def test_the_limits_are_those_that_all_who_serve_can_keep() -> None:
+@pytest.mark.parametrize(
+    ("broken", "is_asked", "health"),
+    [(False, True, Health.READY), (False, False, Health.FAILED), (True, True, Health.FAILED)],
+    ids=["HAProxy's check passes", "HAProxy asks nothing", "the replica has given itself up"],
+)
+def test_when_haproxys_check_counts_as_a_second_opinion(broken: bool, is_asked: bool, health: Health) -> None:
+    silent = replica(SPEC, 1, health=Health.FAILED, broken=broken)
+    assert second_opinion(silent, routing(server(silent, is_asked=is_asked))).health is health
+
+
+def test_haproxy_uses_the_limits_that_every_serving_replica_can_keep() -> None:
     old, new = replica(SPEC, 1, version="v1"), replica(SPEC, 2, version="v2")
     then = replace(SPEC, max_ongoing_requests=10, request_timeout_s=300.0)
     now = replace(SPEC, max_ongoing_requests=100, request_timeout_s=1.0)
@@ -87,7 +71,7 @@ def test_the_limits_are_those_that_all_who_serve_can_keep() -> None:
     assert limits(old) == limits(old, replace(new, health=Health.UNKNOWN)) == (10, 300.0)
     assert limits(old, new) == (10, 300.0)
     assert limits(old, new, retirements=retirement(old)) == (100, 1.0)
-    assert limits(replace(old, version="nobody remembers")) == (100, 1.0)
+    assert limits(replace(old, version="without a record")) == (100, 1.0)
 
 
 # ---------------------------------------------------------------------------------------- by the whole controller
@@ -95,7 +79,7 @@ def test_the_limits_are_those_that_all_who_serve_can_keep() -> None:
 
 @dataclass
 class AskingRouter(FakeRouter):
-    """HAProxy that asks: every server of a backend gets the question of the configuration that runs."""
+    """HAProxy that probes: every server of a backend gets the probe of the running configuration."""
 
     control: Control = field(init=False)
     asked: dict[str, ProbeSpec] = field(default_factory=dict)
@@ -131,7 +115,7 @@ class AskingRouter(FakeRouter):
     [{"probe": ProbeSpec(port=8080, path="/ready")}, {"probe": ProbeSpec(port=9100, path="/readyz"), "managed": True}],
     ids=["path", "runtime"],
 )
-async def test_all_serve_while_a_version_with_another_question_is_rolled_out(
+async def test_all_replicas_serve_while_a_version_with_another_probe_is_rolled_out(
     tmp_path: Path, another: dict[str, object]
 ) -> None:
     rollout = RolloutSpec(bake_s=0.2)
