@@ -63,11 +63,6 @@ HELD = Held()
 """This process's."""
 
 
-def loaded_models() -> frozenset[str]:
-    """The ids of the models that this process holds, those that are being loaded included."""
-    return HELD.models()
-
-
 def announcement(model_ids: Iterable[str]) -> str:
     """The ids as they travel; those that come first where not all have room."""
     parts: list[str] = []

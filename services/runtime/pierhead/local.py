@@ -1,15 +1,17 @@
-"""Calls to a servicer in the same process: for tests and notebooks. No socket, no server, the same behaviour.
+"""Calls to a servicer in the same process, for tests and notebooks, with the behaviour of calls between containers.
 
     generated stub -> handle's channel -> lane, caller's end ==> lane, replica's end -> edge -> servicer
 
-All of it is what calls between containers pass, except that packets are handed over in memory: messages are serialised
-and parsed, errors become statuses and errors again, deadlines, cancellation and flow control are the lanes' own.
+Only the packets are passed on in memory: messages are serialised and parsed, errors become statuses and errors again,
+deadlines, cancellation and flow control are the lanes' own. Streams of requests, which no lane carries, go over plain
+gRPC on a loopback port that is opened for the first one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import itertools
 import logging
 import sys
@@ -23,10 +25,11 @@ from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.edge.admission import Admission
 from pierhead.edge.edge import Edge
+from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import methods_of
 from pierhead.lanes.caller import CallerLane
-from pierhead.lanes.connection import Kind, Method
-from pierhead.lanes.server import ServedLane
+from pierhead.lanes.connection import GrpcConnection, Kind, Method
+from pierhead.lanes.server import ServedLane, by_path
 from pierhead.lanes.window import WINDOW_BYTES
 from pierhead.metrics import RuntimeMetrics
 from pierhead.settings import Settings
@@ -98,7 +101,7 @@ class LocalReplica:
         self.metrics = RuntimeMetrics()
         self.admission = Admission(sys.maxsize if max_ongoing_requests is None else max_ongoing_requests)
         self.edge = Edge(settings or Settings(), self.admission, self.metrics)
-        self.methods = {f"/{method.name}": method for servicer in servicers for method in methods_of(servicer)}
+        self.methods = [method for servicer in servicers for method in methods_of(servicer)]
 
     def connect(self, _: str, changed: Callable[[], None]) -> LocalConnection:
         """What a pool asks of a transport."""
@@ -116,19 +119,21 @@ class _CallersEnd(CallerLane):
 
 
 class _ReplicasEnd(ServedLane):
-    largest_packet = sys.maxsize
+    largest_packet = large = sys.maxsize
 
 
 class LocalConnection:
-    """A `Connection` to a LocalReplica: both ends of a lane, with nothing between them."""
+    """A `Connection` to a LocalReplica: both ends of a lane, with nothing between them, and plain gRPC beside it."""
 
     def __init__(self, replica: LocalReplica, changed: Callable[[], None]) -> None:
         self.ready = True
+        self._replica = replica
         self._changed = changed
-        # No message is so large that it would have to go beside the lane.
-        self._caller = _CallersEnd(sys.maxsize, _no_parcels)
-        self._served = _ReplicasEnd(replica.methods, replica.edge, "local", sys.maxsize)
-        self._caller.peer_window = self._served.peer_window = WINDOW_BYTES  # what their hellos would tell
+        self._server: grpc.aio.Server | None = None
+        self._beside: GrpcConnection | None = None
+        self._caller = _CallersEnd(_no_parcels)
+        self._served = _ReplicasEnd(by_path(replica.methods), replica.edge, "local")
+        self._served.peer_window = WINDOW_BYTES  # as the caller's hello would say
         self._packets: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
         # A context of its own: a servicer in another process would see none of the caller's variables.
         self._carrier = asyncio.get_running_loop().create_task(
@@ -140,10 +145,23 @@ class LocalConnection:
     ) -> Any:
         """Begin a call; see Connection."""
         if method.kind not in (Kind.UNARY_UNARY, Kind.UNARY_STREAM):
-            return self._caller.begin(method, None, request, timeout, metadata)
+            return self._plain_grpc().open(method, request, timeout, metadata, compression)
         encode = method.request_serializer
         raw = request if encode is None else encode(request)
-        return self._caller.begin(method, raw, None, timeout, metadata)
+        return self._caller.begin(method, raw, timeout, metadata)
+
+    def _plain_grpc(self) -> GrpcConnection:
+        """The connection for streams of requests; its server begins to listen now, and answers in a moment."""
+        if self._beside is None:
+            self._server = grpc.aio.server(options=SERVER_OPTIONS)
+            replica = self._replica
+            # debug: these callers see exceptions as they do over a lane.
+            edge = Edge(dataclasses.replace(replica.edge.settings, debug=True), replica.admission, replica.metrics)
+            register(replica.methods, self._server, edge)
+            port = self._server.add_insecure_port("127.0.0.1:0")
+            self._starting = asyncio.get_running_loop().create_task(self._server.start(), context=contextvars.Context())
+            self._beside = GrpcConnection(f"127.0.0.1:{port}", lambda: None)
+        return self._beside
 
     def check(self) -> None:
         """Nothing: it is ready until it is closed."""
@@ -152,13 +170,17 @@ class LocalConnection:
         """End the calls and what carries them."""
         self._carrier.cancel()
         await asyncio.wait([self._carrier])
+        if self._beside is not None and self._server is not None:
+            await self._starting
+            await self._beside.close()
+            await self._server.stop(None)
 
     async def _carry(self) -> None:
         """Hand packets over until it is closed."""
         # Owned by this coroutine: ends in the `finally` below.
         sender = asyncio.get_running_loop().create_task(self._caller.outbox.write_all(self._packets.put))
         try:
-            await self._served.run(self)  # type: ignore[arg-type]  # of a stream's context it reads and writes
+            await self._served.serve(self)  # type: ignore[arg-type]  # of a stream's context it reads and writes
         except Exception:
             logger.exception("internal: a local replica ended by a mistake of its own")
         finally:

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+from pierhead.calls.channel import HandleChannel
+from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.server import ReplicaServer
 
-from tests.unit.runtime.harness import until
+from tests.unit.runtime.harness import Cluster, know, until
 
 NAME = "pierhead.test.Pipes"
 
@@ -18,22 +20,10 @@ LARGE = 300_000
 
 
 class PipesServicer:
-    """One method of each kind; messages are bytes."""
-
-    async def One(self, request: bytes, context: Any) -> bytes:
-        raise NotImplementedError
-
-    def Split(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        raise NotImplementedError
-
-    async def Join(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
-        raise NotImplementedError
-
-    def Talk(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        raise NotImplementedError
+    """One method of each kind, One, Split, Join and Talk; messages are bytes."""
 
 
-def add_PipesServicer_to_server(servicer: PipesServicer, server: Any) -> None:
+def add_PipesServicer_to_server(servicer: Any, server: Any) -> None:
     handlers = {
         "One": grpc.unary_unary_rpc_method_handler(servicer.One, bytes, bytes),
         "Split": grpc.unary_stream_rpc_method_handler(servicer.Split, bytes, bytes),
@@ -58,7 +48,6 @@ class Pipes(PipesServicer):
 
     def __init__(self) -> None:
         self.sent = 0
-        self.received = 0
         self.ended = 0
         self.gate = asyncio.Event()
         self.gate.set()
@@ -90,8 +79,6 @@ class Pipes(PipesServicer):
     async def Join(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
         total = count = 0
         async for request in requests:
-            await self.gate.wait()
-            self.received += 1
             count += 1
             total += len(request)
         return f"{count} {total}".encode()
@@ -115,3 +102,15 @@ async def numbers(count: int, size: int) -> AsyncIterator[bytes]:
 
 async def idle(server: ReplicaServer) -> None:
     await until(lambda: server.readiness().ongoing == 0, "nothing is in flight at the replica")
+
+
+Served = tuple[Any, Any, ReplicaServer]
+"""A PipesStub, the Pipes behind it, and the replica."""
+
+
+async def serve(cluster: Cluster, service: Pipes | None = None, **settings: Any) -> Served:
+    """A replica, and a handle to it."""
+    service = service or Pipes()
+    server = await cluster.start(service, **settings)
+    know(server)
+    return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics())), service, server

@@ -13,7 +13,6 @@ import grpc
 import pytest
 from pierhead import (
     Backpressure,
-    BadRequest,
     DeadlineExceeded,
     NoReplica,
     PayloadTooLarge,
@@ -74,11 +73,6 @@ async def test_a_channel_is_ready_once_a_replica_may_be_called(cluster: Cluster)
     assert channel.get_state() is grpc.ChannelConnectivity.READY
 
 
-async def test_the_same_handle_works_in_the_next_loop(cluster: Cluster) -> None:
-    know(await cluster.start(EchoService("other")))
-    assert (await DEFINED_AT_IMPORT.Echo(echo())).response == "other: hi"
-
-
 async def test_a_handle_works_in_several_threads_at_once(cluster: Cluster) -> None:
     """Each has its own loop, line, and policy object; a call that waits in one is no business of the other."""
     server = await cluster.start(EchoService(), max_ongoing_requests=1)
@@ -100,38 +94,11 @@ async def test_a_handle_works_in_several_threads_at_once(cluster: Cluster) -> No
     assert channel.queued == 0
 
 
-async def test_replies_stream(cluster: Cluster) -> None:
-    know(await cluster.start(EchoService()))
-    stub, channel = make()
-    assert [token.index async for token in stub.Generate(generate(num_tokens=5))] == [0, 1, 2, 3, 4]
-    assert channel.metrics.handle_requests.values == {("echo-child", "ok"): 1}
-
-
 @pytest.mark.parametrize("name", ["", ":50051", "ranker:", "ranker:x", "ranker:70000", "x" * 64])
 def test_a_name_that_no_service_can_have_is_refused_at_once(name: str) -> None:
     """Else its calls would wait to their deadlines for an address that never comes."""
     with pytest.raises(ValueError, match=r"^service: expected a service's name, or name:port, found "):
         handle(EchoStub, name)
-
-
-async def test_a_done_callback_runs_once_when_the_call_has_ended(cluster: Cluster) -> None:
-    know(await cluster.start(EchoService()))
-    ended: list[object] = []
-    call = make()[0].Echo(echo())
-    call.add_done_callback(ended.append)
-    await call
-    call.add_done_callback(ended.append)
-    assert ended == [call, call]
-    assert call.done()
-    assert not call.cancelled()
-
-
-async def test_a_stream_can_be_read_message_by_message(cluster: Cluster) -> None:
-    know(await cluster.start(EchoService()))
-    call = make()[0].Generate(generate(num_tokens=1))
-    assert (await call.read()).index == 0
-    assert await call.read() is grpc.aio.EOF
-    assert await call.code() is grpc.StatusCode.OK
 
 
 async def test_calls_spread_over_replicas(cluster: Cluster) -> None:
@@ -144,25 +111,11 @@ async def test_calls_spread_over_replicas(cluster: Cluster) -> None:
 
 
 class TestErrors:
-    async def test_the_callee_s_own_class_and_text_arrive(self, cluster: Cluster) -> None:
-        know(await cluster.start(EchoService()))
-        with pytest.raises(BadRequest, match='message: expected anything but "bad"') as caught:
-            await make()[0].Echo(echo("bad"))
-        assert caught.value.http_status == 400
-
     async def test_code_written_for_plain_stubs_goes_on_working(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService()))
         with pytest.raises(grpc.RpcError) as caught:
             await make()[0].Echo(echo("bad"))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    async def test_an_error_in_the_middle_of_a_stream(self, cluster: Cluster) -> None:
-        know(await cluster.start(EchoService(), debug=True))
-        seen = []
-        with pytest.raises(UserCodeError, match="boom"):  # noqa: PT012 - what came before the error counts
-            async for token in make()[0].Generate(generate("boom")):
-                seen.append(token.index)  # noqa: PERF401
-        assert seen == [0]
 
 
 class TestDeadlines:
@@ -241,17 +194,6 @@ class TestCancellation:
 
 
 class TestRefusals:
-    async def test_calls_wait_in_line_for_a_full_replica(self, cluster: Cluster) -> None:
-        service = EchoService()
-        know(await cluster.start(service, max_ongoing_requests=2))
-        stub, channel = make()
-        calls = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(5)]
-        await until(lambda: service.begun == 2 and channel.queued == 3, "two work, three wait")
-        assert channel.metrics.queued.values == {("echo-child",): 3}
-        service.gate.set()
-        assert await asyncio.gather(*calls) == ["echo: wait"] * 5
-        assert channel.metrics.queued.values == {("echo-child",): 0}
-
     async def test_a_caller_learns_a_limit_that_nobody_told_it(self, cluster: Cluster, pace: Pace) -> None:
         server = await cluster.start(EchoService(), max_ongoing_requests=4)
         know(server)
@@ -288,30 +230,6 @@ class TestRefusals:
             took_s = time.monotonic() - started
             assert channel.queued == 0
         judge(took_s < 3, f"all go on soon once there is room, and it was {took_s:.1f} s", pace)
-
-    async def test_a_full_line_is_backpressure_at_once(self, cluster: Cluster) -> None:
-        service = EchoService()
-        know(await cluster.start(service, max_ongoing_requests=1))
-        stub, channel = make(max_queued_requests=1)
-        await stub.Echo(echo())
-        calls = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(2)]
-        await until(lambda: service.begun == 1 and channel.queued == 1, "one works, one waits")
-        with pytest.raises(Backpressure, match=r"max_queued_requests = 1") as caught:
-            await stub.Echo(echo(), timeout=1)
-        assert caught.value.retry_after_s
-        service.gate.set()
-        await asyncio.gather(*calls)
-
-    async def test_waiting_ends_before_the_deadline_with_the_reason(self, cluster: Cluster) -> None:
-        service = EchoService()
-        know(await cluster.start(service, max_ongoing_requests=1))
-        stub, _ = make()
-        first = asyncio.ensure_future(_reply(stub, "wait"))
-        await until(lambda: service.begun == 1, "the replica is full")
-        with pytest.raises(Backpressure, match="every replica of echo-child is full"):
-            await stub.Echo(echo(), timeout=0.2)
-        service.gate.set()
-        await first
 
     async def test_a_message_too_large_for_grpc_is_the_caller_s_fault(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService()))
@@ -372,16 +290,6 @@ class TestNobodyComes:
         discovery.say("echo-child")
         await until(lambda: channel.pool().listing.absence is None, "it is there by now")
         await _assert_waits_for_the_first(stub, channel, discovery, cluster)
-        await discovery.close()
-
-    async def test_a_service_that_is_added_in_time_is_waited_for(self, cluster: Cluster) -> None:
-        discovery = FakeDiscovery()
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
-        stub, channel = make()
-        waiting = asyncio.ensure_future(_reply(stub, "hi"))
-        await until(lambda: discovery.watches > 0 and channel.queued == 1, "it is asked for, and not known")
-        discovery.say("echo-child", ("r1", address(await cluster.start(EchoService())), False))
-        assert await waiting == "echo: hi"
         await discovery.close()
 
     async def test_one_that_the_controller_knows_no_more_is_called_while_it_is_there(
@@ -647,20 +555,6 @@ class TestDiscovery:
         reply = await stub.Echo(echo(), timeout=PATIENCE_S)
         assert reply.response == "echo: hi"
 
-    async def test_the_replica_s_limit_is_obeyed_by_the_caller(self, cluster: Cluster) -> None:
-        service = EchoService()
-        server = await cluster.start(service)
-        discovery = FakeDiscovery()
-        discovery.say("echo-child", ("r1", address(server), False), limit=2)
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
-        stub, channel = make()
-        calls = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(5)]
-        await until(lambda: service.begun == 2 and channel.queued == 3, "two work, three wait here")
-        assert service.calls == 2
-        service.gate.set()
-        await asyncio.gather(*calls)
-        await discovery.close()
-
     async def test_the_service_s_own_bound_for_its_lines_is_obeyed(self, cluster: Cluster) -> None:
         service = EchoService()
         server = await cluster.start(service)
@@ -791,40 +685,9 @@ class TestOutliers:
         assert "is left out for" in channel.pool().describe()
         assert well.calls == 40 - FAILURES
 
-    async def test_overload_leaves_nobody_out(self, cluster: Cluster) -> None:
-        know(*[await cluster.start(EchoService(str(number)), max_ongoing_requests=1) for number in range(2)])
-        stub, channel = make()
-        calls = [asyncio.ensure_future(_awaited(stub.Echo(echo("work"), timeout=0.5))) for _ in range(50)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert any(isinstance(result, Backpressure) for result in results)
-        assert all(replica.standing.failures == 0 for replica in channel.pool().replicas())
-
 
 class TestOtherKinds:
     """Client and bidirectional streams, over a service made by hand: no .proto of ours has one."""
-
-    async def test_requests_from_an_iterator(self, cluster: Cluster) -> None:
-        know(await cluster.start(_Summing()))
-        channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
-
-        async def numbers() -> AsyncIterator[bytes]:
-            for number in (1, 2, 3):
-                yield str(number).encode()
-
-        assert await channel.stream_unary("/test.Sum/Total")(numbers(), timeout=PATIENCE_S) == b"6"
-
-    async def test_messages_both_ways(self, cluster: Cluster) -> None:
-        know(await cluster.start(_Summing()))
-        channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
-        call = channel.stream_stream("/test.Sum/Running")(timeout=PATIENCE_S)
-        sums = []
-        for number in (1, 2, 3):
-            await call.write(str(number).encode())
-            sums.append(await call.read())
-        await call.done_writing()
-        assert sums == [b"1", b"3", b"6"]
-        assert await call.read() is grpc.aio.EOF
-        assert channel.metrics.handle_requests.values == {("echo-child", "ok"): 1}
 
     async def test_a_refused_stream_says_so(self, cluster: Cluster) -> None:
         server = await cluster.start(_Summing())

@@ -7,8 +7,9 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 import pytest
@@ -17,15 +18,16 @@ from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.held import Held
-from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
+from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import caller as lane_caller
 from pierhead.lanes import outbox as lane_outbox
 from pierhead.lanes import server as lane_server
 from pierhead.lanes.caller import OPEN, CallerLane
 from pierhead.lanes.connection import NEVER_SENT, Kind, Method
-from pierhead.lanes.outbox import QUEUE_BYTES, Outbox
+from pierhead.lanes.outbox import QUEUE_BYTES
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
+from pierhead.lanes.served import ServedCall
 from pierhead.lanes.server import SERVICE
 from pierhead.lanes.window import WINDOW_BYTES
 from pierhead.metrics import RuntimeMetrics
@@ -34,9 +36,11 @@ from pierhead.routing_stats import Published
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
-from tests.unit.runtime.pipes import NAME, Pipes, PipesStub
+from tests.unit.runtime.pipes import NAME, Pipes, PipesStub, serve
 
-ONE, TALK = f"/{NAME}/One", f"/{NAME}/Talk"
+pytestmark = pytest.mark.usefixtures("cluster")  # which closes handles
+
+ONE, SPLIT = f"/{NAME}/One", f"/{NAME}/Split"
 
 
 def begin(call: int = 1, method: int = 1, path: str = ONE, **more: Any) -> Frame:
@@ -83,36 +87,63 @@ class Raw:
         return await self.stream.code(), await self.stream.details()
 
 
+@dataclass(frozen=True)
+class Served:
+    """A replica, the servicer in it, and a plain channel to it."""
+
+    server: ReplicaServer
+    service: Pipes
+    channel: grpc.aio.Channel
+
+    async def take(self, raw: Raw, parcel: int = 1) -> bytes | None:
+        """Fetch a large reply of the lane's first call; None where nothing is kept."""
+        parcels: Any = LaneStub(self.channel)
+        call = parcels.Take(ParcelName(lane=raw.hello.hello.lane, call=1, parcel=parcel))
+        return None if await call.code() is grpc.StatusCode.NOT_FOUND else bytes((await call).message)
+
+
 @pytest.fixture
 async def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr(lane_server, "HELD", Held())  # the process's own has what other tests left there
-    service = Pipes()
-    server = await cluster.start(service, max_ongoing_requests=1000)
+    _, service, server = await serve(cluster, max_ongoing_requests=1000)
     async with grpc.aio.insecure_channel(address(server)) as channel:
-        yield server, service, channel
-
-
-Served = tuple[ReplicaServer, Pipes, grpc.aio.Channel]
+        yield Served(server, service, channel)
 
 
 async def test_a_unary_call_takes_two_frames(served: Served) -> None:
-    raw = Raw(served[2])
+    raw = Raw(served.channel)
     await raw.open()
     await raw.say(Packet(frames=[begin(message=b"hi", has_message=True, request_id="abc")]))
     (frame,) = (await raw.hear()).frames
     assert frame == Frame(call=1, kind=Frame.END, message=b"hi", has_message=True, ongoing_plus_one=1)
 
 
-async def test_names_that_a_caller_invents_make_no_series(served: Served) -> None:
-    server, _, channel = served
-    server._admission.draining = True
-    raw = Raw(channel)
-    await raw.open()
-    for call in (1, 2, 3):
-        await raw.say(Packet(frames=[begin(call, call, f"/pierhead.test.Pipes/Invented{call}", message=b"")]))
-        assert (await raw.end()).status == grpc.StatusCode.UNAVAILABLE.value[0]
-    assert server.metrics.requests.values == {("unmatched", "UNAVAILABLE"): 3}
+async def test_names_that_a_caller_invents_make_no_series(cluster: Cluster) -> None:
+    _, _, server = await serve(cluster, max_ongoing_requests=1)
+    async with grpc.aio.insecure_channel(address(server)) as channel:
+        raw = Raw(channel)
+        await raw.open()
+        await raw.say(Packet(frames=[begin(path=SPLIT, message=b"1000000 1000")]))
+        await until(lambda: server.readiness().ongoing == 1, "it is full")
+        for call in (2, 3, 4):
+            await raw.say(Packet(frames=[begin(call, call, f"/pierhead.test.Pipes/Invented{call}", message=b"")]))
+            assert (await raw.end()).status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    assert server.metrics.requests.values[("unmatched", "RESOURCE_EXHAUSTED")] == 3
 
+
+async def test_a_stream_of_requests_is_no_call_of_a_lane(served: Served) -> None:
+    """An older caller may try, and goes on with its messages until it reads the answer."""
+    raw = Raw(served.channel)
+    await raw.open()
+    rest = [Frame(call=1, kind=Frame.MESSAGE, message=b"x"), Frame(call=1, kind=3)]  # type: ignore[arg-type]
+    await raw.say(Packet(frames=[begin(path=f"/{NAME}/Talk"), *rest]))
+    assert (await raw.end()).status == grpc.StatusCode.UNIMPLEMENTED.value[0]
+    await raw.say(Packet(frames=[begin(call=2, method=2, message=b"the lane goes on")]))
+    assert (await raw.end()).message == b"the lane goes on"
+
+
+STAY = begin(path=SPLIT, message=b"1000000 1000")
+"""A call that does not end by itself."""
 
 BROKEN: dict[str, tuple[Packet | bytes, str]] = {
     "no packet": (b"\xff\xff\xff", "3 bytes that are no packet"),
@@ -127,34 +158,16 @@ BROKEN: dict[str, tuple[Packet | bytes, str]] = {
     "the same call twice": (Packet(frames=[begin(), begin(method=1, path="")]), "call 1 begins after call 1"),
     "a method without a name": (Packet(frames=[begin(method=3, path="")]), "method 3 was never named"),
     "a method out of order": (Packet(frames=[begin(method=7)]), "method 7 is named after 0 others"),
-    "a frame of no kind": (
-        Packet(frames=[begin(path=TALK), Frame(call=1)]),
-        "a frame of kind 0, which callers do not send",
-    ),
-    "a frame that replicas send": (Packet(frames=[begin(path=TALK), Frame(call=1, kind=Frame.END)]), "of kind 7"),
-    "a second request": (
-        Packet(frames=[begin(message=b"stay"), Frame(call=1, kind=Frame.MESSAGE, message=b"more")]),
-        "beyond its window, its end, or its kind",
-    ),
-    "a message after the last": (
-        Packet(frames=[begin(path=TALK), Frame(call=1, kind=Frame.HALF_CLOSE), Frame(call=1, kind=Frame.MESSAGE)]),
-        "beyond its window, its end, or its kind",
-    ),
-    "more than the window": (
-        Packet(frames=[begin(path=TALK), *[Frame(call=1, kind=Frame.MESSAGE, message=b"x" * WINDOW_BYTES)] * 3]),
-        "beyond its window",
-    ),
-    "a parcel that was not brought": (
-        Packet(frames=[begin(path=TALK), Frame(call=1, kind=Frame.MESSAGE, parcel=1)]),
-        "parcel 1 of call 1 was not brought",
-    ),
+    "a frame of no kind": (Packet(frames=[STAY, Frame(call=1)]), "a frame of kind 0, which callers do not send"),
+    "a frame that replicas send": (Packet(frames=[STAY, Frame(call=1, kind=Frame.END)]), "of kind 7"),
+    "a second request": (Packet(frames=[STAY, Frame(call=1, kind=Frame.MESSAGE, message=b"more")]), "of kind 2"),
     "half a pair of metadata": (Packet(frames=[begin(metadata=["key"])]), "keys and values in turn, found 1 strings"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 async def test_a_rule_broken_ends_that_lane_and_nothing_else(served: Served, name: str) -> None:
-    server, service, channel = served
+    server, service, channel = served.server, served.service, served.channel
     service.gate.clear()
     packet, reason = BROKEN[name]
     good, bad = Raw(channel), Raw(channel)
@@ -174,7 +187,7 @@ async def test_a_rule_broken_ends_that_lane_and_nothing_else(served: Served, nam
 
 @pytest.mark.parametrize("first", [Packet(), Packet(hello=Hello(window=5)), Packet(hello=Hello(lane=b"x")), b"\xff"])
 async def test_a_first_packet_without_a_hello(served: Served, first: Packet | bytes) -> None:
-    raw = Raw(served[2])
+    raw = Raw(served.channel)
     await raw.say(first)
     status, details = await raw.closed()
     assert status is grpc.StatusCode.INVALID_ARGUMENT
@@ -182,7 +195,7 @@ async def test_a_first_packet_without_a_hello(served: Served, first: Packet | by
 
 
 async def test_two_lanes_of_one_name(served: Served) -> None:
-    one, other = Raw(served[2]), Raw(served[2])
+    one, other = Raw(served.channel), Raw(served.channel)
     await one.open()
     await other.say(one.hello)
     assert await other.closed() == (grpc.StatusCode.INVALID_ARGUMENT, "lane: another lane has the same name")
@@ -190,121 +203,33 @@ async def test_two_lanes_of_one_name(served: Served) -> None:
     assert (await one.end()).message == b"still there"
 
 
-async def test_parcels_of_nobody(served: Served) -> None:
-    parcels: Any = LaneStub(served[2])
-    name = ParcelName(lane=b"x" * 16, call=1, parcel=1)
-    for call in (parcels.Take(name), parcels.Put(Parcel(name=name, message=b"x"))):
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await call
-        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+async def test_a_large_reply_is_kept_until_it_is_fetched_or_its_caller_cancels(served: Served) -> None:
+    for cancels in (False, True):
+        raw = Raw(served.channel)
+        await raw.open()
+        await raw.say(Packet(frames=[begin(message=b"make 300000")]))
+        end = await raw.end()
+        assert (end.parcel, end.bytes, end.message) == (1, 300_000, b"")
+        assert await served.take(raw, parcel=2) is None
+        if cancels:
+            await raw.say(Packet(frames=[Frame(call=1, kind=Frame.CANCEL), begin(call=2, path="")]))
+            await raw.end()  # so the cancellation has arrived
+        else:
+            assert await served.take(raw) == b"x" * 300_000
+        assert await served.take(raw) is None
 
 
-async def test_a_lane_takes_parcels_from_its_hello_on(served: Served) -> None:
-    server, _, _ = served
-    lanes: Any = server._lanes
-    first = hello()
-    open_when_answered: list[bool] = []
-
-    class Context:
-        packets: ClassVar = [first.SerializeToString()]
-
-        def peer(self) -> str:
-            return "a test"
-
-        async def read(self) -> Any:
-            return self.packets.pop() if self.packets else grpc.aio.EOF
-
-        async def write(self, _: bytes) -> None:
-            open_when_answered.append(first.hello.lane in lanes._lanes)
-
-    await lanes._open(None, Context())
-    assert open_when_answered[0]
-    assert not lanes._lanes
-
-
-async def test_a_parcel_that_overtakes_its_call_waits_for_it(served: Served) -> None:
-    server, _, channel = served
-    raw = Raw(channel)
-    await raw.open()
-    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
-    name = ParcelName(lane=raw.hello.hello.lane, call=1, parcel=1)
-    parcels: Any = LaneStub(channel)
-    put = asyncio.ensure_future(parcels.Put(Parcel(name=name, message=b"large")))
-    await until(lambda: bool(lane._overtaken), "the parcel is here")
-    await raw.say(Packet(frames=[begin(path=TALK)]))
-    await put
-    end = Frame(call=1, kind=Frame.HALF_CLOSE)
-    await raw.say(Packet(frames=[Frame(call=1, kind=Frame.MESSAGE, has_message=True, parcel=1, bytes=5), end]))
-    assert (await raw.end()).status == 0
-
-
-async def test_a_parcel_of_a_call_that_never_comes_is_refused_when_the_lane_ends(served: Served) -> None:
-    server, _, channel = served
-    raw = Raw(channel)
-    await raw.open()
-    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
-    parcels: Any = LaneStub(channel)
-    put = asyncio.ensure_future(parcels.Put(Parcel(name=ParcelName(lane=raw.hello.hello.lane, call=9, parcel=1))))
-    await until(lambda: bool(lane._overtaken), "the parcel is here")
-    raw.stream.cancel()
-    with pytest.raises(grpc.aio.AioRpcError):
-        await put
-
-
-async def test_a_parcel_goes_with_its_call(served: Served) -> None:
-    server, _, channel = served
-    raw = Raw(channel)
-    await raw.open()
-    await raw.say(Packet(frames=[begin(path=TALK)]))
-    await until(lambda: server.readiness().ongoing == 1, "the call is in flight")
-    parcels: Any = LaneStub(channel)
-    await parcels.Put(Parcel(name=ParcelName(lane=raw.hello.hello.lane, call=1, parcel=1), message=b"large"))
-    await raw.say(Packet(frames=[Frame(call=1, kind=Frame.CANCEL)]))
-    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
-    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
-    assert not lane._brought
-
-
-async def test_a_large_reply_is_let_go_when_its_caller_cancels(served: Served) -> None:
-    server, _, channel = served
-    raw = Raw(channel)
+async def test_a_lane_that_ends_in_order_waits_for_its_large_replies_and_begins_nothing_more(served: Served) -> None:
+    raw = Raw(served.channel)
     await raw.open()
     await raw.say(Packet(frames=[begin(message=b"make 300000")]))
     assert (await raw.end()).parcel == 1
-    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
-    assert lane._kept
-    await raw.say(Packet(frames=[Frame(call=1, kind=Frame.CANCEL)]))
-    await until(lambda: not lane._kept, "nothing is kept")
-
-
-async def test_a_lane_that_ends_in_order_waits_for_its_large_replies(served: Served) -> None:
-    server, _, channel = served
-    raw = Raw(channel)
-    await raw.open()
-    await raw.say(Packet(frames=[begin(message=b"make 300000")]))
-    assert (await raw.end()).parcel == 1
-    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
-    leaving = asyncio.ensure_future(lane.say_goodbye())
-    assert (await raw.hear()).HasField("goodbye")
-    parcels: Any = LaneStub(channel)
-    taken = await parcels.Take(ParcelName(lane=raw.hello.hello.lane, call=1, parcel=1))
-    assert len(taken.message) == 300_000
-    await leaving
+    served.server.stop()
+    assert (await raw.hear()).goodbye.last_call == 1
+    await raw.say(Packet(frames=[begin(call=2, path="", message=b"it crosses the goodbye")]))
+    assert await served.take(raw) == b"x" * 300_000
     assert await raw.closed() == (grpc.StatusCode.OK, "")
-
-
-async def test_a_call_after_the_goodbye_is_not_begun(served: Served) -> None:
-    server, service, channel = served
-    service.gate.clear()  # what is begun stays
-    raw = Raw(channel)
-    await raw.open()
-    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
-    leaving = asyncio.ensure_future(lane.say_goodbye())
-    await asyncio.sleep(0)
-    lane._receive_frames(Packet(frames=[begin()]))  # it crosses the goodbye
-    assert server.readiness().ongoing == 0
-    assert (await raw.hear()).goodbye.last_call == 0
-    await leaving
+    assert served.server.metrics.requests.values == {(ONE[1:], "OK"): 1}
 
 
 async def test_a_call_that_waited_for_its_place_has_a_context_of_its_own(cluster: Cluster) -> None:
@@ -327,70 +252,60 @@ async def test_a_call_that_waited_for_its_place_has_a_context_of_its_own(cluster
         await one.say(Packet(frames=[begin(message=b"one")]))
         await until(lambda: server.readiness().ongoing == 1, "one is in flight")
         await other.say(Packet(frames=[begin(message=b"other", patient=True)]))
-        await until(lambda: server._admission.waiting == 1, "the other one waits")
+        await other.say(Packet(frames=[begin(call=2, path="")]))
+        await other.end()  # refused, as the other one waits by now
         service.gate.set()
         assert (await one.end()).message == b""
         assert (await other.end()).message == b""
 
 
-async def test_what_is_said_after_the_writer_has_ended_harms_nobody() -> None:
-    outbox = Outbox()
-    writer = asyncio.create_task(outbox.write_all(lambda _: asyncio.sleep(0)))
-    await asyncio.sleep(0)
-    writer.cancel()
-    outbox.frames().add(call=1)
-    await asyncio.wait([writer])
-    assert outbox.queued > 0
-
-
 async def test_a_caller_that_goes_takes_its_calls_along(served: Served) -> None:
-    server, service, channel = served
+    server, service, channel = served.server, served.service, served.channel
     service.gate.clear()
     raw = Raw(channel)
     await raw.open()
-    await raw.say(Packet(frames=[begin(message=b"1"), begin(call=2, method=2, path=TALK)]))
+    await raw.say(Packet(frames=[begin(message=b"1"), begin(call=2, method=2, path=SPLIT, message=b"1000000 1000")]))
     await until(lambda: server.readiness().ongoing == 2, "both calls are in flight")
     raw.stream.cancel()
     await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
 
 
-async def test_a_caller_that_asks_and_never_listens_is_taken_nothing_more_from(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+async def test_nothing_more_is_read_from_a_caller_that_never_reads(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most = QUEUE_BYTES // 8  # tens of thousands of calls take seconds
-    monkeypatch.setattr(lane_outbox, "QUEUE_BYTES", most)
-    server, _, channel = served
-    server._admission.max_ongoing_requests = 0
-    raw = Raw(channel)
-    await raw.open()
-    refused = 0
+    monkeypatch.setattr(lane_outbox, "QUEUE_BYTES", QUEUE_BYTES // 8)  # tens of thousands of calls take seconds
+    stub, service, server = await serve(cluster, max_ongoing_requests=1)
+    service.gate.clear()
+    blocked = asyncio.ensure_future(stub.One(b"it fills the replica"))
+    await until(lambda: server.readiness().ongoing == 1, "it is full")
+    refused = server.metrics.refused.values
 
-    async def ask() -> None:
-        nonlocal refused
+    async def ask(raw: Raw) -> None:
         for start in range(1, 10**9, 1000):
             names = [begin(call=start + more, path=ONE if start + more == 1 else "") for more in range(1000)]
             await raw.say(Packet(frames=names))
-            refused += 1000
 
-    asking = asyncio.create_task(ask())
-    (lane,) = server._lanes._lanes.values()  # type: ignore[union-attr]
-    before = -1
-    await until(lambda: lane.outbox.queued > most, "what is not listened to has piled up")
-    while before != refused:  # until nothing moves any more: calls of another lane go on meanwhile
-        before = refused
-        other = Raw(channel)
-        await other.open()
-        await other.say(Packet(frames=[begin()]))
-        assert (await other.end()).status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    assert lane.outbox.queued < 2 * most
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    async with grpc.aio.insecure_channel(address(server)) as channel:
+        await (raw := Raw(channel)).open()
+        asking = asyncio.create_task(ask(raw))
+        await (other := Raw(channel)).open()
+        quiet, call, before = 0, 0, 0.0
+        async with asyncio.timeout(PATIENCE_S):
+            while quiet < 20:  # calls of another lane go on meanwhile
+                call += 1
+                await other.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "")]))
+                assert (await other.end()).status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+                now = refused.get(("overloaded",), 0) - call
+                quiet, before = (quiet + 1 if 0 < before == now else 0), now
+        asking.cancel()
+        await asyncio.wait([asking])
+    service.gate.set()
+    await blocked
 
 
 async def test_random_packets_harm_nobody(served: Served) -> None:
     """Valid packets, mutated: bytes flipped, cut, doubled, frames in any order with any numbers."""
-    server, _, channel = served
+    server, channel = served.server, served.channel
     rng = Random(7)
     know(server)
     stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics()))
@@ -425,7 +340,7 @@ def mutated(rng: Random) -> bytes:
             parcel=rng.choice([0, 0, 0, 1]),
             bytes=rng.choice([0, 0, 100, 2**60]),
             method=rng.choice([1, 1, 2, 9]),
-            path=rng.choice(["", ONE, TALK, "/no/such"]),
+            path=rng.choice(["", ONE, SPLIT, "/no/such"]),
             timeout_us=rng.choice([0, 1, 10**6, 2**63]),
             metadata=rng.choice([[], ["k", "v"], ["k"], ["k-bin", "!"]]),
             request_id=rng.choice(["", "id", "\n"]),
@@ -486,7 +401,7 @@ NONSENSE: dict[str, Packet | bytes] = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-async def test_a_replica_that_talks_nonsense_loses_the_lane_at_once(cluster: Cluster, name: str) -> None:
+async def test_a_replica_that_talks_nonsense_loses_the_lane_at_once(name: str) -> None:
     answer = NONSENSE[name]
 
     async def behave(context: Any) -> None:
@@ -500,38 +415,47 @@ async def test_a_replica_that_talks_nonsense_loses_the_lane_at_once(cluster: Clu
         with pytest.raises(ReplicaDied):
             async with asyncio.timeout(PATIENCE_S):
                 await stub.One(b"1", timeout=30)
-        assert cluster
+
+
+async def leave(context: Any, last_call: int) -> None:
+    """Take the first packet, and end the lane in order."""
+    await greet(context)
+    await context.read()
+    await context.write(Packet(goodbye=Goodbye(last_call=last_call)).SerializeToString())
 
 
 async def test_calls_beyond_the_goodbye_go_elsewhere(cluster: Cluster) -> None:
     """The first lane takes nothing up and says so; the call is made again, the second time for good."""
-    service = Pipes()
     lanes = 0
 
     async def behave(context: Any) -> None:
         nonlocal lanes
         lanes += 1
-        await greet(context)
-        await context.read()
-        await context.write(Packet(goodbye=Goodbye(last_call=0)).SerializeToString())
+        await leave(context, 0)
 
-    real = await cluster.start(service)
+    real = await cluster.start(Pipes())
     async with replica(behave) as leaving:
         stub = caller(leaving, address(real))
-        pool = Clients.current().pool("echo-child", Clients.current().settings.transport)
-        await until(lambda: len(pool._callable) == 2, "both can be called")
+        pool = Clients.current().pool("echo-child", "lane")
+        await until(lambda: sum(known.callable for known in pool.replicas()) == 2, "both can be called")
         assert all(await asyncio.gather(*[stub.One(b"%d" % index) for index in range(20)]))
     assert lanes > 0
 
 
-async def test_a_lane_that_ends_as_cancelled_is_opened_anew(cluster: Cluster) -> None:
+async def test_calls_up_to_the_goodbye_may_have_been_begun() -> None:
+    async with replica(lambda context: leave(context, 1)) as where:
+        with pytest.raises(ReplicaDied):
+            await caller(where).One(b"1")
+
+
+async def test_a_lane_that_ends_as_cancelled_is_opened_anew() -> None:
     lanes = 0
 
     async def behave(context: Any) -> None:
         nonlocal lanes
         lanes += 1
         if lanes < 3:
-            await context.abort(grpc.StatusCode.CANCELLED, "says who is between")
+            await context.abort(grpc.StatusCode.CANCELLED, "by a proxy, say")
         await greet(context)
         await context.read()
         end = Frame(call=1, kind=Frame.END, message=b"here", has_message=True)
@@ -540,22 +464,9 @@ async def test_a_lane_that_ends_as_cancelled_is_opened_anew(cluster: Cluster) ->
 
     async with replica(behave) as where:
         assert await caller(where).One(b"1", timeout=10) == b"here"
-        assert cluster
 
 
-async def test_calls_up_to_the_goodbye_may_have_been_begun(cluster: Cluster) -> None:
-    async def behave(context: Any) -> None:
-        await greet(context)
-        await context.read()
-        await context.write(Packet(goodbye=Goodbye(last_call=1)).SerializeToString())
-
-    async with replica(behave) as where:
-        with pytest.raises(ReplicaDied):
-            await caller(where).One(b"1")
-        assert cluster
-
-
-async def test_a_replica_that_never_says_hello_is_not_called(cluster: Cluster) -> None:
+async def test_a_replica_that_never_says_hello_is_not_called() -> None:
     async def behave(context: Any) -> None:
         await context.read()
         await asyncio.Event().wait()
@@ -563,7 +474,6 @@ async def test_a_replica_that_never_says_hello_is_not_called(cluster: Cluster) -
     async with replica(behave) as where:
         with pytest.raises(NoReplica):
             await caller(where).One(b"1", timeout=0.3)
-        assert cluster
 
 
 class Foreign(echo_pb2_grpc.EchoServicer):
@@ -574,6 +484,11 @@ class Foreign(echo_pb2_grpc.EchoServicer):
 
     def Generate(self, request: echo_pb2.GenerateRequest, context: Any) -> AsyncIterator[echo_pb2.Token]:
         raise NotImplementedError
+
+
+class Ours(EchoService):
+    async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
+        return echo_pb2.EchoReply(response="by a lane" if isinstance(context, ServedCall) else "by plain gRPC")
 
 
 async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_lanes_takes_its_place(
@@ -589,35 +504,43 @@ async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_la
     assert (await stub.Echo(echo())).response == "foreign: hi"
     await foreign.stop(0)
     await until(lambda: not channel.pool().has_callable, "its end is noticed")
-    ours = await cluster.start(EchoService("ours"), port=free_port)
-    assert (await stub.Echo(echo(), timeout=10)).response == "ours: hi"
-    assert ours._lanes is not None
-    await until(lambda: len(ours._lanes._lanes) == 1, "the call came by a lane")  # type: ignore[union-attr]
+    await cluster.start(Ours(), port=free_port)
+    assert (await stub.Echo(echo(), timeout=10)).response == "by a lane"
 
 
-async def test_the_models_held_are_told_once_and_again_when_they_change(
+async def test_models_and_published_numbers_are_sent_once_and_again_when_they_change(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held()
+    held, stats = Held(), Published(lambda: 0.0)
     monkeypatch.setattr(lane_server, "HELD", held)
+    monkeypatch.setattr(lane_server, "STATS", stats)
     held.add("a/b")
-    raw = Raw(served[2])
+    raw = Raw(served.channel)
     await raw.open()
-    told = []
+    sent = []
     for call in range(1, 6):
+        if call == 2:
+            stats.publish({"running": 2})
         if call == 4:
             held.add("c")
+            stats.publish({"running": 4})
         await raw.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "", message=b"hi")]))
-        told.append(list((await raw.end()).metadata))
-    assert told == [["pierhead-models", "a%2Fb"], [], [], ["pierhead-models", "c,a%2Fb"], []]
+        sent.append(list((await raw.end()).metadata))
+    assert sent == [
+        ["pierhead-models", "a%2Fb"],
+        ["pierhead-stats", "1;running=2"],
+        [],
+        ["pierhead-models", "c,a%2Fb", "pierhead-stats", "2;running=4"],
+        [],
+    ]
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["small reply", "large reply"])
 async def test_what_an_end_tells_of_the_replica_is_learnt_though_nobody_waits_for_it(large: bool) -> None:
     """It crosses a cancellation, and is not told again."""
-    lane = CallerLane(1, _not_beside)
+    lane = CallerLane(_not_beside)
     method = Method(Kind.UNARY_UNARY, ONE, None, None, False)
-    ended, asks = (lane.begin(method, b"", None, PATIENCE_S, ()) for _ in range(2))
+    ended, asks = (lane.begin(method, b"", PATIENCE_S, ()) for _ in range(2))
     end = Frame(call=1, kind=Frame.END, has_message=True, parcel=int(large), metadata=["pierhead-models", "a"])
     if large:  # it has begun to be fetched
         lane.receive(Packet(frames=[end]).SerializeToString())
@@ -636,25 +559,7 @@ def _not_beside() -> Any:
     raise AssertionError("nothing of this lane is fetched")
 
 
-async def test_what_a_service_publishes_is_told_once_and_again_when_it_changes(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stats = Published(lambda: 0.0)
-    monkeypatch.setattr(lane_server, "STATS", stats)
-    raw = Raw(served[2])
-    await raw.open()
-    told = []
-    for call in range(1, 6):
-        if call in (2, 4):
-            stats.publish({"running": call})
-        await raw.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "", message=b"hi")]))
-        told.append(list((await raw.end()).metadata))
-    assert told == [[], ["pierhead-stats", "1;running=2"], [], ["pierhead-stats", "2;running=4"], []]
-
-
-async def test_no_call_is_begun_where_too_much_waits_to_be_sent(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_call_is_begun_where_too_much_waits_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that takes nothing more: what has piled up for it stays bounded, whoever gave up waiting."""
     monkeypatch.setattr(lane_caller, "CALLER_QUEUE_BYTES", 1_000_000)
 
@@ -672,11 +577,10 @@ async def test_no_call_is_begun_where_too_much_waits_to_be_sent(
         with pytest.raises(grpc.aio.AioRpcError, match=NEVER_SENT):
             await ended[-1]
         await connection.close()
-        assert cluster
 
 
 async def test_large_requests_leave_nothing_behind(served: Served) -> None:
-    know(served[0])
+    know(served.server)
     channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
     stub = PipesStub(channel)
     for _ in range(5):

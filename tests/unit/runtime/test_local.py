@@ -24,13 +24,7 @@ from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, kno
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
 # The suite of the transports, run against `pipes` of this module.
-from tests.unit.runtime.test_lane_calls import (  # noqa: F401
-    TestBoth,
-    TestReplies,
-    TestRequests,
-    TestUnary,
-    test_a_thousand_calls_of_all_kinds_at_once,
-)
+from tests.unit.runtime.test_lane_calls import TestReplies, TestUnary  # noqa: F401
 from tests.unit.runtime.test_transports import TestCalls  # noqa: F401
 
 

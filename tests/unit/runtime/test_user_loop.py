@@ -25,11 +25,7 @@ from tests.unit.runtime.harness import Cluster, address, echo, know, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
 # Collected here once more: with the `pipes` below, each of them runs with the servicer in a thread.
-from tests.unit.runtime.test_lane_calls import (  # noqa: F401
-    TestBoth,
-    TestRequests,
-    test_a_thousand_calls_of_all_kinds_at_once,
-)
+from tests.unit.runtime.test_lane_calls import test_a_thousand_calls_at_once  # noqa: F401
 from tests.unit.runtime.test_transports import TestCalls  # noqa: F401
 
 

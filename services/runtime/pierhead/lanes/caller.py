@@ -12,14 +12,14 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable
-from random import Random
+from random import random
 from typing import Any
 
 import grpc
 
 from pierhead.deadlines import Deadlines
 from pierhead.held import MODELS_KEY
-from pierhead.lane.v1.lane_pb2 import Frame, Hello, Packet, Parcel, ParcelName
+from pierhead.lane.v1.lane_pb2 import Frame, Hello, Packet, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import calls
 from pierhead.lanes.calls import LaneCall
@@ -50,39 +50,28 @@ PARCEL_TIMEOUT_S = 60.0
 _BEGIN = Frame.BEGIN
 _MESSAGE = Frame.MESSAGE
 _HEADERS = Frame.HEADERS
-_CREDIT = Frame.CREDIT
 _END = Frame.END
 
 _CALLS: dict[Kind, Callable[..., Any]] = {
     Kind.UNARY_UNARY: calls.UnaryUnaryLaneCall,
     Kind.UNARY_STREAM: calls.UnaryStreamLaneCall,
-    Kind.STREAM_UNARY: calls.StreamUnaryLaneCall,
-    Kind.STREAM_STREAM: calls.StreamStreamLaneCall,
 }
+"""The kinds that travel in a lane."""
 
 
 class LaneConnection:
     """A `Connection` whose calls share one stream. Falls back to plain gRPC for a replica that has no lanes."""
 
-    def __init__(
-        self,
-        address: str,
-        changed: Callable[[], None],
-        *,
-        large: int = LARGE_BYTES,
-        rng: Random | None = None,
-    ) -> None:
+    def __init__(self, address: str, changed: Callable[[], None]) -> None:
         self.ready = False
         self._address = address
         self._changed = changed
-        self._large = large
-        self._rng = rng or Random()  # noqa: S311 - jitter
         self._lane: CallerLane | None = None
         self._plain: GrpcConnection | None = None
         """In use instead of a lane."""
         self._plain_changed = asyncio.Event()
         self._beside: GrpcConnection | None = None
-        """For large messages, made when the first one comes: their bytes stand in no other call's way."""
+        """For streams of requests and large messages, made for the first one: their bytes delay no other call."""
         self._encoded_methods: dict[Method, Method] = {}
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"lane {address}")
@@ -93,18 +82,16 @@ class LaneConnection:
         """Begin a call; see Connection."""
         if self._plain is not None:
             return self._plain.open(method, request, timeout, metadata, compression)
+        if method.kind not in _CALLS:
+            return self.beside().open(method, request, timeout, metadata, compression)
         lane = self._lane
-        kind = method.kind
-        if kind is Kind.UNARY_UNARY or kind is Kind.UNARY_STREAM:
-            encode = method.request_serializer
-            raw = request if encode is None else encode(request)
-            if len(raw) > self._large or compression is not None:
-                return self.beside().open(self._encoded(method), raw, timeout, metadata, compression)
-            if lane is not None and lane.outbox.queued < CALLER_QUEUE_BYTES:
-                return lane.begin(method, raw, None, timeout, metadata, patient)
-        elif lane is not None and lane.outbox.queued < CALLER_QUEUE_BYTES:
-            return lane.begin(method, None, request, timeout, metadata, patient)
-        return self._never_sent(method, request)
+        encode = method.request_serializer
+        raw = request if encode is None else encode(request)
+        if len(raw) > LARGE_BYTES or compression is not None:
+            return self.beside().open(self._encoded(method), raw, timeout, metadata, compression)
+        if lane is not None and lane.outbox.queued < CALLER_QUEUE_BYTES:
+            return lane.begin(method, raw, timeout, metadata, patient)
+        return self._never_sent(method)
 
     def _encoded(self, method: Method) -> Method:
         """The same method for a request that is encoded already."""
@@ -118,7 +105,7 @@ class LaneConnection:
         """Nothing: a lane knows at once when it is lost."""
 
     def beside(self) -> GrpcConnection:
-        """The connection for large messages."""
+        """The connection for streams of requests and for large messages."""
         if self._beside is None:
             self._beside = GrpcConnection(self._address, lambda: None)
         return self._beside
@@ -132,11 +119,10 @@ class LaneConnection:
                 await connection.close()
         await self._channel.close()
 
-    def _never_sent(self, method: Method, request: Any) -> Any:
+    def _never_sent(self, method: Method) -> Any:
         """A call that has ended already, because there is no lane to send it by."""
-        nowhere = CallerLane(self._large, self.beside)
-        one = method.kind in (Kind.UNARY_UNARY, Kind.UNARY_STREAM)
-        call = nowhere.begin(method, b"" if one else None, None if one else request, 0.0, ())
+        nowhere = CallerLane(self.beside)
+        call = nowhere.begin(method, b"", 0.0, ())
         nowhere.lost(f"there is no lane to {self._address} now")
         return call
 
@@ -146,7 +132,7 @@ class LaneConnection:
         shortest, longest = RECONNECT_S
         pause = shortest
         while True:
-            lane = CallerLane(self._large, self.beside)
+            lane = CallerLane(self.beside)
             try:
                 reason = await self._live(lane)
             except grpc.aio.AioRpcError as error:
@@ -165,7 +151,7 @@ class LaneConnection:
             if lane.was_open:
                 pause = shortest
             logger.debug("lane to %s: %s", self._address, reason)
-            await asyncio.sleep(pause * (0.5 + self._rng.random()))
+            await asyncio.sleep(pause * (0.5 + random()))  # noqa: S311 - jitter
             pause = min(longest, pause * 2)
 
     async def _live(self, lane: CallerLane) -> str:
@@ -246,13 +232,10 @@ class CallerLane:
 
     largest_packet = MAX_PACKET_BYTES
 
-    def __init__(self, large: int, beside: Callable[[], GrpcConnection]) -> None:
+    def __init__(self, beside: Callable[[], GrpcConnection]) -> None:
         self.token = os.urandom(16)
         self.outbox = Outbox()
-        self.large = large
-        """Bytes above which a message is a parcel."""
         self.window = WINDOW_BYTES
-        self.peer_window = 0
         self.was_open = False
         self.models: tuple[Pair, ...] = ()
         """What the replica told last of the models it holds, as metadata for every call's reader."""
@@ -272,13 +255,12 @@ class CallerLane:
     def begin(
         self,
         method: Method,
-        raw: bytes | None,
-        requests: Any,
+        raw: bytes,
         timeout: float,
         metadata: Iterable[Pair],
         patient: bool = False,
     ) -> Any:
-        """A call: of a kind with one request, `raw` is that; else `requests` is the iterator, or None."""
+        """A call with the request `raw`. Raises as `flatten` does."""
         request_id, others, size = _split(metadata)
         self.outbox.latest = number = self.outbox.latest + 1
         index = self._methods.get(method)
@@ -286,35 +268,18 @@ class CallerLane:
         if index is None:
             index = self._methods[method] = len(self._methods) + 1
             path = method.path
-        if raw is not None:
-            call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout)
-            frame = self.outbox.frames(size + len(raw)).add(
-                call=number, kind=_BEGIN, method=index, path=path, timeout_us=_microseconds(timeout),
-                request_id=request_id, metadata=others, message=raw, has_message=True,
-            )  # fmt: skip
-            if patient:
-                frame.patient = True
-            return call
-        self.outbox.frames(size).add(
-            call=number, kind=_BEGIN, method=index, path=path, timeout_us=_microseconds(timeout),
-            request_id=request_id, metadata=others, patient=patient,
+        call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout)
+        frame = self.outbox.frames(size + len(raw)).add(
+            call=number, kind=_BEGIN, method=index, path=path, timeout_us=max(1, int(timeout * 1e6)),
+            request_id=request_id, metadata=others, message=raw, has_message=True,
         )  # fmt: skip
-        call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout, requests)
+        if patient:
+            frame.patient = True
         return call
 
     def say(self, number: int, kind: Frame.Kind.ValueType, *, credit: int = 0) -> None:
         """Queue a frame without a message."""
         self.outbox.frames().add(call=number, kind=kind, bytes=credit)
-
-    def say_message(self, number: int, raw: bytes) -> None:
-        """Queue a message."""
-        self.outbox.frames(len(raw)).add(call=number, kind=_MESSAGE, message=raw, has_message=True)
-
-    async def bring(self, number: int, parcel: int, raw: bytes, remaining: float) -> None:
-        """Bring a large message beside the lane, then name it in the lane. Raises AioRpcError."""
-        name = ParcelName(lane=self.token, call=number, parcel=parcel)
-        await _parcels(self._beside()).Put(Parcel(name=name, message=raw), timeout=min(PARCEL_TIMEOUT_S, remaining))
-        self.outbox.frames().add(call=number, kind=_MESSAGE, has_message=True, parcel=parcel, bytes=len(raw))
 
     async def fetch(self, number: int, parcel: int, remaining: float) -> bytes:
         """Fetch a large message that the replica keeps. Raises AioRpcError."""
@@ -341,9 +306,8 @@ class CallerLane:
         if raw is grpc.aio.EOF:
             raise LaneBrokenError("it ended before the replica's hello")
         packet = parse_packet(raw, self.largest_packet)
-        if not packet.HasField("hello") or not packet.hello.window:
+        if not packet.HasField("hello"):
             raise LaneBrokenError("the replica's first packet holds no hello")
-        self.peer_window = packet.hello.window
         self.was_open = True
         self._receive_frames(packet)
 
@@ -383,8 +347,6 @@ class CallerLane:
                 item = calls.Parcel(frame.parcel) if frame.parcel else frame.message
                 if not call.message(item, frame.bytes if frame.parcel else len(frame.message)):
                     raise LaneBrokenError(f"a message of call {frame.call} beyond its window, or not of its kind")
-            elif kind == _CREDIT:
-                call.credit(frame.bytes)
             elif kind == _HEADERS:
                 call.headers(unflatten(frame.metadata))
             else:
@@ -414,7 +376,3 @@ def _split(metadata: Iterable[Pair]) -> tuple[str, list[str], int]:
     request_id = text_of(REQUEST_ID_KEY, ids[-1]) if ids else ""
     others = flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
     return request_id, others, size_of(others)
-
-
-def _microseconds(seconds: float) -> int:
-    return max(1, int(seconds * 1e6))

@@ -1,17 +1,15 @@
 """Calls through a lane as their callers see them: what a plain gRPC channel would return, one class per kind.
 
-A call is owned by its lane, which hands frames to it, until it has ended: by END, by its deadline, by `cancel`, or
+A call is owned by its lane, which passes frames to it until it has ended: by END, by its deadline, by `cancel`, or
 because the lane was lost. How it ended never changes afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -20,7 +18,7 @@ from pierhead.errors import ONGOING_KEY
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.metadata import Pair, unflatten
 from pierhead.lanes.waiting import next_change, wake_all
-from pierhead.lanes.window import ReceiveWindow, SendWindow
+from pierhead.lanes.window import ReceiveWindow
 
 if TYPE_CHECKING:
     from pierhead.lanes.caller import CallerLane
@@ -30,14 +28,12 @@ STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 _OK = grpc.StatusCode.OK
 
-_MESSAGE = Frame.MESSAGE
-_HALF_CLOSE = Frame.HALF_CLOSE
 _CANCEL = Frame.CANCEL
 _CREDIT = Frame.CREDIT
 
 
 class LaneCall:
-    """What the four kinds share."""
+    """What both kinds share."""
 
     __slots__ = (
         "_callbacks", "_deadline", "_details", "_headers", "_lane", "_method", "_ongoing", "_status", "_trailers",
@@ -63,7 +59,7 @@ class LaneCall:
     # ---- as grpc.aio.Call
 
     def cancel(self) -> bool:
-        """End it here and tell the replica; False when it had ended."""
+        """End it here and at the replica; False when it had ended."""
         if self._status is not None:
             return False
         self.by_itself = True
@@ -95,7 +91,7 @@ class LaneCall:
         return grpc.aio.Metadata(*(self._headers or ()))
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
-        """What the replica sent last, its load with it."""
+        """What the replica sent last, with its load."""
         await self._end()
         return grpc.aio.Metadata(*self._all_trailers())
 
@@ -113,15 +109,12 @@ class LaneCall:
     async def wait_for_connection(self) -> None:
         """Nothing: the lane is open."""
 
-    # ---- what the lane tells
+    # ---- frames from the lane
 
     def headers(self, pairs: tuple[Pair, ...]) -> None:
         """Initial metadata came."""
         self._headers = pairs
         self._wake()
-
-    def credit(self, count: int) -> None:
-        """The replica's consumer took messages. Means nothing to a call that sends one."""
 
     def message(self, item: bytes | Parcel, size: int) -> bool:
         """A message came; False when the replica had no right to send it."""
@@ -141,7 +134,7 @@ class LaneCall:
             self.end(_OK)
 
     def end(self, status: grpc.StatusCode, details: str = "") -> None:
-        """It is over, for whatever reason; the first one counts."""
+        """The call is over, for whatever reason; the first one counts."""
         if self._status is not None:
             return
         self._status = status
@@ -160,27 +153,28 @@ class LaneCall:
         self._lane.say(self.number, _CANCEL)
         self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
-    def _remaining(self) -> float:
-        """Seconds until the deadline; it is of no matter any more once the call has ended."""
-        return self._until - time.monotonic() if self._status is None else math.inf
-
-    def _parcel_failed(self, error: grpc.aio.AioRpcError, what: str) -> None:
-        """A large message could not be brought or fetched: that ends the call, of which work may have been done."""
-        if self._status is not None:
-            return
-        code = error.code()
-        if code not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
-            code = grpc.StatusCode.UNAVAILABLE
-        self._lane.say(self.number, _CANCEL)
-        # In front: what gRPC says must not be taken for the failure of a call that was never begun.
-        self.end(code, f"a large message of {self._method.path[1:]} could not be {what}: {error.details()}")
+    async def _fetched(self, parcel: int) -> bytes:
+        """A large message that the replica keeps. Raises AioRpcError; the call has then ended, perhaps with another."""
+        try:
+            # The deadline does not matter any more once the call has ended.
+            remaining = self._until - time.monotonic() if self._status is None else float("inf")
+            return await self._lane.fetch(self.number, parcel, remaining)
+        except grpc.aio.AioRpcError as error:
+            if self._status is None:
+                code = error.code()
+                if code not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    code = grpc.StatusCode.UNAVAILABLE
+                self._lane.say(self.number, _CANCEL)
+                # In front: gRPC's words must not be taken for the failure of a call that was never begun.
+                self.end(code, f"a large message of {self._method.path[1:]} could not be fetched: {error.details()}")
+            raise
 
     def _wake(self) -> None:
         if self._waiters:
             wake_all(self._waiters)
 
     def _change(self) -> asyncio.Future[None]:
-        """A future for the next change: a message, credit, the end."""
+        """A future for the next change: a message, headers, the end."""
         if self._waiters is None:
             self._waiters = []
         return next_change(self._waiters)
@@ -195,7 +189,7 @@ class LaneCall:
         return (*self._trailers, *self._lane.models, *self._lane.stats, (ONGOING_KEY, str(self._ongoing - 1)))
 
     def _raise(self) -> None:
-        """Raise what a call that did not end well raises."""
+        """Raise the failure of a call that did not end well."""
         if self.by_itself:
             raise asyncio.CancelledError
         if self._status is not grpc.StatusCode.OK:
@@ -209,7 +203,7 @@ class LaneCall:
 
 
 class Parcel:
-    """A message that the replica keeps to be fetched beside the lane."""
+    """A message that the replica keeps until it is fetched beside the lane."""
 
     __slots__ = ("number",)
 
@@ -217,8 +211,8 @@ class Parcel:
         self.number = number
 
 
-class _OneReply(LaneCall):
-    """Kinds that are awaited."""
+class UnaryUnaryLaneCall(LaneCall):
+    """One request, one reply."""
 
     __slots__ = ("_fetching", "_reply")
 
@@ -228,8 +222,8 @@ class _OneReply(LaneCall):
         self._fetching: asyncio.Task[None] | None = None
 
     def finish(self, frame: Frame) -> None:
-        """END came, with the reply when all went well. The call has ended when a large one is here as well: until then
-        its deadline holds, and whoever counts calls counts this one.
+        """END came, with the reply when all went well. A call with a large reply ends once that is here: until then its
+        deadline holds, and it counts as in flight.
         """
         if not frame.parcel:
             self._reply = frame.message if frame.has_message else None
@@ -241,18 +235,17 @@ class _OneReply(LaneCall):
             self._fetching = asyncio.get_running_loop().create_task(self._fetch(frame), name="large reply of a call")
 
     def end(self, status: grpc.StatusCode, details: str = "") -> None:
-        """It is over; a reply that is on its way is of no interest any more."""
+        """The call is over; a reply on its way is dropped."""
         super().end(status, details)
         if self._fetching is not None and self._fetching is not asyncio.current_task():
             self._fetching.cancel()
 
     async def _fetch(self, frame: Frame) -> None:
         try:
-            self._reply = await self._lane.fetch(self.number, frame.parcel, self._remaining())
-        except grpc.aio.AioRpcError as error:
-            self._parcel_failed(error, "fetched")
-        else:
-            super().finish(frame)
+            self._reply = await self._fetched(frame.parcel)
+        except grpc.aio.AioRpcError:
+            return  # the call has ended with it
+        super().finish(frame)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """The reply message. Raises AioRpcError, or CancelledError after `cancel`."""
@@ -268,8 +261,8 @@ class _OneReply(LaneCall):
         return self._reply if decode is None else decode(self._reply)  # type: ignore[arg-type]
 
 
-class _ManyReplies(LaneCall):
-    """Kinds that are iterated over or read."""
+class UnaryStreamLaneCall(LaneCall):
+    """One request, many replies: iterated over, or read."""
 
     __slots__ = ("_failure", "_inbox", "_sink", "_window")
 
@@ -279,7 +272,7 @@ class _ManyReplies(LaneCall):
         self._window = ReceiveWindow(lane.window)
         self._sink: Callable[[list[Any]], bool] | None = None
         self._failure: Exception | None = None
-        """What handing over has failed with; whoever reads is told."""
+        """What the sink has failed with; the next `read` raises it."""
 
     def message(self, item: bytes | Parcel, size: int) -> bool:
         """A message came."""
@@ -288,21 +281,21 @@ class _ManyReplies(LaneCall):
         if self._sink is None:
             self._wake()
         elif len(inbox) == 1:
-            self._lane.pours.append(self)  # once it has handed out the whole packet
+            self._lane.pours.append(self)  # once all of the packet has arrived
         return self._window.arrive(size)
 
     def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
-        """Have `sink(messages)` called with what is there and with what comes, in the turn of the loop in which it
-        comes, all of one packet at once: no task is woken for it. It takes all that it is given, and returns False to
-        be given no more: what comes then is there to be read, as are large messages, which have to be fetched. Whoever
-        reads sees the end, and what `sink` raises.
+        """Have `sink(messages)` called with the messages that are here and with those that come, in the turn of the
+        loop in which they come, all of one packet at once: no task is woken for them. It takes all of them, and returns
+        False to be called no more: later messages are then read, as are large messages, which have to be fetched. The
+        end of the call, and what `sink` raises, are raised by `read`.
         """
         self._sink = sink
         if self._inbox:
             self.pour()
 
     def pour(self) -> None:
-        """Hand over what has come."""
+        """Pass the messages that have come to the sink."""
         sink = self._sink
         if sink is None:
             return
@@ -310,7 +303,7 @@ class _ManyReplies(LaneCall):
         try:
             ready = self.read_ready()
             more = not ready or sink(ready)
-        except asyncio.CancelledError as error:  # nobody has cancelled the lane
+        except asyncio.CancelledError as error:  # the lane itself was not cancelled
             self._failure = RuntimeError("what was to take the messages of a call was cancelled")
             self._failure.__cause__ = error
         except Exception as error:
@@ -344,8 +337,7 @@ class _ManyReplies(LaneCall):
             item, size = inbox.popleft()
             owed += self._window.consume(size)
             ready.append(item if decode is None else decode(item))  # type: ignore[arg-type]
-        if owed and self._status is None:
-            self._lane.say(self.number, _CREDIT, credit=owed)
+        self._pay(owed)
         return ready
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -359,127 +351,20 @@ class _ManyReplies(LaneCall):
         return message
 
     def _given_up(self) -> bool:
-        """Whether what has arrived is of no interest any more: this side ended the call."""
+        """Whether this side ended the call: the messages that have arrived are then dropped."""
         return self.by_itself or self._status is grpc.StatusCode.DEADLINE_EXCEEDED
 
     async def _take(self, item: bytes | Parcel, size: int) -> Any:
-        raw = await self._fetch_item(item) if isinstance(item, Parcel) else item
-        owed = self._window.consume(size)
-        if owed and self._status is None:
-            self._lane.say(self.number, _CREDIT, credit=owed)
+        if isinstance(item, Parcel):
+            try:
+                item = await self._fetched(item.number)
+            except grpc.aio.AioRpcError:
+                self._raise()
+                raise
+        self._pay(self._window.consume(size))
         decode = self._method.response_deserializer
-        return raw if decode is None else decode(raw)
+        return item if decode is None else decode(item)
 
-    async def _fetch_item(self, item: Parcel) -> bytes:
-        try:
-            return await self._lane.fetch(self.number, item.number, self._remaining())
-        except grpc.aio.AioRpcError as error:
-            self._parcel_failed(error, "fetched")
-            self._raise()
-            raise
-
-
-class _ManyRequests(LaneCall):
-    """Kinds whose requests are a stream: from an iterator, or written one by one."""
-
-    # No slots: a class cannot inherit from two that have some.
-
-    def __init__(self, lane: CallerLane, number: int, method: Method, timeout: float, requests: Any) -> None:
-        super().__init__(lane, number, method, timeout)
-        self._room = SendWindow(lane.peer_window)
-        self._parcels = 0
-        self._closed = False
-        self._sender: asyncio.Task[None] | None = None
-        if requests is not None:
-            # Owned by the call: it ends with it.
-            self._sender = asyncio.get_running_loop().create_task(self._send_all(requests), name="requests of a call")
-
-    def credit(self, count: int) -> None:
-        """The replica's consumer took messages."""
-        self._room.earn(count)
-        self._wake()
-
-    def end(self, status: grpc.StatusCode, details: str = "") -> None:
-        """It is over; requests that were not sent are not sent any more."""
-        super().end(status, details)
-        if self._sender is not None and self._sender is not asyncio.current_task():
-            self._sender.cancel()
-
-    async def write(self, request: Any) -> None:
-        """Send one message, when the replica takes it. Raises what the call ended with."""
-        if self._sender is not None and self._sender is not asyncio.current_task():
-            raise grpc.aio.UsageError("this call's requests come from an iterator; they cannot be written as well")
-        encode = self._method.request_serializer
-        raw = request if encode is None else encode(request)
-        while self._status is None and not self._room.open:
-            await self._change()
-        if self._status is None and self._closed:
-            raise asyncio.InvalidStateError("done_writing was called before: no message can follow")
-        if self._status is None:
-            self._room.spend(len(raw))
-            if len(raw) <= self._lane.large:
-                self._lane.say_message(self.number, raw)
-                return
-            self._parcels += 1
-            await self._bring(raw)
-            if self._status is None:
-                return
-        if self._status is not None:
-            self._raise()
-            raise asyncio.InvalidStateError("the replica has answered already: no message can follow")
-
-    async def _bring(self, raw: bytes) -> None:
-        try:
-            await self._lane.bring(self.number, self._parcels, raw, self._remaining())
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:  # the replica has answered already: its END is on its way
-                await self._end()
-            else:
-                self._parcel_failed(error, "brought")
-
-    async def done_writing(self) -> None:
-        """Say that there are no more."""
-        if self._status is None and not self._closed:
-            self._closed = True
-            self._lane.say(self.number, _HALF_CLOSE)
-
-    async def _send_all(self, requests: AsyncIterator[Any] | Iterable[Any]) -> None:
-        try:
-            if inspect.isasyncgen(requests) or hasattr(requests, "__aiter__"):
-                async for request in requests:
-                    if self._status is not None:
-                        return
-                    await self.write(request)
-            else:
-                for request in requests:
-                    if self._status is not None:
-                        return
-                    await self.write(request)
-            await self.done_writing()
-        except (grpc.RpcError, asyncio.InvalidStateError):
-            return  # the call has ended, and tells so itself
-        except Exception as error:
-            # As a plain channel has it: an iterator that fails cancels its call.
-            if self._status is None:
-                self._lane.say(self.number, _CANCEL)
-                self.end(grpc.StatusCode.CANCELLED, f"the iterator of requests failed: {error!r}")
-
-
-class UnaryUnaryLaneCall(_OneReply):
-    """One request, one reply."""
-
-    __slots__ = ()
-
-
-class UnaryStreamLaneCall(_ManyReplies):
-    """One request, many replies."""
-
-    __slots__ = ()
-
-
-class StreamUnaryLaneCall(_ManyRequests, _OneReply):
-    """Many requests, one reply."""
-
-
-class StreamStreamLaneCall(_ManyRequests, _ManyReplies):
-    """Many requests, many replies."""
+    def _pay(self, credit: int) -> None:
+        if credit and self._status is None:
+            self._lane.say(self.number, _CREDIT, credit=credit)

@@ -7,8 +7,7 @@ import contextvars
 import inspect
 import sys
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -19,7 +18,7 @@ from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.calls import STATUS
 from pierhead.lanes.metadata import Pair, flatten, size_of, unflatten
 from pierhead.lanes.waiting import next_change, wake_all
-from pierhead.lanes.window import ReceiveWindow, SendWindow
+from pierhead.lanes.window import SendWindow
 from pierhead.request import CURRENT, REQUEST_ID_KEY, RequestContext, accept_id, from_metadata
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pierhead.lanes.server import ServedLane
 
 _MESSAGE = Frame.MESSAGE
-_CREDIT = Frame.CREDIT
 _HEADERS = Frame.HEADERS
 _END = Frame.END
 BURST = 64
@@ -64,8 +62,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     _begun = False
     _ended = False
     _late = False
-    _waiting: tuple[list[asyncio.Future[None]], ...] = ()
-    """Lists of those that wait to read or to write."""
+    _writers: list[asyncio.Future[None]] | None = None
+    """For the tasks that wait to write; nearly always one."""
     _begin: Callable[[], None] | None = None
     """While it waits for a place: what begins it."""
 
@@ -93,19 +91,19 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._lane.edge.admission.wait(begin)
 
     async def run(self, raw: bytes) -> None:
-        """Work on the call and answer it. The task that runs this is the call's own."""
+        """Work on the call and answer it, in the call's own task."""
         self._begun = True
         self.task = asyncio.current_task()  # type: ignore[assignment]  # this one; an eager start comes before the name
         method = self.method
         CURRENT.set(self._request())
         code = "OK"
         try:
-            requests = method.decode(self._requests() if method.request_streaming else raw)
+            request = method.decode(raw)
             if method.response_streaming:
-                await self._stream(method.behaviour(requests, self))
+                await self._stream(method.behaviour(request, self))
                 self._end_well(None)
             else:
-                self._end_well(method.encode(await method.behaviour(requests, self)))
+                self._end_well(method.encode(await method.behaviour(request, self)))
             if self._code:
                 code = _status(self._code).name
         except BaseException as error:
@@ -118,7 +116,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             self._finished(code)
 
     def cancel(self) -> None:
-        """Stop the work: nobody waits for it."""
+        """Stop the work: its caller does not wait for it any more."""
         if self._begin is not None:
             self._leave_line(self._begin)
             return
@@ -141,8 +139,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     def _finished(self, code: str, *, placed: bool = True, request_id: str | None = None) -> None:
         """`request_id`: of a call that ends in a context that is not its own."""
         self._ended = True
-        for waiting in self._waiting:  # tasks of the service's that outlive the call: nobody else would tell them
-            wake_all(waiting)
+        if self._writers:  # tasks of the service's that outlive the call: nothing else would wake them
+            wake_all(self._writers)
         self._deadline.cancel()
         self._lane.ended(self, placed)
         self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started, request_id)
@@ -198,15 +196,15 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             )  # fmt: skip
 
     def _end_ill(self, error: BaseException) -> str:
-        """Answer with a status, if anybody waits for one; returns its name."""
+        """Answer with a status, unless the caller has gone; returns its name."""
         try:
-            return self._tell(error)
-        except Exception as unsendable:  # its own class's metadata, say: without an answer the caller waits in vain
+            return self._answer(error)
+        except Exception as unsendable:  # the metadata of its own class, say; the caller needs some answer
             self._trailers = ()
-            return self._tell(unsendable)
+            return self._answer(unsendable)
 
-    def _tell(self, error: BaseException) -> str:
-        """The same. Raises for what cannot be sent."""
+    def _answer(self, error: BaseException) -> str:
+        """The same. Raises for an answer that cannot be sent."""
         if isinstance(error, grpc.aio.AbortError) and self._code is not None:
             status = _status(self._code)
             self._lane.refuse(self.number, status, self._details, self._trailers, self._lane.load)
@@ -226,22 +224,10 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._late = True
         self.cancel()
 
-    # ---- what the lane tells
-
-    def message(self, item: bytes, size: int) -> bool:
-        """A request message came; False when the caller had no right to send it."""
-        return False
-
-    def half_close(self) -> None:
-        """No more requests come."""
-
     def credit(self, count: int) -> None:
         """The caller's consumer took replies."""
 
-    def _requests(self) -> AsyncIterator[bytes]:
-        raise AssertionError("a call with one request was asked for a stream of them")
-
-    # ---- sending and receiving: kinds with streams
+    # ---- sending and receiving
 
     _room = SendWindow(0)
 
@@ -356,40 +342,20 @@ class _Replies(ServedCall):
     def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
         super().__init__(lane, frame, method)
         self._room = SendWindow(lane.peer_window)
-        self._room_made: list[asyncio.Future[None]] = []
-        """For the tasks that wait to write; nearly always one."""
-        self._waiting = (*self._waiting, self._room_made)
+        self._writers: list[asyncio.Future[None]] = []
 
     def credit(self, count: int) -> None:
         """The caller's consumer took replies."""
         self._room.earn(count)
-        wake_all(self._room_made)
+        wake_all(self._writers)
 
     async def write(self, message: Any) -> None:
         """Send a reply message, when the caller takes it."""
         while not (self._ended or self._room.open):
-            await next_change(self._room_made)
+            await next_change(self._writers)
         if self._ended:
             raise asyncio.InvalidStateError("the call has ended: no message can follow")
         self._send(message)
-
-    @property
-    def takes_now(self) -> bool:
-        """Whether the caller takes a message now."""
-        return not self._ended and self._room.open
-
-    def write_now(self, message: Any) -> bool:
-        """Send a reply message in this turn of the event loop, for whoever does not want to wait; while `takes_now`.
-        Returns whether the caller takes another.
-
-        Beyond gRPC's own: contexts of calls that came over plain gRPC have neither.
-        """
-        if self._ended:
-            raise asyncio.InvalidStateError("the call has ended: no message can follow")
-        if not self._room.open:  # one more would end the lane, and so the calls of others
-            raise asyncio.InvalidStateError("the caller takes no message now: ask `takes_now`, or `await write(...)`")
-        self._send(message)
-        return self._room.open
 
     def _send(self, message: Any) -> None:
         raw = self.method.encode(message)
@@ -405,71 +371,9 @@ class _Replies(ServedCall):
             )
 
 
-class _Requests(ServedCall):
-    """Calls whose requests are a stream of messages."""
-
-    def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
-        super().__init__(lane, frame, method)
-        self._inbox: deque[bytes] = deque()
-        self._window = ReceiveWindow(lane.window)
-        self._closed = False
-        self._arrived: list[asyncio.Future[None]] = []
-        """For the tasks that wait to read; nearly always one."""
-        self._waiting = (*self._waiting, self._arrived)
-
-    def message(self, item: bytes, size: int) -> bool:
-        """A request message came."""
-        if self._closed:
-            return False
-        self._inbox.append(item)
-        wake_all(self._arrived)
-        return self._window.arrive(size)
-
-    def half_close(self) -> None:
-        """No more requests come."""
-        self._closed = True
-        wake_all(self._arrived)
-
-    async def read(self) -> Any:
-        """The next request message, decoded, or `grpc.aio.EOF`."""
-        raw = await self._next()
-        if raw is None:
-            return grpc.aio.EOF
-        async for message in self.method.decode(_once(raw)):
-            return message
-        raise AssertionError("one message was decoded to none")
-
-    async def _requests(self) -> AsyncIterator[bytes]:
-        while (raw := await self._next()) is not None:
-            yield raw
-
-    async def _next(self) -> bytes | None:
-        while not self._inbox:
-            if self._closed:
-                return None
-            if self._ended:
-                raise asyncio.InvalidStateError("the call has ended: no message can come")
-            await next_change(self._arrived)
-        raw = self._inbox.popleft()
-        credit = self._window.consume(len(raw))
-        if credit:
-            self._lane.outbox.frames().add(call=self.number, kind=_CREDIT, bytes=credit)
-        return raw
-
-
-class _Both(_Requests, _Replies):
-    """Calls that are streams both ways."""
-
-
 def served_call(lane: ServedLane, frame: Frame, method: ServedMethod) -> ServedCall:
     """The call object of a method's kind."""
-    if method.request_streaming:
-        return _Both(lane, frame, method) if method.response_streaming else _Requests(lane, frame, method)
     return _Replies(lane, frame, method) if method.response_streaming else ServedCall(lane, frame, method)
-
-
-async def _once(raw: bytes) -> AsyncIterator[bytes]:
-    yield raw
 
 
 def _status(code: Any) -> grpc.StatusCode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from pierhead.edge.edge import UNMATCHED, Edge
 from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import REFUSED_KEY, Backpressure, PierheadError
 from pierhead.held import HELD, MODELS_KEY
-from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName, Taken
+from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
 from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
@@ -33,8 +33,6 @@ MAX_METHODS = 4096
 """Names that one lane may number: far more than any service has methods."""
 
 _BEGIN = Frame.BEGIN
-_MESSAGE = Frame.MESSAGE
-_HALF_CLOSE = Frame.HALF_CLOSE
 _CANCEL = Frame.CANCEL
 _CREDIT = Frame.CREDIT
 _END = Frame.END
@@ -43,17 +41,15 @@ _END = Frame.END
 class Lanes:
     """Every lane of one replica, and the gRPC service that they are opened through."""
 
-    def __init__(self, methods: Iterable[ServedMethod], edge: Edge, *, large: int = LARGE_BYTES) -> None:
-        self._methods = {f"/{method.name}": method for method in methods}
+    def __init__(self, methods: Iterable[ServedMethod], edge: Edge) -> None:
+        self._methods = by_path(methods)
         self._edge = edge
-        self._large = large
         self._lanes: dict[bytes, ServedLane] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve lanes on `server`."""
         handlers: dict[str, Any] = {
             "Open": grpc.stream_stream_rpc_method_handler(self._open),
-            "Put": grpc.unary_unary_rpc_method_handler(self._put, Parcel.FromString, Taken.SerializeToString),
             "Take": grpc.unary_unary_rpc_method_handler(self._take, ParcelName.FromString, Parcel.SerializeToString),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -64,15 +60,13 @@ class Lanes:
             await asyncio.wait([asyncio.ensure_future(lane.say_goodbye()) for lane in self._lanes.values()])
 
     async def _open(self, _: object, context: Context) -> None:
-        lane = ServedLane(self._methods, self._edge, context.peer(), self._large, self._may_wait)
+        lane = ServedLane(self._methods, self._edge, context.peer(), self._may_wait)
         token = b""
         try:
-            first = await lane.hear_hello(context)
+            first = await lane.read_hello(context)
             token = bytes(first.hello.lane)
-            # Before it is answered: with the answer the caller may bring a parcel, on its way around the lane.
             self._name(token, lane)
-            await lane.say_hello(context, first)
-            await lane.run(context)
+            await lane.run(context, first)
         except LaneBrokenError as error:
             logger.error("lane of %s is broken and closed: %s", lane.peer, error)  # noqa: TRY400 - not our mistake
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"lane: {error}")
@@ -89,28 +83,21 @@ class Lanes:
     def _may_wait(self, lane: ServedLane) -> bool:
         """Whether a patient call of `lane` waits here for a place: while its caller has less than its share of them.
 
-        Callers keep their places busy: each is the first to know of those that it gives back. One that has none would
-        have to ask in the very moment between. So up to its share it need not ask again, and how long a call waits is
-        a matter of how many wait before it at its caller, not of luck.
+        Callers keep their places busy: each is the first to know when one of its own is free. A caller that has none
+        would have to send a call in the very moment between. Waiting here up to its share, it need not: how long a call
+        waits depends on how many wait before it at its caller, not on luck.
         """
         admission = self._edge.admission
         held = [len(each.calls) for each in self._lanes.values() if each.calls or each is lane]
         callers = len(held)
         if sum(held) - admission.waiting < admission.ongoing:
             callers += 1  # those without lanes
-        # Somebody has to leave for the line to move.
+        # The line moves only when a call in flight ends.
         return admission.ongoing > 0 and len(lane.calls) < max(1, admission.max_ongoing_requests // callers)
-
-    async def _put(self, parcel: Parcel, context: Context) -> Taken:
-        lane = self._lanes.get(parcel.name.lane)
-        problem = "no lane of that name is open" if lane is None else await lane.put(parcel)
-        if problem:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"parcel {parcel.name.parcel}: {problem}")
-        return Taken()
 
     async def _take(self, name: ParcelName, context: Context) -> Parcel:
         lane = self._lanes.get(name.lane)
-        kept = None if lane is None else lane.take(name)
+        kept = None if lane is None else lane.let_go((name.call, name.parcel))
         if kept is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"parcel {name.parcel}: it was fetched, or its call ended")
         return Parcel(name=name, message=kept)
@@ -120,19 +107,18 @@ class ServedLane:
     """One caller's lane. Its calls end with it."""
 
     largest_packet = MAX_PACKET_BYTES
+    large = LARGE_BYTES
+    """Bytes above which a reply is fetched beside the lane."""
 
     def __init__(
         self,
-        methods: dict[str, ServedMethod],
+        methods: Mapping[str, ServedMethod],
         edge: Edge,
         peer: str,
-        large: int,
-        may_wait: Callable[[ServedLane], bool] | None = None,
+        may_wait: Callable[[ServedLane], bool] = lambda _: False,
     ) -> None:
         self.edge = edge
         self.peer = peer
-        self.large = large
-        self.window = WINDOW_BYTES
         self.peer_window = 0
         self.outbox = Outbox()
         self.deadlines = Deadlines.current()
@@ -143,26 +129,21 @@ class ServedLane:
         self.calls: dict[int, ServedCall] = {}
         """In flight, or waiting for a place."""
         self._last = 0
-        self._told = 0
-        """The version of the held models that the caller was told."""
-        self._told_stats = 0
+        self._sent_models = 0
+        """The version of the held models that was last sent to the caller."""
+        self._sent_stats = 0
         """Likewise of the numbers that the service publishes."""
         self._kept: dict[tuple[int, int], bytes] = {}
         """Replies that wait to be fetched, by call and parcel."""
         self._fetched: asyncio.Future[None] | None = None
-        """While somebody waits until nothing is kept."""
-        self._brought: dict[int, Parcel] = {}
-        """Requests that were brought and are named later, by call."""
-        self._overtaken: list[asyncio.Future[None]] = []
-        """For parcels that were here before their call: they come by another connection."""
+        """While the end of the lane waits until nothing is kept."""
         self._leaving = False
-        self._closed = False
         self._broken: LaneBrokenError | None = None
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # ---- its life
 
-    async def hear_hello(self, context: Context) -> Packet:
+    async def read_hello(self, context: Context) -> Packet:
         """The caller's first packet, whose hello names the lane. Raises LaneBrokenError."""
         raw = await context.read()
         if raw is grpc.aio.EOF:
@@ -172,14 +153,15 @@ class ServedLane:
             raise LaneBrokenError("the caller's first packet holds no hello")
         return packet
 
-    async def say_hello(self, context: Context, first: Packet) -> None:
-        """Answer the caller's hello, and take up what came with it. Raises LaneBrokenError."""
+    async def run(self, context: Context, first: Packet) -> None:
+        """Answer the caller's hello, and serve until the caller goes, or until goodbye. Raises LaneBrokenError."""
         self.peer_window = first.hello.window
-        await context.write(Packet(hello=Hello(window=self.window)).SerializeToString())
+        await context.write(Packet(hello=Hello(window=WINDOW_BYTES)).SerializeToString())
         self._receive_frames(first)
+        await self.serve(context)
 
-    async def run(self, context: Context) -> None:
-        """Serve until the caller goes, or until goodbye. Raises LaneBrokenError."""
+    async def serve(self, context: Context) -> None:
+        """The same, after the hellos."""
         loop = asyncio.get_running_loop()
         # Owned by this coroutine: all end in the `finally` below.
         reader = loop.create_task(self._read_all(context), name="lane reader")
@@ -196,7 +178,7 @@ class ServedLane:
             raise self._broken
 
     def _note(self, task: asyncio.Task[None]) -> None:
-        """A stream that fails is a caller that has gone; a broken rule is told."""
+        """A stream that fails is a caller that has gone; a broken rule ends the lane."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, LaneBrokenError):
             self._broken = error
@@ -204,7 +186,7 @@ class ServedLane:
             logger.debug("lane of %s: %r", self.peer, error)
 
     async def say_goodbye(self) -> None:
-        """Tell the caller what was taken up, and end."""
+        """Send the caller the last call that was begun here, and end the lane."""
         self._leaving = True
         self.outbox.packet().goodbye.CopyFrom(Goodbye(last_call=self._last))
         try:
@@ -217,40 +199,36 @@ class ServedLane:
             self._ending.set_result(None)
 
     def close(self) -> None:
-        """The stream is over: nobody waits for these calls any more."""
-        self._closed = True
+        """The stream is over: cancel its calls."""
         for call in list(self.calls.values()):
             call.cancel()
-        self._look_for_overtaken()
         self._kept.clear()
-        self._brought.clear()
 
     # ---- for its calls
 
     @property
     def load(self) -> int:
-        """What END tells: the calls in flight here without the one that ends, plus one.
+        """`ongoing_plus_one` of END: the calls in flight here without the one that ends, plus one.
 
-        Also when its place goes on to one that waits: its caller is to come again, be it to wait.
+        Also when its place goes to a waiting call: its caller is to send again, even if only to wait.
         """
         return self.edge.admission.ongoing
 
     def trailers(self, own: Sequence[Pair]) -> Sequence[str]:
-        """A call's trailing metadata; with it the models that are held here, and the numbers that are published, when
-        those have changed. Raises ValueError for too much.
+        """A call's trailing metadata; with it the models held and the numbers published here, when those have changed.
+        Raises ValueError for too much.
         """
-        if HELD.version != self._told:
+        if HELD.version != self._sent_models:
             own = (*own, (MODELS_KEY, HELD.text))
-        if STATS.version != self._told_stats:
+        if STATS.version != self._sent_stats:
             own = (*own, (STATS_KEY, STATS.text))
         flat = flatten(own) if own else ()
-        self._told, self._told_stats = HELD.version, STATS.version
+        self._sent_models, self._sent_stats = HELD.version, STATS.version
         return flat
 
     def ended(self, call: ServedCall, placed: bool) -> None:
-        """A call is over, however it ended; `placed`: it had a place, and did not wait for one."""
+        """A call is over, however it ended; `placed`: it had a place, and was not waiting for one."""
         self.calls.pop(call.number, None)
-        self._brought.pop(call.number, None)
         if placed:
             self.edge.admission.leave()
 
@@ -269,54 +247,26 @@ class ServedLane:
         parcel = call.next_parcel()
         key = (call.number, parcel)
         self._kept[key] = raw
-        self.deadlines.add(call.until, lambda: self._let_go(key))
+        self.deadlines.add(call.until, lambda: self.let_go(key))
         return parcel
 
-    def take(self, name: ParcelName) -> bytes | None:
-        """Hand out a large reply, once."""
-        return self._let_go((name.call, name.parcel))
-
-    def _let_go(self, key: tuple[int, int]) -> bytes | None:
+    def let_go(self, key: tuple[int, int]) -> bytes | None:
+        """Keep a large reply no more, and return it where it was kept."""
         found = self._kept.pop(key, None)
         if not self._kept and self._fetched is not None and not self._fetched.done():
             self._fetched.set_result(None)
         return found
-
-    def _let_go_of_call(self, number: int) -> None:
-        for key in [key for key in self._kept if key[0] == number]:
-            self._let_go(key)
 
     async def _all_fetched(self) -> None:
         while self._kept:
             self._fetched = asyncio.get_running_loop().create_future()
             await self._fetched
 
-    async def put(self, parcel: Parcel) -> str:
-        """Take in a large request of a running call; returns why not. Ends with the caller's deadline for it."""
-        number = parcel.name.call
-        while number > self._last and not self._closed:
-            overtaken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._overtaken.append(overtaken)
-            await overtaken
-        call = self.calls.get(number)
-        if call is None or not call.method.request_streaming:
-            return "its call has ended"
-        if number in self._brought:
-            return "the one before it has not been named yet"
-        self._brought[number] = parcel
-        return ""
-
-    def _look_for_overtaken(self) -> None:
-        waiting, self._overtaken = self._overtaken, []
-        for overtaken in waiting:
-            if not overtaken.done():
-                overtaken.set_result(None)
-
-    # ---- what the caller says
+    # ---- frames from the caller
 
     async def _read_all(self, context: Context) -> None:
         while (raw := await context.read()) is not grpc.aio.EOF:
-            await self.outbox.room()  # a caller that asks and does not listen is not asked for more
+            await self.outbox.room()  # from a caller that does not read its replies, read no more
             packet = parse_packet(raw, self.largest_packet)
             if packet.HasField("hello"):
                 raise LaneBrokenError("a second hello")
@@ -331,15 +281,14 @@ class ServedLane:
                     continue
                 call = known.get(frame.call)
                 if frame.kind == _CANCEL and self._kept:  # also of a call that has ended, whose reply is large
-                    self._let_go_of_call(frame.call)
+                    for key in [key for key in self._kept if key[0] == frame.call]:
+                        self.let_go(key)
                 if call is not None:
-                    self._tell(call, frame)
+                    self._pass_on(call, frame)
                 elif not 0 < frame.call <= self._last:
                     raise LaneBrokenError(f"a frame for call {frame.call}; the last one begun is {self._last}")
         except ValueError as error:
             raise LaneBrokenError(str(error)) from error
-        if self._overtaken:
-            self._look_for_overtaken()
 
     def _begin(self, frame: Frame) -> None:
         number = frame.call
@@ -376,9 +325,7 @@ class ServedLane:
 
     def _waits(self, frame: Frame, refusal: PierheadError) -> bool:
         """Whether a call waits until there is a place, instead of being refused."""
-        return (
-            frame.patient and isinstance(refusal, Backpressure) and self._may_wait is not None and self._may_wait(self)
-        )
+        return frame.patient and isinstance(refusal, Backpressure) and self._may_wait(self)
 
     def _method(self, frame: Frame) -> ServedMethod | str:
         """The method that a BEGIN names; its name where there is none such."""
@@ -390,22 +337,15 @@ class ServedLane:
             raise LaneBrokenError(f"method {frame.method} was never named")
         return self._methods[frame.method - 1]
 
-    def _tell(self, call: ServedCall, frame: Frame) -> None:
-        kind = frame.kind
-        if kind == _MESSAGE:
-            item, size = frame.message, len(frame.message)
-            if frame.parcel:
-                brought = self._brought.pop(frame.call, None)
-                if brought is None or brought.name.parcel != frame.parcel:
-                    raise LaneBrokenError(f"parcel {frame.parcel} of call {frame.call} was not brought")
-                item, size = brought.message, len(brought.message)
-            if not call.message(item, size):
-                raise LaneBrokenError(f"a message of call {frame.call} beyond its window, its end, or its kind")
-        elif kind == _CANCEL:
+    def _pass_on(self, call: ServedCall, frame: Frame) -> None:
+        if frame.kind == _CANCEL:
             call.cancel()
-        elif kind == _CREDIT:
+        elif frame.kind == _CREDIT:
             call.credit(frame.bytes)
-        elif kind == _HALF_CLOSE:
-            call.half_close()
         else:
-            raise LaneBrokenError(f"a frame of kind {kind}, which callers do not send")
+            raise LaneBrokenError(f"a frame of kind {frame.kind}, which callers do not send")
+
+
+def by_path(methods: Iterable[ServedMethod]) -> dict[str, ServedMethod]:
+    """The methods that lanes carry, by "/package.Service/Method": streams of requests come over plain gRPC."""
+    return {f"/{method.name}": method for method in methods if not method.request_streaming}

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from random import Random
 
 from pierhead.policies.policy import C, RoutedCall
+
+
+def two_of(candidates: Sequence[C], random: Callable[[], float]) -> tuple[C, C]:
+    """Two different ones of two or more candidates, at random."""
+    count = len(candidates)
+    first = int(random() * count)
+    second = int(random() * (count - 1))
+    return candidates[first], candidates[second + (second >= first)]
 
 
 class PowerOfTwo:
@@ -18,14 +26,9 @@ class PowerOfTwo:
 
     def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
         """The less loaded of two; the first drawn when both are equal."""
-        count = len(candidates)
-        if count == 1:
+        if len(candidates) == 1:
             return candidates[0]
-        first = int(self._random() * count)
-        second = int(self._random() * (count - 1))
-        if second >= first:
-            second += 1
-        one, other = candidates[first], candidates[second]
+        one, other = two_of(candidates, self._random)
         return other if other.load < one.load else one
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from pierhead.policies.balanced import two_of
 from pierhead.policies.policy import C, Candidate, RoutedCall
 
 
@@ -23,14 +24,9 @@ class EngineLoad:
 
     def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
         """The less busy of two; of equally busy ones, the one with more free cache, and then the first drawn."""
-        count = len(candidates)
-        if count == 1:
+        if len(candidates) == 1:
             return candidates[0]
-        first = int(self._random() * count)
-        second = int(self._random() * (count - 1))
-        if second >= first:
-            second += 1
-        one, other = candidates[first], candidates[second]
+        one, other = two_of(candidates, self._random)
         return other if self._busy(other) < self._busy(one) else one
 
     def on_replica_gone(self, name: str) -> None:

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from random import Random
 
-from pierhead.policies.balanced import PowerOfTwo
+from pierhead.policies.balanced import PowerOfTwo, load_of, two_of
 from pierhead.policies.hash_ring import position
 from pierhead.policies.policy import C, Candidate, RoutedCall
 from pierhead.policies.prefix_tree import PrefixTree
@@ -39,8 +38,6 @@ them, and here each costs as much as a long one.
 
 EQUAL_LOADS = 0.1
 """Loads that differ by less than this share of the mean are equal."""
-
-_load = attrgetter("load")
 
 
 class PrefixAware:
@@ -97,7 +94,7 @@ class PrefixAware:
         holders = _best(candidates, matches, least)
         if not holders and all(length < least for length in matches.values()):
             return self._drawn(candidates, start)
-        mean = sum(map(_load, candidates)) / len(candidates)
+        mean = sum(map(load_of, candidates)) / len(candidates)
         most = self._most(candidates)
         if holders:
             one = self._one_of(holders, start, mean)
@@ -125,7 +122,7 @@ class PrefixAware:
         """The load gate: how many calls a replica may have to be chosen for what it has read. The least loaded one
         never has more.
         """
-        loads: list[int] = list(map(_load, candidates))
+        loads: list[int] = list(map(load_of, candidates))
         bound = max(self.NEVER_CROWDED, math.ceil(self._balance * (sum(loads) + 1) / len(candidates)))
         return min(bound - 1.0, min(loads) + self._imbalance)
 
@@ -139,20 +136,15 @@ class PrefixAware:
         """Of two at random the less loaded; when they are about equally so, the one that the text draws first: else
         each prefix would in time be at home everywhere, and caches full of the same.
         """
-        count = len(holders)
-        if count == 1:
+        if len(holders) == 1:
             return holders[0]
-        first = int(self._random() * count)
-        second = int(self._random() * (count - 1))
-        one, other = holders[first], holders[second + (second >= first)]
+        one, other = two_of(holders, self._random)
         if self._rank(start, one) < self._rank(start, other):
             one, other = other, one
         return other if one.load > other.load + EQUAL_LOADS * mean else one
 
     def _drawn(self, candidates: Sequence[C], start: int) -> C:
         """The less loaded of two; the first drawn when both are equal."""
-        if len(candidates) == 1:
-            return candidates[0]
         ranks = [self._rank(start, candidate) for candidate in candidates]
         first = ranks.index(max(ranks))
         ranks[first] = -1
