@@ -6,7 +6,9 @@ from pierhead import serve, handle, batch
 from typing import TYPE_CHECKING, Any
 
 from pierhead import errors, tensors
-from pierhead.batching.batch import ENDED, Ended, batch, current_batch
+from pierhead.batching.batch import batch
+from pierhead.batching.results import ENDED, Ended
+from pierhead.batching.run import current_batch
 from pierhead.calls.clients import close_handles
 from pierhead.errors import (
     Backpressure,

@@ -43,7 +43,7 @@ def llm_service(
     - gpus: whether each replica reserves as many GPUs as the model is spread over; False for CPUs and mocks.
     - replicas, autoscale: how many; `autoscale` (x-serve.autoscale's keys) wins.
     - policy: how the gateway chooses a replica for a request; see x-serve.router.
-    - image: one that is there already; None = built from the clone that the file is used in.
+    - image: an existing image; None = built from the clone that the file is used in.
     """
     how_many: Document = {"autoscale": dict(autoscale)} if autoscale is not None else {"replicas": replicas}
     device = "none" if config.engine in WITHOUT_VLLM else "cuda" if gpus else "cpu"

@@ -28,6 +28,8 @@ Labels = tuple[str, ...]
 class Counter:
     """A number per combination of label values that only grows; `values` is added to directly on hot paths."""
 
+    family: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily
+
     def __init__(self, name: str, documentation: str, labels: Sequence[str] = ()) -> None:
         self.name = name
         self.documentation = documentation
@@ -39,8 +41,8 @@ class Counter:
         self.values[labels] = self.values.get(labels, 0) + amount
 
     def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
-        """The counter as Prometheus wants it."""
-        family = CounterMetricFamily(self.name, self.documentation, labels=[*constant_names, *self.labels])
+        """Its samples at scrape."""
+        family = self.family(self.name, self.documentation, labels=[*constant_names, *self.labels])
         for labels, value in list(self.values.items()):
             family.add_metric([*constant_values, *labels], value)
         return family
@@ -49,20 +51,13 @@ class Counter:
 class Gauge(Counter):
     """A number per combination of label values that goes up and down."""
 
-    def set(self, labels: Labels, value: float) -> None:
-        """Set one combination of label values."""
-        self.values[labels] = value
-
-    def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
-        """The gauge as Prometheus wants it."""
-        family = GaugeMetricFamily(self.name, self.documentation, labels=[*constant_names, *self.labels])
-        for labels, value in list(self.values.items()):
-            family.add_metric([*constant_values, *labels], value)
-        return family
+    family = GaugeMetricFamily
 
 
 class ReadGauge:
     """A number that is read where it lives, at scrape."""
+
+    family: type[CounterMetricFamily | GaugeMetricFamily] = GaugeMetricFamily
 
     def __init__(self, name: str, documentation: str) -> None:
         self.name = name
@@ -70,8 +65,8 @@ class ReadGauge:
         self.read: Callable[[], float] = lambda: 0.0
 
     def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
-        """The gauge as Prometheus wants it."""
-        family = GaugeMetricFamily(self.name, self.documentation, labels=list(constant_names))
+        """Its sample at scrape."""
+        family = self.family(self.name, self.documentation, labels=list(constant_names))
         family.add_metric(list(constant_values), self.read())
         return family
 
@@ -79,11 +74,7 @@ class ReadGauge:
 class ReadCounter(ReadGauge):
     """A number that only grows and is read where it lives, at scrape."""
 
-    def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
-        """The counter as Prometheus wants it."""
-        family = CounterMetricFamily(self.name, self.documentation, labels=list(constant_names))
-        family.add_metric(list(constant_values), self.read())
-        return family
+    family = CounterMetricFamily
 
 
 class Histogram:
@@ -105,7 +96,7 @@ class Histogram:
         series[bisect_left(self.bounds, value) + 1] += 1
 
     def collect(self, constant_names: Labels, constant_values: Labels) -> Metric:
-        """The histogram as Prometheus wants it: cumulated."""
+        """Its samples at scrape, cumulated."""
         family = HistogramMetricFamily(self.name, self.documentation, labels=[*constant_names, *self.labels])
         for labels, series in list(self._series.items()):
             total = 0.0

@@ -35,7 +35,7 @@ class Admin:
         self.taking = AdminServer({}, admin_takers(self.take, lambda: ConfigReport("1", "0")))
         self.port = 0
 
-    async def expose(self) -> bytes:
+    def expose(self) -> bytes:
         if self.problem is not None:
             raise self.problem
         return self.metrics

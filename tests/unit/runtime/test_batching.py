@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from pierhead import DeadlineExceeded, batch
-from pierhead.batching.batch import Batcher, BatchLimits, current_batch
+from pierhead.batching.results import Batcher
+from pierhead.batching.run import current_batch
+from pierhead.batching.window import BatchLimits
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext, current_request
 

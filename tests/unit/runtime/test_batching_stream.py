@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from pierhead.batching.batch import ENDED, BatchLimits, Ended, ReaderTooSlow, StreamBatcher
-from pierhead.batching.results import READER_PATIENCE_S
+from pierhead.batching.results import ENDED, READER_PATIENCE_S, Ended, ReaderTooSlow, StreamBatcher
+from pierhead.batching.window import BatchLimits
 from pierhead.metrics import RuntimeMetrics
 
 from tests.unit.runtime.harness import until

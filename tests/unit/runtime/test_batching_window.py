@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.batching.batch import BatchLimits
-from pierhead.batching.window import BatchWindow, Member
+from pierhead.batching.window import BatchLimits, BatchWindow, Member
 
 Window = BatchWindow[Member[float]]
 

@@ -10,21 +10,8 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar, overload
 
-from pierhead.batching.results import ENDED, Batcher, Ended, ReaderTooSlow, StreamBatcher
-from pierhead.batching.run import RunningBatch, current_batch
+from pierhead.batching.results import Batcher, Ended, StreamBatcher
 from pierhead.batching.window import BatchLimits
-
-__all__ = [
-    "ENDED",
-    "BatchLimits",
-    "Batcher",
-    "Ended",
-    "ReaderTooSlow",
-    "RunningBatch",
-    "StreamBatcher",
-    "batch",
-    "current_batch",
-]
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -97,7 +97,7 @@ class _Reader(Arrival):
         self.behind_s = 0.0
         """How long the batch has waited for this reader in all, in seconds."""
 
-    def give(self, result: Any) -> None:
+    def add(self, result: Any) -> None:
         """One more result."""
         self.buffer.append(result)
         _wake(self.awake)
@@ -170,7 +170,7 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
                 member.end()
                 batch._settle(member)
             else:
-                member.give(result)
+                member.add(result)
 
     async def _let_read(self, batch: RunningBatch, members: list[_Reader]) -> None:
         """Let the results go on their way before the next are computed, and wait for readers that are far behind."""

@@ -6,7 +6,7 @@
 
 Every task is owned by the runner that started it, and `_ended` is called however a task ends, also when it never ran:
 the place of a batch cannot leak. Everything belongs to one event loop, and nothing awaits between looking at a state
-and changing it. How the callers get what a batch gives is the affair of `results.py`.
+and changing it. `results.py` brings the results to the callers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RunningBatch:
         return [member.request for member in self._members]
 
     def is_wanted(self, index: int) -> bool:
-        """Whether the caller of an item still waits for something. Work for one that does not can be left out."""
+        """Whether the caller of an item still waits. Work for an item whose caller has left can be skipped."""
         return not self._members[index].settled
 
     @property
@@ -135,20 +135,13 @@ class BatchRunner(ABC, Generic[A]):
         """The batcher of one instance, made at its first use; the instance holds it from then on."""
         if instance is None:
             return self
-        made = self._bound_to(instance)
+        function = self._function.__get__(instance)
+        made = type(self)(
+            function, self.limits, self._rows_of, name=self._name, metrics=self._metrics, clock=self._clock
+        )
         # In the instance's dictionary it is found before this descriptor is.
         vars(instance)[self._attribute] = made
         return made
-
-    def _bound_to(self, instance: Any) -> Self:
-        return type(self)(
-            self._function.__get__(instance),
-            self._window.limits,
-            self._rows_of,
-            name=self._name,
-            metrics=self._metrics,
-            clock=self._clock,
-        )
 
     @property
     def limits(self) -> BatchLimits:
@@ -204,7 +197,7 @@ class BatchRunner(ABC, Generic[A]):
         busy = self._loop is not None and not self._loop.is_closed() and (len(self._window) or self._tasks)
         if busy:
             raise RuntimeError(f"{self._name} works for another event loop: a batcher belongs to one loop at a time")
-        self._window = BatchWindow(self._window.limits)
+        self._window = BatchWindow(self.limits)
         self._tasks = set()
         self._turn = self._timer = None
         self._loop = loop
@@ -268,7 +261,7 @@ class BatchRunner(ABC, Generic[A]):
 
     @abstractmethod
     async def _compute(self, batch: RunningBatch, members: list[A]) -> None:
-        """Call the function and hand out what it gives. What it raises goes to every member that still waits."""
+        """Call the function and hand out its results. What it raises goes to every member that still waits."""
 
     def _time_out(self, batch: RunningBatch, limit: float) -> None:
         """Fail the members at once. The next batch starts when the cancelled function has ended."""

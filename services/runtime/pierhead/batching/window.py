@@ -11,7 +11,7 @@ When a batch starts (`BatchWindow.take` is this list in code):
 While a batch runs, arrivals collect, so batches grow with the load by themselves.
 
 The requests of a batch are for one model (`Member.model`): each model has a queue of its own, first come first served,
-and of several queues the one that has been due for longest goes first. A busy model therefore fills its batches, and
+and among several queues the longest due goes first. A busy model therefore fills its batches, and
 keeps no other waiting for longer than what came before it and its window.
 """
 
@@ -124,7 +124,7 @@ class BatchWindow(Generic[M]):
 
         Returns its members in order of arrival, and those that were to be in it but whose deadline has passed: they
         wait no longer. Both are empty when nothing is due, and only then. Without members nothing was started.
-        A request with more rows than `max_batch_rows` goes alone: splitting it is the service's affair.
+        A request with more rows than `max_batch_rows` goes alone: the service may split it.
         """
         members: list[M] = []
         expired: list[M] = []

@@ -37,21 +37,18 @@ class Admission:
     def enter_while_draining(self) -> PierheadError | None:
         """As `enter`, but a draining replica takes it: for HTTP, whose clients cannot go elsewhere by themselves."""
         if self.ongoing >= self.max_ongoing_requests:
-            return self._full(self.ongoing)
+            return Backpressure(
+                f"{self._name} already works on {self.ongoing} requests "
+                f"(max_ongoing_requests = {self.max_ongoing_requests}); call another or try later"
+            )
         self.ongoing += 1
         return None
-
-    def _full(self, ongoing: int) -> PierheadError:
-        return Backpressure(
-            f"{self._name} already works on {ongoing} requests (max_ongoing_requests = {self.max_ongoing_requests}); "
-            "call another or try later"
-        )
 
     def wait(self, begin: Callable[[], None]) -> None:
         """Have `begin()` called as soon as there is a place, which is then taken: first come, first served.
 
-        For requests that `enter` has refused as one too many; who calls this says how many of them may wait. Those that
-        wait when a drain begins get their places, as they are in already.
+        For requests that `enter` has refused as one too many; the caller bounds how many of them wait. Requests that
+        wait when a drain begins still get their places.
         """
         self._line.append(begin)
 

@@ -56,7 +56,7 @@ def _first_known(exception: BaseException) -> BaseException:
 
 
 class Edge:
-    """One replica's door. Holds what every request passes, whatever protocol it came with."""
+    """What every request of one replica passes, whatever protocol it came with."""
 
     def __init__(self, settings: Settings, admission: Admission, metrics: RuntimeMetrics) -> None:
         self.settings = settings
@@ -86,7 +86,7 @@ class Edge:
     def error_for(self, exception: BaseException, method: str) -> PierheadError:
         """The error to answer with. A user's exception is logged with an id, under which the answer can be found.
 
-        One that many requests share, because their batch failed, is logged once and has one id in all of their answers.
+        An exception that many requests share, because their batch failed, is logged once and has one id in all answers.
         """
         exception = _first_known(exception)
         if isinstance(exception, PierheadError):

@@ -80,7 +80,7 @@ class _Call:
         request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
         context.set_trailing_metadata(self._about_replica())  # also on a reply that the service itself aborts
-        # gRPC itself ends a call at its caller's deadline. One that has none, or a later one, ends at the service's.
+        # gRPC itself ends a call at its caller's deadline. Without one, or with a later one, it ends at the service's.
         self._timeout = asyncio.timeout(limit) if remaining is None or remaining > longest else None
 
     async def __aenter__(self) -> _Call:

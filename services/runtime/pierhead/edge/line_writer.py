@@ -18,7 +18,7 @@ MAX_BUFFERED = 4 * 1024 * 1024
 """Characters that wait at most: some 20,000 lines."""
 
 LINGER_S = 0.1
-"""How long a line may wait for company. One that is urgent does not, nor do those before it."""
+"""How long a line may wait for others. An urgent line is written at once, with all lines before it."""
 
 
 class LineWriter:

@@ -62,10 +62,10 @@ def plain_answer(
     error_body: ErrorBody | None = None,
 ) -> Answer:
     """The answer for what no class of ours stands for: routes, methods, malformed requests."""
-    told_in_head = {"Content-Type": CONTENT_TYPE, REQUEST_ID_KEY: request_id} | (headers or {})
+    all_headers = {"Content-Type": CONTENT_TYPE, REQUEST_ID_KEY: request_id} | (headers or {})
     if error_body is not None:
-        return Answer(status, told_in_head, error_body(status, code, message, request_id))
-    told = {"code": code, "message": message, "request_id": request_id}
+        return Answer(status, all_headers, error_body(status, code, message, request_id))
+    described = {"code": code, "message": message, "request_id": request_id}
     if traceback:
-        told["traceback"] = traceback
-    return Answer(status, told_in_head, json.dumps({"error": told}).encode())
+        described["traceback"] = traceback
+    return Answer(status, all_headers, json.dumps({"error": described}).encode())

@@ -111,7 +111,7 @@ class AsgiEdge:
                 raise error
             # The drain is over and the server cuts off what is left. How much of it was done is unknown.
             known = ReplicaDied(f"{label} was not done when the replica's time to drain was over")
-        if not await exchange.tell(known, visit.request_id):
+        if not await exchange.send_error(known, visit.request_id):
             # Half of a response is on its way; the server, seeing that it is not complete, cuts the connection.
             visit.outcome = str(known.http_status)
             logger.error("%s failed after its response had begun: %s", label, known.message)

@@ -72,7 +72,7 @@ class Exchange:
         """Whether `error` is our own cancellation, because of the client's leaving; it is then over."""
         return False
 
-    async def tell(self, error: PierheadError, request_id: str) -> bool:
+    async def send_error(self, error: PierheadError, request_id: str) -> bool:
         """Answer with an error; False where it is too late for that."""
         raise NotImplementedError
 
@@ -258,7 +258,7 @@ class HttpExchange(Exchange):
         for message in held:
             await self._send(message)
 
-    async def tell(self, error: PierheadError, request_id: str) -> bool:
+    async def send_error(self, error: PierheadError, request_id: str) -> bool:
         """See Exchange."""
         if self.status and self._held is None:
             return False
@@ -334,7 +334,7 @@ class SocketExchange(Exchange):
             reason = "the replica is draining; connect again"
             await self._send({"type": "websocket.close", "code": SERVICE_RESTART, "reason": reason})
 
-    async def tell(self, error: PierheadError, request_id: str) -> bool:
+    async def send_error(self, error: PierheadError, request_id: str) -> bool:
         """See Exchange."""
         if self._open:
             self._open = False

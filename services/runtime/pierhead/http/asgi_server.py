@@ -33,7 +33,7 @@ class AsgiListener:
             raise SettingsError(
                 "an ASGI application is to be served, and uvicorn is not installed: install pierhead[asgi]"
             ) from error
-        # It tells of every start, stop and WebSocket. Ours do already.
+        # It logs every start, stop and WebSocket, as the runtime does.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         self._edge = AsgiEdge(self._app, edge)
         config = uvicorn.Config(

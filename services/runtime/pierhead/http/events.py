@@ -66,8 +66,8 @@ def sse_event(data: object, *, name: str | None = None, event_id: str | None = N
 
 def error_event(error: PierheadError, request_id: str) -> bytes:
     """How a stream ends that has failed after its first event: `event: error`, with what would have been the body."""
-    told = {"code": error.kind, "message": error.message, "request_id": request_id}
-    return sse_event({"error": told}, name="error")
+    described = {"code": error.kind, "message": error.message, "request_id": request_id}
+    return sse_event({"error": described}, name="error")
 
 
 async def sse(
@@ -133,13 +133,13 @@ class _Stream(Generic[T]):
         """Write events until the source has no more. Raises what the source raises, and ConnectionError."""
         for stream in (self._source, self._iterator):
             if isinstance(stream, ReadsReady):
-                await self._run_told(stream)
+                await self._run_ready(stream)
                 break
         else:
             await self._run_polled()
         await self.finish(end)
 
-    async def _run_told(self, source: ReadsReady[T]) -> None:
+    async def _run_ready(self, source: ReadsReady[T]) -> None:
         """Where the source knows what is there: asking costs less than looking. Calls through a handle hand over what
         comes next as well, as long as the client takes it; what they do not comes out of the iterator.
         """
@@ -150,7 +150,7 @@ class _Stream(Generic[T]):
         def pass_on(items: list[T]) -> bool:
             assert direct is not None  # noqa: S101
             for item in items:
-                events.append(encode(item))  # what stands before one that fails goes out before the error
+                events.append(encode(item))  # the events before an item that fails go out before the error
             return direct.write(self._take())
 
         async for item in self._iterator:

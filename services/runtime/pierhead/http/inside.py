@@ -35,7 +35,7 @@ from pierhead.http.gate import VISIT, Gate, response_of
 from pierhead.http.intake import Intake
 from pierhead.request import REQUEST_ID_KEY, new_request_id
 
-MAX_TOLD = 200
+MAX_QUOTED = 200
 """Characters of a malformed request that its answer repeats."""
 
 # ---- whether it may be used
@@ -128,8 +128,7 @@ class InnerGate(Gate):
         """The answer to bytes that are no request; the connection is then closed."""
         request_id = new_request_id()
         self._edge.finished(MALFORMED, "400", 0.0, request_id)
-        told = " ".join(why.split())[:MAX_TOLD]
-        message = f"this is not an HTTP request: {told}"
+        message = f"this is not an HTTP request: {' '.join(why.split())[:MAX_QUOTED]}"
         response = response_of(plain_answer(400, "bad_request", message, request_id, error_body=self._error_body))
         response.headers[REQUEST_ID_KEY] = request_id
         response.force_close()
@@ -314,8 +313,8 @@ class ShortResponses:
     """Writes responses as most of them are, short and whole, at once.
 
     aiohttp prepares a response in a dozen steps, because it may be a stream, compressed, chunked, or answer HTTP/1.0.
-    For one that is none of that the result is known beforehand: the very bytes that aiohttp would write, for a third of
-    the time. What is not plainly short and whole is left to aiohttp.
+    For a short, whole response the result is known beforehand: the very bytes that aiohttp would write, for a third of
+    the time. Every other response is left to aiohttp.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -390,7 +389,7 @@ class DirectWriter:
 
     def write(self, data: bytes) -> bool:
         """Write a piece; returns whether the client keeps up. Where it does not, `await writer.write(...)` is next:
-        that waits, or says that the client has gone, to whom nothing is written.
+        that waits, or raises when the client has gone.
         """
         protocol = self._protocol
         transport = protocol.transport

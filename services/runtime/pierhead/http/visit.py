@@ -146,7 +146,7 @@ class Visit:
             self._deadline = Deadlines.current().add(until, self._strike)
         CURRENT.set(context._replace(deadline=until))
 
-    def told(self, error: BaseException, what: str) -> BaseException:
+    def _cause(self, error: BaseException, what: str) -> BaseException:
         """`error` as it is, or DeadlineExceeded if it is the cancellation with which `what` met its deadline."""
         task = self._task
         if not (self._late and isinstance(error, asyncio.CancelledError)) or task is None or task.cancelling() > 1:
@@ -157,14 +157,14 @@ class Visit:
             return self._struck
         context = CURRENT.get()
         limit = f" {context.deadline - self.started:g} s" if context is not None else ""
-        told = DeadlineExceeded(f"{what} was not done within{limit or ' its time'}")
-        told.__cause__ = error
-        return told
+        late = DeadlineExceeded(f"{what} was not done within{limit or ' its time'}")
+        late.__cause__ = error
+        return late
 
     def known(self, error: BaseException, what: str) -> PierheadError | None:
         """What to answer to an exception of `what`; None when the client no longer waits for one."""
-        told = self.told(error, what)
-        return self.edge.public_error_for(told, what) if is_answerable(told) else None
+        cause = self._cause(error, what)
+        return self.edge.public_error_for(cause, what) if is_answerable(cause) else None
 
     def end(self, method: str, code: str) -> None:
         """Undo what `begin` did, however far it came, and count the request."""

@@ -1,4 +1,4 @@
-"""An LRU cache of models: loads a model for all who ask for it, and unloads the least recently used one for another.
+"""An LRU cache of models: loads a model once for all callers, and unloads the least recently used one for another.
 
 A model's life:
 
@@ -170,7 +170,7 @@ class ModelCache(Generic[M]):
     # ---- inside
 
     def _bind(self) -> None:
-        """Belong to the running loop. What was loaded in one that has ended is forgotten: it may be bound to that."""
+        """Belong to the running loop. Models of a loop that has ended are dropped: they may be bound to it."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return

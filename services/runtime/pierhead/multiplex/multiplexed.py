@@ -99,7 +99,7 @@ class Multiplexed(Generic[M]):
     def __call__(self, model_id: str | None = None) -> ModelUse[M]:
         """A model, loaded when it is not: await the result, or use it with `async with`.
 
-        Without an id: the one that the current request is for; raises BadRequest when it names none. Awaiting raises
+        Without an id: the current request's model; raises BadRequest when it names none. Awaiting raises
         what the function raises, and Backpressure when no place became free in time.
         """
         if model_id is None:
@@ -170,8 +170,8 @@ def multiplexed(*, max_num_models_per_replica: int = 3) -> _Decorator:
       -1 = any number. The one whose last use is longest ago goes when another is wanted; its `aclose()` or `close()`
       is awaited.
 
-    A model is loaded once for all who wait for it, several models side by side; a failure reaches all who wait and is
-    not kept. Callers' handles send calls for a model to replicas that hold it.
+    A model is loaded once for all waiting callers, several models side by side; a failure raises at all of them and
+    is not kept. Callers' handles send calls for a model to replicas that hold it.
     Raises ValueError and TypeError at import for a bound or a function that cannot work.
     """
     _places(max_num_models_per_replica)

@@ -11,8 +11,9 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
@@ -64,7 +65,7 @@ class Readiness:
     stats_version: int = 0
     """Grows with each change of `stats`; 0 = nothing is published."""
     broken: bool = False
-    """It is not ready, and knows that it will not be by itself."""
+    """It is not ready, and a check says that it will not recover by itself."""
     stage: str = ""
     """What its start is doing, without how far it has come; "" after the start, or where it was not reported."""
 
@@ -79,7 +80,7 @@ class Page(NamedTuple):
     """The methods that the path takes, for a 405."""
 
 
-Pages = Mapping[str, Callable[[], Awaitable[Page]]]
+Pages = Mapping[str, Callable[[], Page]]
 """Path -> what makes the answer."""
 
 Takers = Mapping[str, Callable[[bytes], Page]]
@@ -99,20 +100,18 @@ def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport
     return {"/user-config": user_config}
 
 
-def admin_pages(read: Callable[[], Readiness], expose: Callable[[], Awaitable[bytes]]) -> Pages:
-    """What the admin port answers; `expose` gives the text of /metrics."""
+def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes]) -> Pages:
+    """What the admin port answers; `expose` returns the text of /metrics."""
 
-    async def livez() -> Page:
-        return _json(200, {"alive": True})
-
-    async def readyz() -> Page:
+    def readyz() -> Page:
         readiness = read()
         return _json(200 if readiness.state == "ready" else 503, asdict(readiness))
 
-    async def metrics() -> Page:
-        return Page(200, CONTENT_TYPE, await expose())
-
-    return {"/livez": livez, "/readyz": readyz, "/metrics": metrics}
+    return {
+        "/livez": lambda: _json(200, {"alive": True}),
+        "/readyz": readyz,
+        "/metrics": lambda: Page(200, CONTENT_TYPE, expose()),
+    }
 
 
 class AdminServer:
@@ -147,7 +146,7 @@ class AdminServer:
         try:
             await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the other side has left, or is to leave: nobody is there to be told
+            pass  # the client has left, or the server closes the connection
         finally:
             self._connections.discard(task)
             writer.transport.abort() if task.cancelling() else writer.close()
@@ -164,22 +163,16 @@ class AdminServer:
             taker = self._takers.get(request.path) if request.method == "PUT" else None
             if taker is not None and 0 < request.length <= MAX_USER_CONFIG_BYTES:
                 async with asyncio.timeout(SLOW_S):
-                    page = self._taken(request, taker, await reader.readexactly(request.length))
+                    body = await reader.readexactly(request.length)
+                page = _made(request, partial(taker, body))
             else:
-                page = await self._answer(request)
+                page = self._answer(request)
             goes_on, patience_s = request.goes_on, IDLE_S
             writer.write(_response(page, request))
             async with asyncio.timeout(SLOW_S):
                 await writer.drain()
 
-    def _taken(self, request: AdminRequest, take: Callable[[bytes], Page], body: bytes) -> Page:
-        try:
-            return take(body)
-        except Exception:
-            logger.exception("internal: %s failed", request.path)
-            return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
-
-    async def _answer(self, request: AdminRequest) -> Page:
+    def _answer(self, request: AdminRequest) -> Page:
         if not request.method:
             return _json(400, {"error": "this is not an HTTP request that the admin port understands"})
         if request.path in self._takers:
@@ -193,11 +186,7 @@ class AdminServer:
             return _json(404, {"error": f"the admin port answers {', '.join((*self._pages, *self._takers))}"})
         if request.method not in ("GET", "HEAD"):
             return _json(405, {"error": f"{request.path} takes GET"})
-        try:
-            return await make()
-        except Exception:
-            logger.exception("internal: %s failed", request.path)
-            return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
+        return _made(request, make)
 
 
 class AdminRequest(NamedTuple):
@@ -209,7 +198,7 @@ class AdminRequest(NamedTuple):
     goes_on: bool = False
     """Whether another request may follow on the connection."""
     length: int = 0
-    """Bytes of the body of a PUT; -1 where that cannot be told. Its connection is closed behind the answer."""
+    """Bytes of the body of a PUT; -1 where the head does not say it. The connection is closed after the answer."""
 
 
 def read_head(head: bytes) -> AdminRequest:
@@ -227,13 +216,21 @@ def read_head(head: bytes) -> AdminRequest:
         headers[name.lower()] = value.strip().lower()
     length = _length(headers)
     wishes = headers.get("connection", "keep-alive" if version == "HTTP/1.1" else "close")
-    # A body that nobody wants is not read: what follows it could not be told from it.
+    # An unwanted body is not read, so the next request on the connection could not be found.
     goes_on = length == 0 and "keep-alive" in wishes
     return AdminRequest(method, target.partition("?")[0], goes_on, length if method == "PUT" else 0)
 
 
+def _made(request: AdminRequest, make: Callable[[], Page]) -> Page:
+    try:
+        return make()
+    except Exception:
+        logger.exception("internal: %s failed", request.path)
+        return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
+
+
 def _length(headers: Mapping[str, str]) -> int:
-    """Bytes of a request's body; -1 where that cannot be told."""
+    """Bytes of a request's body; -1 where the head does not say it."""
     text = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not (text.isascii() and text.isdigit() and len(text) < 10):
         return -1

@@ -1,4 +1,4 @@
-"""Is the replica well? Its parts' `check_health`, asked again and again, and what is concluded from the answers.
+"""Whether the replica is healthy: runs its parts' `check_health` periodically and judges the results.
 
     Judge        pure: what a check that ended, or does not end, says
     HealthWatch  runs the checks, and reports to the replica when the judgement changes
@@ -8,7 +8,7 @@ line moves first come, first served, or nearly so: once twice as many requests h
 the check began, its turn was there, and the line explains nothing any more. Nor does it after `request_timeout_s`: no
 accepted request may take longer than that.
 
-A check that raises `Broken` knows: one is enough. Code that learns of it between two checks calls `recheck`.
+One check that raises `Broken` is enough. Code that learns between two checks that something is broken calls `recheck`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LINES = 2
 """How many times the line that stood before a check must have been answered before its turn is overdue: batches and
 requests of different length let some pass others."""
 
-BREATH_S = 0.1
-"""Between two rounds at least, however often one is asked for."""
+MIN_PAUSE_S = 0.1
+"""Between two rounds at least, however often `recheck` is called."""
 
 END_S = 1.0
 """How long a check that is cancelled at the replica's end may take to clean up."""
@@ -54,7 +54,7 @@ class Finding(NamedTuple):
 
     reason: str
     certain: bool = False
-    """It is known, not suspected."""
+    """The check has raised `Broken`."""
 
 
 class Judge:
@@ -66,7 +66,7 @@ class Judge:
         self.failures = 0
         """In a row."""
         self.broken = False
-        """A check was certain of it, and none has passed since."""
+        """A check has raised `Broken`, and none has passed since."""
 
     @property
     def ill(self) -> bool:
@@ -79,7 +79,7 @@ class Judge:
         self.broken = False
 
     def failed(self, *, certain: bool = False) -> None:
-        """A check has raised, or was given up. `certain`: it knows that the replica will not get well by itself."""
+        """A check has raised, or was given up. `certain`: the replica will not recover by itself."""
         self.failures += 1
         self.broken = self.broken or certain
 
@@ -119,7 +119,7 @@ def recheck() -> None:
 
 
 def _take_note(round_: asyncio.Task[None]) -> None:
-    """Of how a round ended, so that the loop does not complain when it is given up and ends later."""
+    """Retrieve the outcome of a round that was cancelled and ends later, or the loop would log it."""
     if not round_.cancelled():
         round_.exception()
 
@@ -193,7 +193,7 @@ class HealthWatch:
 
     async def _wait(self, due: float) -> bool:
         """Until a round is due, or asked for; whether it is due."""
-        await asyncio.sleep(min(BREATH_S, max(due - time.monotonic(), 0.0)))
+        await asyncio.sleep(min(MIN_PAUSE_S, max(due - time.monotonic(), 0.0)))
         try:
             async with asyncio.timeout(max(due - time.monotonic(), 0.0)):
                 await self._asked.wait()
@@ -236,7 +236,7 @@ class HealthWatch:
             await self._judged(f"check_health failed {judge.failures} times in a row: {finding.reason}")
 
     def _end(self, round_: asyncio.Task[None]) -> Finding | None:
-        """Why the round failed; None when it passed. One that runs on is cancelled, and not waited for."""
+        """Why the round failed; None when it passed. A round that still runs is cancelled, and not waited for."""
         if not round_.done():
             round_.cancel()
             load = self._load()

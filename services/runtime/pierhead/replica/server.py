@@ -214,15 +214,12 @@ class ReplicaServer:
 
     async def _listen_admin(self) -> None:
         takers = admin_takers(self._config.offer, self._config.report)
-        self._admin = AdminServer(admin_pages(self.readiness, self._expose), takers)
+        self._admin = AdminServer(admin_pages(self.readiness, self.metrics.expose), takers)
         host, port = self.settings.host, self.settings.admin_port
         try:
             self.admin_port = await self._admin.start(host, port)
         except OSError as error:
             raise cannot_listen("PIERHEAD_ADMIN_PORT", host, port, error) from error
-
-    async def _expose(self) -> bytes:
-        return self.metrics.expose()
 
     async def _listen(self) -> None:
         settings = self.settings
@@ -260,7 +257,7 @@ class ReplicaServer:
     async def _run_check(self, check: Check) -> None:
         if self._user is not None:
             await self._user.run(check)
-        else:  # in a task of its own, whose end gives back what it keeps of models
+        else:  # in a task of its own, whose end releases the models that it keeps
             await asyncio.ensure_future(check())
 
     async def _run_hook(self, hook: Hook, config: object) -> None:
@@ -319,7 +316,7 @@ class ReplicaServer:
             )
 
     async def _wait_quiet(self) -> None:
-        """Return once nothing is in flight and nothing has come for a moment: callers may not have heard yet."""
+        """Return once nothing is in flight and nothing has come for a moment: callers may not know of the drain yet."""
         for _ in range(QUIET_TRIES):
             await self._admission.wait_idle()
             before = self._asked()
@@ -396,7 +393,7 @@ def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:
 
 
 def _reject_cancelled(life: asyncio.Task[None]) -> NoReturn:
-    """Nobody has asked for that end: it would look like a drain, with code 0 and no word."""
+    """An end without a stop signal. Without this error it would look like a drain, with exit code 0."""
     try:
         life.result()
     except asyncio.CancelledError as error:

@@ -1,4 +1,4 @@
-"""What a replica reports of its start, so that a long one is not taken for one that hangs.
+"""What a replica reports of its start, so that a long start is not taken for one that hangs.
 
     for number, shard in enumerate(shards):
         pierhead.progress("loading weights", number, len(shards))
@@ -24,7 +24,7 @@ from pierhead.settings import Settings
 logger = logging.getLogger("pierhead")
 
 MOST_STAGES = 1000
-"""Different descriptions that count as progress: a start that invents them without end is not one that gets on."""
+"""Different descriptions that count as progress: a start that invents new ones without end makes no progress."""
 HAND_OVER_S = 5.0
 
 
@@ -63,7 +63,8 @@ class Start:
             if amount > self._best.get(doing, float("-inf")):
                 self._best[doing] = amount
                 self.steps += 1
-            if not self._served and self._early is None and self._is_asked():
+            # Only a process that the controller has started is asked for its progress.
+            if not self._served and self._early is None and self._environ.get("PIERHEAD_REPLICA"):
                 self._early = _EarlyAdmin(self)
 
     def hand_over(self) -> None:
@@ -73,10 +74,6 @@ class Start:
             early, self._early = self._early, None
         if early is not None:
             early.close()
-
-    def _is_asked(self) -> bool:
-        """Whether the controller, which asks, has started this process."""
-        return bool(self._environ.get("PIERHEAD_REPLICA"))
 
 
 class _EarlyAdmin:
@@ -107,20 +104,17 @@ class _EarlyAdmin:
 
     async def _listen(self, host: str, port: int) -> None:
         self._end, self._loop = asyncio.Event(), asyncio.get_running_loop()
-        server = AdminServer(admin_pages(self._readiness, self._expose))
+        server = AdminServer(admin_pages(self._readiness, PROCESS.expose))
         try:
             await server.start(host, port)
         except OSError as error:
-            logger.warning("the progress of the start cannot be told on port %d: %s", port, error)
+            logger.warning("the progress of the start cannot be reported on port %d: %s", port, error)
         self._listens.set()
         await self._end.wait()
         await server.close()
 
     def _readiness(self) -> Readiness:
         return Readiness("starting", 0, 0, self._start.words, progress=self._start.steps, stage=self._start.stage)
-
-    async def _expose(self) -> bytes:
-        return PROCESS.expose()
 
 
 START = Start()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 NOT_ANSWERED = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE", "CANCELLED", "429", "499", "503"})
 TOO_LATE = frozenset({"DEADLINE_EXCEEDED", "504"})
-"""Given by the clock: a replica whose code hangs still gives these."""
+"""Deadlines: a replica whose code hangs still answers with these."""
 OWN_ERRORS = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"})
 
 

@@ -99,9 +99,9 @@ class UserConfig:
         return ConfigReport(digest(self._wanted), digest(self._applied), self._error)
 
     async def settle(self, limit_s: float | None = None) -> None:
-        """Return once what is wanted is in force. One that is refused is tried again until another one is wanted.
+        """Return once what is wanted is in force. A refused config is tried again until another one is wanted.
 
-        `limit_s` bounds each call of a hook; one that does not return is cancelled, and counts as refused.
+        `limit_s` bounds each call of a hook; a hook that does not return is cancelled, and counts as refused.
         """
         pause_s = FIRST_PAUSE_S
         while self._wanted != self._applied:
@@ -200,7 +200,7 @@ class UserConfig:
 
 
 def _forget(call: asyncio.Future[None]) -> None:
-    """The outcome of a call that was given up."""
+    """Retrieve the outcome of an abandoned call."""
     if not call.cancelled():
         call.exception()
 

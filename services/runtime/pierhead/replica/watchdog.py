@@ -2,7 +2,7 @@
 
 A thread looks at the loop's thread ten times a second. While the loop runs code, a probe is out: a callback that notes
 when the loop has come to it. A late probe is lag. It is a block where every look since has found the same task or
-callback at work; a loop that is late because it has many short things to do blocks nobody.
+callback at work; a loop that is late because it has many short callbacks to run is not blocked.
 """
 
 from __future__ import annotations

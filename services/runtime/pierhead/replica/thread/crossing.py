@@ -31,22 +31,22 @@ class Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._letters: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._rung = False
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._woken = False
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Have `function(*args)` called in the loop; nothing happens when the loop is closed."""
-        self._letters.append((function, args))
-        if not self._rung:
-            self._rung = True  # before the call: it may be answered before it returns
+        self._posted.append((function, args))
+        if not self._woken:
+            self._woken = True  # before the call: it may be answered before it returns
             with suppress(RuntimeError):
                 self.loop.call_soon_threadsafe(self._empty)
 
     def _empty(self) -> None:
-        # Before reading: a letter that comes from here on rings again.
-        self._rung = False
-        for _ in range(len(self._letters)):
-            function, args = self._letters.popleft()
+        # Before reading: a call that is posted from here on wakes the loop again.
+        self._woken = False
+        for _ in range(len(self._posted)):
+            function, args = self._posted.popleft()
             try:
                 function(*args)
             except Exception:
@@ -156,7 +156,7 @@ class HandOver(Generic[T]):
         finally:
             try:
                 if hasattr(items, "aclose"):
-                    await items.aclose()  # a stream that is given up ends now, not at garbage collection
+                    await items.aclose()  # an abandoned stream ends now, not at garbage collection
             finally:
                 self._here.post(self._end)
 

@@ -5,7 +5,7 @@ What only reads or sets a value does so at once; what waits for the caller is do
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -48,15 +48,16 @@ class UserRequests(Generic[T]):
         return await anext(self._iterator, _END)
 
 
-class UserContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]
-    """A call's context."""
+class UserContext:
+    """A call's context. What only reads or sets a value is the call's own."""
 
     def __init__(self, context: Context, back: Back, post: Callable[..., None]) -> None:
         self._context = context
         self._back = back
         self._post = post
 
-    # ---- what waits
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
 
     async def read(self) -> Any:
         """The next request message, or `grpc.aio.EOF`."""
@@ -80,72 +81,6 @@ class UserContext(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         await self._back(self._context.abort_with_status, status)
         raise AssertionError("a context's abort raises")
 
-    # ---- what reads or sets a value
-
-    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """What to send with the status."""
-        self._context.set_trailing_metadata(trailing_metadata)
-
-    def trailing_metadata(self) -> Any:
-        """What was set."""
-        return self._context.trailing_metadata()
-
-    def invocation_metadata(self) -> Any:
-        """What the caller sent."""
-        return self._context.invocation_metadata()
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        """The status to end with."""
-        self._context.set_code(code)
-
-    def code(self) -> Any:
-        """The status that was set."""
-        return self._context.code()
-
-    def set_details(self, details: str) -> None:
-        """The message to end with."""
-        self._context.set_details(details)
-
-    def details(self) -> Any:
-        """The message that was set."""
-        return self._context.details()
-
-    def set_compression(self, compression: grpc.Compression) -> None:
-        """How replies are compressed."""
-        self._context.set_compression(compression)
-
-    def disable_next_message_compression(self) -> None:
-        """Send the next message as it is."""
-        self._context.disable_next_message_compression()
-
-    def time_remaining(self) -> Any:
-        """Seconds until the deadline; None when there is none."""
-        return self._context.time_remaining()
-
-    def peer(self) -> str:
-        """The caller's address, as gRPC writes it."""
-        return self._context.peer()
-
-    def peer_identities(self) -> Iterable[bytes] | None:
-        """Who the caller is, where it has proved it."""
-        return self._context.peer_identities()
-
-    def peer_identity_key(self) -> str | None:
-        """By what it has."""
-        return self._context.peer_identity_key()
-
-    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """What the connection's security says of the caller."""
-        return self._context.auth_context()
-
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Have `callback(context)` called at the end, on the user's loop."""
         self._context.add_done_callback(lambda _: self._post(callback, self))  # type: ignore[arg-type]  # sync or async
-
-    def cancelled(self) -> bool:
-        """Whether the caller or its deadline ended it."""
-        return self._context.cancelled()
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self._context.done()

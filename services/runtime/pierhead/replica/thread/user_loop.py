@@ -127,7 +127,7 @@ class UserLoop:
         return crossing
 
     async def _replies(self, start: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
-        """What an async generator yields there. One that is given up here is cancelled there, and has ended then."""
+        """What an async generator yields there. Closing this stream cancels the generator and waits for its end."""
         stream: HandOver[T] = HandOver(self._here, self._there)
         crossing = self._begin(stream.fill, start)
         ended = False
@@ -143,7 +143,7 @@ class UserLoop:
                     await crossing.result()
             self._outstanding.discard(crossing)
 
-    def _given(self, request: Any, context: Context) -> tuple[Any, Context]:
+    def _given(self, request: Any, context: Context) -> tuple[Any, UserContext]:
         """A method's arguments, for the use there."""
         if hasattr(request, "__aiter__"):
             request = UserRequests(request, self.back)
